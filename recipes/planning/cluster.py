@@ -94,9 +94,9 @@ class Cluster:
         if self.workers_per_node > 1 and hardware.node_link is None and not hardware.all_reduces:
             raise ValueError(f"Cluster.hardware.node_link is missing, and a node has {self.workers_per_node} workers")
         for rate in hardware.rates:
-            if rate.devices > self.workers_per_node:
-                what = f"is of {rate.devices} devices, and a node has {self.workers_per_node}"
-                raise ValueError(f"Cluster.hardware.rates: that of {rate.model} {what}; give one of a node's devices")
+            if rate.devices > self.num_workers:
+                what = f"is of {rate.devices} devices, and the cluster has {self.num_workers}"
+                raise ValueError(f"Cluster.hardware.rates: that of {rate.model} {what}; give one of its devices")
 
     @property
     def num_workers(self) -> int:

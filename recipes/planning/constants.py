@@ -36,7 +36,7 @@ class Constants:
         default_factory=lambda: MappingProxyType({"rdma": 14.0, "rdma_nogdr": 14.0, "tcp": 50.0})
     )
     fixed_ms: MappingProxyType[str, float] = field(
-        default_factory=lambda: MappingProxyType({"p100": 15.0, "titanx": 20.0, "v100": 10.0, "a100": 10.0})
+        default_factory=lambda: MappingProxyType({"p100": 15.0, "titanx": 20.0, "v100": 10.0, "a100": 10.0, "cpu": 0.0})
     )
     forward_share: float = 1 / 3
 

@@ -260,8 +260,9 @@ def _seconds_of_rate(case: Case, net: Network, rate: Rate, fixed: float, per_sam
         _exchange(case, net, rate.devices, rate.wire),
         hardware.links,
         devices=rate.devices,
-        nodes=1,
+        nodes=-(-rate.devices // case.cluster.workers_per_node),
         micro_batch_size=rate.micro_batch_size,
+        accumulation_steps=rate.accumulation_steps,
         contention=FITTED.contention,
     )
     return float(made.total)
@@ -272,7 +273,7 @@ def _seconds_per_sample(case: Case, net: Network, rate: Rate, fixed: float) -> f
         return calibrated(
             lambda per_sample: _seconds_of_rate(case, net, rate, fixed, per_sample),
             samples_per_second=rate.samples_per_second,
-            global_batch_size=rate.devices * rate.micro_batch_size,
+            global_batch_size=rate.global_batch_size,
         )
     except ValueError as error:
         what = f"cluster {case.cluster.name}: the rate of {rate.model} at a micro-batch of {rate.micro_batch_size}"
@@ -282,7 +283,7 @@ def _seconds_per_sample(case: Case, net: Network, rate: Rate, fixed: float) -> f
 def _fixed_seconds(case: Case, net: Network, first: Rate, second: Rate) -> float:
     """t0 at which both rates come out; 0 where the smaller micro-batch is the more efficient one."""
     small, large = sorted((first, second), key=lambda rate: rate.micro_batch_size)
-    wanted = small.devices * small.micro_batch_size / small.samples_per_second
+    wanted = small.global_batch_size / small.samples_per_second
 
     def small_at(fixed: float) -> float:
         return _seconds_of_rate(case, net, small, fixed, _seconds_per_sample(case, net, large, fixed))

@@ -28,7 +28,8 @@ class Rate:
         image_size: side of the training images in pixels.
         precision: of compute.
         micro_batch_size: samples of one forward on one device, at least 1.
-        devices: devices of one node that trained together, at least 1.
+        devices: that trained together, filling one node after another; at least 1, best those of one node.
+        accumulation_steps: forwards of one device in an update, at least 1.
         samples_per_second: of all of them, above 0.
         wire: format of their gradients on the wire.
         scored_per_second: samples of an evaluation on one device a second; null: three times the training rate.
@@ -45,6 +46,7 @@ class Rate:
     precision: Precision = "float32"
     micro_batch_size: int
     devices: int = 1
+    accumulation_steps: int = 1
     samples_per_second: float
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
     scored_per_second: float | None = None
@@ -53,7 +55,13 @@ class Rate:
     source: str
 
     def __post_init__(self) -> None:
-        _require_positive(self, "image_size", "micro_batch_size", "devices", "samples_per_second", "scored_per_second")
+        _require_positive(self, "image_size", "micro_batch_size", "devices", "accumulation_steps")
+        _require_positive(self, "samples_per_second", "scored_per_second")
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one update."""
+        return self.devices * self.micro_batch_size * self.accumulation_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Rules that change a value with the batch enter. Imports from `recipes.reading` and the rooms below it.
 """
 
-from recipes.scale.derive import Scaled, scale_recipe, scaled_text
+from recipes.scale.derive import Scaled, scale_recipe, scaled_text, scaling_changes
 from recipes.scale.request import Change, parse_batch
 
-__all__ = ["Change", "Scaled", "parse_batch", "scale_recipe", "scaled_text"]
+__all__ = ["Change", "Scaled", "parse_batch", "scale_recipe", "scaled_text", "scaling_changes"]

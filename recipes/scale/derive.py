@@ -114,11 +114,8 @@ def scale_recipe(
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
-    written, _ = load_tree(opened.path)
-    request = Request(opened=opened, written=written, batch=batch, beyond=beyond)
-    _require_batch(request)
-    changes = tuple(_changes(request, vocabulary))
-    _require_published(request, changes)
+    request = _request(opened, batch=batch, beyond=beyond)
+    changes = _required_changes(request, vocabulary)
     file = out or Path(f"{opened.recipe.name}-{batch}.yaml")
     _require_name(file)
 
@@ -137,6 +134,27 @@ def scale_recipe(
         changes=changes,
         not_promised=tuple(not_promised(request)),
     )
+
+
+def scaling_changes(opened: OpenedRecipe, *, batch: int, vocabulary: Vocabulary) -> tuple[Change, ...]:
+    """What the rules change of a recipe at another batch; nothing is written.
+
+    Raises:
+        InputRefused: no published rule leads to this batch.
+    """
+    return _required_changes(_request(opened, batch=batch, beyond=False), vocabulary)
+
+
+def _request(opened: OpenedRecipe, *, batch: int, beyond: bool) -> Request:
+    written, _ = load_tree(opened.path)
+    return Request(opened=opened, written=written, batch=batch, beyond=beyond)
+
+
+def _required_changes(request: Request, vocabulary: Vocabulary) -> tuple[Change, ...]:
+    _require_batch(request)
+    changes = tuple(_changes(request, vocabulary))
+    _require_published(request, changes)
+    return changes
 
 
 def _changes(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:

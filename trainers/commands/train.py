@@ -15,12 +15,10 @@ from trainers.commands.options import (
     Decoder,
     Device,
     Exact,
-    Json,
     MicroBatch,
     Recipe,
     SetBoth,
     Workers,
-    opened_recipe,
 )
 
 
@@ -118,36 +116,3 @@ def load_samples(socket: int, memory: int) -> None:
     from trainers.launch.load_samples import serve_samples
 
     serve_samples(socket, memory)
-
-
-def plan(
-    recipe: Recipe,
-    cluster: ClusterName = None,
-    workers: Workers = None,
-    micro_batch_size: MicroBatch = None,
-    overrides: SetBoth = None,
-    exact: Exact = None,
-    data: Data = None,
-    allow_code: AllowCode = False,
-    as_json: Json = False,
-) -> None:
-    """Show how workers divide an update. Micro-batches, norm groups and memory, for every stage of the ramp."""
-    from recipes.reading.load import overrides_by_file
-    from recipes.reports.terminal import plan_text
-    from trainers.launch.preflight import refuse_folder
-    from trainers.launch.request import cluster_of, planned
-    from trainers.launch.vocabulary import vocabulary
-    from trainers.training.build import model_sizes
-
-    own, of_cluster = overrides_by_file(overrides or (), "cluster")
-    opened = opened_recipe(recipe, own, data, allow_code, looks=True)
-    refuse_folder(opened.dataset, data)
-    made = planned(
-        opened,
-        cluster_of(cluster, workers=workers, vocabulary=vocabulary(), overrides=of_cluster)[0],
-        exact=exact,
-        workers=workers,
-        micro_batch_size=micro_batch_size,
-        model=model_sizes(opened.recipe, opened.dataset),
-    )
-    print(json.dumps(made.as_tree(), indent=2) if as_json else plan_text(made))

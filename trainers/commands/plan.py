@@ -1,0 +1,249 @@
+"""`kilobatch plan`: what every worker does, how long it takes, and the same questions backwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainers.commands.options import (
+    AllowCode,
+    ClusterName,
+    Data,
+    Exact,
+    Json,
+    MicroBatch,
+    Recipe,
+    SetBoth,
+    Workers,
+    opened_recipe,
+    written,
+)
+
+if TYPE_CHECKING:
+    from recipes.planning.backward import Choice
+    from recipes.planning.planner import Plan
+    from recipes.reading.open import OpenedRecipe
+    from trainers.launch.planning import Advice, Priced, Target
+
+EXAMPLES = """\b
+Examples:
+  kilobatch plan goyal2017 --cluster big-basin
+  kilobatch plan akiba2017 --cluster mn1 --target 15min
+  kilobatch plan mlperf/lars_4096 --cluster dgx-1 --target 15min --target top1=0.759
+  kilobatch plan goyal2017 --cluster aws-p3.16xlarge -n 16 --advise
+  kilobatch plan goyal2017/256 --cluster dgx-1 --trials 64 --devices 32
+  kilobatch plan goyal2017 --cluster mn1 --plot scaling.svg
+  kilobatch plan photos.yaml --from runs/a -n 4
+"""
+
+
+def plan(
+    recipe: Recipe,
+    cluster: ClusterName = None,
+    workers: Workers = None,
+    micro_batch_size: MicroBatch = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="15min|top1=0.759", help="How many devices reach this; a time, an accuracy or both."),
+    ] = None,
+    advise: Annotated[bool, typer.Option("--advise", help="What to set on these workers, and why.")] = False,
+    trials: Annotated[
+        int | None, typer.Option(min=1, metavar="T", help="Trials of a search: side by side, or one after another?")
+    ] = None,
+    devices: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --trials: devices to share.")] = None,
+    from_run: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Learn the rates from a run's folder.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="F.png|F.svg", help="Draw time against the number of devices.")
+    ] = None,
+    overrides: SetBoth = None,
+    exact: Exact = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Plan a run. Division, memory, time and cost on a cluster; how many devices, which batch."""
+    from recipes.planning.forecast import NoForecast
+    from recipes.reading.load import overrides_by_file
+    from recipes.reports.planning import forecast_text
+    from recipes.reports.record import open_run
+    from recipes.reports.terminal import plan_text
+    from trainers.launch import planning
+    from trainers.launch.preflight import refuse_folder
+    from trainers.launch.request import cluster_of, planned
+    from trainers.launch.vocabulary import vocabulary
+    from trainers.training.build import model_sizes
+
+    if devices is not None and trials is None:
+        raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
+    wanted = planning.parse_targets(target or ())
+    own, of_cluster = overrides_by_file(overrides or (), "cluster")
+    opened = opened_recipe(recipe, own, data, allow_code, looks=True)
+    refuse_folder(opened.dataset, data)
+    words = vocabulary()
+    where, _ = cluster_of(cluster, workers=workers, vocabulary=words, overrides=of_cluster)
+    run = None if from_run is None else open_run(from_run)
+    if run is not None:
+        where = planning.learned(where, run, opened)
+    made = planned(
+        opened,
+        where,
+        exact=exact,
+        workers=workers,
+        micro_batch_size=micro_batch_size,
+        model=model_sizes(opened.recipe, opened.dataset),
+    )
+    tree = made.as_tree()
+    texts = [plan_text(made)]
+    try:
+        time = planning.forecast_of(opened, made)
+        tree["forecast"] = time.as_tree()
+        texts.append(forecast_text(time))
+    except NoForecast as error:
+        if wanted or trials or plot or advise:
+            raise
+        tree["forecast"] = None
+        texts.append(f"time: not planned: {error}")
+    if wanted is not None:
+        answer, text = _target(opened, made, wanted, words)
+        tree["target"] = answer
+        texts.append(text)
+    if advise:
+        advice = planning.advise(opened, made, noise=None if run is None else planning.noise_of_run(run))
+        tree["advice"] = asdict(advice)
+        texts.append(_advice_text(advice))
+    if trials is not None:
+        shared = planning.shared_trials(opened, made, trials=trials, devices=devices or where.num_workers)
+        tree["trials"] = [asdict(each) for each in shared]
+        texts.append(_trials_text(shared, trials))
+    if plot is not None:
+        from recipes.reports.plots import save_figure
+        from recipes.reports.plots.of_plan import scaling_figure
+
+        times = planning.scaling(opened, made)
+        written(lambda: save_figure(scaling_figure(made, times, planning.published_times(made)), plot), "--plot")
+    print(json.dumps(tree, indent=2) if as_json else "\n\n".join(texts))
+
+
+def _target(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
+    """The answer to `--target`, for JSON and as text."""
+    from trainers.launch import planning
+
+    if wanted.top1 is not None:
+        found = planning.accuracy_choices(opened, made, wanted, made.workers)
+        return {"choices": [asdict(each) for each in found]}, _choices_text(made, wanted, found)
+    times, fewest = planning.fewest_devices(opened, made, wanted.seconds)
+    clusters = planning.cheapest_clusters(opened, wanted.seconds, words=words)
+    micro = planning.micro_batches(opened, made, wanted.seconds)
+    answer = {
+        "seconds": wanted.seconds,
+        "fewest": None if fewest is None else asdict(fewest),
+        "fastest_seconds": float(times.seconds.min()),
+        "fastest_devices": times.fastest,
+        "clusters": [asdict(each) for each in clusters],
+        "micro_batches": [{"micro_batch_size": size, "devices": number} for size, number in micro],
+    }
+    return answer, _fewest_text(made, wanted, answer, fewest, clusters)
+
+
+def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None, clusters: list[Priced]) -> str:
+    from recipes.reports.curves import points_text
+    from recipes.reports.planning import dollars
+    from recipes.reports.wording import counted, duration
+
+    within = f"within {duration(wanted.seconds)}"
+    if fewest is None:
+        best = f"{duration(answer['fastest_seconds'])} on {counted(answer['fastest_devices'], 'device')}"
+        lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
+    else:
+        beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
+        lines = [f"{within}: at least {counted(fewest.devices, 'device')}{beyond}; {duration(fewest.seconds)} then"]
+    if len(answer["micro_batches"]) > 1:
+        each = (f"{row['micro_batch_size']}: {row['devices']:,}" for row in answer["micro_batches"])
+        lines.append(f"fewest devices by micro-batch: {', '.join(each)}")
+    if clusters:
+        rows = [
+            {
+                "cluster": each.cluster,
+                "devices": each.devices,
+                "time": duration(each.seconds),
+                "device-hours": round(each.device_hours, 1),
+                "cost": "no price known" if each.dollars is None else dollars(each.dollars),
+            }
+            for each in clusters
+        ]
+        lines += ["on the clusters that have a name, the cheapest first:", points_text(rows)]
+    return "\n".join(lines)
+
+
+def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
+    from recipes.reports.curves import points_text
+    from recipes.reports.wording import duration
+
+    goal = f"{wanted.top1:.1%} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    if not found:
+        return f"{goal}: no batch reaches it on {made.workers:,} devices of {made.cluster.name}; try more devices"
+    best = min(found, key=(lambda c: c.devices) if wanted.seconds else (lambda c: c.seconds[0]))
+    rows = [
+        {
+            "batch": each.batch,
+            "epochs": f"{each.epochs[0]:.1f} ({each.epochs[1]:.0f}-{each.epochs[2]:.0f})",
+            "devices": each.devices,
+            "time": duration(each.seconds[0]),
+            "from": duration(each.seconds[1]),
+            "to": duration(each.seconds[2]),
+            "": "<- fewest devices" if each is best and wanted.seconds else "<- fastest" if each is best else "",
+        }
+        for each in found
+    ]
+    how = "epochs by batch from MLPerf's reference points (LARS, mean, least and most of 10 runs or more)"
+    return f"{goal}; {how}; recipes mlperf/lars_* have their settings\n{points_text(rows)}"
+
+
+def _advice_text(advice: Advice) -> str:
+    from recipes.reports.wording import duration
+
+    steps = f" x {advice.steps} steps" if advice.steps > 1 else ""
+    lines = [
+        f"advice for {advice.workers} workers: batch.global {advice.batch:,}, micro-batch "
+        f"{advice.micro_batch_size}{steps}; {duration(advice.seconds[1])}",
+        *(f"  - {reason}" for reason in advice.reasons),
+    ]
+    moving = [change for change in advice.changes if change.moves]
+    if moving:
+        lines.append("set these, or write the file with `kilobatch recipes scale`:")
+        lines += [f"  {change.key}: {change.before} -> {change.after}   {change.reason}" for change in moving]
+    return "\n".join(lines)
+
+
+def _trials_text(shared: list, trials: int) -> str:
+    from recipes.planning.backward import SEQUENTIAL_ROUNDS, best_sharing
+    from recipes.reports.curves import points_text
+    from recipes.reports.wording import duration
+
+    rows = [
+        {
+            "devices a trial": each.devices_each,
+            "side by side": each.at_once,
+            "one after another": each.rounds,
+            "a trial": duration(each.trial_seconds),
+            "all": duration(each.seconds),
+        }
+        for each in shared
+    ]
+    random, sequential = (best_sharing(shared, sequential=kind) for kind in (False, True))
+    return "\n".join(
+        [
+            f"{trials} trials:",
+            points_text(rows),
+            f"random search: {random.devices_each} devices a trial, {duration(random.seconds)}",
+            f"a sampler that learns from ended trials: {sequential.devices_each} devices a trial, "
+            f"{duration(sequential.seconds)}, so that it learns in {sequential.rounds} rounds "
+            f"(of at least {SEQUENTIAL_ROUNDS}, assumed)",
+        ]
+    )

@@ -1,0 +1,340 @@
+"""The answers of `kilobatch plan`: a plan, its forecast, and the questions that a user asks backwards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipes.errors import InputRefused
+from recipes.planning.backward import (
+    CONVERGENCE,
+    Choice,
+    Scan,
+    Sharing,
+    at_batch,
+    choices,
+    reaches_target,
+    scan,
+    sharings,
+)
+from recipes.planning.cluster import Cluster
+from recipes.planning.division import PlanError
+from recipes.planning.forecast import Forecast, NoForecast, forecast
+from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
+from recipes.planning.planner import Plan, plan
+from recipes.reading.image_size import image_sizes
+from recipes.reading.open import OpenedRecipe, open_cluster
+from recipes.reading.registry import names
+from recipes.reports.noise import noise_windows
+from recipes.reports.record import Run
+from recipes.scale import Change, scaling_changes
+from recipes.schema.vocabulary import Vocabulary
+from trainers.launch.vocabulary import vocabulary
+
+_FEWEST_UPDATES = 5  # for the median of a rate
+_SHARED_MEMORY = 5.0  # 10^9 bytes a second of an all-reduce in one machine's memory, where nobody measured it
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a run is to reach.
+
+    Args:
+        seconds: within which time; None for any.
+        top1: to which accuracy, in (0, 1]; None for the recipe's own epochs.
+    """
+
+    seconds: float | None = None
+    top1: float | None = None
+
+
+def parse_targets(texts: Sequence[str]) -> Target | None:
+    """The targets of the command line; None where there are none.
+
+    Raises:
+        InputRefused: not a time such as 15min, nor an accuracy such as top1=0.759.
+
+    >>> parse_targets(["15min", "top1=0.759"])
+    Target(seconds=900.0, top1=0.759)
+    """
+    made = Target()
+    for text in texts:
+        time = re.fullmatch(r"([0-9]+\.?[0-9]*)\s*(s|min|h|d)", text.strip())
+        accuracy = re.fullmatch(r"top1\s*=\s*(0?\.[0-9]+|1)", text.strip())
+        if time and float(time[1]) > 0:
+            made = replace(made, seconds=float(time[1]) * _SECONDS[time[2]])
+        elif accuracy and float(accuracy[1]) > 0:
+            made = replace(made, top1=float(accuracy[1]))
+        else:
+            way_out = "write a time, 90s, 15min, 2h or 1d, or an accuracy, top1=0.759"
+            raise InputRefused(f"--target {text}: neither a time nor an accuracy; {way_out}")
+    return made if texts else None
+
+
+def sides_of(opened: OpenedRecipe) -> dict[int | None, int | None]:
+    """Side of the images that the model is trained on, by the recipe's `image_size`."""
+    ramp = opened.recipe.image_size
+    return dict(zip((None,) if ramp is None else ramp.sizes, image_sizes(opened.recipe), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """The fewest devices of a cluster within a time.
+
+    Args:
+        cluster: its name.
+        devices: fewest; more than it has where `beyond`.
+        seconds, device_hours, dollars: of the run there; no dollars where no price is known.
+        beyond: the cluster has fewer.
+    """
+
+    cluster: str
+    devices: int
+    seconds: float
+    device_hours: float
+    dollars: float | None
+    beyond: bool
+
+
+def fewest_devices(opened: OpenedRecipe, made: Plan, seconds: float) -> tuple[Scan, Priced | None]:
+    """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time."""
+    times = scan(made, sides_of(opened))
+    return times, _priced(made.cluster, times, seconds)
+
+
+def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
+    devices = times.fewest(seconds)
+    if devices is None:
+        return None
+    taken = float(times.seconds[np.flatnonzero(times.devices == devices)[0]])
+    hours = taken * devices / 3600
+    price = cluster.hardware.price
+    return Priced(
+        cluster=cluster.name,
+        devices=devices,
+        seconds=taken,
+        device_hours=hours,
+        dollars=None if price is None else hours * price.dollars_per_device_hour,
+        beyond=devices > cluster.num_workers,
+    )
+
+
+def cheapest_clusters(opened: OpenedRecipe, seconds: float, *, words: Vocabulary) -> list[Priced]:
+    """Of the clusters that have a name: those with a rate of this model whose devices suffice, the cheapest first."""
+    found = []
+    for name in names("clusters"):
+        cluster = open_cluster(name, vocabulary=words)
+        if cluster.hardware is None:
+            continue
+        try:
+            times = scan(_whole(opened, cluster), sides_of(opened))
+        except (NoForecast, PlanError):
+            continue
+        if (priced := _priced(cluster, times, seconds)) is not None and not priced.beyond:
+            found.append(priced)
+    return sorted(found, key=lambda each: (each.dollars is None, each.dollars or each.device_hours))
+
+
+def _whole(opened: OpenedRecipe, cluster: Cluster, recipe: Any = None) -> Plan:
+    """A plan on so many workers that the recipe's norm groups surely fit: the scan plans all other numbers."""
+    recipe = opened.recipe if recipe is None else recipe
+    workers = min(cluster.num_workers, min(recipe.batch.global_.sizes))
+    return plan(recipe=recipe, dataset=opened.dataset, cluster=cluster, workers=workers)
+
+
+def micro_batches(opened: OpenedRecipe, made: Plan, seconds: float) -> list[tuple[int, int]]:
+    """(micro-batch, fewest devices within a time), for norm spans times powers of two up to the largest rate's."""
+    rates = [rate for rate in made.cluster.hardware.rates if rate.model == type(made.recipe.model).__name__]
+    largest = max((rate.micro_batch_size for rate in rates), default=0)
+    size, found = min(made.recipe.batch.norm_span.sizes), []
+    while size <= max(largest, min(made.recipe.batch.norm_span.sizes)):
+        devices = scan(replace(made, micro_batch_size=size), sides_of(opened)).fewest(seconds)
+        if devices is not None:
+            found.append((size, devices))
+        size *= 2
+    return found
+
+
+def accuracy_choices(opened: OpenedRecipe, made: Plan, target: Target, devices: int) -> list[Choice]:
+    """Batches that reach an accuracy, with their epochs and devices."""
+    reaches_target(made, target.top1)
+    first, last = CONVERGENCE[0].batch, CONVERGENCE[-1].batch
+    powers = [2**power for power in range(11, 17)]
+    batches = sorted({*(point.batch for point in CONVERGENCE), *(b for b in powers if first <= b <= last)})
+
+    def plan_at(batch: int, epochs: float) -> Plan:
+        return _whole(opened, made.cluster, at_batch(made, batch, epochs))
+
+    return choices(plan_at, batches=batches, devices=devices, image_sizes=sides_of(opened), within=target.seconds)
+
+
+def shared_trials(opened: OpenedRecipe, made: Plan, *, trials: int, devices: int) -> list[Sharing]:
+    """Ways to share devices among the trials of a search over this recipe.
+
+    Raises:
+        InputRefused: more devices than the cluster has.
+    """
+    if devices > made.cluster.num_workers:
+        what = f"--devices {devices}: cluster {made.cluster.name} has {made.cluster.num_workers}"
+        raise InputRefused(f"{what}; ask for at most as many")
+    times = scan(made, sides_of(opened), [n for n in range(1, devices + 1) if devices % n == 0])
+    found = sharings(times, trials=trials, devices=devices)
+    if not found:
+        raise InputRefused(f"no number of devices up to {devices} can hold the recipe's norm groups")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What to set on so many workers.
+
+    Args:
+        workers, batch, micro_batch_size, steps: of an update.
+        seconds: of the run at the recipe's batch, and at this one.
+        reasons: for the batch, one sentence each.
+        changes: of the recipe at this batch, from the scaling rules; empty where it stays.
+    """
+
+    workers: int
+    batch: int
+    micro_batch_size: int
+    steps: int
+    seconds: tuple[float, float]
+    reasons: tuple[str, ...]
+    changes: tuple[Change, ...]
+
+
+def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> Advice:
+    """The smallest batch on a plan's workers whose run is within 5 % of the fastest that the rules allow.
+
+    Args:
+        opened, made: the recipe and its plan.
+        noise: gradient noise scale of a run of it, in samples; batches beyond twice that are not advised.
+    """
+    own = made.recipe.batch.global_.sizes[0]
+    span = made.recipe.batch.norm_span.sizes[0]
+    candidates: dict[int, tuple[float, tuple[Change, ...]]] = {}
+    reasons = []
+    sizes = {own, *(size for power in range(24) if (size := span * made.workers * 2**power) >= span)}
+    for batch in sorted(sizes):
+        if noise is not None and batch > max(2 * noise, own):
+            reasons.append(f"not {batch:,}: over twice the noise scale of the run, {noise:,.0f} samples")
+            break
+        try:
+            changes = () if batch == own else scaling_changes(opened, batch=batch, vocabulary=vocabulary())
+            recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
+            times = scan(_whole(opened, made.cluster, recipe), sides_of(opened), [made.workers])
+        except (InputRefused, PlanError) as error:
+            if batch > own:
+                reasons.append(f"not {batch:,}: {error}")
+                break
+            continue
+        if np.isfinite(times.seconds[0]):
+            candidates[batch] = (float(times.seconds[0]), changes)
+    if not candidates:
+        raise InputRefused(f"no batch serves {made.workers} workers; {reasons[-1] if reasons else 'ask for fewer'}")
+    best = min(seconds for seconds, _ in candidates.values())
+    batch = min(size for size, (seconds, _) in candidates.items() if seconds <= 1.05 * best)
+    seconds, changes = candidates[batch]
+    how = "the recipe's own" if batch == own else f"{batch / made.workers:g} samples a worker"
+    reasons.insert(0, f"{batch:,}, {how}: the smallest batch within 5 % of the fastest, and smaller is safer")
+    recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
+    same = {"dataset": opened.dataset, "cluster": made.cluster, "workers": made.workers}
+    division = plan(recipe=recipe, **same).segments[0].division
+    before = candidates.get(own, (float("nan"), ()))[0]
+    return Advice(
+        workers=made.workers,
+        batch=batch,
+        micro_batch_size=division.largest,
+        steps=division.num_micro_batches(0),
+        seconds=(before, seconds),
+        reasons=tuple(reasons),
+        changes=changes,
+    )
+
+
+def noise_of_run(run: Run) -> float | None:
+    """The last gradient noise scale that a run measured, in samples."""
+    scales = [window.scale.value for window in noise_windows(run) if window.scale is not None]
+    return scales[-1] if scales else None
+
+
+def learned(cluster: Cluster, run: Run, opened: OpenedRecipe) -> Cluster:
+    """A cluster that also knows the rates that a run of this recipe's model reached, one for each batch of it.
+
+    Raises:
+        InputRefused: the run has too few updates, or trained another model.
+    """
+    model, of_run = type(opened.recipe.model).__name__, run.recipe.get("model", {}).get("kind")
+    if model != of_run:
+        raise InputRefused(f"--from {run.folder}: a run of {of_run}, and the recipe's model is {model}")
+    rates = tuple(_rates_of(run, opened, model))
+    if not rates:
+        raise InputRefused(f"--from {run.folder}: fewer than {_FEWEST_UPDATES} updates of one batch; let it run longer")
+    workers = max(rate.devices for rate in rates)
+    if workers > cluster.num_workers:
+        what = f"a run on {workers} workers, and cluster {cluster.name} has {cluster.num_workers}"
+        raise InputRefused(f"--from {run.folder}: {what}; name the run's with --cluster, or give -n {workers}")
+    known = cluster.hardware
+    if known is None:
+        link = NodeLink(kind="shared_memory", gb_per_second=_SHARED_MEMORY, source="assumed")
+        made = Hardware(
+            device=cluster.device, node_link=link, rates=rates, algorithm="ring", source=f"run {run.folder}"
+        )
+        between = NetworkLink(transport="tcp", gbit_per_second=10, source="assumed") if cluster.nodes > 1 else None
+        return replace(cluster, hardware=replace(made, network=between))
+    return replace(cluster, hardware=replace(known, rates=(*rates, *known.rates)))
+
+
+def _rates_of(run: Run, opened: OpenedRecipe, model: str) -> Iterator[Rate]:
+    sides, workers = sides_of(opened), run.plan.get("workers")
+    segments = run.plan.get("segments")
+    if not isinstance(workers, int) or not isinstance(segments, list):
+        return
+    for segment in segments:
+        first, count = segment["update"], segment["num_updates"]
+        within = (run.updates.update > first) & (run.updates.update < first + count)  # the first one compiles and warms
+        if within.sum() < _FEWEST_UPDATES:
+            continue
+        seconds = float(np.median(run.updates.update_seconds[within]))
+        size = segment.get("image_size")
+        yield Rate(
+            model=model,
+            image_size=sides.get(size) or size or 1,
+            precision=run.plan.get("compute", "float32"),
+            micro_batch_size=segment["micro_batch_size"],
+            accumulation_steps=segment["accumulation_steps"],
+            devices=workers,
+            samples_per_second=workers * segment["micro_batch_size"] * segment["accumulation_steps"] / seconds,
+            basis="probe",
+            source=f"median of {int(within.sum())} updates of the run {run.folder}",
+        )
+
+
+def forecast_of(opened: OpenedRecipe, made: Plan) -> Forecast:
+    """The time of a plan; raises `NoForecast` where the cluster lacks a figure."""
+    return forecast(made, sides_of(opened))
+
+
+def scaling(opened: OpenedRecipe, made: Plan) -> Scan:
+    """Times on powers of two of devices, and in between, up to the cluster's size or 4,096 if that is more."""
+    most = max(made.cluster.num_workers, 4096)
+    numbers = sorted({2**power for power in range(most.bit_length()) if 2**power <= most})
+    return scan(made, sides_of(opened), numbers)
+
+
+def published_times(made: Plan) -> list[tuple[int, float, str]]:
+    """(devices, seconds, label) of published runs of this network and batch on any cluster: the recipe's own claims."""
+    found = []
+    for claim in made.recipe.claims:
+        devices = re.search(r"([0-9][0-9,]*) x ", claim.on)
+        if claim.kind == "time_to_train" and devices:
+            unit = {"hours": 3600, "minutes": 60, "seconds": 1}.get(claim.metric)
+            if unit:
+                found.append((int(devices[1].replace(",", "")), claim.value * unit, made.recipe.name))
+    return found
