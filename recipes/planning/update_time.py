@@ -147,7 +147,7 @@ def update_time(
     elif exchange.overlap == "none":
         exposed = communication
     else:
-        exposed = np.maximum(end - total, 0)
+        exposed = np.clip(end - total, 0, communication)
     exposed = np.where(np.asarray(devices) > 1, exposed, 0.0)
     hidden = communication - exposed
     straggling = compute.sigma * total * expected_maximum(devices)
@@ -216,7 +216,9 @@ def _expected_maxima() -> tuple[np.ndarray, np.ndarray]:
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2 * (x[1] - x[0]))])
     below = np.clip(below / below[-1], 1e-300, 1.0)
     powers = np.exp(numbers[:, None] * np.log(below))
-    return np.log(numbers), np.trapezoid((1 + np.sign(x)) / 2 - powers, x, axis=1)
+    values = np.trapezoid((1 + np.sign(x)) / 2 - powers, x, axis=1)
+    values[0] = 0.0  # of one alone, exactly
+    return np.log(numbers), values
 
 
 def expected_maximum(number: Any) -> Any:

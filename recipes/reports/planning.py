@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recipes.planning.forecast import PARTS, Forecast, SegmentForecast
 from recipes.reports.curves import points_text
-from recipes.reports.wording import counted, duration
+from recipes.reports.wording import duration
 
 _PART_WORDS = {
     "compute": "compute",
@@ -22,7 +22,7 @@ def forecast_text(forecast: Forecast) -> str:
     low, high = forecast.range_seconds
     workers, node = forecast.plan.workers, forecast.plan.cluster.workers_per_node
     cost = "" if forecast.dollars is None else f", {dollars(forecast.dollars)}"
-    hours = counted(round(forecast.device_hours, 1), "device-hour")
+    hours = f"{rate(forecast.device_hours)} device-hours"
     efficiency = forecast.efficiency
     of = [f"{efficiency['one_device']:.0%} of one device's rate"]
     if workers > node > 1:

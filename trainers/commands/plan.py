@@ -89,7 +89,9 @@ def plan(
     where, _ = cluster_of(cluster, workers=workers, vocabulary=words, overrides=of_cluster)
     run = None if from_run is None else open_run(from_run)
     if run is not None:
-        where = planning.learned(where, run, opened)
+        where = planning.learned(where, run, opened, grow=cluster is None)
+    if workers is None and (wanted or trials or plot):  # the question is for other numbers of devices
+        workers = min(devices or where.num_workers, *opened.recipe.batch.global_.sizes, where.num_workers)
     made = planned(
         opened,
         where,
@@ -126,7 +128,7 @@ def plan(
         from recipes.reports.plots.of_plan import scaling_figure
 
         times = planning.scaling(opened, made)
-        written(lambda: save_figure(scaling_figure(made, times, planning.published_times(made)), plot), "--plot")
+        written(lambda: save_figure(scaling_figure(made, times, planning.published_times(made, words)), plot), "--plot")
     print(json.dumps(tree, indent=2) if as_json else "\n\n".join(texts))
 
 
@@ -224,7 +226,7 @@ def _advice_text(advice: Advice) -> str:
 def _trials_text(shared: list, trials: int) -> str:
     from recipes.planning.backward import SEQUENTIAL_ROUNDS, best_sharing
     from recipes.reports.curves import points_text
-    from recipes.reports.wording import duration
+    from recipes.reports.wording import counted, duration
 
     rows = [
         {
@@ -241,8 +243,8 @@ def _trials_text(shared: list, trials: int) -> str:
         [
             f"{trials} trials:",
             points_text(rows),
-            f"random search: {random.devices_each} devices a trial, {duration(random.seconds)}",
-            f"a sampler that learns from ended trials: {sequential.devices_each} devices a trial, "
+            f"random search: {counted(random.devices_each, 'device')} a trial, {duration(random.seconds)}",
+            f"a sampler that learns from ended trials: {counted(sequential.devices_each, 'device')} a trial, "
             f"{duration(sequential.seconds)}, so that it learns in {sequential.rounds} rounds "
             f"(of at least {SEQUENTIAL_ROUNDS}, assumed)",
         ]

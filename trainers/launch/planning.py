@@ -27,7 +27,7 @@ from recipes.planning.forecast import Forecast, NoForecast, forecast
 from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
 from recipes.planning.planner import Plan, plan
 from recipes.reading.image_size import image_sizes
-from recipes.reading.open import OpenedRecipe, open_cluster
+from recipes.reading.open import OpenedRecipe, open_cluster, open_recipe
 from recipes.reading.registry import names
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run
@@ -264,9 +264,11 @@ def noise_of_run(run: Run) -> float | None:
     return scales[-1] if scales else None
 
 
-def learned(cluster: Cluster, run: Run, opened: OpenedRecipe) -> Cluster:
+def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> Cluster:
     """A cluster that also knows the rates that a run of this recipe's model reached, one for each batch of it.
 
+    Args:
+        grow: a cluster with fewer workers than the run had is of as many.
     Raises:
         InputRefused: the run has too few updates, or trained another model.
     """
@@ -277,6 +279,8 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe) -> Cluster:
     if not rates:
         raise InputRefused(f"--from {run.folder}: fewer than {_FEWEST_UPDATES} updates of one batch; let it run longer")
     workers = max(rate.devices for rate in rates)
+    if workers > cluster.num_workers and grow:
+        cluster = replace(cluster, workers_per_node=workers)
     if workers > cluster.num_workers:
         what = f"a run on {workers} workers, and cluster {cluster.name} has {cluster.num_workers}"
         raise InputRefused(f"--from {run.folder}: {what}; name the run's with --cluster, or give -n {workers}")
@@ -328,13 +332,19 @@ def scaling(opened: OpenedRecipe, made: Plan) -> Scan:
     return scan(made, sides_of(opened), numbers)
 
 
-def published_times(made: Plan) -> list[tuple[int, float, str]]:
-    """(devices, seconds, label) of published runs of this network and batch on any cluster: the recipe's own claims."""
+def published_times(made: Plan, words: Vocabulary) -> list[tuple[int, float, str]]:
+    """(devices, seconds, name) of the library's published runs of this model, data set and length, on any cluster."""
     found = []
-    for claim in made.recipe.claims:
-        devices = re.search(r"([0-9][0-9,]*) x ", claim.on)
-        if claim.kind == "time_to_train" and devices:
-            unit = {"hours": 3600, "minutes": 60, "seconds": 1}.get(claim.metric)
-            if unit:
-                found.append((int(devices[1].replace(",", "")), claim.value * unit, made.recipe.name))
-    return found
+    for name in names("recipes"):
+        recipe = open_recipe(name, vocabulary=words).recipe
+        if (type(recipe.model), recipe.dataset, recipe.epochs) != (
+            type(made.recipe.model),
+            made.recipe.dataset,
+            made.recipe.epochs,
+        ):
+            continue
+        for claim in recipe.claims:
+            devices = re.match(r"([0-9][0-9,]*) x ", claim.on)
+            if claim.kind == "time_to_train" and claim.metric == "hours" and devices:
+                found.append((int(devices[1].replace(",", "")), claim.value * 3600, recipe.name))
+    return list({row[:2]: row for row in reversed(found)}.values())  # variants of a recipe repeat its claim

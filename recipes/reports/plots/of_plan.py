@@ -39,14 +39,20 @@ def scaling_figure(plan: Plan, times: Scan, published: Sequence[tuple[int, float
         above.plot(devices, seconds / 60, color=SERIES[0], label="predicted")
         ideal = seconds[0] * devices[0] / devices
         above.plot(devices, ideal / 60, color=MUTED, linewidth=0.9, linestyle="--", label="if it scaled perfectly")
-        for number, taken, label in published:
+        drawn: list[tuple[int, float]] = []
+        for number, taken, label in sorted(published, reverse=True):
+            crowded = any(number == other and taken < 2 * time and time < 2 * taken for other, time in drawn)
+            left = crowded or number * number > devices[-1] * devices[0] * 8  # at the right edge it would be cut off
+            drawn.append((number, taken))
             above.plot([number], [taken / 60], "o", color=SERIES[1], markersize=5)
-            where = {"xytext": (6, 4), "textcoords": "offset points", "fontsize": 8, "color": INK}
+            where = {"xytext": (-6, -12) if left else (6, 5), "textcoords": "offset points", "fontsize": 8}
+            where |= {"ha": "right" if left else "left", "color": INK}
             above.annotate(f"{label}, {duration(taken)}", (number, taken / 60), **where)
         if published:
-            above.plot([], [], "o", color=SERIES[1], markersize=5, label="published")
+            above.plot([], [], "o", color=SERIES[1], markersize=5, label="published, each on its own cluster")
         above.set_xscale("log")
         above.set_yscale("log")
+        above.set_ylim(bottom=min([*seconds, *ideal, *(taken for _, taken, _ in published)]) / 60 / 2)
         decades(above)
         above.set_title("time to train (minutes)")
         above.legend(frameon=False, fontsize=8)
