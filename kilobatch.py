@@ -36,6 +36,8 @@ app.command()(verify.verify)
 app.command()(runs.evaluate)
 app.command()(runs.report)
 app.command()(machine.doctor)
+app.command()(machine.probe)
+app.command(hidden=True)(machine.probe_links)
 
 
 def _show_version(asked: bool) -> None:

@@ -201,6 +201,7 @@ def _rates_for(case: Case, micro_batch_size: int, devices: int) -> tuple[Rate, R
         rate
         for rate in fit
         if (rate.image_size, rate.devices, rate.wire) == (first.image_size, first.devices, first.wire)
+        and rate.basis == first.basis == "probe"  # published ones are of different software
         and rate.micro_batch_size != first.micro_batch_size
     ]
     return first, min(others, key=distance, default=None)

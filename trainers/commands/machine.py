@@ -1,10 +1,15 @@
-"""`kilobatch doctor`: what this machine can do."""
+"""`kilobatch doctor` and `kilobatch probe`: what this machine can do, and how fast."""
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from trainers.commands.options import Json
+from trainers.commands.options import NAME, AllowCode, Data, Device, Json, Set, Workers, opened_recipe, written
 
 
 def doctor(as_json: Json = False) -> None:
@@ -14,3 +19,64 @@ def doctor(as_json: Json = False) -> None:
     diagnosis = examine()
     print_diagnosis(diagnosis, as_json=as_json)
     raise typer.Exit(0 if diagnosis.trains_on_cpu else 3)
+
+
+def probe(
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help=NAME)] = "digits/large_batch",
+    workers: Workers = None,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=240, metavar="S", help="Seconds of training in all; the rest takes as long.")
+    ] = 60,
+    out: Annotated[Path, typer.Option("-o", metavar="FILE", help="The cluster's file to write.")] = Path("probed.yaml"),
+    device: Device = None,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine. Training of a recipe, links and disk, as a cluster's file for `kilobatch plan`."""
+    from recipes.errors import InputRefused
+    from trainers.launch.probe import ProbeRequest, cluster_text
+    from trainers.launch.probe import probe as measure
+    from trainers.runs.mpi_ranks import launched_ranks, threads_per_rank
+
+    if launched_ranks() is not None:  # under mpiexec or srun: the links between these ranks
+        return probe_links()
+    if out.suffix != ".yaml" or out.exists():
+        what = "exists, and nothing is overwritten" if out.exists() else "is no .yaml file"
+        raise InputRefused(f"-o {out}: {what}; give another")
+    opened = opened_recipe(recipe, overrides, data, allow_code)
+    request = ProbeRequest(
+        recipe=recipe,
+        overrides=tuple(overrides or ()),
+        data=data,
+        allow_code=allow_code,
+        device=device,
+        workers=workers or threads_per_rank(1),
+        seconds=seconds,
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    tree = measure(request, opened)
+    tree["name"] = out.stem
+    written(lambda: [_write_new(out, cluster_text(tree))], "-o")
+    if as_json:
+        print(json.dumps(tree, indent=2))
+    else:
+        print(f"kilobatch plan {recipe} --cluster {out if out.parent != Path() else f'./{out}'} now plans its time")
+
+
+def _write_new(file: Path, text: str) -> Path:
+    with file.open("x", encoding="utf-8") as new:
+        new.write(text)
+    return file
+
+
+def probe_links() -> None:
+    """One of the ranks that time all-reduces; rank 0 prints them as an entry of `hardware.all_reduces`."""
+    from mpi4py import MPI
+
+    from trainers.launch.probe import time_links
+
+    timed = time_links(MPI.COMM_WORLD)
+    if MPI.COMM_WORLD.rank == 0:
+        print(json.dumps(timed), flush=True)

@@ -275,7 +275,7 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
     model, of_run = type(opened.recipe.model).__name__, run.recipe.get("model", {}).get("kind")
     if model != of_run:
         raise InputRefused(f"--from {run.folder}: a run of {of_run}, and the recipe's model is {model}")
-    rates = tuple(_rates_of(run, opened, model))
+    rates = tuple(rates_of(run, opened))
     if not rates:
         raise InputRefused(f"--from {run.folder}: fewer than {_FEWEST_UPDATES} updates of one batch; let it run longer")
     workers = max(rate.devices for rate in rates)
@@ -295,8 +295,9 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
     return replace(cluster, hardware=replace(known, rates=(*rates, *known.rates)))
 
 
-def _rates_of(run: Run, opened: OpenedRecipe, model: str) -> Iterator[Rate]:
-    sides, workers = sides_of(opened), run.plan.get("workers")
+def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
+    """The rate of each stage of a run that is long enough."""
+    model, sides, workers = type(opened.recipe.model).__name__, sides_of(opened), run.plan.get("workers")
     segments = run.plan.get("segments")
     if not isinstance(workers, int) or not isinstance(segments, list):
         return

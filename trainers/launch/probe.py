@@ -1,0 +1,317 @@
+"""`kilobatch probe`: what this machine or allocation reaches, measured as a run would, as a cluster's file.
+
+Compute is measured by training the recipe itself for some seconds on one rank and on all, so that input, kernels and
+exact mode are those of a run. Links are measured by the run's own communicator. Every figure carries its source.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from recipes.errors import InputRefused
+from recipes.planning.hardware import MeasuredAllReduce, Rate
+from recipes.reading.open import OpenedRecipe
+from recipes.reports.record import Run, open_run
+from trainers.launch.planning import rates_of
+from trainers.runs.mpi_ranks import find_mpiexec, users_environment
+
+_SIZES = tuple(4 * 4**power for power in range(4, 12))  # bytes of a buffer: 1 kB to 17 MB
+_REPEATS, _LONG_SECONDS = 7, 0.5  # of each size; one that takes so long is timed twice
+_FEWEST_UPDATES = 8
+_DISK_BYTES = 64_000_000
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRequest:
+    """What is probed.
+
+    Args:
+        recipe, overrides, data, allow_code, device: as for training.
+        workers: of the largest run, at least 1.
+        seconds: of all training together; starts of ranks and the other measurements come on top.
+        tell: is called with a line for each measurement that begins.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    data: Path | None = None
+    allow_code: bool = False
+    device: str | None = None
+    workers: int = 1
+    seconds: float = 60.0
+    tell: Callable[[str], None] = lambda line: None
+
+
+def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
+    """Measure this machine; returns the tree of a cluster's file.
+
+    Raises:
+        InputRefused: a run of the recipe failed; the message is its own.
+    """
+    began = datetime.datetime.now(datetime.UTC)
+    source = f"kilobatch probe {request.recipe}, {began:%Y-%m-%d %H:%M} UTC, {platform.node()}"
+    with tempfile.TemporaryDirectory(prefix="kilobatch-probe-") as folder:
+        runs = list(_trained(request, Path(folder)))
+        rates = [replace(rate, source=source) for one in runs for rate in one.rates(opened)]
+        request.tell("reading and writing a file of 64 MB")
+        written, read = _disk(Path(folder))
+    links: dict[str, Any] = {}
+    if request.workers > 1:
+        request.tell(f"all-reduces of {request.workers} ranks")
+        timed = _links_of_ranks(request.workers)
+        links = {"all_reduces": [{**timed, "source": source}], "node_link": _link(timed, source)}
+    device = "gpu" if request.device == "gpu" else "cpu"
+    return {
+        "name": "probed",
+        "title": f"{platform.node()}, probed",
+        "source": source,
+        "nodes": 1,
+        "workers_per_node": request.workers,
+        "device": device,
+        "device_memory_bytes": _memory_bytes() // request.workers if device == "cpu" else _gpu_bytes(),
+        "hardware": {
+            "source": source,
+            "device": device,
+            **links,
+            "algorithm": "ring",
+            "rates": [_rate_tree(rate) for rate in rates],
+            "start_seconds": round(statistics.median(one.start_seconds for one in runs), 2),
+            "write_gb_per_second": float(f"{written:.3g}"),
+            "input": {**_decoded(request, opened, device), "read_gb_per_second": float(f"{read:.3g}"),
+                      "bytes_per_sample": _bytes_per_sample(opened, rates[0].image_size), "source": source},
+            "variation": 0.0,
+        },
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """One short run."""
+
+    run: Run
+    start_seconds: float
+    scored_per_second: float | None
+
+    def rates(self, opened: OpenedRecipe) -> Iterator[Rate]:
+        for rate in rates_of(self.run, opened):
+            yield replace(rate, scored_per_second=self.scored_per_second)
+
+
+def _trained(request: ProbeRequest, folder: Path) -> Iterator[_Trained]:
+    """Runs on one rank, on one rank with half the micro-batch where that is possible, and on all ranks."""
+    cases: list[tuple[int, int | None]] = [(1, None)]
+    if request.workers > 1:
+        cases.append((request.workers, None))
+    each = request.seconds / (len(cases) + 1)
+    done = []
+    for number, (workers, micro_batch) in enumerate(cases):
+        request.tell(f"training on {workers} rank{'s' if workers > 1 else ''} for {each:.0f} s")
+        done.append(_train(request, folder / str(number), workers, micro_batch, each))
+        yield done[-1]
+    segment = done[0].run.plan["segments"][0]
+    half = segment["micro_batch_size"] // 2
+    if half >= segment["norm_span"]:
+        request.tell(f"training on 1 rank in micro-batches of {half} for {each:.0f} s")
+        yield _train(request, folder / "half", 1, half, each)
+
+
+def _train(request: ProbeRequest, folder: Path, workers: int, micro_batch: int | None, seconds: float) -> _Trained:
+    words = [sys.executable, "-P", "-m", "kilobatch", "train", request.recipe, "-n", str(workers), "-q", "--no-report"]
+    words += ["--out", str(folder), "--checkpoint-every", "1000000ep"]
+    words += [word for text in request.overrides for word in ("--set", text)]
+    words += ["--data", str(request.data)] if request.data else []
+    words += ["--allow-code"] if request.allow_code else []
+    words += ["--device", request.device] if request.device else []
+    words += ["--micro-batch-size", str(micro_batch)] if micro_batch else []
+    began = time.time()
+    with subprocess.Popen(words, env=users_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            while process.poll() is None and not _enough(folder / "metrics.jsonl", seconds):
+                time.sleep(_POLL_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        said = process.stderr.read().decode(errors="replace").strip()
+    if process.returncode not in (0, 4):
+        raise InputRefused(f"a run on {workers} ranks for the probe failed: {said[-2000:]}")
+    run = open_run(folder)
+    return _Trained(run=run, start_seconds=_start_seconds(folder, began), scored_per_second=_scored(folder, run))
+
+
+def _lines(metrics: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file that is being written."""
+    text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1] if line]
+
+
+def _enough(metrics: Path, seconds: float) -> bool:
+    updates = [line for line in _lines(metrics) if line["key"] == "train_loss"]
+    if len(updates) <= _FEWEST_UPDATES:
+        return False
+    return (updates[-1]["time_ms"] - updates[0]["time_ms"]) / 1000 >= seconds
+
+
+def _start_seconds(folder: Path, began: float) -> float:
+    """From the command to the end of the first update, less the median update."""
+    updates = [line for line in _lines(folder / "metrics.jsonl") if line["key"] == "train_loss"]
+    usual = statistics.median(line["update_seconds"] for line in updates)
+    return max(updates[0]["time_ms"] / 1000 - began - usual, 0.0)
+
+
+def _scored(folder: Path, run: Run) -> float | None:
+    """Samples of an evaluation on one rank a second, from the lines before and after evaluations; None without one."""
+    found = []
+    for before, after in itertools.pairwise(_lines(folder / "metrics.jsonl")):
+        if after["key"] == "eval_accuracy" and before["key"] in ("train_loss", "rank_seconds"):
+            found.append(max((after["time_ms"] - before["time_ms"]) / 1000, 1e-3))
+    if not found:
+        return None
+    return -(-run.dataset["num_eval"] // run.plan["workers"]) / statistics.median(found)
+
+
+def _rate_tree(rate: Rate) -> dict[str, Any]:
+    """A rate as it stands in a cluster's file, without defaults."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(rate).items()}
+    plain["samples_per_second"] = float(f"{rate.samples_per_second:.6g}")
+    if rate.scored_per_second is not None:
+        plain["scored_per_second"] = float(f"{rate.scored_per_second:.4g}")
+    return {name: value for name, value in plain.items() if value not in (None, [])}
+
+
+def _disk(folder: Path) -> tuple[float, float]:
+    """10^9 bytes a second that are written to a folder's disk and read from it, not from the system's cache."""
+    file, block = folder / "block", os.urandom(_DISK_BYTES)
+    began = time.perf_counter()
+    with file.open("wb") as out:
+        out.write(block)
+        out.flush()
+        os.fsync(out.fileno())
+    written = time.perf_counter() - began
+    with file.open("rb", buffering=0) as source:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        began = time.perf_counter()
+        source.readall()
+    return _DISK_BYTES / written / 1e9, _DISK_BYTES / (time.perf_counter() - began) / 1e9
+
+
+def _decoded(request: ProbeRequest, opened: OpenedRecipe, device: str) -> dict[str, float]:
+    """Samples that all cores decode and augment a second. On CPUs the rates of training have it in them."""
+    if device == "cpu":
+        return {}
+    from trainers.datasets.input_rates import measure_input
+
+    request.tell("reading, decoding and augmenting")
+    rates = measure_input(opened.dataset, opened.recipe, target=1000.0, rounds=3, num_images=128)
+    return {"decoded_per_second": float(f"{rates['stages']['whole batches']['all_cores']:.4g}")}
+
+
+def _bytes_per_sample(opened: OpenedRecipe, side: int) -> int:
+    """Of an encoded sample at most: that of its pixels."""
+    return side * side * opened.dataset.channels
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _gpu_bytes() -> int:
+    import cupy
+
+    return int(cupy.cuda.runtime.memGetInfo()[1])
+
+
+def _links_of_ranks(workers: int) -> dict[str, Any]:
+    """Start ranks on this machine that time all-reduces."""
+    words = [find_mpiexec(), "-n", str(workers), sys.executable, "-P", "-m", "kilobatch", "probe-links"]
+    done = subprocess.run(words, env=users_environment(), capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise InputRefused(f"the ranks that time all-reduces failed: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def time_links(mpi: Any, sizes: Sequence[int] = _SIZES) -> dict[str, Any]:
+    """Time all-reduces through the communicator that a run would choose; all ranks call this together.
+
+    Returns:
+        workers, nodes, wire, and by size `bytes` and `milliseconds` of the slowest rank, medians.
+    """
+    from mpi4py import MPI
+
+    from trainers.communicators.auto import Auto
+    from trainers.communicators.wire import FullWire
+
+    nodes = len(set(mpi.allgather(platform.node())))
+    connection = Auto().connect(mpi.Dup())
+    wire = FullWire(np.dtype(np.float32))
+    values = connection.allocate(max(sizes) // 4, np.float32)
+    milliseconds = []
+    for size in sizes:
+        part = values[: size // 4]
+        found: list[float] = []
+        connection.sum(part, wire)  # it chooses an algorithm, and registers memory
+        while len(found) < (_REPEATS if sum(found) < _LONG_SECONDS else 2):
+            part[:] = 0
+            mpi.Barrier()
+            began = time.perf_counter()
+            connection.sum(part, wire)
+            found.append(mpi.allreduce(time.perf_counter() - began, op=MPI.MAX))
+        milliseconds.append(float(f"{1000 * statistics.median(found):.4g}"))
+    connection.close()
+    return {"workers": mpi.size, "nodes": nodes, "wire": "float32", "bytes": list(sizes), "milliseconds": milliseconds}
+
+
+def _link(timed: dict[str, Any], source: str) -> dict[str, Any]:
+    """The latency of a hop and the bandwidth of a ring that give these times."""
+    latency_us, gb_per_second = fitted_link(
+        MeasuredAllReduce(
+            workers=timed["workers"],
+            nodes=timed["nodes"],
+            bytes_=tuple(timed["bytes"]),
+            milliseconds=tuple(timed["milliseconds"]),
+        )
+    )
+    return {
+        "kind": "shared_memory",
+        "gb_per_second": float(f"{gb_per_second:.3g}"),
+        "latency_us": float(f"{latency_us:.3g}"),
+        "source": source,
+    }
+
+
+def fitted_link(timed: MeasuredAllReduce) -> tuple[float, float]:
+    """Microseconds of a hop, and 10^9 bytes a second, of a ring that takes the time of the smallest and largest buffer.
+
+    >>> fitted_link(MeasuredAllReduce(workers=2, nodes=1, bytes_=(1000, 1_001_000), milliseconds=(0.021, 1.021)))
+    (10.0, 1.0)
+    """
+    workers = timed.workers
+    hops, moved = 2 * (workers - 1), 2 * (workers - 1) / workers
+    sizes, seconds = timed.bytes_, [value / 1000 for value in timed.milliseconds]
+    slope = max((seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]), 1e-15)
+    latency = max((seconds[0] - slope * sizes[0]) / hops, 1e-8)
+    return round(latency * 1e6, 6), round(moved / slope / 1e9, 6)
+
+
+def cluster_text(tree: dict[str, Any]) -> str:
+    """The cluster's file."""
+    head = "# Written by `kilobatch probe`. A run uses it by --cluster with this file's path.\n"
+    return head + yaml.safe_dump(tree, sort_keys=False, width=110, allow_unicode=True)
