@@ -27,7 +27,7 @@ _WIRE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SCORING = 3  # samples scored in the time of one that is trained, where no probe says it: there is no backward
 _VALIDATED_DEVICES = 3500  # no published run beyond has been compared
 _OF_COMMUNICATOR = {"HalvingDoubling": "halving_doubling", "Hierarchical": "hierarchical", "Torus": "torus"}
-_SPREADS = {"probe": 0.10, "published": 0.15, "assumed": 0.5}  # of a rate, by its basis; see docs/planner.md
+_SPREADS = {"probe": 0.10, "published": 0.20, "assumed": 0.5}  # of a rate, by its basis; see docs/planner.md
 PARTS = ("compute", "exposed", "contention", "straggling", "waiting_for_input", "coordination")
 
 

@@ -1,0 +1,106 @@
+"""Questions backwards: shares on arrays are those of the division; epochs by batch; trials side by side."""
+
+import random
+
+import numpy as np
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.planning.backward import (
+    CONVERGENCE,
+    Scan,
+    best_sharing,
+    epochs_to_target,
+    fullest_shares,
+    sharings,
+)
+from recipes.planning.division import PlanError, divide
+from recipes.planning.forecast import PARTS
+
+
+def scan_of(seconds: dict[int, float]) -> Scan:
+    number = len(seconds)
+    empty = {part: np.zeros(number) for part in PARTS}
+    return Scan(
+        devices=np.array(list(seconds)), seconds=np.array(list(seconds.values())), parts=empty, other=np.zeros(number)
+    )
+
+
+def test_shares_on_arrays_are_those_of_the_division() -> None:
+    draw = random.Random(0)
+    compared = 0
+    for _ in range(400):
+        span = draw.choice([1, 2, 3, 8, 32, 64])
+        case = {"global_batch_size": span * draw.randint(1, 60), "norm_span": span}
+        largest = draw.choice([1, 4, 16, 32, 64, 100])
+        numbers = np.arange(1, min(case["global_batch_size"], 200) + 1)
+        micro, steps = fullest_shares(**case, devices=numbers, micro_batch_size=largest)
+        for number in draw.sample(list(numbers), min(5, len(numbers))):
+            try:
+                division = divide(**case, workers=int(number), micro_batch_size=largest)
+            except PlanError:
+                assert micro[number - 1] == 0
+                continue
+            assert steps[number - 1] == division.num_micro_batches(0)
+            # The fullest worker's samples, in equal micro-batches rounded up to whole norm groups.
+            assert division.samples_of(0) <= micro[number - 1] * steps[number - 1]
+            assert micro[number - 1] == max(part.size for part in division.micro_batches(0))
+            compared += 1
+    assert compared > 1000
+
+
+def test_more_devices_than_samples_serve_nothing() -> None:
+    micro, _ = fullest_shares(global_batch_size=64, norm_span=32, devices=np.array([64, 65]), micro_batch_size=32)
+    assert micro.tolist() == [1, 0]
+
+
+def test_time_is_not_monotone_in_devices() -> None:
+    micro, steps = fullest_shares(
+        global_batch_size=1024, norm_span=32, devices=np.array([16, 17, 31, 32]), micro_batch_size=64
+    )
+    assert (micro * steps).tolist() == [64, 64, 64, 32]
+
+
+def test_published_batches_have_their_published_epochs() -> None:
+    for point in CONVERGENCE:
+        assert epochs_to_target(point.batch) == (point.epochs, point.least, point.most)
+
+
+def test_between_points_epochs_are_linear_in_the_logarithm_of_the_batch() -> None:
+    middle, least, most = epochs_to_target(16384)
+    assert 45.4 < middle < 56.0
+    assert least < middle < most
+
+
+@pytest.mark.parametrize("batch", [256, 100_000])
+def test_batches_outside_the_points_are_refused(batch: int) -> None:
+    with pytest.raises(InputRefused, match="published for batches of 1,632 to 58,880"):
+        epochs_to_target(batch)
+
+
+def test_trials_are_shared_over_divisors_of_the_devices() -> None:
+    times = scan_of({1: 100.0, 2: 52.0, 4: 30.0, 8: np.inf})
+    found = sharings(times, trials=10, devices=8)
+    assert [(each.devices_each, each.at_once, each.rounds, each.seconds) for each in found] == [
+        (1, 8, 2, 200.0),
+        (2, 4, 3, 156.0),
+        (4, 2, 5, 150.0),
+    ]
+    assert best_sharing(found, sequential=False).devices_each == 4
+
+
+def test_a_sampler_that_learns_gets_ten_rounds_where_that_is_possible() -> None:
+    times = scan_of({1: 100.0, 2: 60.0, 4: 40.0})
+    found = sharings(times, trials=16, devices=4)
+    assert best_sharing(found, sequential=False).devices_each == 1
+    assert best_sharing(found, sequential=True).rounds == 16
+    assert best_sharing(found[:1], sequential=True).rounds == 4  # no other way is there
+
+
+def test_more_devices_than_trials_stay_idle() -> None:
+    assert sharings(scan_of({1: 5.0, 2: 3.0}), trials=1, devices=2)[0].at_once == 1
+
+
+def test_fewest_and_fastest() -> None:
+    times = scan_of({1: 10.0, 2: 6.0, 3: 7.0, 4: 5.0, 5: 5.0})
+    assert (times.fewest(6.5), times.fewest(4.0), times.fastest) == (2, None, 4)

@@ -1,0 +1,167 @@
+"""The closed form of an update against discrete events, and identities that any model of time must hold."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import simpy
+
+from recipes.planning.all_reduce import ALGORITHMS, Links, ring
+from recipes.planning.networks import Layer, Network, network
+from recipes.planning.update_time import (
+    Compute,
+    Exchange,
+    buckets_by_size,
+    buckets_by_time,
+    calibrated,
+    expected_maximum,
+    update_time,
+)
+
+LINKS = Links(
+    node_bytes_per_second=10e9,
+    node_latency_seconds=5e-6,
+    network_bytes_per_second=1e9,
+    network_latency_seconds=20e-6,
+)
+COMPUTE = Compute(fixed_seconds=0.010, seconds_per_sample=0.003)
+TINY = Network("tiny", 8, (Layer(100, 40), Layer(300, 50), Layer(600, 10)))
+
+
+def simulated(net: Network, compute: Compute, exchange: Exchange, *, devices: int, nodes: int, batch: int) -> float:
+    """Seconds of one update, event by event: a device that computes layer by layer, and a channel that sends."""
+    environment = simpy.Environment()
+    channel = simpy.Resource(environment)
+    total = compute.seconds(batch)
+    backward = (1 - compute.forward_share) * total
+    ended = []
+
+    def send(values: int):
+        with channel.request() as turn:
+            yield turn
+            yield environment.timeout(float(exchange.all_reduce(values * exchange.wire_bytes, devices, nodes, LINKS)))
+            ended.append(environment.now)
+
+    def by_size():
+        held, sends = 0, []
+        yield environment.timeout(compute.forward_share * total)
+        for layer in reversed(net.layers):
+            yield environment.timeout(backward * layer.multiply_adds / net.multiply_adds)
+            held += layer.parameters
+            if 4 * held >= exchange.bucket_bytes:
+                sends.append(environment.process(send(held)))
+                held = 0
+        if held:
+            sends.append(environment.process(send(held)))
+        ended.append(environment.now)
+        yield environment.all_of(sends)
+
+    environment.run(environment.process(by_size()))
+    return max(ended)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(("devices", "nodes"), [(8, 1), (16, 2), (64, 8)])
+@pytest.mark.parametrize("bucket", [1, 100_000, 4_000_000, math.inf])
+def test_the_closed_form_is_what_discrete_events_give(name: str, devices: int, nodes: int, bucket: float) -> None:
+    net = network("resnet18", 64)
+    for batch in (1, 7, 64):
+        exchange = Exchange(all_reduce=ALGORITHMS[name], bucket_bytes=bucket)
+        made = update_time(net, COMPUTE, exchange, LINKS, devices=devices, nodes=nodes, micro_batch_size=batch)
+        events = simulated(net, COMPUTE, exchange, devices=devices, nodes=nodes, batch=batch)
+        assert float(made.total) == pytest.approx(events, rel=1e-9)
+
+
+def test_no_overlap_adds_and_double_buffering_takes_the_longer() -> None:
+    whole = float(ring(4 * TINY.num_parameters, 4, 4, LINKS))
+    case = {"devices": 4, "nodes": 4, "micro_batch_size": 2}
+    none = update_time(TINY, COMPUTE, Exchange(all_reduce=ring, overlap="none"), LINKS, **case)
+    assert float(none.total) == pytest.approx(0.016 + whole, rel=1e-12)
+    double = Exchange(all_reduce=ring, overlap="double_buffering")
+    assert float(update_time(TINY, COMPUTE, double, LINKS, **case).total) == pytest.approx(0.016, rel=1e-12)
+    slow = replace(LINKS, network_bytes_per_second=1000.0)
+    assert float(update_time(TINY, COMPUTE, double, slow, **case).total) == pytest.approx(
+        float(ring(4000, 4, 4, slow)), rel=1e-12
+    )
+
+
+def test_one_device_only_computes() -> None:
+    for overlap in ("none", "bucket", "double_buffering"):
+        made = update_time(
+            TINY,
+            replace(COMPUTE, sigma=0.02),
+            Exchange(all_reduce=ring, overlap=overlap),
+            LINKS,
+            devices=1,
+            nodes=1,
+            micro_batch_size=10,
+            accumulation_steps=3,
+            contention=0.05,
+        )
+        assert float(made.total) == COMPUTE.seconds(10) * 3
+
+
+def test_the_exchange_overlaps_with_the_last_micro_batch_only() -> None:
+    exchange = Exchange(all_reduce=lambda *_: 0.1, bucket_bytes=math.inf)
+    one, four = (
+        update_time(TINY, COMPUTE, exchange, LINKS, devices=4, nodes=4, micro_batch_size=2, accumulation_steps=steps)
+        for steps in (1, 4)
+    )
+    assert float(four.total - one.total) == pytest.approx(3 * COMPUTE.seconds(2), rel=1e-12)
+
+
+def test_input_bounds_an_update_that_computes_faster() -> None:
+    exchange = Exchange(all_reduce=ring)
+    made = update_time(TINY, COMPUTE, exchange, LINKS, devices=1, nodes=1, micro_batch_size=1, input_seconds=0.5)
+    assert float(made.total) == 0.5
+    assert float(made.waiting_for_input) == pytest.approx(0.487)
+
+
+def test_buckets_close_at_the_first_layer_that_fills_them() -> None:
+    # Backward finishes the layers of 600, 300, 100 numbers after 10, 60, 100 % of its time.
+    assert [(b.values, b.ready) for b in buckets_by_size(TINY, 4 * 700)] == [(900, 0.6), (100, 1.0)]
+    assert [b.values for b in buckets_by_size(TINY, 1)] == [600, 300, 100]
+    assert [b.values for b in buckets_by_size(TINY, math.inf)] == [1000]
+
+
+def test_buckets_by_time_close_with_the_cycle() -> None:
+    assert [(b.values, b.ready) for b in buckets_by_time(TINY, math.inf, 0.5)] == [(600, 0.5), (400, 1.0)]
+    assert [(b.values, b.ready) for b in buckets_by_time(TINY, 4 * 300, 2.0)] == [(600, 2.0), (300, 2.0), (100, 2.0)]
+    assert sum(b.values for b in buckets_by_time(TINY, math.inf, 0.01)) == TINY.num_parameters
+
+
+def test_expected_maxima_are_the_known_ones() -> None:
+    # Two: 1/sqrt(pi); three: 3/(2 sqrt(pi)); 10 and 100: tables of order statistics.
+    assert float(expected_maximum(1)) == 0.0
+    assert float(expected_maximum(2)) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-5)
+    assert float(expected_maximum(3)) == pytest.approx(1.5 / math.sqrt(math.pi), abs=1e-5)
+    assert float(expected_maximum(10)) == pytest.approx(1.538753, abs=1e-5)
+    assert float(expected_maximum(100)) == pytest.approx(2.507594, abs=2e-4)
+
+
+def test_expected_maxima_agree_with_draws() -> None:
+    draws = np.random.default_rng(0).standard_normal((20_000, 1024)).max(axis=1)
+    assert float(expected_maximum(1024)) == pytest.approx(draws.mean(), abs=4 * draws.std() / math.sqrt(len(draws)))
+
+
+@pytest.mark.parametrize("overlap", ["none", "bucket", "double_buffering"])
+@pytest.mark.parametrize("cycle", [0.0, 0.005])
+def test_a_calibrated_model_returns_its_rate(overlap: str, cycle: float) -> None:
+    net = network("resnet50", 224)
+    exchange = Exchange(all_reduce=ring, overlap=overlap, bucket_bytes=4e6, cycle_seconds=cycle)
+
+    def seconds(per_sample: float) -> float:
+        compute = Compute(fixed_seconds=0.01, seconds_per_sample=per_sample, sigma=0.018)
+        case = {"devices": 8, "nodes": 1, "micro_batch_size": 64, "contention": 0.048}
+        return float(update_time(net, compute, exchange, LINKS, **case).total)
+
+    for rate in (200.0, 1290.0, 5000.0):
+        per_sample = calibrated(seconds, samples_per_second=rate, global_batch_size=512)
+        # With a cycle the time jumps by one where a layer misses it, and a rate within a jump does not exist.
+        assert seconds(per_sample) == pytest.approx(512 / rate, rel=1e-12, abs=cycle)
+
+
+def test_a_rate_that_leaves_no_time_to_compute_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave no time to compute: .* 10.0 of 1.0 ms"):
+        calibrated(lambda per_sample: 0.01 + 8 * per_sample, samples_per_second=8000, global_batch_size=8)
