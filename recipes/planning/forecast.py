@@ -143,7 +143,7 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
     fixed = hardware.fixed_seconds
     if second is not None:
         fixed = _fixed_seconds(case, _network_of(case, first, of_rate=True), first, second)
-    else:
+    elif fixed:
         rests_on.append(f"{fixed * 1000:g} ms of an update do not depend on the micro-batch: of a table of devices")
     measured = _network_of(case, first, of_rate=True)
     per_sample = _seconds_per_sample(case, measured, first, fixed)
@@ -488,6 +488,14 @@ def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None
         checkpoint_seconds=saved,
         start_seconds=hardware.start_seconds,
     )
+
+
+def forecast_tree(plan: Plan, image_sizes: dict[int | None, int | None]) -> dict[str, Any] | None:
+    """A plan's forecast as plain data; None where its cluster lacks a figure."""
+    try:
+        return forecast(plan, image_sizes).as_tree()
+    except NoForecast:
+        return None
 
 
 def num_evaluations(plan: Plan) -> int:

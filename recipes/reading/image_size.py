@@ -39,6 +39,12 @@ def image_sizes(recipe: Recipe) -> list[int | None]:
     return [side_of([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
 
 
+def sides_by_size(recipe: Recipe) -> dict[int | None, int | None]:
+    """Side of the images that the model is trained on, by the recipe's `image_size`; None where it has none."""
+    steps = (None,) if recipe.image_size is None else recipe.image_size.sizes
+    return dict(zip(steps, image_sizes(recipe), strict=True))
+
+
 def side_of(parts: Sequence[object]) -> int | None:
     """The `size` of the last augmentation that has one."""
     sizes = [getattr(part, "size", None) for part in parts if not getattr(part, "keeps_size", False)]

@@ -11,6 +11,7 @@ from recipes.reading.tree_diff import comparable_tree, compare, value_texts
 from recipes.reports import sections
 from recipes.reports.html import Markup, inline_svg, joined, table, tag
 from recipes.reports.noise import loss_scale, noise, phases
+from recipes.reports.planning import outcome
 from recipes.reports.record import Run
 from recipes.reports.style import PAGE
 from recipes.reports.wording import duration, number, percent
@@ -81,7 +82,7 @@ def _single(run: Run) -> Markup:
 
 
 def _details(run: Run) -> list[Markup]:
-    parts = (noise, loss_scale, phases, sections.plan, sections.claims, sections.recipe, sections.warnings)
+    parts = (noise, loss_scale, phases, outcome, sections.plan, sections.claims, sections.recipe, sections.warnings)
     return [part(run) for part in (*parts, sections.environment, sections.reproduction)]
 
 

@@ -1,10 +1,17 @@
-"""The forecast of a run as text."""
+"""The forecast of a run as text, and beside what came out of it."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from recipes.planning.forecast import PARTS, Forecast, SegmentForecast
+from recipes.planning.phase_times import PHASES
 from recipes.reports.curves import points_text
-from recipes.reports.wording import duration
+from recipes.reports.html import Markup, joined, table, tag
+from recipes.reports.record import Run
+from recipes.reports.wording import duration, number
 
 _PART_WORDS = {
     "compute": "compute",
@@ -76,3 +83,51 @@ def dollars(value: float) -> str:
     """
     value = float(f"{value:.3g}")
     return f"{value:,.0f} dollars" if value >= 100 else f"{value:g} dollars"
+
+
+def outcome(run: Run) -> Markup:
+    """Prediction against outcome, term by term; nothing for a run whose cluster had no figures to predict from."""
+    forecast = run.plan.get("forecast")
+    if not isinstance(forecast, dict) or not len(run.updates):
+        return Markup("")
+    rows = [row for segment in forecast["segments"] for row in _outcome_rows(run, segment)]
+    if run.outcome == "success":
+        rows.append(("the run", duration(forecast["seconds"]), duration(run.seconds), _off(forecast, run.seconds)))
+    low, high = forecast["range_seconds"]
+    words = f"Predicted before the run, which was expected to take between {duration(low)} and {duration(high)}. "
+    words += "It rests on: " + "; ".join(map(str, forecast["rests_on"])) + ". "
+    words += "`kilobatch plan --from` this run's folder plans with what it measured."
+    heads = ("", "predicted", "measured", "measured over predicted")
+    return joined([tag("h2", "Prediction and outcome"), table(heads, rows, class_="numbers"), tag("p", words)])
+
+
+def _off(forecast: dict[str, Any], seconds: float) -> str:
+    return f"{seconds / forecast['seconds']:.2f}"
+
+
+def _outcome_rows(run: Run, segment: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """An update of one stage and its parts, medians over the updates that were made; none where none was."""
+    ends = [s["update"] for s in run.plan["forecast"]["segments"] if s["update"] > segment["update"]]
+    within = (run.updates.update >= segment["update"]) & (run.updates.update < min(ends, default=np.inf))
+    if not within.any():
+        return []
+    stage = f"from update {segment['update']:,}: " if len(run.plan["forecast"]["segments"]) > 1 else ""
+    pairs = [("an update", segment["seconds_per_update"], float(np.median(run.updates.update_seconds[within])))]
+    if len(run.phases) == len(run.updates):
+        median = dict(zip(PHASES, np.median(run.phases.seconds[within], axis=0), strict=True))
+        own = sum(float(median[name]) for name in ("input", "forward", "backward", "optimizer"))
+        pairs += [
+            ("computing, with input", segment["compute"] + segment["waiting_for_input"], own),
+            ("communication, hidden or not", segment["communication"], float(np.median(run.phases.exchange_seconds))),
+            ("communication that is not hidden", segment["exposed"], float(median["exposed"])),
+            ("waiting for others", segment["straggling"] + segment["coordination"], float(median["waiting"])),
+        ]
+    return [(f"{stage}{name}", _milliseconds(was), _milliseconds(now), _ratio(was, now)) for name, was, now in pairs]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{number(1000 * seconds, digits=3)} ms"
+
+
+def _ratio(was: float, now: float) -> str:
+    return f"{now / was:.2f}" if was > 1e-6 else "–"

@@ -26,7 +26,7 @@ from recipes.planning.division import PlanError
 from recipes.planning.forecast import Forecast, NoForecast, forecast
 from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
 from recipes.planning.planner import Plan, plan
-from recipes.reading.image_size import image_sizes
+from recipes.reading.image_size import sides_by_size
 from recipes.reading.open import OpenedRecipe, open_cluster, open_recipe
 from recipes.reading.registry import names
 from recipes.reports.noise import noise_windows
@@ -76,12 +76,6 @@ def parse_targets(texts: Sequence[str]) -> Target | None:
     return made if texts else None
 
 
-def sides_of(opened: OpenedRecipe) -> dict[int | None, int | None]:
-    """Side of the images that the model is trained on, by the recipe's `image_size`."""
-    ramp = opened.recipe.image_size
-    return dict(zip((None,) if ramp is None else ramp.sizes, image_sizes(opened.recipe), strict=True))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Priced:
     """The fewest devices of a cluster within a time.
@@ -103,7 +97,7 @@ class Priced:
 
 def fewest_devices(opened: OpenedRecipe, made: Plan, seconds: float) -> tuple[Scan, Priced | None]:
     """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time."""
-    times = scan(made, sides_of(opened))
+    times = scan(made, sides_by_size(opened.recipe))
     return times, _priced(made.cluster, times, seconds)
 
 
@@ -132,7 +126,7 @@ def cheapest_clusters(opened: OpenedRecipe, seconds: float, *, words: Vocabulary
         if cluster.hardware is None:
             continue
         try:
-            times = scan(_whole(opened, cluster), sides_of(opened))
+            times = scan(_whole(opened, cluster), sides_by_size(opened.recipe))
         except (NoForecast, PlanError):
             continue
         if (priced := _priced(cluster, times, seconds)) is not None and not priced.beyond:
@@ -153,7 +147,7 @@ def micro_batches(opened: OpenedRecipe, made: Plan, seconds: float) -> list[tupl
     largest = max((rate.micro_batch_size for rate in rates), default=0)
     size, found = min(made.recipe.batch.norm_span.sizes), []
     while size <= max(largest, min(made.recipe.batch.norm_span.sizes)):
-        devices = scan(replace(made, micro_batch_size=size), sides_of(opened)).fewest(seconds)
+        devices = scan(replace(made, micro_batch_size=size), sides_by_size(opened.recipe)).fewest(seconds)
         if devices is not None:
             found.append((size, devices))
         size *= 2
@@ -170,7 +164,9 @@ def accuracy_choices(opened: OpenedRecipe, made: Plan, target: Target, devices: 
     def plan_at(batch: int, epochs: float) -> Plan:
         return _whole(opened, made.cluster, at_batch(made, batch, epochs))
 
-    return choices(plan_at, batches=batches, devices=devices, image_sizes=sides_of(opened), within=target.seconds)
+    return choices(
+        plan_at, batches=batches, devices=devices, image_sizes=sides_by_size(opened.recipe), within=target.seconds
+    )
 
 
 def shared_trials(opened: OpenedRecipe, made: Plan, *, trials: int, devices: int) -> list[Sharing]:
@@ -182,7 +178,7 @@ def shared_trials(opened: OpenedRecipe, made: Plan, *, trials: int, devices: int
     if devices > made.cluster.num_workers:
         what = f"--devices {devices}: cluster {made.cluster.name} has {made.cluster.num_workers}"
         raise InputRefused(f"{what}; ask for at most as many")
-    times = scan(made, sides_of(opened), [n for n in range(1, devices + 1) if devices % n == 0])
+    times = scan(made, sides_by_size(opened.recipe), [n for n in range(1, devices + 1) if devices % n == 0])
     found = sharings(times, trials=trials, devices=devices)
     if not found:
         raise InputRefused(f"no number of devices up to {devices} can hold the recipe's norm groups")
@@ -228,7 +224,7 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
         try:
             changes = () if batch == own else scaling_changes(opened, batch=batch, vocabulary=vocabulary())
             recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
-            times = scan(_whole(opened, made.cluster, recipe), sides_of(opened), [made.workers])
+            times = scan(_whole(opened, made.cluster, recipe), sides_by_size(opened.recipe), [made.workers])
         except (InputRefused, PlanError) as error:
             if batch > own:
                 reasons.append(f"not {batch:,}: {error}")
@@ -297,7 +293,7 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
 
 def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
     """The rate of each stage of a run that is long enough."""
-    model, sides, workers = type(opened.recipe.model).__name__, sides_of(opened), run.plan.get("workers")
+    model, sides, workers = type(opened.recipe.model).__name__, sides_by_size(opened.recipe), run.plan.get("workers")
     segments = run.plan.get("segments")
     if not isinstance(workers, int) or not isinstance(segments, list):
         return
@@ -323,14 +319,14 @@ def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
 
 def forecast_of(opened: OpenedRecipe, made: Plan) -> Forecast:
     """The time of a plan; raises `NoForecast` where the cluster lacks a figure."""
-    return forecast(made, sides_of(opened))
+    return forecast(made, sides_by_size(opened.recipe))
 
 
 def scaling(opened: OpenedRecipe, made: Plan) -> Scan:
     """Times on powers of two of devices, and in between, up to the cluster's size or 4,096 if that is more."""
     most = max(made.cluster.num_workers, 4096)
     numbers = sorted({2**power for power in range(most.bit_length()) if 2**power <= most})
-    return scan(made, sides_of(opened), numbers)
+    return scan(made, sides_by_size(opened.recipe), numbers)
 
 
 def published_times(made: Plan, words: Vocabulary) -> list[tuple[int, float, str]]:

@@ -257,8 +257,9 @@ class _Probe:
         import chainer
         import numpy as np
 
+        from recipes.reading.image_size import image_sizes
         from trainers.models.batch_norm import NormGroups
-        from trainers.training.build import build, image_sizes
+        from trainers.training.build import build
 
         parts = build(opened.recipe, opened.dataset)
         self._model, self._groups = parts.model, NormGroups(opened.recipe.evaluation)

@@ -12,7 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from chainer.training import Trainer
 
+from recipes.planning.forecast import forecast_tree
 from recipes.planning.stream import Stream
+from recipes.reading.image_size import image_sizes, sides_by_size
 from recipes.schema.positions import last_multiple
 from trainers import kernels
 from trainers.augmentations import decoders
@@ -44,7 +46,7 @@ from trainers.runs.run_folder import (
     write_run,
 )
 from trainers.runs.stop_request import StopRequest
-from trainers.training.build import Parts, build, build_exchange, build_feed, image_sizes, sizes_of
+from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import (
     changed_decoder_warning,
@@ -270,11 +272,13 @@ class _Run:
         """Write the run's files; returns what has changed of code and data, in words."""
         opened = self.opened
         folder = self.folder
+        plan = replace(self.plan, model=sizes_of(self.parts.model, opened.recipe))
+        time = forecast_tree(plan, sides_by_size(opened.recipe))
         write_run(
             folder,
             recipe=opened.tree,
             origins=opened.origins,
-            plan=replace(self.plan, model=sizes_of(self.parts.model, opened.recipe)).as_tree(),
+            plan=plan.as_tree() | ({} if time is None else {"forecast": time}),
             dataset=dataset_facts(opened.dataset),
             dataset_tree=opened.dataset_tree,
             environment=environment(
