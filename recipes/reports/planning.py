@@ -90,6 +90,13 @@ def outcome(run: Run) -> Markup:
     forecast = run.plan.get("forecast")
     if not isinstance(forecast, dict) or not len(run.updates):
         return Markup("")
+    try:
+        return _outcome(run, forecast)
+    except (KeyError, TypeError, ValueError):  # a stranger's file
+        return Markup("")
+
+
+def _outcome(run: Run, forecast: dict[str, Any]) -> Markup:
     rows = [row for segment in forecast["segments"] for row in _outcome_rows(run, segment)]
     if run.outcome == "success":
         rows.append(("the run", duration(forecast["seconds"]), duration(run.seconds), _off(forecast, run.seconds)))

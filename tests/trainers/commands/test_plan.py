@@ -1,0 +1,206 @@
+"""`kilobatch plan` as it is typed: time, targets, advice, trials, a run's own rates, and pictures."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from kilobatch import app
+from recipes.errors import InputRefused, RecipeError
+from recipes.planning.forecast import NoForecast
+from recipes.reports.record import open_run
+from trainers.launch.planning import Target, parse_targets
+
+
+def planned(*words: object) -> str:
+    done = CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def tree_of(*words: object) -> dict:
+    return json.loads(planned(*words, "--json"))
+
+
+def error_of(*words: object) -> Exception:
+    return CliRunner().invoke(app, ["plan", *map(str, words)]).exception
+
+
+def test_a_plan_says_its_time_its_range_and_what_it_rests_on() -> None:
+    text = planned("goyal2017", "--cluster", "big-basin")
+    assert "time: 5" in text
+    assert "expected between" in text
+    assert "bound by: compute" in text
+    assert "a published rate: 1,092 samples/s of ResNet50 on 8 devices" in text
+
+
+def test_a_cluster_without_hardware_still_divides() -> None:
+    tree = tree_of("digits/large_batch", "-n", 2)
+    assert tree["forecast"] is None
+    assert tree["segments"][0]["samples_per_worker"] == [256, 256]
+    assert "kilobatch probe" in planned("digits/large_batch", "-n", 2)
+
+
+def test_a_price_gives_a_cost() -> None:
+    time = tree_of("goyal2017", "--cluster", "aws-p3.16xlarge", "-n", 128)["forecast"]
+    assert time["dollars"] == pytest.approx(3.06 * 128 * time["seconds"] / 3600)
+    assert time["device_hours"] == pytest.approx(128 * time["seconds"] / 3600)
+
+
+def test_a_time_is_answered_with_the_fewest_devices_and_the_cheapest_cluster() -> None:
+    answer = tree_of("akiba2017", "--cluster", "mn1", "--target", "15min")["target"]
+    assert 900 <= answer["fewest"]["devices"] <= 1100
+    assert answer["fewest"]["seconds"] <= 900
+    assert not answer["fewest"]["beyond"]
+    hours = [each["device_hours"] for each in answer["clusters"] if each["dollars"] is None]
+    assert hours == sorted(hours)
+    assert {row["micro_batch_size"] for row in answer["micro_batches"]} >= {32, 64}
+    beyond = tree_of("goyal2017", "--cluster", "aws-p3.16xlarge", "--target", "55min")["target"]["fewest"]
+    assert beyond["beyond"]
+    assert beyond["devices"] > 128
+
+
+def test_a_time_that_nothing_reaches_names_the_fastest() -> None:
+    text = planned("goyal2017", "--cluster", "mn1-10gbe", "--target", "1s")
+    assert "no number of devices up to 100,000" in text
+    assert "the fastest is" in text
+
+
+def test_an_accuracy_is_answered_by_batch_with_published_epochs() -> None:
+    words = ("mlperf/lars_4096", "--cluster", "dgx-1", "-n", 256, "--target", "top1=0.759")
+    found = {each["batch"]: each for each in tree_of(*words)["target"]["choices"]}
+    assert found[32768]["epochs"] == [56.0, 55.0, 57.0]
+    assert all(each["devices"] <= 256 for each in found.values())
+    assert "<- fastest" in planned(*words)
+    both = tree_of(*words, "--target", "20min")["target"]["choices"]
+    assert all(each["seconds"][0] <= 1200 for each in both)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("goyal2017", "--cluster", "mn1", "--target", "soon"), "write a time, 90s, 15min, 2h or 1d, or an accuracy"),
+        (("goyal2017", "--cluster", "mn1", "--target", "top1=0.9"), "published for ResNet50 on imagenet to 0.759"),
+        (("goyal2017", "--cluster", "mn1", "--target", "0min"), "neither a time nor an accuracy"),
+        (("goyal2017", "--cluster", "mn1", "--trials", "4", "--devices", "2000"), "cluster mn1 has 1024"),
+    ],
+)
+def test_wrong_questions_are_refused_with_a_way_out(words: tuple, said: str) -> None:
+    error = error_of(*words)
+    assert isinstance(error, InputRefused)
+    assert said in str(error)
+
+
+def test_a_question_about_time_needs_hardware() -> None:
+    assert isinstance(error_of("digits/large_batch", "--target", "1min"), NoForecast)
+
+
+def test_targets_are_parsed_into_seconds_and_a_fraction() -> None:
+    assert parse_targets(["1.5h", "top1=.75"]) == Target(seconds=5400.0, top1=0.75)
+    assert parse_targets([]) is None
+
+
+def test_wrong_hardware_is_refused_by_line(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(
+        "name: wrong\nnodes: 1\nworkers_per_node: 2\ndevice: gpu\ndevice_memory_bytes: 1000000000\n"
+        "hardware:\n  source: here\n  device: v100\n"
+        "  node_link: {kind: pcie, gb_per_second: 0, source: here}\n"
+        "  rates:\n"
+        "    - {model: ResNet50, image_size: 224, micro_batch_size: 32, samples_per_second: 0, source: here}\n"
+    )
+    error = error_of("goyal2017", "--cluster", file)
+    assert isinstance(error, RecipeError)
+    assert "wrong.yaml:9:" in str(error)
+    assert "hardware.node_link.gb_per_second: is 0.0; must be above 0" in str(error)
+    assert "wrong.yaml:11:" in str(error)
+    assert "hardware.rates.0.samples_per_second: is 0.0; must be above 0" in str(error)
+
+
+def test_trials_are_compared_side_by_side_and_one_after_another() -> None:
+    words = ("goyal2017/256", "--cluster", "dgx-1", "--trials", 64, "--devices", 32)
+    rows = tree_of(*words)["trials"]
+    assert [(row["devices_each"], row["at_once"], row["rounds"]) for row in rows][0] == (1, 32, 2)
+    assert rows[-1]["devices_each"] == 32
+    text = planned(*words)
+    assert "random search: 1 device a trial" in text
+    assert "a sampler that learns from ended trials: 8 devices a trial" in text
+
+
+def test_advice_follows_the_published_rules() -> None:
+    words = ("goyal2017/256", "--cluster", "aws-p3.16xlarge", "-n", 64, "--advise")
+    advice = tree_of(*words)["advice"]
+    assert advice["batch"] == 4096 or advice["batch"] == 2048 or advice["batch"] == 8192
+    assert advice["seconds"][1] < advice["seconds"][0]
+    assert any("linear scaling is published up to a batch of 8,192" in reason for reason in advice["reasons"])
+    assert any(change["key"] == "batch.global" for change in advice["changes"])
+    assert "batch.global: 256 ->" in planned(*words)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, kilobatch) -> Path:
+    folder = tmp_path_factory.mktemp("learned") / "run"
+    done = kilobatch("train", "digits/large_batch", "-n", 1, "--out", folder, "--stop-after", "12up", "-q")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_teaches_its_rate(run: Path) -> None:
+    made = tree_of("digits/large_batch", "--from", run, "-n", 1)["forecast"]
+    seconds = open_run(run).updates.update_seconds[1:]
+    middle = sorted(seconds)[len(seconds) // 2]
+    assert made["segments"][0]["seconds_per_update"] == pytest.approx(middle, rel=0.2)
+    assert any(str(run) in line for line in made["rests_on"])
+
+
+def test_a_run_of_another_model_teaches_nothing(run: Path) -> None:
+    error = error_of("goyal2017", "--cluster", "mn1", "--from", run)
+    assert isinstance(error, InputRefused)
+    assert "a run of SmallResNet, and the recipe's model is ResNet50" in str(error)
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    planned("goyal2017", "--cluster", "big-basin", "--plot", tmp_path / "scaling.svg")
+    text = (tmp_path / "scaling.svg").read_text()
+    assert "time to train (minutes)" in text
+    assert "akiba2017, 15 min 00 s" in text
+
+
+def test_a_run_on_a_described_cluster_reports_prediction_and_outcome(run: Path, tmp_path: Path, kilobatch) -> None:
+    words = ("digits/large_batch", "--from", run, "-n", 1)
+    rate = tree_of(*words)["forecast"]["samples_per_second"]
+    cluster = {
+        "name": "here",
+        "nodes": 1,
+        "workers_per_node": 1,
+        "device": "cpu",
+        "device_memory_bytes": 10**9,
+        "hardware": {
+            "device": "cpu",
+            "source": "a test",
+            "rates": [
+                {
+                    "model": "SmallResNet",
+                    "image_size": 8,
+                    "micro_batch_size": 64,
+                    "accumulation_steps": 8,
+                    "samples_per_second": rate,
+                    "basis": "probe",
+                    "source": "a test",
+                }
+            ],
+        },
+    }
+    (tmp_path / "here.yaml").write_text(yaml.safe_dump(cluster))
+    out = tmp_path / "run"
+    options = ("-n", 1, "--cluster", tmp_path / "here.yaml", "--out", out, "--stop-after", "3up", "-q")
+    done = kilobatch("train", "digits/large_batch", *options)
+    assert done.returncode == 0, done.stderr
+    page = (out / "report.html").read_text()
+    assert "Prediction and outcome" in page
+    assert "computing, with input" in page
+    forecast = open_run(out).plan["forecast"]
+    assert forecast["segments"][0]["compute"] == pytest.approx(512 / rate, rel=1e-3)
+    assert "Prediction and outcome" not in (run / "report.html").read_text()
