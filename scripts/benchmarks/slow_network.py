@@ -19,6 +19,9 @@ processes, the first another one each time: one update to begin with, then `--up
 rank. The table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and
 in the last column of float32's none, as suzuki2018 counts both together; each difference is the median over the rounds.
 
+Before they train, the ranks time all-reduces of several sizes on each wire, back to back, and compute at two batches,
+as a probe would; the planner's model of time then predicts every way. The second table sets that beside the times.
+
 With `--allreduce` it times instead what `allreduce.py` does, between such hosts: our algorithms beside MPI's own
 flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
 
@@ -53,13 +56,17 @@ from pathlib import Path
 from typing import Any
 
 import allreduce
+import numpy as np
 from timing import Replay, as_rank, head, load_shares, medians_of_turns, parser_of, row, write_json
 
+from recipes.planning.all_reduce import Links
+from recipes.planning.hardware import MeasuredAllReduce
 from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks
 
 RECIPE = "digits/baseline"
 MODEL = "{kind: SmallCNN, width: 96}"
 COMPUTE, NONE = "compute", "none"  # no exchange at all; all at once after the backward pass
+NUM_TRAIN = 1500  # of digits
 CALIBRATION_SIZES = (32, 256)  # samples of an update on a rank
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 HUB_ADDRESS = "10.99.0.254"
@@ -68,6 +75,9 @@ _DELETIONS = 20  # tried, a tenth of a second apart
 JUMBO = 9000  # bytes of a packet
 TIMEOUT_SECONDS = 1800.0  # of one launch
 WAYS, WIRES = (NONE, "buckets", "double"), ("float32", "float16")
+NO_LINKS = Links(  # every all-reduce was timed
+    node_bytes_per_second=1.0, node_latency_seconds=0.0, network_bytes_per_second=1.0, network_latency_seconds=0.0
+)
 HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets", "by double", "of float32's")
 
 
@@ -249,6 +259,7 @@ class Trained:
             overlap=way in ("buckets", "double"),
         )
         self._world = world
+        self.arrays = [each.size for each in parts.model.params() if each.array is not None]
         self.exchange = build_exchange(settings, parts, world, copies=2 if doubled else 1)
         self._updater = RecipeUpdater(
             {"main": Replay(load_shares(prepared, world.rank, 2))},
@@ -308,6 +319,76 @@ def calibrate(world: Any) -> tuple[int, float, tuple[float, float]]:
     return num_bytes, communication, (compute[0], compute[1])
 
 
+def probe_links(world: Any, num_bytes: int) -> dict[str, MeasuredAllReduce]:
+    """Time all-reduces of several sizes up to `num_bytes`, back to back, by wire; all ranks call this together."""
+    from mpi4py import MPI
+
+    from trainers.communicators import Ring
+    from trainers.communicators.wire import WIRES as KINDS
+    from trainers.communicators.wire import FullWire
+
+    connection = Ring(sockets=True).connect(world.Dup())
+    values = connection.allocate(num_bytes // 4, np.float32)
+    sizes = [num_bytes // 4 // 4**power * 4 for power in (4, 3, 2, 1, 0)]
+    found = {}
+    for name in WIRES:
+        wire = FullWire(values.dtype) if name == "float32" else KINDS[name]()
+        milliseconds = []
+        for size in sizes:
+            part, times = values[: size // 4], max(2, min(20, 4 * num_bytes // size))
+            for repeats in (1, times):  # the first is not counted
+                world.Barrier()
+                began = time.perf_counter()
+                for _ in range(repeats):
+                    connection.mean(part, wire, 1.0, 1.0)
+                taken = world.allreduce(time.perf_counter() - began, op=MPI.MAX)
+            milliseconds.append(1000 * taken / times)
+        for place in range(1, len(milliseconds)):  # noise: more bytes take no less
+            milliseconds[place] = max(milliseconds[place], milliseconds[place - 1])
+        found[name] = MeasuredAllReduce(
+            workers=world.size, nodes=world.size, wire=name, bytes_=tuple(sizes), milliseconds=tuple(milliseconds)
+        )
+    connection.close()
+    return found
+
+
+def predictions(
+    probed: Mapping[str, MeasuredAllReduce],
+    arrays: Sequence[int],
+    compute: tuple[float, float],
+    *,
+    ranks: int,
+    samples: int,
+) -> dict[str, float]:
+    """Seconds of an update that the planner's model expects, by way and wire.
+
+    Args:
+        probed: timed all-reduces by wire.
+        arrays: sizes of the network's arrays in the order of its layers.
+        compute: seconds at CALIBRATION_SIZES, without any exchange.
+        ranks, samples: that train, and of an update on each.
+    """
+    from recipes.planning.cluster import GradientExchange
+    from recipes.planning.networks import uniform_network
+    from recipes.planning.update_time import Compute, Exchange, update_time
+
+    (few, many), (first, last) = CALIBRATION_SIZES, compute
+    per_sample = (last - first) / (many - few)
+    step = Compute(fixed_seconds=first - per_sample * few, seconds_per_sample=per_sample)
+    network = uniform_network("small", tuple(arrays))
+    found = {COMPUTE: float(step.seconds(samples))}
+    for wire, timed in probed.items():
+        for way, overlap in zip(WAYS, ("none", "bucket", "double_buffering"), strict=True):
+            exchange = Exchange(
+                all_reduce=lambda num_bytes, *_, timed=timed: timed.seconds(num_bytes),
+                overlap=overlap,
+                bucket_bytes=GradientExchange().bucket_bytes_of(4 * network.num_parameters),
+            )
+            case = {"devices": ranks, "nodes": ranks, "micro_batch_size": samples}
+            found[f"{way} {wire}"] = float(update_time(network, step, exchange, NO_LINKS, **case).total)
+    return found
+
+
 def samples_at(ratio: float, *, communication: float, compute: tuple[float, float]) -> int:
     """Samples of an update on a rank, at least 1, for which communication takes `ratio` times as long as computing.
 
@@ -336,12 +417,16 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
     """Times of every way at every ratio on the ranks that were launched; all of them call this together."""
     take_core(world.rank, world.size)  # hosts share none
     gradient_bytes, communication, compute = calibrate(world)
+    probed = probe_links(world, gradient_bytes)
     figures = []
     for ratio in options.ratios:
         samples = world.bcast(samples_at(ratio, communication=communication, compute=compute))
+        samples = min(samples, NUM_TRAIN // world.size)  # an update has no more samples than the data
         trained = {COMPUTE: Trained(world, samples=samples, way=COMPUTE)}
         for wire in WIRES:
             trained |= {f"{way} {wire}": Trained(world, samples=samples, way=way, wire=wire) for way in WAYS}
+        arrays = trained[COMPUTE].arrays
+        predicted = predictions(probed, arrays, compute, ranks=world.size, samples=samples)
         calls = {name: functools.partial(one.seconds, options.updates) for name, one in trained.items()}
         seconds = medians_of_turns(calls, rounds=options.rounds)
         for one in trained.values():
@@ -354,6 +439,8 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
                 "gradient_bytes": gradient_bytes,
                 "communication_seconds": communication,
                 "seconds": seconds,
+                "predicted_seconds": predicted,
+                "all_reduce_ms": {name: dict(zip(t.bytes_, t.milliseconds, strict=True)) for name, t in probed.items()},
             }
         )
     return figures
@@ -370,6 +457,14 @@ def table_lines(figures: dict[str, Any]) -> Iterable[str]:
         shares = [f"{100 * hidden(times, of, compute):.0f} %" for times, of in pairs]
         ratio = f"{medians[1] / medians[0] - 1:.2f}"
         yield row([figures["ranks"], figures["megabits"], ratio, wire, *(f"{1000 * t:.0f}" for t in medians), *shares])
+
+
+def prediction_lines(figures: dict[str, Any]) -> Iterable[str]:
+    """The lines of the second table: predicted over measured, in percent more."""
+    for name, expected in figures["predicted_seconds"].items():
+        measured = statistics.median(figures["seconds"][name])
+        cells = [figures["ranks"], figures["megabits"], figures["ratio"], name, f"{1000 * expected:.0f}"]
+        yield row([*cells, f"{1000 * measured:.0f}", f"{100 * (expected / measured - 1):+.1f} %"])
 
 
 def allreduce_lines(figures: dict[str, Any]) -> Iterable[str]:
@@ -419,6 +514,9 @@ def main() -> None:
             for figures in measured:
                 print("\n".join(lines_of(figures)), flush=True)
             write_json(options.json, results)
+    if not options.allreduce:
+        print("\n" + head(("ranks", "Mbit/s", "ratio", "way", "predicted", "measured", "error")))
+        print("\n".join(line for figures in results for line in prediction_lines(figures)))
 
 
 if __name__ == "__main__":
