@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands import data, machine, recipes, runs, search, train, verify
+from trainers.commands import data, machine, recipes, rehearse, runs, search, train, verify
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -32,6 +32,7 @@ app.command()(search.search)
 app.command(hidden=True)(search.search_ranks)
 app.command()(search.serve_study)
 app.command()(train.plan)
+app.command()(rehearse.rehearse)
 app.command()(verify.verify)
 app.command()(runs.evaluate)
 app.command()(runs.report)
