@@ -120,7 +120,7 @@ def failures_of(texts: list[str], made: Plan, then: Plan) -> list[Failure]:
         epoch = epochs_of("--fail", match[3] + unit, made)
         sample = first_sample_at(epoch, timeline.num_train)
         if sample >= timeline.num_samples:
-            end = f"the last update ends at epoch {timeline.epoch_at(timeline.num_updates):.6g}"
+            end = f"its last update ends at epoch {timeline.epoch_at(timeline.num_updates):.6g}"
             raise refused("--fail", f"{text} lies after the end of the run: {end}", "name an earlier place")
         found.append((Failure(rank=int(match[1]), update=timeline.update_of(sample)), text))
     found.sort(key=lambda pair: pair[0].update)
