@@ -20,6 +20,7 @@ Examples:
   kilobatch recipes list
   kilobatch recipes card goyal2017
   kilobatch plan goyal2017 --cluster mn1 -n 256
+  kilobatch rehearse akiba2017 --cluster mn1 --fail 3@epoch12
   kilobatch train digits/large_batch -n 2
   kilobatch search digits -n 2 --dry-run
 """

@@ -14,7 +14,8 @@ from recipes.planning.division import Division
 from recipes.planning.planner import Plan
 
 _THREADS = 4  # at most
-_HELD = 2 * 10**7  # samples of the epochs that are counted at a time, each some 80 bytes; more only where one epoch has
+_HELD = 2 * 10**7  # samples of the epochs that are counted at a time; more only where one epoch has more
+SAMPLE_BYTES = 170  # of memory for each of them, measured
 _FIRST = 20  # samples by which the orders of epochs are told apart
 _NAMED = 5  # faults at most
 
@@ -146,9 +147,9 @@ def _counted(plan: Plan, shares: list[Shares], stream: Order, epoch: int) -> _Co
     inside = [positions[(positions >= low) & (positions < high)] for _, _, positions in taken(plan, shares, updates)]
     positions = np.concatenate(inside)
     _, ids = stream.at(positions)
-    known = (ids >= 0) & (ids < size)
-    faults = [f"epoch {epoch}: {stranger} is no sample" for stranger in ids[~known][:_NAMED].tolist()]
-    counts = np.bincount(ids[known], minlength=size)
+    strangers = ids[(ids < 0) | (ids >= size)]
+    faults = [f"epoch {epoch}: {stranger} is no sample" for stranger in strangers[:_NAMED].tolist()]
+    counts = np.bincount(ids[(ids >= 0) & (ids < size)] if len(strangers) else ids, minlength=size)
     if not _comes_right(counts, high - low, stream.repeats):
         often, never = np.flatnonzero(counts > stream.repeats), np.flatnonzero(counts == 0)
         texts = []

@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from recipes.planning.division import Division
-from recipes.planning.order_check import Order, OrderCheck, Shares, check_order, taken
+from recipes.planning.order_check import SAMPLE_BYTES, Order, OrderCheck, Shares, check_order, taken
 from recipes.planning.planner import Plan
 from recipes.planning.rates import batch_size_at, learning_rate_at, momentum_at
 from recipes.planning.stream import stream_of
 
 _COMPARED_EPOCHS = 1.0  # after a failure, sample by sample
+_UPDATE_BYTES = 100  # of memory for an update: its rate and, at most, its evaluation and checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +211,12 @@ class Rehearsal:
             "compared_updates": [restart.compared.start, restart.compared.stop - 1],
             "faults": list(restart.faults),
         }
+
+
+def least_memory(plan: Plan) -> int:
+    """Bytes of memory without which `rehearse` cannot go through a run."""
+    largest = max(planned.segment.global_batch_size for planned in plan.segments)
+    return SAMPLE_BYTES * (plan.dataset.num_train + largest) + _UPDATE_BYTES * plan.timeline.num_updates
 
 
 def rehearse(

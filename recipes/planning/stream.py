@@ -78,12 +78,17 @@ class Stream:
             two int64 arrays (positions,): the epoch by which a sample's draws are keyed, and its index.
         """
         epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
-        offsets, copies = np.divmod(offsets, self.repeats)
+        keys = epochs
+        if self.repeats > 1:
+            offsets, copies = np.divmod(offsets, self.repeats)
+            keys = epochs + _EPOCHS_A_COPY * copies
+        changes = np.flatnonzero(np.diff(epochs)) + 1  # few: positions mostly come in a row
         indices = np.empty_like(offsets)
-        for epoch in np.unique(epochs[np.diff(epochs, prepend=-1) != 0]):  # of few: positions mostly come in a row
-            here = epochs == epoch
-            indices[here] = permutation(self.seed, int(epoch), self.num_samples)[offsets[here]]
-        return epochs + _EPOCHS_A_COPY * copies, indices
+        for first, stop in zip([0, *changes], [*changes, len(epochs)], strict=True):
+            if stop > first:
+                order = permutation(self.seed, int(epochs[first]), self.num_samples)
+                indices[first:stop] = order[offsets[first:stop]]
+        return keys, indices
 
 
 def stream_of(recipe: Recipe, dataset: Dataset) -> Stream:

@@ -63,13 +63,15 @@ def rehearse(
 
     Every sample of the run is drawn for every worker and counted. Exit code 0: all holds, 5: a fault was found.
     """
-    from recipes.planning.rehearsal import Storage
+    from recipes.errors import InputRefused
+    from recipes.planning.rehearsal import Storage, least_memory
     from recipes.planning.rehearsal import rehearse as run
     from recipes.reading.load import overrides_by_file
     from recipes.reports.rehearsal import rehearsal_text
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused
     from trainers.launch.vocabulary import vocabulary
+    from trainers.runs.memory import installed_bytes
     from trainers.training.build import model_sizes
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
@@ -84,6 +86,10 @@ def rehearse(
     then = made if restart_on is None else planned(opened, where, workers=restart_on, **how)
     every = checkpoint_every_of(checkpoint_every, made)
     failures = failures_of(fail or [], made, then)
+    needed, installed = least_memory(made), installed_bytes()
+    if installed is not None and needed > installed:
+        what = f"to count the samples of this run takes {needed:,} bytes of memory, and this machine has {installed:,}"
+        raise InputRefused(f"{what}; rehearse it on a larger machine, or with fewer epochs: --set epochs=2")
     reads, measured = _files_of(opened.dataset, look=data is not None)
     known = Storage(
         reads=reads,

@@ -111,6 +111,7 @@ def test_places_of_a_failure(rehearsed, place, update):
         (("--checkpoint-every", "0"), "--checkpoint-every: 0 is no time at all"),
         (("--cluster", "laptop", "-n", "3"), "ask for 1 to 2"),
         (("--data", "photos"), "reads no folder"),
+        (("--set", "epochs=99999999999"), "rehearse it on a larger machine, or with fewer epochs: --set epochs=2"),
     ],
 )
 def test_wrong_input_is_refused_with_a_way_out(run, arguments, words):
