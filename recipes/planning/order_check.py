@@ -74,7 +74,7 @@ class Shares:
             yield f"{who} sample {position} of {size:,}"
 
 
-def taken(plan: Plan, shares: list[Shares], updates: range) -> Iterator[tuple[Shares, range, np.ndarray]]:
+def taken(plan: Plan, shares: list[Shares], updates: range) -> Iterator[tuple[Shares, np.ndarray]]:
     """What the workers take in some updates, segment after segment.
 
     Args:
@@ -82,7 +82,7 @@ def taken(plan: Plan, shares: list[Shares], updates: range) -> Iterator[tuple[Sh
         shares: of its segments.
         updates: of the run.
     Yields:
-        the shares; the updates they hold for; the positions in the stream, int64 (updates, samples).
+        the shares, and the positions in the stream that they are, int64 (updates, samples).
     """
     for planned, held in zip(plan.segments, shares, strict=True):
         segment = planned.segment
@@ -90,7 +90,7 @@ def taken(plan: Plan, shares: list[Shares], updates: range) -> Iterator[tuple[Sh
         here = range(first, min(updates.stop, segment.update + segment.num_updates))
         if here:
             starts = segment.samples + (np.array(here) - segment.update) * segment.global_batch_size
-            yield held, here, starts[:, None] + held.positions
+            yield held, starts[:, None] + held.positions
 
 
 def check_order(plan: Plan, stream: Order, *, tell: Callable[[int, int], None] = lambda done, of: None) -> OrderCheck:
@@ -144,7 +144,7 @@ def _counted(plan: Plan, shares: list[Shares], stream: Order, epoch: int) -> _Co
     size, timeline = stream.num_samples, plan.timeline
     low, high = epoch * size, min((epoch + 1) * size, timeline.num_samples)
     updates = range(timeline.update_of(low), timeline.update_of(high - 1) + 1)
-    inside = [positions[(positions >= low) & (positions < high)] for _, _, positions in taken(plan, shares, updates)]
+    inside = [positions[(positions >= low) & (positions < high)] for _, positions in taken(plan, shares, updates)]
     positions = np.concatenate(inside)
     _, ids = stream.at(positions)
     strangers = ids[(ids < 0) | (ids >= size)]
@@ -154,7 +154,8 @@ def _counted(plan: Plan, shares: list[Shares], stream: Order, epoch: int) -> _Co
         often, never = np.flatnonzero(counts > stream.repeats), np.flatnonzero(counts == 0)
         texts = []
         if len(often):
-            who = (_taker(plan, shares, position) for position in np.sort(positions[ids == often[0]])[:_NAMED].tolist())
+            places = np.unique(positions[ids == often[0]])[:_NAMED]
+            who = (_takers(plan, shares, position) for position in places.tolist())
             texts.append(f"{len(often):,} samples come too often, such as {often[0]} ({', '.join(who)})")
         if len(never) and high - low == size and stream.repeats == 1:
             texts.append(f"{len(never):,} samples do not come, such as {never[0]}")
@@ -176,7 +177,8 @@ def _comes_right(counts: np.ndarray, number: int, repeats: int) -> bool:
     return np.array_equal(np.bincount(counts, minlength=repeats + 1), expected)
 
 
-def _taker(plan: Plan, shares: list[Shares], position: int) -> str:
+def _takers(plan: Plan, shares: list[Shares], position: int) -> str:
     update = plan.timeline.update_of(position)
-    held, _, there = next(taken(plan, shares, range(update, update + 1)))
-    return f"rank {held.ranks[there[0] == position][0]} in update {update}"
+    held, positions = next(taken(plan, shares, range(update, update + 1)))
+    ranks = held.ranks[positions[0] == position]
+    return f"rank {' and '.join(map(str, ranks))} in update {update}"

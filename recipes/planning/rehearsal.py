@@ -313,7 +313,7 @@ def _other_samples(plan: Plan, then: Plan, updates: range, stream: Order) -> lis
 
 def _in_order(plan: Plan, shares: list[Shares], updates: range, stream: Order) -> np.ndarray:
     """What the workers draw in some updates, sorted by the position at which they take it: (position, sample)."""
-    drawn = [positions.ravel() for _, _, positions in taken(plan, shares, updates)]
+    drawn = [positions.ravel() for _, positions in taken(plan, shares, updates)]
     positions = np.concatenate(drawn)
     _, ids = stream.at(positions)
     order = np.argsort(positions, kind="stable")

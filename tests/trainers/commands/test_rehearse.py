@@ -40,10 +40,10 @@ def rehearsed(run):
 
 
 def test_akiba_on_1024_workers_in_seconds(rehearsed):
-    """1.28 million images, 90 epochs: each sample is drawn for its worker. Ten seconds on two idle cores of ours."""
-    before = time.perf_counter()
+    """1.28 million images, 90 epochs: each sample is drawn for its worker. 10 s of processor time, 6 s on two cores."""
+    before = time.process_time()
     tree = rehearsed("akiba2017", "--workers", 1024, "--cluster", "mn1", "--fail", "3@epoch12", "--restart-on", 1016)
-    assert time.perf_counter() - before < 30  # other tests may run beside it
+    assert time.process_time() - before < 20  # cores that others share are slower
     assert (tree["num_updates"], tree["num_samples"]) == (3519, 3519 * 32768)
     order = tree["order"]
     assert (order["num_samples"], order["whole_epochs"], order["rest"]) == (1281167, 90, 5562)
