@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands import data, machine, plan, recipes, runs, search, train, verify
+from trainers.commands import data, machine, plan, recipes, rehearse, runs, search, train, verify
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -20,6 +20,7 @@ Examples:
   kilobatch recipes list
   kilobatch recipes card goyal2017
   kilobatch plan goyal2017 --cluster mn1 -n 256
+  kilobatch rehearse akiba2017 --cluster mn1 --fail 3@epoch12
   kilobatch train digits/large_batch -n 2
   kilobatch search digits -n 2 --dry-run
 """
@@ -32,6 +33,7 @@ app.command()(search.search)
 app.command(hidden=True)(search.search_ranks)
 app.command()(search.serve_study)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
+app.command()(rehearse.rehearse)
 app.command()(verify.verify)
 app.command()(runs.evaluate)
 app.command()(runs.report)

@@ -17,6 +17,7 @@ COMMANDS = [
     ("recipes", "copy", "{}.yaml", "mine.yaml"),
     ("recipes", "diff", "digits/baseline", "{}"),
     ("plan", "digits/baseline", "--cluster", "{}.yaml"),
+    ("rehearse", "digits/baseline", "--cluster", "{}.yaml"),
     ("train", "digits/baseline", "--out", "{}"),
     ("evaluate", "{}"),
     ("report", "{}"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import string
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 
 from lr_schedules import Joined, Product, linear_scaling, no_scaling, sqrt_scaling
 from lr_schedules.units import Schedule
@@ -74,8 +74,12 @@ def image_size_at(recipe: Recipe, epoch: float) -> int | None:
 def momentum_at(recipe: Recipe, epoch: float) -> float | None:
     """The momentum coefficient of the optimizer, None where it has none; no published recipe moves it over time."""
     optimizer = recipe.optimizer
-    fields = optimizer.fields if isinstance(optimizer, Unbuilt) else asdict(optimizer)
-    return next((float(fields[name]) for name in _MOMENTUM_NAMES if name in fields), None)
+    if isinstance(optimizer, Unbuilt):
+        value = next((optimizer.fields[name] for name in _MOMENTUM_NAMES if name in optimizer.fields), None)
+    else:
+        there = {field.name for field in fields(optimizer)}
+        value = next((getattr(optimizer, name) for name in _MOMENTUM_NAMES if name in there), None)
+    return None if value is None else float(value)
 
 
 def _read_at(formula: LearningRate, epoch: float) -> float:

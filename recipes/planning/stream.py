@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recipes.planning.random_bits import draws
+
+if TYPE_CHECKING:
+    from recipes.schema import Dataset, Recipe
 
 # Further copies of a sample are augmented as if they came so many epochs later; no run has so many epochs.
 _EPOCHS_A_COPY = 2**32
@@ -21,9 +25,18 @@ def permutation(seed: int, epoch: int, num_samples: int) -> np.ndarray:
     Returns:
         int64 of shape (num_samples,), read-only: position in the epoch -> index of the sample.
     """
-    order = np.argsort(draws(seed, "permutation", epoch).bits(num_samples), kind="stable")
+    order = _stable_argsort(draws(seed, "permutation", epoch).bits(num_samples))
     order.flags.writeable = False
     return order
+
+
+def _stable_argsort(words: np.ndarray) -> np.ndarray:
+    """np.argsort(words, kind="stable") of random 64-bit words, in a third of the time.
+
+    NumPy sorts 16 bits by radix, in linear time. Merge sort then finds the words nearly in order.
+    """
+    first = np.argsort((words >> np.uint64(48)).astype(np.uint16), kind="stable")
+    return first[np.argsort(words[first], kind="stable")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +78,19 @@ class Stream:
             two int64 arrays (positions,): the epoch by which a sample's draws are keyed, and its index.
         """
         epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
-        offsets, copies = np.divmod(offsets, self.repeats)
+        keys = epochs
+        if self.repeats > 1:
+            offsets, copies = np.divmod(offsets, self.repeats)
+            keys = epochs + _EPOCHS_A_COPY * copies
+        changes = np.flatnonzero(np.diff(epochs)) + 1  # few: positions mostly come in a row
         indices = np.empty_like(offsets)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            indices[here] = permutation(self.seed, int(epoch), self.num_samples)[offsets[here]]
-        return epochs + _EPOCHS_A_COPY * copies, indices
+        for first, stop in zip([0, *changes], [*changes, len(epochs)], strict=True):
+            if stop > first:
+                order = permutation(self.seed, int(epochs[first]), self.num_samples)
+                indices[first:stop] = order[offsets[first:stop]]
+        return keys, indices
+
+
+def stream_of(recipe: Recipe, dataset: Dataset) -> Stream:
+    """The order in which a recipe draws the samples of its data set."""
+    return Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats)

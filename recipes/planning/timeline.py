@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lr_schedules import BatchRamp
-from recipes.schema.positions import first_sample_at
+from recipes.schema.positions import first_sample_at, next_multiple
 
 if TYPE_CHECKING:
     from recipes.schema import Dataset, Recipe
@@ -74,6 +75,32 @@ class Timeline:
         segment = self.segments[max(0, bisect_right(self.segments, sample, key=lambda s: s.samples) - 1)]
         steps = max(0, -(-(sample - segment.samples) // segment.global_batch_size))
         return segment.update + min(steps, segment.num_updates)
+
+    def update_of(self, sample: int) -> int:
+        """The update that takes a sample of the stream, counted from 0; `num_updates` or more after the end."""
+        segment = self.segments[bisect_right(self.segments, sample, key=lambda s: s.samples) - 1]
+        return segment.update + (sample - segment.samples) // segment.global_batch_size
+
+    def next_due(self, every: float | Literal["update"], *, after: int) -> int:
+        """After how many updates a thing that is done every so often is due next: evaluations, checkpoints.
+
+        It is due after the first update that reaches each multiple of `every`, and after the last update of the run.
+
+        Args:
+            every: epochs, above 0, or `update` for every update.
+            after: updates done, from 0 to `num_updates` - 1.
+        """
+        if every == "update":
+            return after + 1
+        reached = self.first_update_at(next_multiple(self.epoch_at(after), every))
+        return min(max(reached, after + 1), self.num_updates)
+
+    def all_due(self, every: float | Literal["update"]) -> Iterator[int]:
+        """Every number of updates after which it is due, see `next_due`."""
+        update = 0
+        while update < self.num_updates:
+            update = self.next_due(every, after=update)
+            yield update
 
 
 def timeline_of(recipe: Recipe, dataset: Dataset) -> Timeline:

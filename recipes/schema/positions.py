@@ -125,7 +125,21 @@ def last_multiple(epoch: float, every: float) -> float:
     >>> last_multiple(0.3, 0.1), last_multiple(2.9, 1.0)
     (0.3, 2.0)
     """
+    return multiple(every, _times(epoch, every))
+
+
+def next_multiple(epoch: float, every: float) -> float:
+    """The smallest multiple of `every` that is after `epoch`.
+
+    >>> next_multiple(0.3, 0.1), next_multiple(2.9, 1.0)
+    (0.4, 3.0)
+    """
+    return multiple(every, _times(epoch, every) + 1)
+
+
+def _times(epoch: float, every: float) -> int:
+    """How often `every` fits into `epoch`."""
     times = int(Fraction(epoch) / _period(every)) + 1
     while multiple(every, times) > epoch:
         times -= 1
-    return multiple(every, times)
+    return times

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from recipes.errors import Problem, RecipeError
 from recipes.planning.cluster import Cluster
@@ -67,15 +67,15 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         by_group=request.measure_noise,
     )
     _require_model_for_images(opened)
-    stop_after, every = request.stop_after, request.checkpoint_every
+    stop_after = request.stop_after
     return Prepared(
         opened=opened,
         plan=made,
         code_folders=tuple(folders),
         stop_after_update=(
-            None if stop_after is None else made.timeline.first_update_at(_epochs("--stop-after", stop_after, made))
+            None if stop_after is None else made.timeline.first_update_at(epochs_of("--stop-after", stop_after, made))
         ),
-        checkpoint_every=every if every == "update" else _epochs("--checkpoint-every", every, made),
+        checkpoint_every=checkpoint_every_of(request.checkpoint_every, made),
     )
 
 
@@ -160,8 +160,21 @@ def refused(flag: str, what: str, way_out: str) -> RecipeError:
     return RecipeError([Problem(file="command line", line=1, column=1, path=flag, what=what, way_out=way_out)])
 
 
-def _epochs(flag: str, text: str, made: Plan) -> float:
-    """The epochs of a position such as 30ep or 500up, from the start of the run."""
+def checkpoint_every_of(text: str, made: Plan) -> float | Literal["update"]:
+    """What `--checkpoint-every` asks for, in epochs, or `update`; refused as by `epochs_of`."""
+    return "update" if text == "update" else epochs_of("--checkpoint-every", text, made)
+
+
+def epochs_of(flag: str, text: str, made: Plan) -> float:
+    """The epochs of a position such as 30ep or 500up, from the start of the run.
+
+    Args:
+        flag: the option, for the message.
+        text: as it was typed.
+        made: the plan of the run.
+    Raises:
+        RecipeError: it is no position, or not above 0.
+    """
     timeline = made.timeline
     try:
         at = parse_position(

@@ -13,9 +13,9 @@ import numpy as np
 from chainer.training import Trainer
 
 from recipes.planning.forecast import forecast_tree
-from recipes.planning.stream import Stream
+from recipes.planning.stream import stream_of
+from recipes.planning.timeline import Timeline
 from recipes.reading.image_size import image_sizes, sides_by_size
-from recipes.schema.positions import last_multiple
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum
@@ -169,11 +169,11 @@ class _Run:
         return LoaderWorkers(number, place=place, moved=moved), f"{number} loader process(es)"
 
     def _updater(self, parts: Parts) -> RecipeUpdater:
-        recipe, dataset = self.opened.recipe, self.opened.dataset
+        recipe = self.opened.recipe
         iterator = StreamIterator(
             plan=self.plan,
             rank=self.mpi.rank,
-            stream=Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats),
+            stream=stream_of(recipe, self.opened.dataset),
             load=parts.load_train,
             workers=self.loader,
             mixing=parts.mixing,
@@ -307,7 +307,7 @@ class _Run:
         return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, observe=lambda line: lines.take([line]))
 
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
-        folder, num_updates = self.folder, self.plan.timeline.num_updates
+        folder, timeline = self.folder, self.plan.timeline
         trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
         timed = self.updater.clock.around
         evaluation = Evaluation(timed("evaluation", self._score), self.metrics)
@@ -320,8 +320,8 @@ class _Run:
             identity={"recipe": self.opened.recipe.name, "recipe_sha256": sha256_of_tree(self.opened.tree)},
             moved=self.heartbeat.moved,
         )
-        every = Every(epochs=self.prepared.checkpoint_every, num_updates=num_updates)
-        evaluates = Every(epochs=self.opened.recipe.evaluation.every, num_updates=num_updates)
+        every = Every(epochs=self.prepared.checkpoint_every, timeline=timeline)
+        evaluates = Every(epochs=self.opened.recipe.evaluation.every, timeline=timeline)
 
         def saves(trainer: Trainer) -> bool:
             return self._ends() or every(trainer)
@@ -356,7 +356,7 @@ class _Run:
             extension, every = component.build(), getattr(component, "every", None)
             trigger = getattr(extension, "trigger", (1, "iteration"))
             if every is not None:
-                trigger = Every(epochs=every, num_updates=self.plan.timeline.num_updates)
+                trigger = Every(epochs=every, timeline=self.plan.timeline)
             if resumed and hasattr(extension, "state"):
                 extension.state = resumed["extensions"][index]
             self.checkpoints.extensions.append(extension)
@@ -423,20 +423,16 @@ class _Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """Fires after the first update that reaches each multiple of `epochs`, and after the last update of the run.
+    """Fires after the updates after which `Timeline.next_due` says it is due.
 
     Args:
         epochs: above 0, or `update` for every update.
-        num_updates: updates of the whole run.
+        timeline: of the whole run.
     """
 
     epochs: float | Literal["update"]
-    num_updates: int
+    timeline: Timeline
 
     def __call__(self, trainer: Trainer) -> bool:
-        updater = trainer.updater
-        if self.epochs == "update" or updater.iteration == self.num_updates:
-            return True
-        return last_multiple(updater.epoch_detail, self.epochs) > last_multiple(
-            updater.previous_epoch_detail, self.epochs
-        )
+        done = trainer.updater.iteration
+        return self.timeline.next_due(self.epochs, after=done - 1) == done

@@ -4,12 +4,19 @@ import numpy as np
 import pytest
 
 from recipes.planning.random_bits import draws
-from recipes.planning.stream import Stream, permutation
+from recipes.planning.stream import Stream, _stable_argsort, permutation
 
 
 def test_a_permutation_is_the_stable_argsort_of_the_raw_draws():
     bits = draws(7, "permutation", 3).bits(50)
     assert permutation(7, 3, 50).tolist() == sorted(range(50), key=lambda i: int(bits[i]))
+
+
+@pytest.mark.parametrize("spread", [1, 50, 2**16, 2**48, 2**63])
+def test_the_fast_sort_is_stable(spread):
+    words = draws(7, "permutation", 0).bits(3000) % np.uint64(spread)
+    for these in (words, words << np.uint64(50), words[:1], words[:0]):
+        assert _stable_argsort(these).tolist() == sorted(range(len(these)), key=lambda i: int(these[i]))
 
 
 def test_nobody_can_write_into_the_permutation_that_others_read():

@@ -6,6 +6,7 @@ import pytest
 
 from lr_schedules import BatchRamp
 from recipes.planning.timeline import timeline
+from recipes.schema.positions import last_multiple
 
 
 def constant(size):
@@ -74,3 +75,32 @@ def test_norm_span_moves_with_its_own_ramp():
         num_train=1281167,
     )
     assert [(s.update, s.norm_span) for s in made.segments] == [(0, 64), (18768, 128)]  # ceil(30 * 1281167 / 2048)
+
+
+def ramp_of_two(num_train=1500):
+    ramp = BatchRamp(boundaries=(0.0, 1.0), sizes=(96, 192))
+    return timeline(global_batch_size=ramp, norm_span=constant(32), epochs=3.0, num_train=num_train)
+
+
+@pytest.mark.parametrize("every", [1.0, 0.1, 0.3, 0.128, 2.5, 7.0, 1e-9, 1 / 3])
+@pytest.mark.parametrize("num_train", [1500, 10, 7777])
+def test_a_thing_is_due_after_the_first_update_that_reaches_a_multiple_and_after_the_last(every, num_train):
+    made = ramp_of_two(num_train)
+    passed = [last_multiple(made.epoch_at(update), every) for update in range(made.num_updates + 1)]
+    due = [update for update in range(1, made.num_updates + 1) if passed[update] > passed[update - 1]]
+    expected = sorted({*due, made.num_updates})
+    assert list(made.all_due(every)) == expected
+    one_by_one = [n for n in range(1, made.num_updates + 1) if made.next_due(every, after=n - 1) == n]
+    assert one_by_one == expected
+
+
+def test_every_update_is_due_where_that_is_asked():
+    made = ramp_of_two()
+    assert list(made.all_due("update")) == list(range(1, made.num_updates + 1))
+
+
+def test_the_update_of_a_sample_is_the_one_that_takes_it():
+    made = ramp_of_two()
+    takes = [update for update in range(made.num_updates) for _ in range(made.segment_of(update).global_batch_size)]
+    assert [made.update_of(sample) for sample in range(made.num_samples)] == takes
+    assert made.update_of(made.num_samples) == made.num_updates

@@ -1,0 +1,175 @@
+"""`kilobatch rehearse`: a large run without its model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainers.commands.options import (
+    AllowCode,
+    ClusterName,
+    Data,
+    Exact,
+    Json,
+    MicroBatch,
+    Recipe,
+    SetBoth,
+    opened_recipe,
+)
+
+if TYPE_CHECKING:
+    from recipes.planning.planner import Plan
+    from recipes.planning.rehearsal import Failure
+    from recipes.schema import Dataset
+
+_MEASURED_FILES = 500
+_WRITTEN = "write it as 3@epoch12: the rank, then a place such as epoch12, 12ep, 500up, 1.5Msp or 0.5run"
+
+
+def rehearse(
+    recipe: Recipe,
+    workers: Annotated[
+        int | None, typer.Option("-n", "--workers", min=1, metavar="N", help="Workers; all of the cluster's.")
+    ] = None,
+    cluster: ClusterName = None,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option("--fail", metavar="3@epoch12", help="Rank 3 dies at epoch 12, or 500up, 0.5run. May be repeated."),
+    ] = None,
+    restart_on: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Workers after a failure; as many as before if left out.")
+    ] = None,
+    checkpoint_every: Annotated[str, typer.Option(metavar="1ep", help="As of kilobatch train.")] = "1ep",
+    image_bytes: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="B", help="Bytes of an image's file; left out, those below --data are measured."),
+    ] = None,
+    images_per_second: Annotated[
+        float | None, typer.Option(min=1, metavar="X", help="Images that all workers train a second.")
+    ] = None,
+    micro_batch_size: MicroBatch = None,
+    overrides: SetBoth = None,
+    exact: Exact = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Go through a large run without its model. Order, rates, checkpoints, restarts and storage, in seconds.
+
+    Every sample of the run is drawn for every worker and counted. Exit code 0: all holds, 5: a fault was found.
+    """
+    from recipes.errors import InputRefused
+    from recipes.planning.rehearsal import Storage, least_memory
+    from recipes.planning.rehearsal import rehearse as run
+    from recipes.reading.load import overrides_by_file
+    from recipes.reports.rehearsal import rehearsal_text
+    from trainers.launch.preflight import refuse_folder
+    from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused
+    from trainers.launch.vocabulary import vocabulary
+    from trainers.runs.memory import installed_bytes
+    from trainers.training.build import model_sizes
+
+    own, of_cluster = overrides_by_file(overrides or (), "cluster")
+    opened = opened_recipe(recipe, own, data, allow_code, looks=True)
+    refuse_folder(opened.dataset, data)
+    if restart_on is not None and not fail:
+        raise refused("--restart-on", "is for a run in which a rank dies", "name it: --fail 3@epoch12")
+    most = workers and max(workers, restart_on or 0)
+    where, _ = cluster_of(cluster, workers=most, vocabulary=vocabulary(), overrides=of_cluster)
+    how: dict[str, Any] = {"exact": exact, "micro_batch_size": micro_batch_size}
+    made = planned(opened, where, workers=workers, model=model_sizes(opened.recipe, opened.dataset), **how)
+    then = made if restart_on is None else planned(opened, where, workers=restart_on, **how)
+    every = checkpoint_every_of(checkpoint_every, made)
+    failures = failures_of(fail or [], made, then)
+    needed, installed = least_memory(made), installed_bytes()
+    if installed is not None and needed > installed:
+        what = f"to count the samples of this run takes {needed:,} bytes of memory, and this machine has {installed:,}"
+        raise InputRefused(f"{what}; rehearse it on a larger machine, or with fewer epochs: --set epochs=2")
+    reads, measured = _files_of(opened.dataset, look=data is not None)
+    known = Storage(
+        reads=reads,
+        image_bytes=measured if image_bytes is None else image_bytes,
+        images_per_second=images_per_second,
+        workers_per_node=None if cluster is None else where.workers_per_node,
+    )
+    with _progress() as tell:
+        rehearsed = run(made, checkpoint_every=every, failures=failures, restart_plan=then, storage=known, tell=tell)
+    print(json.dumps(rehearsed.as_tree(), indent=2) if as_json else rehearsal_text(rehearsed))
+    raise typer.Exit(0 if rehearsed.holds else 5)
+
+
+def failures_of(texts: list[str], made: Plan, then: Plan) -> list[Failure]:
+    """The failures of `--fail R@WHERE`, in the order of time.
+
+    Args:
+        texts: as they were typed.
+        made: the plan of the run, whose ranks the first failure may name.
+        then: that after a failure, whose ranks the others may name.
+    Raises:
+        RecipeError: not a rank and a place, a rank that is not there, or a place after the end of the run.
+    """
+    from recipes.planning.rehearsal import Failure
+    from recipes.schema.positions import first_sample_at
+    from trainers.launch.request import epochs_of, refused
+
+    timeline, found = made.timeline, []
+    for text in texts:
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*@\s*(epoch|update)?\s*(.+?)\s*", text)
+        if match is None:
+            raise refused("--fail", f"{text!r} is not a rank and a place", _WRITTEN)
+        unit = {"epoch": "ep", "update": "up", None: ""}[match[2]]
+        epoch = epochs_of("--fail", match[3] + unit, made)
+        sample = first_sample_at(epoch, timeline.num_train)
+        if sample >= timeline.num_samples:
+            end = f"its last update ends at epoch {timeline.epoch_at(timeline.num_updates):.6g}"
+            raise refused("--fail", f"{text} lies after the end of the run: {end}", "name an earlier place")
+        found.append((Failure(rank=int(match[1]), update=timeline.update_of(sample)), text))
+    found.sort(key=lambda pair: pair[0].update)
+    for number, (failure, text) in enumerate(found):
+        there = then.workers if number else made.workers
+        if failure.rank >= there:
+            after = " after the failure before" if number else ""
+            raise refused(
+                "--fail", f"{text}: there is no rank {failure.rank}{after}", f"ranks go from 0 to {there - 1}"
+            )
+    return [failure for failure, _ in found]
+
+
+def _files_of(dataset: Dataset, *, look: bool) -> tuple[bool, float | None]:
+    """Whether images are read while a run goes on, and the mean size of evenly spaced ones, where it is known.
+
+    Args:
+        look: open the data set to learn it.
+    Raises:
+        DataRefused: its files cannot be read.
+    """
+    from trainers.launch.preflight import DataRefused
+
+    if not look:
+        return getattr(dataset.reader, "reads_folder", True), None
+    from trainers.datasets.samples import SamplesInMemory
+
+    try:
+        samples = dataset.reader.open(dataset.root, "train")
+        if not hasattr(samples, "encoded"):
+            return not isinstance(samples, SamplesInMemory), None
+        count = min(len(samples), _MEASURED_FILES)
+        sizes = (len(samples.encoded(number * len(samples) // count)) for number in range(count))
+        return True, sum(sizes) / count
+    except (LookupError, OSError, ValueError) as error:
+        what = f"data set {dataset.name}: {error}"
+        raise DataRefused(f"{what}; correct --data, or leave it out and give --image-bytes") from error
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A line on a terminal that says how many epochs are checked."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("drawing the samples") as status:
+        yield lambda done, of: status.update(f"drawing the samples: {done:,} of {of:,} epochs")
