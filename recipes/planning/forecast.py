@@ -18,7 +18,7 @@ from recipes.planning import all_reduce
 from recipes.planning.cluster import Cluster
 from recipes.planning.constants import FITTED
 from recipes.planning.hardware import MeasuredAllReduce, Rate
-from recipes.planning.networks import Network, known_network, network, uniform_network
+from recipes.planning.networks import Network, known_network, network, profiled_network
 from recipes.planning.planner import Plan, PlannedSegment
 from recipes.planning.update_time import AllReduce, Compute, Exchange, UpdateTime, calibrated, update_time
 from recipes.schema.vocabulary import Unbuilt
@@ -218,7 +218,7 @@ def _network_of(case: Case, rate: Rate, *, of_rate: bool = False) -> Network:
     if not arrays:
         what = f"the sizes of {case.model}'s parameters are not known"
         raise NoForecast(f"{what}; `kilobatch probe RECIPE` writes them into the cluster's file as parameter_arrays")
-    return uniform_network(case.model, tuple(arrays))
+    return profiled_network(case.model, tuple(arrays), rate.backward_microseconds)
 
 
 def _area(case: Case, rate: Rate) -> float:

@@ -35,6 +35,7 @@ class Rate:
         scored_per_second: samples of an evaluation on one device a second; null: three times the training rate.
         parameter_arrays: sizes of the model's arrays in the order of its layers; for models that the planner does not
             know.
+        backward_microseconds: of backward, for each of them; left out, each is taken to cost the same.
         basis: `probe` measured here, `published` measured by others, `assumed`.
         source: where and when.
     Raises:
@@ -51,12 +52,15 @@ class Rate:
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
     scored_per_second: float | None = None
     parameter_arrays: tuple[int, ...] = ()
+    backward_microseconds: tuple[int, ...] = ()
     basis: Literal["probe", "published", "assumed"] = "published"
     source: str
 
     def __post_init__(self) -> None:
         _require_positive(self, "image_size", "micro_batch_size", "devices", "accumulation_steps")
         _require_positive(self, "samples_per_second", "scored_per_second")
+        if self.backward_microseconds and len(self.backward_microseconds) != len(self.parameter_arrays):
+            raise ValueError("Rate.backward_microseconds must have an entry for each of parameter_arrays")
 
     @property
     def global_batch_size(self) -> int:

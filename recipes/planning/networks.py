@@ -17,7 +17,7 @@ class Layer:
 
     Args:
         parameters: how many.
-        multiply_adds: of one sample's forward; at least 1.
+        multiply_adds: of one sample's forward, or a measured time; only their shares matter. At least 1.
     """
 
     parameters: int
@@ -48,9 +48,17 @@ class Network:
         return sum(layer.multiply_adds for layer in self.layers)
 
 
-def uniform_network(name: str, parameters: tuple[int, ...]) -> Network:
-    """A network of which only the sizes of its parameter arrays are known: each is taken to cost the same time."""
-    return Network(name, 0, tuple(Layer(number, 1) for number in parameters))
+def profiled_network(name: str, parameters: tuple[int, ...], microseconds: tuple[int, ...] = ()) -> Network:
+    """A network of which the sizes of its arrays are known, and maybe the microseconds of backward for each.
+
+    Args:
+        name: of the model.
+        parameters: of each array, in the order of the forward pass.
+        microseconds: of backward, from the array behind it to its own gradient; each is taken to cost the same where
+            left out.
+    """
+    times = microseconds or (1,) * len(parameters)
+    return Network(name, 0, tuple(Layer(number, max(time, 1)) for number, time in zip(parameters, times, strict=True)))
 
 
 def network_names() -> list[str]:

@@ -239,6 +239,7 @@ class Trained:
     def __init__(self, world: Any, *, samples: int, way: str, wire: str = "float32") -> None:
         from recipes.planning.cluster import GradientExchange
         from trainers.communicators import Dummy, Ring
+        from trainers.gradients.flat_gradients import backward_profile
         from trainers.launch.request import TrainRequest, prepare
         from trainers.models.batch_norm import NormGroups
         from trainers.training.build import build, build_exchange
@@ -259,7 +260,9 @@ class Trained:
             overlap=way in ("buckets", "double"),
         )
         self._world = world
-        self.arrays = [each.size for each in parts.model.params() if each.array is not None]
+        images = np.stack([parts.load_eval(0, index)[0] for index in range(min(samples, 256))])
+        profile = backward_profile(parts.model, images, repeats=3)[::-1]
+        self.profile = [size for size, _ in profile], [round(1e6 * seconds) for _, seconds in profile]
         self.exchange = build_exchange(settings, parts, world, copies=2 if doubled else 1)
         self._updater = RecipeUpdater(
             {"main": Replay(load_shares(prepared, world.rank, 2))},
@@ -354,7 +357,7 @@ def probe_links(world: Any, num_bytes: int) -> dict[str, MeasuredAllReduce]:
 
 def predictions(
     probed: Mapping[str, MeasuredAllReduce],
-    arrays: Sequence[int],
+    profile: tuple[Sequence[int], Sequence[int]],
     compute: tuple[float, float],
     *,
     ranks: int,
@@ -364,18 +367,18 @@ def predictions(
 
     Args:
         probed: timed all-reduces by wire.
-        arrays: sizes of the network's arrays in the order of its layers.
+        profile: sizes of the network's arrays in the order of its layers, and microseconds of backward for each.
         compute: seconds at CALIBRATION_SIZES, without any exchange.
         ranks, samples: that train, and of an update on each.
     """
     from recipes.planning.cluster import GradientExchange
-    from recipes.planning.networks import uniform_network
+    from recipes.planning.networks import profiled_network
     from recipes.planning.update_time import Compute, Exchange, update_time
 
     (few, many), (first, last) = CALIBRATION_SIZES, compute
     per_sample = (last - first) / (many - few)
     step = Compute(fixed_seconds=first - per_sample * few, seconds_per_sample=per_sample)
-    network = uniform_network("small", tuple(arrays))
+    network = profiled_network("small", *map(tuple, profile))
     found = {COMPUTE: float(step.seconds(samples))}
     for wire, timed in probed.items():
         for way, overlap in zip(WAYS, ("none", "bucket", "double_buffering"), strict=True):
@@ -425,8 +428,8 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
         trained = {COMPUTE: Trained(world, samples=samples, way=COMPUTE)}
         for wire in WIRES:
             trained |= {f"{way} {wire}": Trained(world, samples=samples, way=way, wire=wire) for way in WAYS}
-        arrays = trained[COMPUTE].arrays
-        predicted = predictions(probed, arrays, compute, ranks=world.size, samples=samples)
+        profile = trained[COMPUTE].profile
+        predicted = predictions(probed, profile, compute, ranks=world.size, samples=samples)
         calls = {name: functools.partial(one.seconds, options.updates) for name, one in trained.items()}
         seconds = medians_of_turns(calls, rounds=options.rounds)
         for one in trained.values():

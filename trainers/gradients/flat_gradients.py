@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator
@@ -345,3 +347,34 @@ def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[
     position |= dict.fromkeys(late, len(arrivals))
     order = sorted(range(len(known)), key=lambda number: position.get(number, math.inf))
     return [(*known[number], number in late) for number in order]
+
+
+def backward_profile(model: chainer.Chain, images_NCHW: np.ndarray, *, repeats: int = 5) -> list[tuple[int, float]]:
+    """Size of each parameter and seconds of backward from the one before, in the order in which backward finishes them.
+
+    Args:
+        model: its parameters are initialised.
+        images_NCHW: a micro-batch.
+        repeats: trial passes, of which the fastest counts; one more warms up.
+    """
+    known = dict(enumerate(model.params()))
+    numbers = {id(parameter): number for number, parameter in known.items()}
+    best: list[tuple[int, float]] = []
+    for _ in range(repeats + 1):
+        arrivals: list[tuple[int, float]] = []
+        hooks = GradientHooks(
+            lambda variable: numbers.get(id(variable)),
+            lambda number, _, arrivals=arrivals: arrivals.append((number, time.perf_counter())),
+        )
+        model.cleargrads()
+        with chainer.using_config("train", True), hooks:
+            loss = F.sum(model(images_NCHW))
+            began = time.perf_counter()
+            loss.backward()
+        times = [began, *(at for _, at in arrivals)]
+        sizes = [known[number].size for number, _ in arrivals]
+        steps = [(size, after - before) for size, (before, after) in zip(sizes, itertools.pairwise(times), strict=True)]
+        if not best or sum(seconds for _, seconds in steps) < sum(seconds for _, seconds in best):
+            best = steps
+    model.cleargrads()
+    return best

@@ -27,6 +27,7 @@ import yaml
 
 from recipes.errors import InputRefused
 from recipes.planning.hardware import MeasuredAllReduce, Rate
+from recipes.planning.networks import known_network
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
 from trainers.launch.planning import rates_of
@@ -70,7 +71,8 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
     source = f"kilobatch probe {request.recipe}, {began:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     with tempfile.TemporaryDirectory(prefix="kilobatch-probe-") as folder:
         runs = list(_trained(request, Path(folder)))
-        rates = [replace(rate, source=source) for one in runs for rate in one.rates(opened)]
+        profile = _profile(opened, next(runs[0].rates(opened)))
+        rates = [replace(rate, source=source, **profile) for one in runs for rate in one.rates(opened)]
         request.tell("reading and writing a file of 64 MB")
         written, read = _disk(Path(folder))
     links: dict[str, Any] = {}
@@ -154,6 +156,22 @@ def _train(request: ProbeRequest, folder: Path, workers: int, micro_batch: int |
         raise InputRefused(f"a run on {workers} ranks for the probe failed: {said[-2000:]}")
     run = open_run(folder)
     return _Trained(run=run, start_seconds=_start_seconds(folder, began), scored_per_second=_scored(folder, run))
+
+
+def _profile(opened: OpenedRecipe, rate: Rate) -> dict[str, tuple[int, ...]]:
+    """Sizes and backward's microseconds of the model's arrays, where the planner does not know its layers."""
+    if known_network(rate.model):
+        return {}
+    from trainers.gradients.flat_gradients import backward_profile
+    from trainers.training.build import build_model
+
+    model = build_model(opened.recipe, opened.dataset)
+    shape = (rate.micro_batch_size, opened.dataset.channels, rate.image_size, rate.image_size)
+    profile = backward_profile(model, np.zeros(shape, np.float32))[::-1]
+    return {
+        "parameter_arrays": tuple(size for size, _ in profile),
+        "backward_microseconds": tuple(max(1, round(1e6 * seconds)) for _, seconds in profile),
+    }
 
 
 def _lines(metrics: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.planning.networks import Network, known_network, network, network_names, uniform_network
+from recipes.planning.networks import Network, known_network, network, network_names, profiled_network
 
 # Parameters: torchvision 0.29's `sum(p.numel() for p in model.parameters())`, auxiliary outputs left out.
 PARAMETERS = {
@@ -73,6 +73,8 @@ def test_names_of_recipes_and_of_tables_mean_the_same() -> None:
 
 
 def test_a_network_of_known_arrays_only_takes_each_to_cost_the_same() -> None:
-    net = uniform_network("Mine", (10, 30))
+    net = profiled_network("Mine", (10, 30))
     assert isinstance(net, Network)
     assert (net.num_parameters, net.multiply_adds) == (40, 2)
+    timed = profiled_network("Mine", (10, 30), (900, 100))
+    assert [layer.multiply_adds for layer in timed.layers] == [900, 100]
