@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from recipes import schema
+from recipes.planning import hardware
 from recipes.planning.cluster import Cluster, GradientExchange
 from recipes.reading.read import Field, component_of, fields_of, options_of, words
 from recipes.schema.positions import UNITS
@@ -108,6 +109,14 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`on_bad_image` of a data set, as a mapping", schema.StopAfter),
     ("A cluster: `configs/clusters/*.yaml`", Cluster),
     ("`exchange` of a cluster", GradientExchange),
+    ("`hardware` of a cluster", hardware.Hardware),
+    ("An entry of `rates` of `hardware`", hardware.Rate),
+    ("`node_link` of `hardware`", hardware.NodeLink),
+    ("`network` of `hardware`", hardware.NetworkLink),
+    ("`input` of `hardware`", hardware.Input),
+    ("`price` of `hardware`", hardware.Price),
+    ("An entry of `all_reduces` of `hardware`", hardware.MeasuredAllReduce),
+    ("`coordination` of `hardware`", hardware.Coordination),
     ("A search: `configs/searches/*.yaml`", schema.Search),
     ("`objective` of a search, or an entry of it", schema.Objective),
     ("An entry of `constraints` of a search", schema.Constraint),
