@@ -351,6 +351,15 @@ class Forecast:
         """Of the whole run."""
         return self.update_seconds + self.evaluation_seconds + self.checkpoint_seconds + self.start_seconds
 
+    def seconds_of(self, first: int, stop: int) -> float:
+        """Of the updates from `first` up to before `stop`, without evaluations."""
+        total = 0.0
+        for each in self.segments:
+            begin = each.planned.segment.update
+            end = begin + each.planned.segment.num_updates
+            total += max(0, min(stop, end) - max(first, begin)) * float(each.update.total)
+        return total
+
     @property
     def range_seconds(self) -> tuple[float, float]:
         """Where the time of the run is expected, with nine in ten runs of this kind inside."""

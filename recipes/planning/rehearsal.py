@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recipes.planning.division import Division
+from recipes.planning.forecast import Forecast
 from recipes.planning.order_check import SAMPLE_BYTES, Order, OrderCheck, Shares, check_order, taken
 from recipes.planning.planner import Plan
 from recipes.planning.rates import batch_size_at, learning_rate_at, momentum_at
@@ -104,6 +105,20 @@ class Rehearsal:
         recipe, memory = self.plan.recipe, self.plan.model.memory()
         copies = 1 + (recipe.weight_average is not None) + recipe.updater.double_buffering
         return copies * memory["weights_bytes"] + memory["optimizer_state_bytes"]
+
+    def seconds(self, time: Forecast, time_after: Forecast) -> tuple[float, float]:
+        """Of the run without its failures, and with them.
+
+        Args:
+            time: the forecast of the plan.
+            time_after: that of the plan after a failure.
+        """
+        now, at = time, 0
+        taken = time.seconds - time.update_seconds
+        for restart in self.restarts:
+            taken += now.seconds_of(at, restart.failure.update + 1) + time_after.start_seconds
+            now, at = time_after, restart.update
+        return time.seconds, taken + now.seconds_of(at, self.plan.timeline.num_updates)
 
     @property
     def longest_gap(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from recipes.planning.rehearsal import Rehearsal
 from recipes.reports.curves import points_text, reads_better_in_decades
-from recipes.reports.wording import counted, number, size
+from recipes.reports.wording import counted, duration, number, size
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
@@ -37,6 +37,14 @@ def rehearsal_text(rehearsal: Rehearsal) -> str:
         *(f"note: {note}" for note in tree["notes"]),
     ]
     return "\n".join(lines)
+
+
+def rehearsed_time_text(without: float, with_failures: float, restarts: int) -> str:
+    """The time of the run by the planner's model, and what the failures add."""
+    if not restarts:
+        return f"time: {duration(without)} (`kilobatch plan` says what this rests on)"
+    more = duration(with_failures - without)
+    return f"time: {duration(with_failures)}, {more} more than without {counted(restarts, 'failure')}"
 
 
 def sparkline(values: np.ndarray, columns: int = _COLUMNS) -> str:

@@ -64,10 +64,12 @@ def rehearse(
     Every sample of the run is drawn for every worker and counted. Exit code 0: all holds, 5: a fault was found.
     """
     from recipes.errors import InputRefused
+    from recipes.planning.forecast import NoForecast, forecast
     from recipes.planning.rehearsal import Storage, least_memory
     from recipes.planning.rehearsal import rehearse as run
+    from recipes.reading.image_size import sides_by_size
     from recipes.reading.load import overrides_by_file
-    from recipes.reports.rehearsal import rehearsal_text
+    from recipes.reports.rehearsal import rehearsal_text, rehearsed_time_text
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused
     from trainers.launch.vocabulary import vocabulary
@@ -99,7 +101,19 @@ def rehearse(
     )
     with _progress() as tell:
         rehearsed = run(made, checkpoint_every=every, failures=failures, restart_plan=then, storage=known, tell=tell)
-    print(json.dumps(rehearsed.as_tree(), indent=2) if as_json else rehearsal_text(rehearsed))
+    sides = sides_by_size(opened.recipe)
+    try:
+        seconds = rehearsed.seconds(forecast(made, sides), forecast(then, sides))
+    except NoForecast as error:
+        seconds, time = None, f"time: not planned: {error}"
+    else:
+        time = rehearsed_time_text(*seconds, len(rehearsed.restarts))
+    if as_json:
+        names = ("seconds", "seconds_with_failures")
+        more = dict.fromkeys(names) if seconds is None else dict(zip(names, seconds, strict=True))
+        print(json.dumps(rehearsed.as_tree() | more, indent=2))
+    else:
+        print(f"{rehearsal_text(rehearsed)}\n{time}")
     raise typer.Exit(0 if rehearsed.holds else 5)
 
 

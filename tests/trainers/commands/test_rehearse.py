@@ -158,3 +158,16 @@ def test_a_broken_order_ends_with_5(run, monkeypatch):
     assert "order: BROKEN" in shown
     assert "such as 8" in shown
     assert "1 samples do not come, such as 7" in shown
+
+
+def test_failures_cost_the_time_of_what_they_repeat(rehearsed, run):
+    words = ("goyal2017", "--workers", "256", "--cluster", "big-basin", "--set", "epochs=6")
+    whole = rehearsed(*words)
+    assert whole["seconds"] == whole["seconds_with_failures"]
+    hurt = rehearsed(*words, "--fail", "3@300up")
+    repeated = hurt["restarts"][0]["repeated_updates"] + 1
+    each = (whole["seconds"] - 5) / whole["num_updates"]  # 5 s is the start; evaluations are a part of the rest
+    assert hurt["seconds"] == whole["seconds"]
+    assert hurt["seconds_with_failures"] - hurt["seconds"] == pytest.approx(5 + repeated * each, rel=0.05)
+    assert "more than without 1 failure" in run(*words, "--fail", "3@300up")[1]
+    assert rehearsed("digits/large_batch", "--workers", "2")["seconds"] is None
