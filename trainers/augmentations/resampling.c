@@ -17,6 +17,7 @@
 #define BITS 22
 #define HALF (1 << (BITS - 1))
 #define TAPS 16     /* weights of a value, at most. Their rounding cannot lift a sum above 255: nothing is clipped */
+#define GROUPS 4    /* of four weights */
 #define ROWS 4      /* that go through the horizontal pass together */
 #define BEYOND 128  /* bytes that a pass reads from a place on */
 #define TABLE 64    /* words of a table: see plan_512 and plan_256 */
@@ -98,55 +99,56 @@ struct plan {
 /* A block is 16 values, channels side by side. Table: the place of four bytes for each value, behind the base, then each
  * part of their weights. Returns 0 if pixels are too far apart. */
 static int plan_512(struct plan *p, const struct axis *a) {
-    int32_t *bases = p->bases, *table = p->tables, channels = p->channels, steps = channels * 0x03020100;
+    int channels = p->channels, value = 0, steps = channels * 0x03020100, b[GROUPS][3];
+    int32_t *table = p->tables - TABLE * p->groups, *bases = p->bases - p->groups;
     p->wide = 0;
-    for (int block = 0; block < p->blocks; block++)
-        for (int group = 0; group < a->groups; group++, table += TABLE) {
-            int base = least((a->firsts[16 * block / channels] + 4 * group) * channels, p->bytes), done = -1, b[3] = {0};
-            *bases++ = base;
-            for (int lane = 0; lane < 16; lane++) {
-                int x = least((16 * block + lane) / channels, a->to - 1), count = least(a->counts[x] - 4 * group, 4);
-                int place = (a->firsts[x] + 4 * group) * channels + (16 * block + lane) % channels - base;
-                int last = count > 0 ? place + (count - 1) * channels : 0;
+    for (int x = 0; x < a->to; x++) {
+        for (int group = 0; group < p->groups; group++) to_bytes(a->weights[x] + 4 * group, b[group]);
+        for (int channel = 0; channel < channels; channel++, value++) {
+            int lane = value % 16;
+            if (lane == 0) {
+                table += TABLE * p->groups, bases += p->groups;
+                for (int group = 0; group < p->groups; group++)
+                    bases[group] = least((a->firsts[x] + 4 * group) * channels, p->bytes);
+            }
+            for (int group = 0; group < p->groups; group++) {
+                int place = (a->firsts[x] + 4 * group) * channels + channel - bases[group];
+                int count = least(a->counts[x] - 4 * group, 4), last = count > 0 ? place + (count - 1) * channels : 0;
                 if (last >= 128) return 0;
                 p->wide |= last >= 64;
-                if (x != done) to_bytes(a->weights[x] + 4 * group, b), done = x;
-                table[lane] = (place & 127) * 0x01010101 + steps;
-                for (int part = 0; part < 3; part++) table[16 * (part + 1) + lane] = b[part];
+                table[TABLE * group + lane] = (place & 127) * 0x01010101 + steps;
+                for (int part = 0; part < 3; part++) table[TABLE * group + 16 * (part + 1) + lane] = b[group][part];
             }
         }
+    }
     return 1;
 }
 
-WITH_AVX512 INLINE __m512i rounded_512(__m512i high, __m512i middle, __m512i low) {
-    __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, 8), middle);
-    return _mm512_srli_epi32(_mm512_add_epi32(_mm512_slli_epi32(sum, 8), low), BITS);
-}
+/* The part of each weight after `sum`, of all groups. */
+#define ADD_512(sum, pixels, part)                              \
+    for (int group = 0; group < groups; group++)                \
+    sum = _mm512_dpbusd_epi32(sum, pixels, part)
 
 WITH_AVX512 INLINE void block_rows_512(const uint8_t *const *from, uint8_t *const *to, const struct plan *p, int groups,
                                        int wide) {
     const int32_t *table = p->tables, *base = p->bases;
-    for (int64_t block = 0; block < p->blocks; block++) {
-        __m512i high[ROWS], middle[ROWS], low[ROWS];
-        for (int row = 0; row < ROWS; row++)
-            high[row] = _mm512_set1_epi32(HALF >> 16), middle[row] = low[row] = _mm512_setzero_si512();
-        for (int group = 0; group < groups; group++, table += TABLE, base++) {
-            __m512i places = _mm512_load_si512(table), b0 = _mm512_load_si512(table + 16);
-            __m512i b1 = _mm512_load_si512(table + 32), b2 = _mm512_load_si512(table + 48);
+    for (int64_t block = 0; block < p->blocks; block++, table += groups * TABLE, base += groups) {
+        __m512i pixels[GROUPS][ROWS], sums[ROWS];
+        for (int group = 0; group < groups; group++)
             for (int row = 0; row < ROWS; row++) {
-                __m512i pixels = _mm512_loadu_si512(from[row] + *base);
-                if (wide)
-                    pixels = _mm512_permutex2var_epi8(pixels, places, _mm512_loadu_si512(from[row] + *base + 64));
-                else
-                    pixels = _mm512_permutexvar_epi8(places, pixels);
-                high[row] = _mm512_dpbusd_epi32(high[row], pixels, b0);
-                middle[row] = _mm512_dpbusd_epi32(middle[row], pixels, b1);
-                low[row] = _mm512_dpbusd_epi32(low[row], pixels, b2);
+                const uint8_t *place = from[row] + base[group];
+                __m512i places = _mm512_load_si512(table + TABLE * group), bytes = _mm512_loadu_si512(place);
+                pixels[group][row] = wide ? _mm512_permutex2var_epi8(bytes, places, _mm512_loadu_si512(place + 64))
+                                          : _mm512_permutexvar_epi8(places, bytes);
             }
-        }
+        for (int row = 0; row < ROWS; row++) sums[row] = _mm512_set1_epi32(HALF >> 16);
+        for (int part = 0; part < 3; part++)
+            for (int row = 0; row < ROWS; row++) {
+                if (part) sums[row] = _mm512_slli_epi32(sums[row], 8);
+                ADD_512(sums[row], pixels[group][row], _mm512_load_si512(table + TABLE * group + 16 * (part + 1)));
+            }
         for (int row = 0; row < ROWS; row++)
-            _mm_storeu_si128((__m128i *)(to[row] + 16 * block),
-                             _mm512_cvtepi32_epi8(rounded_512(high[row], middle[row], low[row])));
+            _mm_storeu_si128((__m128i *)(to[row] + 16 * block), _mm512_cvtepi32_epi8(_mm512_srli_epi32(sums[row], BITS)));
     }
 }
 
@@ -157,32 +159,31 @@ WITH_AVX512 static void horizontal_512(const uint8_t *const *from, uint8_t *cons
     else block_rows_512(from, to, p, p->groups, 0);
 }
 
+/* Of 64 columns in four rows, the four bytes of each column side by side: in q 4 columns of each 16. */
+WITH_AVX512 INLINE void by_column_512(const uint8_t *const *rows, int64_t place, __m512i *pixels) {
+    __m512i r[4], lower[2], upper[2];
+    for (int t = 0; t < 4; t++) r[t] = _mm512_load_si512(rows[t] + place);
+    for (int two = 0; two < 2; two++) {
+        lower[two] = _mm512_unpacklo_epi8(r[2 * two], r[2 * two + 1]);
+        upper[two] = _mm512_unpackhi_epi8(r[2 * two], r[2 * two + 1]);
+    }
+    pixels[0] = _mm512_unpacklo_epi16(lower[0], lower[1]), pixels[1] = _mm512_unpackhi_epi16(lower[0], lower[1]);
+    pixels[2] = _mm512_unpacklo_epi16(upper[0], upper[1]), pixels[3] = _mm512_unpackhi_epi16(upper[0], upper[1]);
+}
+
 WITH_AVX512 INLINE void columns_512(const uint8_t *const *rows, const int32_t *b, int groups, uint8_t *to,
                                     int64_t values) {
     for (int64_t place = 0; place < values; place += 64) {
-        __m512i high[4], middle[4], low[4];
-        for (int q = 0; q < 4; q++)
-            high[q] = _mm512_set1_epi32(HALF >> 16), middle[q] = low[q] = _mm512_setzero_si512();
-        for (int group = 0; group < groups; group++) {
-            __m512i r[4], pixels[4];
-            for (int t = 0; t < 4; t++) r[t] = _mm512_load_si512(rows[4 * group + t] + place);
-            for (int t = 0; t < 4; t += 2) { /* pairs of rows, at 0 and 1 of 16 bytes their lower half, at 2 and 3 the upper */
-                pixels[t / 2] = _mm512_unpacklo_epi8(r[t], r[t + 1]);
-                pixels[t / 2 + 2] = _mm512_unpackhi_epi8(r[t], r[t + 1]);
-            }
-            for (int q = 0; q < 4; q += 2) {
-                __m512i first = pixels[q], second = pixels[q + 1];
-                pixels[q] = _mm512_unpacklo_epi16(first, second);
-                pixels[q + 1] = _mm512_unpackhi_epi16(first, second);
-            }
+        __m512i pixels[GROUPS][4], sums[4];
+        for (int group = 0; group < groups; group++) by_column_512(rows + 4 * group, place, pixels[group]);
+        for (int q = 0; q < 4; q++) sums[q] = _mm512_set1_epi32(HALF >> 16);
+        for (int part = 0; part < 3; part++)
             for (int q = 0; q < 4; q++) {
-                high[q] = _mm512_dpbusd_epi32(high[q], pixels[q], _mm512_set1_epi32(b[3 * group]));
-                middle[q] = _mm512_dpbusd_epi32(middle[q], pixels[q], _mm512_set1_epi32(b[3 * group + 1]));
-                low[q] = _mm512_dpbusd_epi32(low[q], pixels[q], _mm512_set1_epi32(b[3 * group + 2]));
+                if (part) sums[q] = _mm512_slli_epi32(sums[q], 8);
+                ADD_512(sums[q], pixels[group][q], _mm512_set1_epi32(b[3 * group + part]));
             }
-        }
-        for (int q = 0; q < 4; q++) low[q] = rounded_512(high[q], middle[q], low[q]);
-        __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(low[0], low[1]), _mm512_packus_epi32(low[2], low[3]));
+        for (int q = 0; q < 4; q++) sums[q] = _mm512_srli_epi32(sums[q], BITS);
+        __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(sums[0], sums[1]), _mm512_packus_epi32(sums[2], sums[3]));
         __mmask64 there = values - place >= 64 ? ~0ull : (1ull << (values - place)) - 1;
         _mm512_mask_storeu_epi8(to + place, there, bytes);
     }
