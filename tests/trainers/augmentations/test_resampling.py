@@ -47,7 +47,15 @@ def sizes(count):
             yield tuple(int(2 ** random.uniform(0, 9)) for _ in range(4))
 
 
-EDGES = [(1, 1, 1, 1), (1, 1, 224, 224), (1, 7, 3, 1), (7, 1, 1, 5), (2, 3, 1, 2), (224, 224, 224, 224), (64, 21, 21, 64)]
+EDGES = [
+    (1, 1, 1, 1),
+    (1, 1, 224, 224),
+    (1, 7, 3, 1),
+    (7, 1, 1, 5),
+    (2, 3, 1, 2),
+    (224, 224, 224, 224),
+    (64, 21, 21, 64),
+]
 EDGES += [(448, 448, 224, 224), (700, 700, 100, 100), (9, 9, 8, 10), (5, 5, 500, 500), (33, 300, 33, 299)]
 
 
@@ -110,22 +118,22 @@ def test_threads_compute_the_same(passes):
     given = [images(height, 333, 3)[0] for height in range(200, 232)]
     expected = [compiled(image, 224, 224, passes=passes) for image in given]
     with ThreadPoolExecutor(8) as pool:
-        for ours, alone in zip(pool.map(lambda image: compiled(image, 224, 224, passes=passes), given), expected):
+        found = pool.map(lambda image: compiled(image, 224, 224, passes=passes), given)
+        for ours, alone in zip(found, expected, strict=True):
             np.testing.assert_array_equal(ours, alone)
 
 
-@pytest.fixture
-def fenced():
-    """`fenced(size)`: that much memory, before which and after which none may be read. Reading there ends the process."""
-    libc, page, kept = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE, []
-
-    def memory(size, *, at_end):
-        pages = -(-size // page)
-        area = mmap.mmap(-1, (pages + 2) * page)
-        kept.append(area)
-        begin = ctypes.addressof(ctypes.c_char.from_buffer(area))
-        for fence in (begin, begin + (pages + 1) * page):
-            assert libc.mprotect(ctypes.c_void_p(fence), page, mmap.PROT_NONE if hasattr(mmap, "PROT_NONE") else 0) == 0
-        return np.frombuffer(area, np.uint8)[page:][pages * page - size : pages * page] if at_end else np.frombuffer(area, np.uint8)[page : page + size]
-
-    return memory
+def test_nothing_beside_the_image_is_read(passes):
+    """An image lies between pages that may not be read: the process would end."""
+    page, pages, no_access = mmap.PAGESIZE, 16, 0
+    area = mmap.mmap(-1, (pages + 2) * page)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    protect = ctypes.CDLL(None).mprotect
+    for fence in (begin, begin + (pages + 1) * page):
+        assert protect(ctypes.c_void_p(fence), ctypes.c_size_t(page), no_access) == 0
+    readable = np.frombuffer(area, np.uint8)[page : (pages + 1) * page]
+    for height, width in ((1, 1), (2, 1), (1, 50), (3, 20), (90, 100), (120, 150)):
+        size = height * width * 3
+        for image in (readable[:size], readable[-size:]):
+            ours = compiled(image.reshape(height, width, 3), 64, 64, passes=passes)
+            np.testing.assert_array_equal(ours, by_pillow(np.zeros((height, width, 3), np.uint8), 64, 64))
