@@ -1,9 +1,9 @@
 /* Bilinear resampling of images for trainers/augmentations/resampling.py, which says what is computed and takes Pillow
  * where this does not serve. No Python headers: ctypes loads this.
  *
- * Weights are whole numbers of 22 bits and sums are exact in 32 bits, so the order of additions is free and a product may
- * be taken apart. AVX-512 multiplies bytes of pixels by the three bytes of a weight, for four neighbours at once; AVX2
- * multiplies by the two halves of a weight, for two neighbours. */
+ * Weights are whole numbers of 22 bits and sums are exact in 32 bits, so the order of additions is free and a product
+ * may be taken apart. AVX-512 multiplies bytes of pixels by the three bytes of a weight, for four neighbours at once;
+ * AVX2 multiplies by the two halves of a weight, for two neighbours. */
 
 #include <math.h>
 #include <stdint.h>
@@ -96,8 +96,8 @@ struct plan {
     int32_t *tables;
 };
 
-/* A block is 16 values, channels side by side. Table: the place of four bytes for each value, behind the base, then each
- * part of their weights. Returns 0 if pixels are too far apart. */
+/* A block is 16 values, channels side by side. Table: the place of four bytes for each value, behind the base, then
+ * each part of their weights. Returns 0 if pixels are too far apart. */
 static int plan_512(struct plan *p, const struct axis *a) {
     int channels = p->channels, value = 0, steps = channels * 0x03020100, b[GROUPS][3];
     int32_t *table = p->tables - TABLE * p->groups, *bases = p->bases - p->groups;
@@ -148,7 +148,8 @@ WITH_AVX512 INLINE void block_rows_512(const uint8_t *const *from, uint8_t *cons
                 ADD_512(sums[row], pixels[group][row], _mm512_load_si512(table + TABLE * group + 16 * (part + 1)));
             }
         for (int row = 0; row < ROWS; row++)
-            _mm_storeu_si128((__m128i *)(to[row] + 16 * block), _mm512_cvtepi32_epi8(_mm512_srli_epi32(sums[row], BITS)));
+            _mm_storeu_si128((__m128i *)(to[row] + 16 * block),
+                             _mm512_cvtepi32_epi8(_mm512_srli_epi32(sums[row], BITS)));
     }
 }
 
@@ -183,9 +184,9 @@ WITH_AVX512 INLINE void columns_512(const uint8_t *const *rows, const int32_t *b
                 ADD_512(sums[q], pixels[group][q], _mm512_set1_epi32(b[3 * group + part]));
             }
         for (int q = 0; q < 4; q++) sums[q] = _mm512_srli_epi32(sums[q], BITS);
-        __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(sums[0], sums[1]), _mm512_packus_epi32(sums[2], sums[3]));
+        __m512i lower = _mm512_packus_epi32(sums[0], sums[1]), upper = _mm512_packus_epi32(sums[2], sums[3]);
         __mmask64 there = values - place >= 64 ? ~0ull : (1ull << (values - place)) - 1;
-        _mm512_mask_storeu_epi8(to + place, there, bytes);
+        _mm512_mask_storeu_epi8(to + place, there, _mm512_packus_epi16(lower, upper));
     }
 }
 
@@ -288,9 +289,9 @@ static void *taken(char **memory, int64_t size) {
     return here;
 }
 
-/* An image of height rows, stride bytes apart, of width pixels of so many channels side by side; to another size, without
- * space between rows. By the passes that `serves` named, or narrower ones. Returns 0 if they do not serve the image; then
- * nothing has been written. */
+/* An image of height rows, stride bytes apart, of width pixels of so many channels side by side; to another size,
+ * without space between rows. By the passes that `serves` named, or narrower ones. Returns 0 if they do not serve the
+ * image; then the result holds nothing. */
 int resample(const uint8_t *from, int64_t stride, int height, int width, int channels, uint8_t *to, int to_height,
              int to_width, int passes) {
     int64_t most_x = most_taps(width, to_width), most_y = most_taps(height, to_height);
