@@ -1,15 +1,17 @@
 """Decoders of image files, and the resampling that goes with each: a family gives its own pixels.
 
-    opencv      JPEG by libjpeg-turbo (simplejpeg), resampling by OpenCV
-    pillow      all by Pillow; where simplejpeg or OpenCV is missing
+    turbo       JPEG by libjpeg-turbo (simplejpeg), resampling by `resampling`
+    opencv      the same decoder, resampling by OpenCV
+    pillow      all by Pillow; where simplejpeg is missing
     nvimgcodec  JPEG by NVIDIA's nvImageCodec on the CPU, which decodes no more than the crop; resampling by OpenCV
     dali        the same by a pipeline of NVIDIA's DALI on the CPU, which is given the file and the crop
 
 Files that are no JPEG, JPEGs in CMYK, and JPEGs that libjpeg-turbo has a warning about are decoded by Pillow in each
-family. So all families read the same files, and decode the same pixels from a JPEG in colour; resampled ones differ by
-about half a step of 255 from Pillow's, on average.
+family. So all families read the same files, and decode the same pixels from a JPEG in colour. Resampled ones are
+Pillow's in turbo, but for its rounding where Pillow takes the columns first; OpenCV's differ by about half a step of
+255 on average.
 
-A process uses one family, chosen by `use` or by KILOBATCH_DECODER in its environment, else the first of opencv and
+A process uses one family, chosen by `use` or by KILOBATCH_DECODER in its environment, else the first of turbo and
 pillow that is installed.
 """
 
@@ -28,6 +30,7 @@ import numpy as np
 from PIL import Image
 
 from recipes.errors import InputRefused
+from trainers.augmentations import resampling
 
 VARIABLE = "KILOBATCH_DECODER"
 MOST_PIXELS = 2 * 89_478_485  # of an image that is decoded, Pillow's limit: 179 million
@@ -119,9 +122,10 @@ def decode(file: bytes, channels: int) -> np.ndarray:
 def resampled(image_HWC: np.ndarray, *, height: int, width: int) -> np.ndarray:
     """The image at another size, antialiased.
 
-    By OpenCV's area where both sides shrink, else its bilinear interpolation; with `pillow`, and for float32, by
-    Pillow's bilinear interpolation whose filter grows when the image shrinks. The same bits wherever the same versions
-    run.
+    With `turbo` by bilinear interpolation whose filter grows when the image shrinks (`resampling`): the same bits
+    everywhere. With `pillow`, and for float32, by Pillow's, the same up to the order of its passes. Else by OpenCV's
+    area where both sides shrink, and its bilinear interpolation where not. These two have the same bits wherever the
+    same versions run.
 
     Args:
         image_HWC: uint8 or float32, any number of channels.
@@ -144,7 +148,7 @@ def use(kind: str | None) -> str:
         InputRefused: there is no such family, or it lacks a package.
     """
     global _in_use
-    kind = kind or os.environ.get(VARIABLE) or next(each for each in ("opencv", "pillow") if not missing(each))
+    kind = kind or os.environ.get(VARIABLE) or next(each for each in ("turbo", "pillow") if not missing(each))
     if kind not in KINDS:
         raise InputRefused(f"no decoder is called {kind} ({VARIABLE}); there are {', '.join(KINDS)}")
     if lacks := missing(kind):
@@ -343,6 +347,14 @@ def _dali() -> Callable[[bytes, _Rectangle], np.ndarray]:
     return part
 
 
+def _resample_in_two_passes(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
+    result_HWC = resampling.compiled(image_HWC, height, width)
+    if result_HWC is None:  # Pillow 13 and later choose which pass comes first, so each is a call
+        rows_HWC = _resample_with_pillow(image_HWC, image_HWC.shape[0], width)
+        result_HWC = _resample_with_pillow(rows_HWC, height, width)
+    return result_HWC
+
+
 def _resample_with_opencv(image_HWC: np.ndarray, height: int, width: int) -> np.ndarray:
     import cv2
 
@@ -354,6 +366,13 @@ def _resample_with_opencv(image_HWC: np.ndarray, height: int, width: int) -> np.
 
 _TURBO = {"simplejpeg": "simplejpeg", "opencv-python-headless": "cv2"}
 _FAMILIES = {
+    "turbo": _Family(
+        needs={"simplejpeg": "simplejpeg"},
+        size=_size_with_turbo,
+        decode=_decode_with_turbo,
+        crop=_cut(_decode_with_turbo),
+        resample=_resample_in_two_passes,
+    ),
     "opencv": _Family(
         needs=_TURBO,
         size=_size_with_turbo,

@@ -32,7 +32,7 @@ SetBoth = Annotated[
 Device = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto; left out, the cluster's or the CPU.")]
 Decoder = Annotated[
     str | None,
-    typer.Option(metavar="D", help="Decoder of images: opencv, pillow; nvimgcodec or dali where installed."),
+    typer.Option(metavar="D", help="Decoder of images: turbo, opencv, pillow; nvimgcodec or dali where installed."),
 ]
 MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
 

@@ -211,7 +211,7 @@ def _decoder(problems: list[Problem]) -> str:
         problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
         return "none"
     others = [kind for kind in decoders.KINDS if kind != used and not decoders.missing(kind)]
-    if used == "pillow" and (lacks := decoders.missing("opencv")):
+    if used == "pillow" and (lacks := decoders.missing("turbo")):
         what = "images are decoded by Pillow, which takes longer"
         problems.append(Problem(what=what, way_out=f"pip install {' '.join(lacks)}", stops_cpu_training=False))
     return f"{used}; {', '.join(others)} with --decoder" if others else used

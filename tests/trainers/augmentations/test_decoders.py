@@ -259,7 +259,7 @@ def test_the_environment_chooses_and_what_is_not_there_is_refused(monkeypatch):
     monkeypatch.setenv(decoders.VARIABLE, "pillow")
     assert decoders.use(None) == "pillow"
     monkeypatch.setenv(decoders.VARIABLE, "fast")
-    with pytest.raises(InputRefused, match="no decoder is called fast .*; there are opencv, pillow, nvimgcodec, dali"):
+    with pytest.raises(InputRefused, match="no decoder is called fast .*; there are turbo, opencv, pillow, nvimgc"):
         decoders.use(None)
     monkeypatch.setattr(decoders, "_in_use", None)
     with pytest.raises(InputRefused, match="no decoder is called fast"):

@@ -64,7 +64,7 @@ def test_a_run_that_skips_is_the_same_on_1_2_and_3_ranks(tmp_path, photos, train
             assert run.log.count(name) == 1
     scored = kilobatch("evaluate", runs[0].folder, environment={"KILOBATCH_DECODER": "pillow"})
     assert scored.returncode == 0
-    assert "images are decoded by pillow, in the run by opencv" in scored.stderr
+    assert "images are decoded by pillow, in the run by turbo" in scored.stderr
     assert "sample 17 of eval is skipped" in scored.stderr
     assert kilobatch("report", runs[0].folder).returncode == 0
     assert "4 images could not be decoded" in (runs[0].folder / "report.html").read_text()
