@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipes.planning.division import Division
+from recipes.schema import Recipe
 
 _BYTES, _HALF_BYTES = 4, 2  # float32, 16 bits
 _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
@@ -106,6 +107,17 @@ class Model:
     num_gradients: int = 1
     num_averages: int = 0
     costs: Mapping[int | None, ModelCosts] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, recipe: Recipe, num_parameters: int, costs: Mapping[int | None, ModelCosts] | None = None) -> Model:
+        """A recipe's model, of so many trained numbers."""
+        return cls(
+            num_parameters=num_parameters,
+            num_state_values=getattr(recipe.optimizer, "num_state_values", 0),
+            num_gradients=2 if recipe.updater.double_buffering else 1,
+            num_averages=0 if recipe.weight_average is None else 1,
+            costs=costs or {},
+        )
 
     def memory(self, compute: str = "float32") -> dict[str, int]:
         """Bytes that a device holds all the time, by what they are.

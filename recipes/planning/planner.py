@@ -57,8 +57,12 @@ class Plan:
 
     def limited(self, micro_batch_size: int) -> Plan:
         """The same plan in micro-batches of at most `micro_batch_size` samples, yet at least one norm group."""
-        limited = (replace(planned, division=planned.division.limited(micro_batch_size)) for planned in self.segments)
-        return replace(self, segments=tuple(limited))
+        return self.divided_as([planned.division.limited(micro_batch_size) for planned in self.segments])
+
+    def divided_as(self, divisions: Sequence[Division]) -> Plan:
+        """The same plan with these divisions, one a segment."""
+        pairs = zip(self.segments, divisions, strict=True)
+        return replace(self, segments=tuple(replace(planned, division=division) for planned, division in pairs))
 
     def without_exact(self, why: str, micro_batch_size: int | None) -> Plan:
         """The same run divided without equal bits on any number of workers; `micro_batch_size` as for `plan`."""

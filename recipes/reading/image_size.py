@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TypeVar
 
 from recipes.reading.read import Reading
@@ -42,3 +43,25 @@ def check_image_size(reading: Reading, recipe: Recipe) -> None:
     if recipe.image_size is not None and not users:
         way_out = "write `size: image_size` into an entry of `augmentation.train`, or remove `image_size`"
         reading.refuse((IMAGE_SIZE,), "is used by no augmentation", way_out)
+
+
+def image_sizes(recipe: Recipe) -> list[int | None]:
+    """Side of the images that the model is trained on in pixels, for each step of the recipe's `image_size`.
+
+    It is the `size` of the last augmentation that has one, else None. An augmentation whose `size` is not that of its
+    output says so by a class attribute `keeps_size = True`.
+    """
+    if recipe.image_size is None:
+        return [_side(recipe.augmentation.train)]
+    steps = recipe.image_size.sizes
+    return [_side([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
+
+
+def evaluated_size(recipe: Recipe) -> int | None:
+    """Side of the images that the model is scored on, as of `image_sizes`."""
+    return _side(recipe.augmentation.eval)
+
+
+def _side(parts: Sequence[object]) -> int | None:
+    sizes = [getattr(part, "size", None) for part in parts if not getattr(part, "keeps_size", False)]
+    return next((size for size in reversed(sizes) if isinstance(size, int)), None)

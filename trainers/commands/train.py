@@ -132,12 +132,15 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show how workers divide an update. Micro-batches, norm groups and memory, for every stage of the ramp."""
+    from trainers.runs.mpi_ranks import limit_threads
+
+    limit_threads(threads=1)  # where a model is measured
     from recipes.reading.load import overrides_by_file
     from recipes.reports.terminal import plan_text
+    from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of, planned
     from trainers.launch.vocabulary import vocabulary
-    from trainers.training.build import model_sizes
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
@@ -148,6 +151,6 @@ def plan(
         exact=exact,
         workers=workers,
         micro_batch_size=micro_batch_size,
-        model=model_sizes(opened.recipe, opened.dataset),
+        model=model_of(opened),
     )
     print(json.dumps(made.as_tree(), indent=2) if as_json else plan_text(made))

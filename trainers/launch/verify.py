@@ -22,6 +22,7 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.division import largest_divisor
+from recipes.reading.image_size import image_sizes
 from recipes.reading.open import OpenedRecipe, open_recipe
 from trainers.launch.preflight import refuse_unbuilt, require_startable
 from trainers.launch.vocabulary import vocabulary
@@ -258,7 +259,7 @@ class _Probe:
         import numpy as np
 
         from trainers.models.batch_norm import NormGroups
-        from trainers.training.build import build, image_sizes
+        from trainers.training.build import build
 
         parts = build(opened.recipe, opened.dataset)
         self._model, self._groups = parts.model, NormGroups(opened.recipe.evaluation)

@@ -13,6 +13,7 @@ import numpy as np
 from chainer.training import Trainer
 
 from recipes.planning.stream import Stream
+from recipes.reading.image_size import image_sizes
 from recipes.schema.positions import last_multiple
 from trainers import kernels
 from trainers.augmentations import decoders
@@ -44,7 +45,7 @@ from trainers.runs.run_folder import (
     write_run,
 )
 from trainers.runs.stop_request import StopRequest
-from trainers.training.build import Parts, build, build_exchange, build_feed, image_sizes, sizes_of
+from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import (
     changed_decoder_warning,
@@ -104,6 +105,8 @@ def train_as_rank(
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before
     require_one_recipe(sha256_of_tree(prepared.opened.tree), mpi)
+    divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
+    prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
     if prepared.plan.exact and (why := unlike_hosts(mpi)) is not None:
         if request.exact:
             raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
@@ -274,7 +277,7 @@ class _Run:
             folder,
             recipe=opened.tree,
             origins=opened.origins,
-            plan=replace(self.plan, model=sizes_of(self.parts.model, opened.recipe)).as_tree(),
+            plan=replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe)).as_tree(),
             dataset=dataset_facts(opened.dataset),
             dataset_tree=opened.dataset_tree,
             environment=environment(

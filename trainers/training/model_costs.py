@@ -1,0 +1,169 @@
+"""What a model takes: its parameters in the order of backward, and the bytes of a forward and a backward, measured.
+
+A micro-batch is computed at two sizes and, as two norm groups, once more. `tracemalloc` counts the bytes of NumPy's
+arrays before and after each operator. At each of these moments they grow by so many bytes a sample. So the fullest
+moment of any micro-batch is known: in VGG-16 that of the first convolution for many samples, of the first linear layer
+for few.
+
+The kernels are those called `numpy`. Those of PyTorch and cuDNN work on the same graph and have other workspaces.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import numpy as np
+
+from recipes.planning.division import divide
+from recipes.planning.memory import Bytes, ModelCosts
+from recipes.schema import Evaluation
+from trainers import kernels
+from trainers.gradients.flat_gradients import GradientHooks, backward_order
+from trainers.kernels import by_group, chainer_hooks
+from trainers.kernels.cpu.convolution import free_workspace
+from trainers.models.batch_norm import NormGroups
+from trainers.models.keyed_random import KeyedDropout
+
+_PIXELS = 1 << 14  # of all images of a micro-batch, at least: from there on kernels' blocks are at their full size
+_SAMPLES, _GROUPS = 2 ** np.arange(21), 2 ** np.arange(11)  # micro-batches whose fullest moment is kept
+
+
+def measure(model: chainer.Chain, image_CHW: tuple[int, int, int], evaluation: Evaluation) -> ModelCosts:
+    """Run a model, which is changed, on the CPU and count what it takes.
+
+    Args:
+        model: built; lazy layers get their shapes here.
+        image_CHW: shape of an image.
+        evaluation: of the recipe.
+    Raises:
+        Exception: whatever the model raises.
+    """
+    before = kernels.in_use()
+    kernels.use("numpy")
+    try:
+        with chainer.using_config("train", True), np.errstate(all="ignore"):
+            return _measured(model, image_CHW, evaluation)
+    finally:
+        kernels.use(before if before in kernels.KINDS else None)
+
+
+def _measured(model: chainer.Chain, image_CHW: tuple[int, int, int], evaluation: Evaluation) -> ModelCosts:
+    groups = NormGroups(evaluation)
+    groups.install(model)
+    order = backward_order(model, np.zeros((1, *image_CHW), np.float32))
+    sizes = tuple(parameter.size for _, parameter, _ in order)
+    few = max(1, -(-_PIXELS // (image_CHW[1] * image_CHW[2])))
+    ours = chainer_hooks.operators
+    runs = [_Run(model, groups, image_CHW).of(samples) for samples in (few, 2 * few)]
+    if getattr(ours, "COMPUTES_GROUPS", False):
+        runs.append(_Run(model, groups, image_CHW).of(2 * few, num_groups=2))
+    if len({len(live) for _, live in runs}) > 1:  # other operators for another size: only the fullest moment of each
+        runs = [(held, [max(live)]) for held, live in runs]
+    held, live = (np.array([run[part] for run in runs], np.int64) for part in (0, 1))
+    of_held, of_live = _fitted(held[:, None], few), _fitted(live, few)
+    return ModelCosts(parameter_sizes=sizes, activations=_bytes(of_held[:, 0]), moments=_fullest(of_live))
+
+
+class _Run:
+    """One forward and backward, as `trainers.training.mean_gradient` does them."""
+
+    def __init__(self, model: chainer.Chain, groups: NormGroups, image_CHW: tuple[int, int, int]) -> None:
+        self._model, self._groups, self._image_CHW = model, groups, image_CHW
+
+    def of(self, samples: int, *, num_groups: int = 1) -> tuple[int, list[int]]:
+        """Live bytes at the end of forward, and the most between any two moments."""
+        span = samples // num_groups
+        division = divide(global_batch_size=samples, norm_span=span, workers=1, micro_batch_size=samples)
+        self._groups.begin_update(division)
+        self._groups.begin_micro_batch(division.micro_batches(0)[0])
+        numbers = np.zeros(samples, np.int64)
+        keyed = KeyedDropout(self._model, seed=0, epochs=numbers, indices=numbers)
+        of_parameters = {id(parameter): number for number, parameter in enumerate(self._model.params())}
+        delivered = GradientHooks(lambda variable: of_parameters.get(id(variable)), lambda number, array: None)
+        free_workspace()
+        with _watched() as watch:
+            images, labels = np.zeros((samples, *self._image_CHW), np.float32), np.zeros(samples, np.int32)
+            with by_group.apart(num_groups), delivered:
+                with keyed:
+                    of_groups = F.split_axis(self._model(images), num_groups, axis=0, force_tuple=True)
+                    starts = range(0, samples, span)
+                    losses = [
+                        F.softmax_cross_entropy(part, labels[start : start + span])
+                        for part, start in zip(of_groups, starts, strict=True)
+                    ]
+                held = watch.note()
+                (functools.reduce(operator.add, losses) * float(span)).backward()
+            watch.note()
+        self._model.cleargrads()
+        return held, watch.most
+
+
+class _Watch:
+    """The operators of the kernels, and the most bytes that were live between any two of their calls."""
+
+    def __init__(self, operators: Any) -> None:
+        self._operators, self.most = operators, []
+        self._start = tracemalloc.get_traced_memory()[0]
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._operators, name)
+        return self._noting(found) if callable(found) else found
+
+    def _noting(self, call: Any) -> Any:
+        @functools.wraps(call)
+        def noting(*arguments: Any, **named: Any) -> Any:
+            self.note()
+            result = call(*arguments, **named)
+            self.note()
+            return result
+
+        return noting
+
+    def note(self) -> int:
+        """A moment; returns the bytes that are live now."""
+        now, most = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        self.most.append(most - self._start)
+        return now - self._start
+
+
+@contextmanager
+def _watched() -> Iterator[_Watch]:
+    traced, operators = tracemalloc.is_tracing(), chainer_hooks.operators
+    if not traced:
+        tracemalloc.start()
+    try:
+        chainer_hooks.operators = watch = _Watch(operators)
+        yield watch
+    finally:
+        chainer_hooks.operators = operators
+        if not traced:
+            tracemalloc.stop()
+
+
+def _fitted(live: np.ndarray, few: int) -> np.ndarray:
+    """Bytes a sample, a norm group and fixed, (3, moments), from those of `few` and twice as many samples and, where it
+    was measured, of these as two groups."""
+    per_sample = (live[1] - live[0]) // few
+    per_group = live[2] - live[1] if len(live) > 2 else np.zeros_like(per_sample)
+    return np.stack([per_sample, per_group, live[0] - per_sample * few])
+
+
+def _fullest(fitted: np.ndarray) -> tuple[Bytes, ...]:
+    """Those moments that are the fullest of some micro-batch."""
+    samples, groups = (each.ravel() for each in np.meshgrid(_SAMPLES, _GROUPS))
+    samples, groups = samples[groups <= samples], groups[groups <= samples]
+    rows = np.stack([samples, groups - 1, np.ones_like(samples)], axis=1) @ fitted
+    return tuple(_bytes(fitted[:, moment]) for moment in sorted({*rows.argmax(axis=1).tolist()}))
+
+
+def _bytes(row: np.ndarray) -> Bytes:
+    per_sample, per_group, fixed = row.tolist()
+    return Bytes(per_sample=per_sample, per_group=per_group, fixed=fixed)
