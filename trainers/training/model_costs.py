@@ -152,7 +152,7 @@ def _fitted(live: np.ndarray, few: int) -> np.ndarray:
     """Bytes a sample, a norm group and fixed, (3, moments), from those of `few` and twice as many samples and, where it
     was measured, of these as two groups."""
     per_sample = (live[1] - live[0]) // few
-    per_group = live[2] - live[1] if len(live) > 2 else np.zeros_like(per_sample)
+    per_group = np.maximum(live[2] - live[1], 0) if len(live) > 2 else np.zeros_like(per_sample)
     return np.stack([per_sample, per_group, live[0] - per_sample * few])
 
 
