@@ -28,6 +28,7 @@ from trainers import kernels
 from trainers.gradients.flat_gradients import GradientHooks, backward_order
 from trainers.kernels import by_group, chainer_hooks
 from trainers.kernels.cpu.convolution import free_workspace
+from trainers.kernels.threads import one_thread
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout
 
@@ -48,16 +49,19 @@ def measure(model: chainer.Chain, image_CHW: tuple[int, int, int], evaluation: E
     before = kernels.in_use()
     kernels.use("numpy")
     try:
-        with chainer.using_config("train", True), np.errstate(all="ignore"):
+        with chainer.using_config("train", True), np.errstate(all="ignore"), one_thread():
             return _measured(model, image_CHW, evaluation)
     finally:
         kernels.use(before if before in kernels.KINDS else None)
 
 
 def _measured(model: chainer.Chain, image_CHW: tuple[int, int, int], evaluation: Evaluation) -> ModelCosts:
-    groups = NormGroups(evaluation)
+    image_NCHW, groups = np.zeros((1, *image_CHW), np.float32), NormGroups(evaluation)
+    if any(parameter.array is None for parameter in model.params()):
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            model(image_NCHW)  # lazy layers get their shapes
     groups.install(model)
-    order = backward_order(model, np.zeros((1, *image_CHW), np.float32))
+    order = backward_order(model, image_NCHW)
     sizes = tuple(parameter.size for _, parameter, _ in order)
     few = max(1, -(-_PIXELS // (image_CHW[1] * image_CHW[2])))
     ours = chainer_hooks.operators
