@@ -3,7 +3,7 @@
     total = weights + gradients + optimizer state + averaged weights + exact mode's sums + activations + workspace
 
 Activations are what forward keeps for backward, the images among them. Workspace is what is beside them at the fullest
-moment: gradients of activations, and arrays of single operators.
+moment: gradients of activations, arrays of single operators, and gaps between arrays.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from recipes.schema import Recipe
 _BYTES, _HALF_BYTES = 4, 2  # float32, 16 bits
 _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 # Of a device's memory a plan uses so much. The rest is for code, libraries and gaps between arrays. Assumed; measured
-# peaks on a CPU were up to 1.1 times the prediction, see docs/experiments/memory.md.
+# peaks on a CPU: docs/experiments/memory.md.
 USABLE = 0.9
+# Gaps between arrays, where no freed place has the size of the next one: a share of the most that one operator
+# allocates. Fitted on seven models, checked on seven others (docs/experiments/memory.md).
+_GAPS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +51,15 @@ class ModelCosts:
         activations: what forward keeps for backward; None where it was not measured.
         moments: all that is live at those moments of forward and backward of which one is the fullest, whatever the
             micro-batch; empty where they were not measured.
+        largest_growth: the most that one operator allocates.
+        mixes_samples: exact mode computes the norm groups of a micro-batch one by one, after one forward of all.
     """
 
     parameter_sizes: tuple[int, ...]
     activations: Bytes | None = None
     moments: tuple[Bytes, ...] = ()
+    largest_growth: Bytes = field(default_factory=lambda: Bytes(per_sample=0))
+    mixes_samples: bool = False
 
     @property
     def num_parameters(self) -> int:
@@ -69,6 +76,8 @@ class ModelCosts:
             "parameter_sizes": list(self.parameter_sizes),
             "activations": self.activations and row(self.activations),
             "moments": [row(each) for each in self.moments],
+            "largest_growth": row(self.largest_growth),
+            "mixes_samples": self.mixes_samples,
         }
 
     @classmethod
@@ -87,6 +96,8 @@ class ModelCosts:
             parameter_sizes=tuple(map(int, tree["parameter_sizes"])),
             activations=tree["activations"] and bytes_of(tree["activations"]),
             moments=tuple(map(bytes_of, tree["moments"])),
+            largest_growth=bytes_of(tree["largest_growth"]),
+            mixes_samples=bool(tree["mixes_samples"]),
         )
 
 
@@ -149,19 +160,25 @@ class Model:
             `total_bytes`; the last three None where the model was not measured at this image size.
         """
         held: dict[str, int | None] = {**self.memory(compute)}
+        costs, samples, groups = self.costs.get(image_size), division.largest, 1
+        one_by_one = exact and costs is not None and costs.mixes_samples
         if exact:
-            steps = division.num_micro_batches(0)
+            steps = division.num_groups_of(0) if one_by_one else division.num_micro_batches(0)
             held["sums_bytes"] = _BYTES * self.num_parameters * ((steps + 1).bit_length() - 1)
-        costs = self.costs.get(image_size)
+            groups = max(1, samples // division.norm_span)
         if costs is None or costs.activations is None:
             return held | {"activations_bytes": None, "workspace_bytes": None, "total_bytes": None}
         part = 2 if compute in _HALVES else 1
-        samples, groups = division.largest, max(1, division.largest // division.norm_span) if exact else 1
-        activations = costs.activations.of(samples, groups) // part
-        fullest = max(moment.of(samples, groups) for moment in costs.moments) // part
-        total = sum(size or 0 for size in held.values()) + max(fullest, activations)
-        workspace = max(fullest - activations, 0)
-        return held | {"activations_bytes": activations, "workspace_bytes": workspace, "total_bytes": total}
+        activations = costs.activations.of(samples) // part
+        computed, apart = (samples // groups, 1) if one_by_one else (samples, groups)
+        fullest = max(activations, max(moment.of(computed, apart) for moment in costs.moments) // part)
+        fullest += int(_GAPS * costs.largest_growth.of(computed)) // part
+        total = sum(size or 0 for size in held.values()) + fullest
+        return held | {
+            "activations_bytes": activations,
+            "workspace_bytes": fullest - activations,
+            "total_bytes": total,
+        }
 
 
 def largest_that_fits(division: Division, total_of: Callable[[Division], int], room: int) -> int:

@@ -11,7 +11,6 @@ The kernels are those called `numpy`. Those of PyTorch and cuDNN work on the sam
 from __future__ import annotations
 
 import functools
-import operator
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from recipes.planning.memory import Bytes, ModelCosts
 from recipes.schema import Evaluation
 from trainers import kernels
 from trainers.gradients.flat_gradients import GradientHooks, backward_order
+from trainers.gradients.sample_by_sample import MixesSamples, require_sample_by_sample
 from trainers.kernels import by_group, chainer_hooks
 from trainers.kernels.cpu.convolution import free_workspace
 from trainers.kernels.threads import one_thread
@@ -64,57 +64,70 @@ def _measured(model: chainer.Chain, image_CHW: tuple[int, int, int], evaluation:
     order = backward_order(model, image_NCHW)
     sizes = tuple(parameter.size for _, parameter, _ in order)
     few = max(1, -(-_PIXELS // (image_CHW[1] * image_CHW[2])))
-    ours = chainer_hooks.operators
-    runs = [_Run(model, groups, image_CHW).of(samples) for samples in (few, 2 * few)]
-    if getattr(ours, "COMPUTES_GROUPS", False):
-        runs.append(_Run(model, groups, image_CHW).of(2 * few, num_groups=2))
-    if len({len(live) for _, live in runs}) > 1:  # other operators for another size: only the fullest moment of each
-        runs = [(held, [max(live)]) for held, live in runs]
-    held, live = (np.array([run[part] for run in runs], np.int64) for part in (0, 1))
-    of_held, of_live = _fitted(held[:, None], few), _fitted(live, few)
-    return ModelCosts(parameter_sizes=sizes, activations=_bytes(of_held[:, 0]), moments=_fullest(of_live))
+    runs = [_run(model, groups, image_CHW, samples) for samples in (few, 2 * few)]
+    mixes = False
+    if getattr(chainer_hooks.operators, "COMPUTES_GROUPS", False):
+        try:
+            runs.append(_run(model, groups, image_CHW, 2 * few, num_groups=2))
+        except MixesSamples:
+            mixes = True
+    if len({len(live) for _, live, _ in runs}) > 1:  # other operators for another size: only the most of each
+        runs = [(held, [max(live)], [max(grown)]) for held, live, grown in runs]
+    held, live, grown = (_fitted(np.array([run[part] for run in runs]), few) for part in range(3))
+    return ModelCosts(
+        parameter_sizes=sizes,
+        activations=_bytes(held),
+        moments=_fullest(live),
+        largest_growth=Bytes(per_sample=int(grown[0].max())),
+        mixes_samples=mixes,
+    )
 
 
-class _Run:
-    """One forward and backward, as `trainers.training.mean_gradient` does them."""
+def _run(
+    model: chainer.Chain, groups: NormGroups, image_CHW: tuple[int, int, int], samples: int, *, num_groups: int = 1
+) -> tuple[int, list[int], list[int]]:
+    """One forward and backward, as `trainers.training.mean_gradient` does them.
 
-    def __init__(self, model: chainer.Chain, groups: NormGroups, image_CHW: tuple[int, int, int]) -> None:
-        self._model, self._groups, self._image_CHW = model, groups, image_CHW
-
-    def of(self, samples: int, *, num_groups: int = 1) -> tuple[int, list[int]]:
-        """Live bytes at the end of forward, and the most between any two moments."""
-        span = samples // num_groups
-        division = divide(global_batch_size=samples, norm_span=span, workers=1, micro_batch_size=samples)
-        self._groups.begin_update(division)
-        self._groups.begin_micro_batch(division.micro_batches(0)[0])
-        numbers = np.zeros(samples, np.int64)
-        keyed = KeyedDropout(self._model, seed=0, epochs=numbers, indices=numbers)
-        of_parameters = {id(parameter): number for number, parameter in enumerate(self._model.params())}
-        delivered = GradientHooks(lambda variable: of_parameters.get(id(variable)), lambda number, array: None)
-        free_workspace()
-        with _watched() as watch:
-            images, labels = np.zeros((samples, *self._image_CHW), np.float32), np.zeros(samples, np.int32)
-            with by_group.apart(num_groups), delivered:
-                with keyed:
-                    of_groups = F.split_axis(self._model(images), num_groups, axis=0, force_tuple=True)
-                    starts = range(0, samples, span)
-                    losses = [
-                        F.softmax_cross_entropy(part, labels[start : start + span])
-                        for part, start in zip(of_groups, starts, strict=True)
-                    ]
-                held = watch.note()
-                (functools.reduce(operator.add, losses) * float(span)).backward()
-            watch.note()
-        self._model.cleargrads()
-        return held, watch.most
+    Returns:
+        live bytes at the end of forward; the most between any two moments, and by how much they grew there.
+    Raises:
+        MixesSamples: a run would compute several groups one by one.
+    """
+    span = samples // num_groups
+    division = divide(global_batch_size=samples, norm_span=span, workers=1, micro_batch_size=samples)
+    groups.begin_update(division)
+    groups.begin_micro_batch(division.micro_batches(0)[0])
+    numbers = np.zeros(samples, np.int64)
+    keyed = KeyedDropout(model, seed=0, epochs=numbers, indices=numbers)
+    of_parameters = {id(parameter): number for number, parameter in enumerate(model.params())}
+    delivered = GradientHooks(lambda variable: of_parameters.get(id(variable)), lambda number, array: None)
+    free_workspace()
+    with _watched() as watch:
+        images, labels = np.zeros((samples, *image_CHW), np.float32), np.zeros(samples, np.int32)
+        with by_group.apart(num_groups), delivered:
+            with keyed:
+                logits = model(images)
+                if num_groups > 1:
+                    require_sample_by_sample(logits, images)
+                of_groups = F.split_axis(logits, num_groups, axis=0, force_tuple=True)
+                starts = range(0, samples, span)
+                losses = [
+                    F.softmax_cross_entropy(part, labels[start : start + span])
+                    for part, start in zip(of_groups, starts, strict=True)
+                ]
+            held = watch.note()
+            (F.sum(F.stack(losses)) * float(span)).backward()  # for one group as many operators as for two
+        watch.note()
+    model.cleargrads()
+    return held, watch.most, watch.grown
 
 
 class _Watch:
-    """The operators of the kernels, and the most bytes that were live between any two of their calls."""
+    """The operators of the kernels, and the bytes that were live between any two of their calls."""
 
     def __init__(self, operators: Any) -> None:
-        self._operators, self.most = operators, []
-        self._start = tracemalloc.get_traced_memory()[0]
+        self._operators, self.most, self.grown = operators, [], []
+        self._start = self._last = tracemalloc.get_traced_memory()[0]
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._operators, name)
@@ -135,6 +148,8 @@ class _Watch:
         now, most = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         self.most.append(most - self._start)
+        self.grown.append(most - self._last)
+        self._last = now
         return now - self._start
 
 

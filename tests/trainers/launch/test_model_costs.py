@@ -68,7 +68,9 @@ def test_shipped_figures_are_those_of_the_built_model(key):
         assert fullest == pytest.approx(before, rel=0.03)
 
 
-PLAN = "import sys, kilobatch\ntry:\n    kilobatch.main()\nfinally:\n    print('chainer' in sys.modules, file=sys.stderr)"
+PLAN = (
+    "import sys, kilobatch\ntry:\n    kilobatch.main()\nfinally:\n    print('chainer' in sys.modules, file=sys.stderr)"
+)
 
 
 def plan(*words, folder, cache):
