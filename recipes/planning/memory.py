@@ -169,14 +169,17 @@ class Model:
         if costs is None or costs.activations is None:
             return held | {"activations_bytes": None, "workspace_bytes": None, "total_bytes": None}
         part = 2 if compute in _HALVES else 1
-        activations = costs.activations.of(samples) // part
         computed, apart = (samples // groups, 1) if one_by_one else (samples, groups)
-        fullest = max(activations, max(moment.of(computed, apart) for moment in costs.moments) // part)
+        fullest = max(moment.of(computed, apart) for moment in costs.moments) // part
         fullest += int(_GAPS * costs.largest_growth.of(computed)) // part
-        total = sum(size or 0 for size in held.values()) + fullest
+        always = sum(size or 0 for size in held.values())
+        first = 0  # one forward of all groups, before there are states and sums
+        if one_by_one:
+            first = held["weights_bytes"] + held["gradients_bytes"] + costs.activations.of(samples) // part
+        activations, total = costs.activations.of(computed) // part, max(always + fullest, first)
         return held | {
             "activations_bytes": activations,
-            "workspace_bytes": fullest - activations,
+            "workspace_bytes": total - always - activations,
             "total_bytes": total,
         }
 
