@@ -325,6 +325,9 @@ def _too_large(made: Plan) -> str | None:
         return None
     most = made.most_samples(planned)
     way_out = f"micro-batches of {most} fit: --micro-batch-size {most}, or micro_batch_size in the cluster file"
+    if 0 < most < planned.segment.norm_span:
+        team = -(-planned.segment.norm_span // most)
+        way_out += f"; {team} workers then share a norm group of {planned.segment.norm_span}"
     if not most:
         way_out = "not even one sample fits; choose a smaller model or image, or a cluster with larger devices"
     return (

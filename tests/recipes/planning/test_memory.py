@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from pytest import approx
 
 from recipes.planning.division import PlanError, divide
 from recipes.planning.memory import Bytes, Model, ModelCosts, largest_that_fits
@@ -50,7 +49,7 @@ def test_sixteen_bits_halve_what_a_micro_batch_takes():
 
 
 def test_exact_mode_adds_partial_sums_and_a_gradient_for_each_group():
-    """A worker has 128 samples: two micro-batches of two groups. 1, 2 is the most sums that a binary tree keeps of two."""
+    """A worker has 128 samples: two micro-batches of two groups, added to one sum."""
     memory = MODEL.memory_with(divided(), exact=True)
     assert memory["sums_bytes"] == 72
     assert memory["total_bytes"] == HELD + 72 + 40 * 64 + 48 + 48
@@ -127,7 +126,9 @@ def made(cluster="laptop", *, device_bytes, size=None, recipe="digits/ramp", per
     opened = open_recipe(recipe, vocabulary=vocabulary())
     costs = replace(COSTS, moments=(Bytes(per_sample=per_sample),))
     model = replace(MODEL, costs={None: costs})
-    on = replace(open_cluster(cluster, vocabulary=vocabulary()), device_memory_bytes=device_bytes, micro_batch_size="auto")
+    on = replace(
+        open_cluster(cluster, vocabulary=vocabulary()), device_memory_bytes=device_bytes, micro_batch_size="auto"
+    )
     given = {"recipe": opened.recipe, "dataset": opened.dataset, "model": model, "workers": 1}
     return plan(**given, cluster=on, micro_batch_size=size, **how)
 
@@ -139,9 +140,9 @@ def sizes(plan):
 def test_auto_is_the_largest_that_fits_on_a_gpu_and_at_most_64_on_a_cpu():
     """digits/ramp has batches of 96 and 192 samples in norm groups of 32."""
     assert sizes(made("mn1", device_bytes=10**6)) == [96, 192]
-    assert sizes(made("mn1", device_bytes=4500)) == [96, 96]
+    assert sizes(made("mn1", device_bytes=4600)) == [96, 96]
     assert sizes(made("mn1", device_bytes=3500)) == [64, 64]
-    assert sizes(made(device_bytes=10**6)) == sizes(made(device_bytes=4500)) == [64, 64]
+    assert sizes(made(device_bytes=10**6)) == sizes(made(device_bytes=4600)) == [64, 64]
     assert sizes(made(device_bytes=2500)) == [32, 32]
 
 
@@ -150,12 +151,12 @@ def test_auto_on_a_cpu_never_cuts_a_norm_group_and_warns_instead():
     assert sizes(too_large) == [32, 32]
     (warning,) = too_large.warnings
     assert "micro-batches of 32 samples need 1,496 bytes on a device" in warning
-    assert "has 1,000; micro-batches of 17 fit" not in warning  # an eighth of it is 16: 684 bytes
-    assert "micro-batches of 16 fit: --micro-batch-size 16" in warning
+    assert "has 1,000; micro-batches of 16 fit: --micro-batch-size 16" in warning
+    assert warning.endswith("2 workers then share a norm group of 32")
 
 
 def test_a_micro_batch_that_does_not_fit_is_refused_on_a_gpu_and_warned_of_on_a_cpu():
-    with pytest.raises(PlanError, match=r"^micro-batches of 96 samples need 4,056 bytes .* micro-batches of 64 fit: --mi"):
+    with pytest.raises(PlanError, match=r"^micro-batches of 96 samples need 4,056 bytes .*es of 64 fit: --mi"):
         made("mn1", device_bytes=4000, size=96)
     assert "micro-batches of 64 fit" in made(device_bytes=4000, size=96).warnings[0]
     assert made("mn1", device_bytes=4056, size=96).warnings == ()
@@ -172,7 +173,11 @@ def test_the_plan_shows_what_smaller_micro_batches_would_cost():
     assert (tree["update"], tree["largest_that_fits"]) == (0, 96)
     tree = made("mn1", device_bytes=10**6, size=192).as_tree()["memory"]
     assert (tree["update"], tree["largest_that_fits"]) == (16, 192)
-    assert [(row["micro_batch_size"], row["accumulation_steps"]) for row in tree["choices"]] == [(192, 1), (96, 2), (32, 6)]
+    assert [(row["micro_batch_size"], row["accumulation_steps"]) for row in tree["choices"]] == [
+        (192, 1),
+        (96, 2),
+        (32, 6),
+    ]
     assert [row["total_bytes"] for row in tree["choices"]] == [216 + 40 * 192, 216 + 40 * 96, 216 + 40 * 32]
     text = plan_text(made("mn1", device_bytes=10**6, size=192))
     assert "activations 5.38 kB + workspace 2.3 kB = 7.9 kB of 1 MB" in text
@@ -183,9 +188,9 @@ def test_the_plan_shows_what_smaller_micro_batches_would_cost():
 def test_sixteen_bits_fit_about_twice_as_many_samples():
     opened = open_recipe("digits/ramp", vocabulary=vocabulary())
     half = replace(opened.recipe, precision=Precision(compute="mixed16"))
-    division = divided(4096, span=1, batch=4096, workers=1)
+    division = divided(10**6, span=1, batch=10**6, workers=1)
     fits = [
         largest_that_fits(division, lambda each, how=how: MODEL.memory_with(each, compute=how)["total_bytes"], 40_000)
         for how in ("float32", half.precision.compute)
     ]
-    assert fits[1] / fits[0] == approx(2, rel=0.1)
+    assert fits[1] / fits[0] == pytest.approx(2, rel=0.1)
