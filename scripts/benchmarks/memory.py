@@ -159,7 +159,7 @@ def main() -> None:
         "off by",
         "building",
     )
-    print(head((*heads, "building")))
+    print(head(heads))
     figures = {}
     for case in options.cases:
         words = [sys.executable, __file__, "--measure", case, "--updates", str(options.updates)]
