@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from recipes.planning.cluster import Cluster
 from recipes.planning.division import Division, PlanError, divide, largest_divisor
+from recipes.planning.memory import USABLE, Model, largest_that_fits
 from recipes.planning.rates import learning_rate_at
 from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.schema import Dataset, Recipe
 
-_AUTO_MICRO_BATCH_SIZE = 64  # samples, at least a norm group. Without a model of activations nothing better is known.
-_BYTES, _HALF_BYTES = 4, 2  # float32, 16 bits
-_HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
+_AUTO_MICRO_BATCH_SIZE = 64  # samples, at least a norm group; on GPUs as many as fit, where that is known
 
 
 class NormGroupTooLarge(PlanError):
     """A norm group that one worker must compute whole does not fit its micro-batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """What the planner needs of a model and its optimizer.
-
-    Args:
-        num_parameters: trained numbers.
-        num_state_values: numbers the optimizer keeps for each of them (momentum SGD 1, Adam 2).
-    """
-
-    num_parameters: int
-    num_state_values: int
-
-    def memory(self, compute: str = "float32") -> dict[str, int | None]:
-        """Bytes on one device: exact for weights, gradients and optimizer state; activations are not known yet.
-
-        Args:
-            compute: the recipe's `precision.compute`; with 16 bits, copies of the weights in them are counted, of all
-                weights, though those of normalisation have none.
-        """
-        half = _HALVES.get(compute)
-        weights = _BYTES * self.num_parameters
-        return {
-            "weights_bytes": weights,
-            **({f"{half}_weights_bytes": _HALF_BYTES * self.num_parameters} if half else {}),
-            "gradients_bytes": weights,
-            "optimizer_state_bytes": weights * self.num_state_values,
-            "activations_bytes": None,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +35,7 @@ class Plan:
     """A recipe on `workers` workers of a cluster, with a division for each segment of the timeline of all updates.
 
     Args:
-        model: sizes for the memory, or None where the model was not built.
+        model: sizes for the memory, or None where they are not known.
         exact: divided so that the bits of the run do not depend on the number of workers.
         why_not_exact: what keeps the bits from that, and a way out; None where `exact`.
         micro_batch_size: the most samples of one forward on one worker that was asked for, or `auto`.
@@ -88,8 +59,12 @@ class Plan:
 
     def limited(self, micro_batch_size: int) -> Plan:
         """The same plan in micro-batches of at most `micro_batch_size` samples, yet at least one norm group."""
-        limited = (replace(planned, division=planned.division.limited(micro_batch_size)) for planned in self.segments)
-        return replace(self, segments=tuple(limited))
+        return self.divided_as([planned.division.limited(micro_batch_size) for planned in self.segments])
+
+    def divided_as(self, divisions: Sequence[Division]) -> Plan:
+        """The same plan with these divisions, one a segment."""
+        pairs = zip(self.segments, divisions, strict=True)
+        return replace(self, segments=tuple(replace(planned, division=division) for planned, division in pairs))
 
     def without_exact(self, why: str, micro_batch_size: int | None) -> Plan:
         """The same run divided without equal bits on any number of workers; `micro_batch_size` as for `plan`."""
@@ -102,6 +77,43 @@ class Plan:
         each = [(planned.segment, planned.division.samples_of(0)) for planned in self.segments]  # no worker has more
         done = sum(segment.num_updates * segment.global_batch_size for segment, _ in each)
         return done / (self.workers * sum(segment.num_updates * most for segment, most in each))
+
+    def memory_of(self, planned: PlannedSegment, division: Division | None = None) -> dict[str, int | None]:
+        """Bytes of a device in the updates of a segment, by what they are; as if it were divided as `division`."""
+        how = {"compute": self.recipe.precision.compute, "exact": self.exact}
+        return self.model.memory_with(division or planned.division, image_size=planned.segment.image_size, **how)
+
+    def most_samples(self, planned: PlannedSegment) -> int:
+        """The largest micro-batch of a segment that fits a device; 0: not even one sample."""
+        room = int(USABLE * self.cluster.device_memory_bytes)
+        whole = self._divided(planned.segment, planned.segment.global_batch_size)
+        return largest_that_fits(whole, lambda division: self.memory_of(planned, division)["total_bytes"], room)
+
+    def _divided(self, segment: Segment, micro_batch_size: int) -> Division:
+        return _division(self.recipe, segment, self.workers, micro_batch_size, exact=self.exact, by_group=False)
+
+    @property
+    def fullest(self) -> PlannedSegment:
+        """The segment whose updates need the most memory; the first one where that is not known."""
+        return max(self.segments, key=lambda planned: self.memory_of(planned)["total_bytes"] or 0)
+
+    def _memory_tree(self) -> dict[str, Any]:
+        """Memory of a device in the segment that needs most, and what other micro-batches would cost there."""
+        planned, device = self.fullest, {"device_bytes": self.cluster.device_memory_bytes}
+        memory = self.memory_of(planned)
+        if memory["total_bytes"] is None:
+            return {**memory, **device}
+        own, most, rows = planned.division.largest, self.most_samples(planned), {}
+        for size in filter(None, (most, own, own // 2, own // 4)):
+            with suppress(PlanError):  # a part of a norm group, for want of workers
+                division = self._divided(planned.segment, size)
+                rows[division.largest] = {
+                    "micro_batch_size": division.largest,
+                    "accumulation_steps": division.num_micro_batches(0),
+                    "total_bytes": self.memory_of(planned, division)["total_bytes"],
+                }
+        choices = [rows[size] for size in sorted(rows, reverse=True)]
+        return {**memory, **device, "update": planned.segment.update, "largest_that_fits": most, "choices": choices}
 
     @property
     def workers_all_busy(self) -> list[int]:
@@ -123,7 +135,7 @@ class Plan:
                     f"every worker one; fewer workers or a smaller batch.norm_span would use them all"
                     + (", or --fast, where workers share norm groups" if self.exact else "")
                 )
-        return tuple(rows)
+        return (*rows, *([too_large] if (too_large := _too_large(self)) else []))
 
     @property
     def without_noise_scale(self) -> tuple[str, ...]:
@@ -154,7 +166,7 @@ class Plan:
             "num_samples": self.timeline.num_samples,
             "busy": self.busy,
             "segments": [self._segment_tree(planned) for planned in self.segments],
-            "memory": self.model.memory(self.recipe.precision.compute) if self.model else None,
+            "memory": self._memory_tree() if self.model else None,
             "warnings": list(self.warnings),
         }
 
@@ -201,7 +213,8 @@ def plan(
     Raises:
         NormGroupTooLarge: `exact`, and a norm group is larger than the micro-batch.
         PlanError: no workers, more than the cluster has or than the largest global batch has samples, a norm group that
-            they cannot hold, or a device that is too small for the weights; the message says what fits.
+            they cannot hold, or a device that is too small for the weights, or a GPU for a micro-batch; the message
+            says what fits.
     """
     workers = cluster.num_workers if workers is None else workers
     whole = timeline_of(recipe, dataset)
@@ -210,24 +223,43 @@ def plan(
         raise PlanError(f"a micro-batch of {micro_batch_size} samples holds nothing; ask for at least 1")
     largest = micro_batch_size or cluster.micro_batch_size
     how = {"exact": exact, "by_group": by_group}
-    segments = tuple(
-        PlannedSegment(segment=segment, division=_division(recipe, segment, workers, largest, **how))
-        for segment in whole.segments
-    )
+
+    def planned(sizes: Sequence[int | str]) -> tuple[PlannedSegment, ...]:
+        return tuple(
+            PlannedSegment(segment=segment, division=_division(recipe, segment, workers, size, **how))
+            for segment, size in zip(whole.segments, sizes, strict=True)
+        )
+
     made = Plan(
         recipe=recipe,
         dataset=dataset,
         cluster=cluster,
         workers=workers,
         timeline=whole,
-        segments=segments,
+        segments=planned([largest] * len(whole.segments)),
         model=model,
         exact=exact,
         why_not_exact=why_not_exact,
         micro_batch_size=largest,
     )
+    if largest == "auto" and model is not None:
+        made = replace(made, segments=planned([_fitting(made, each) for each in made.segments]))
     _require_memory(made)
     return made
+
+
+def _fitting(made: Plan, planned: PlannedSegment) -> int | str:
+    """The micro-batch of a segment where the cluster leaves it open.
+
+    On GPUs the largest that fits; on CPUs that of `auto`, or if that does not fit the largest that does, though whole
+    norm groups: workers that share one would change the bits.
+    """
+    total = made.memory_of(planned)["total_bytes"]
+    on_gpu = made.cluster.device == "gpu"
+    if total is None or (not on_gpu and total <= USABLE * made.cluster.device_memory_bytes):
+        return "auto"
+    most = made.most_samples(planned)
+    return (most or "auto") if on_gpu else max(most, planned.segment.norm_span)
 
 
 def _require_workers(workers: int, cluster: Cluster, whole: Timeline) -> None:
@@ -274,12 +306,40 @@ def _division(
 
 
 def _require_memory(made: Plan) -> None:
-    """Refuse a device that cannot even hold the weights, their gradients and the optimizer's state."""
+    """Refuse a device without room for the weights, gradients and optimizer state, and a GPU without for a micro-batch.
+
+    A worker on a CPU may have more memory than its cluster file says: there the plan only warns.
+    """
     if made.model is None:
         return
-    held = sum(size or 0 for size in made.model.memory(made.recipe.precision.compute).values())
+    held = sum(made.model.memory(made.recipe.precision.compute).values())
     if held > made.cluster.device_memory_bytes:
         raise PlanError(
             f"weights, gradients and optimizer state need {held:,} bytes, a device of cluster {made.cluster.name} has "
             f"{made.cluster.device_memory_bytes:,}; choose a smaller model or a cluster with larger devices"
         )
+    if made.cluster.device == "gpu" and (too_large := _too_large(made)):
+        raise PlanError(too_large)
+
+
+def _too_large(made: Plan) -> str | None:
+    """Why the micro-batches of a plan do not fit a device, and what does; None where they do, or it is not known."""
+    if made.model is None:
+        return None
+    planned = made.fullest
+    memory, has = made.memory_of(planned), made.cluster.device_memory_bytes
+    total = memory["total_bytes"]
+    if total is None or total <= has:
+        return None
+    most = made.most_samples(planned)
+    way_out = f"micro-batches of {most} fit: --micro-batch-size {most}, or micro_batch_size in the cluster file"
+    if 0 < most < planned.segment.norm_span:
+        team = -(-planned.segment.norm_span // most)
+        way_out += f"; {team} workers then share a norm group of {planned.segment.norm_span}"
+    if not most:
+        way_out = "not even one sample fits; choose a smaller model or image, or a cluster with larger devices"
+    return (
+        f"micro-batches of {planned.division.largest} samples need {total:,} bytes on a device, "
+        f"{memory['activations_bytes']:,} of them activations, and one of cluster {made.cluster.name} has {has:,}; "
+        f"{way_out}"
+    )

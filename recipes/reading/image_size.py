@@ -34,9 +34,9 @@ def image_sizes(recipe: Recipe) -> list[int | None]:
     output says so by a class attribute `keeps_size = True`.
     """
     if recipe.image_size is None:
-        return [side_of(recipe.augmentation.train)]
+        return [_side(recipe.augmentation.train)]
     steps = recipe.image_size.sizes
-    return [side_of([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
+    return [_side([at_image_size(part, size) for part in recipe.augmentation.train]) or size for size in steps]
 
 
 def sides_by_size(recipe: Recipe) -> dict[int | None, int | None]:
@@ -45,8 +45,12 @@ def sides_by_size(recipe: Recipe) -> dict[int | None, int | None]:
     return dict(zip(steps, image_sizes(recipe), strict=True))
 
 
-def side_of(parts: Sequence[object]) -> int | None:
-    """The `size` of the last augmentation that has one."""
+def evaluated_size(recipe: Recipe) -> int | None:
+    """Side of the images that the model is scored on, as of `image_sizes`."""
+    return _side(recipe.augmentation.eval)
+
+
+def _side(parts: Sequence[object]) -> int | None:
     sizes = [getattr(part, "size", None) for part in parts if not getattr(part, "keeps_size", False)]
     return next((size for size in reversed(sizes) if isinstance(size, int)), None)
 

@@ -16,6 +16,7 @@ from recipes.reports.wording import counted, duration, number, percent, size
 OUTCOMES = {"success": "Finished", "stopped": "Stopped", "failed": "Failed", "unfinished": "Unfinished"}
 _MOST_NAMED = 10  # images
 _SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+_OF_CHOICES = ("update", "largest_that_fits", "choices")  # keys of a plan's memory that are no bytes
 
 
 def badge(run: Run) -> Markup:
@@ -97,7 +98,11 @@ def plan(run: Run) -> Markup:
         summary += f" So the last session was planned; {_by_session(run)}."
     memory = run.plan.get("memory")
     if isinstance(memory, dict):
-        parts = [f"{key.removesuffix('_bytes').replace('_', ' ')} {size(memory[key])}" for key in memory]
+        parts = [
+            f"{key.removesuffix('_bytes').replace('_', ' ')} {size(memory[key])}"
+            for key in memory
+            if key not in _OF_CHOICES
+        ]
         summary += f" Memory on a device: {', '.join(parts)}."
     summary += f" In this run: {run.memory}." if run.memory else ""
     cells = table([*rows[0]], [[*row.values()] for row in rows], class_="numbers")

@@ -16,6 +16,7 @@ from recipes.schema import Dataset, Recipe
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille cell: four rows of two dots
 _BLANK = 0x2800
+_SOMETIMES = {"averaged_weights_bytes": "averaged weights", "sums_bytes": "sums of exact mode"}  # in a plan's memory
 _MARGIN = 9  # columns of the axis labels and the axis
 
 _Ticks = Sequence[tuple[float, str]]
@@ -144,21 +145,37 @@ def plan_text(plan: Plan) -> str:
     if plan.busy < 1:
         fit = " or ".join(map(str, plan.workers_all_busy))
         lines.append(f"workers compute {plan.busy:.0%} of the time, and wait for others the rest; {fit} would not wait")
-    memory = tree["memory"]
-    if memory:
-        lines.append(
-            f"memory of a device: weights {size(memory['weights_bytes'])} + {_half(memory)}gradients "
-            f"{size(memory['gradients_bytes'])} + optimizer state {size(memory['optimizer_state_bytes'])}, "
-            "and the activations, which are not known yet"
-        )
-    else:
-        lines.append("memory of a device: not known, the model is not built yet")
+    lines += _memory_lines(tree["memory"])
     return "\n".join(lines + [f"warning: {warning}" for warning in tree["warnings"]])
 
 
-def _half(memory: dict) -> str:
+def _memory_lines(memory: dict | None) -> list[str]:
+    """What takes memory on a device, and what other micro-batches would take."""
+    if memory is None:
+        return ["memory of a device: not known, the model is not built yet"]
+    parts = [
+        f"weights {size(memory['weights_bytes'])}",
+        *_halves(memory),
+        f"gradients {size(memory['gradients_bytes'])}",
+        f"optimizer state {size(memory['optimizer_state_bytes'])}",
+        *(f"{words} {size(memory[key])}" for key, words in _SOMETIMES.items() if key in memory),
+    ]
+    if memory["total_bytes"] is None:
+        return [f"memory of a device: {' + '.join(parts)}, and the activations, which are not known"]
+    parts += [f"activations {size(memory['activations_bytes'])}", f"workspace {size(memory['workspace_bytes'])}"]
+    rows = (
+        f"{row['micro_batch_size']}: {size(row['total_bytes'])} in {counted(row['accumulation_steps'], 'step')}"
+        for row in memory["choices"]
+    )
+    return [
+        f"memory of a device: {' + '.join(parts)} = {size(memory['total_bytes'])} of {size(memory['device_bytes'])}",
+        f"micro-batches: {'; '.join(rows)}; the largest that fits is {memory['largest_that_fits'] or 'none'}",
+    ]
+
+
+def _halves(memory: dict) -> list[str]:
     halves = {half: memory.get(f"{half}_weights_bytes") for half in ("float16", "bfloat16")}
-    return "".join(f"their {half} casts {size(taken)} + " for half, taken in halves.items() if taken is not None)
+    return [f"their {half} casts {size(taken)}" for half, taken in halves.items() if taken is not None]
 
 
 def _plan_row(segment: dict) -> dict:

@@ -68,16 +68,19 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Plan a run. Division, memory, time and cost on a cluster; how many devices, which batch."""
+    from trainers.runs.mpi_ranks import limit_threads
+
+    limit_threads(threads=1)  # where a model is measured
     from recipes.planning.forecast import NoForecast
     from recipes.reading.load import overrides_by_file
     from recipes.reports.planning import forecast_text
     from recipes.reports.record import open_run
     from recipes.reports.terminal import plan_text
     from trainers.launch import planning
+    from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of, planned
     from trainers.launch.vocabulary import vocabulary
-    from trainers.training.build import model_sizes
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
@@ -98,7 +101,7 @@ def plan(
         exact=exact,
         workers=workers,
         micro_batch_size=micro_batch_size,
-        model=model_sizes(opened.recipe, opened.dataset),
+        model=model_of(opened),
     )
     tree = made.as_tree()
     texts = [plan_text(made)]

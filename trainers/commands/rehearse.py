@@ -70,11 +70,11 @@ def rehearse(
     from recipes.reading.image_size import sides_by_size
     from recipes.reading.load import overrides_by_file
     from recipes.reports.rehearsal import rehearsal_text, rehearsed_time_text
+    from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused
     from trainers.launch.vocabulary import vocabulary
     from trainers.runs.memory import installed_bytes
-    from trainers.training.build import model_sizes
 
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
@@ -84,7 +84,7 @@ def rehearse(
     most = workers and max(workers, restart_on or 0)
     where, _ = cluster_of(cluster, workers=most, vocabulary=vocabulary(), overrides=of_cluster)
     how: dict[str, Any] = {"exact": exact, "micro_batch_size": micro_batch_size}
-    made = planned(opened, where, workers=workers, model=model_sizes(opened.recipe, opened.dataset), **how)
+    made = planned(opened, where, workers=workers, model=model_of(opened), **how)
     then = made if restart_on is None else planned(opened, where, workers=restart_on, **how)
     every = checkpoint_every_of(checkpoint_every, made)
     failures = failures_of(fail or [], made, then)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 
 from trainers.kernels.cpu.compiled import LIBRARY, Threads, address
@@ -12,9 +13,27 @@ from trainers.kernels.cpu.compiled import LIBRARY, Threads, address
 _VARIABLES = ("KILOBATCH_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-@cache
+_single = False  # see `one_thread`
+
+
 def num_threads() -> int:
     """The number of threads that the environment gives BLAS, else of the cores of this process."""
+    return 1 if _single else _of_environment()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within it our kernels use one thread, and so no memory that depends on the machine."""
+    global _single
+    before, _single = _single, True
+    try:
+        yield
+    finally:
+        _single = before
+
+
+@cache
+def _of_environment() -> int:
     values = (os.environ.get(name, "") for name in _VARIABLES)
     return next((int(text) for text in values if text.isdigit() and int(text)), len(os.sched_getaffinity(0)))
 

@@ -17,6 +17,7 @@ from recipes.schema.positions import parse_position
 from recipes.schema.vocabulary import Vocabulary
 from trainers import kernels
 from trainers.augmentations import decoders
+from trainers.launch.model_costs import known_model
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import WHATS, code_folders
@@ -65,6 +66,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         workers=workers,
         micro_batch_size=request.micro_batch_size,
         by_group=request.measure_noise,
+        model=known_model(opened),
     )
     _require_model_for_images(opened)
     stop_after = request.stop_after

@@ -22,6 +22,7 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.division import largest_divisor
+from recipes.reading.image_size import image_sizes
 from recipes.reading.open import OpenedRecipe, open_recipe
 from trainers.launch.preflight import refuse_unbuilt, require_startable
 from trainers.launch.vocabulary import vocabulary
@@ -257,7 +258,6 @@ class _Probe:
         import chainer
         import numpy as np
 
-        from recipes.reading.image_size import image_sizes
         from trainers.models.batch_norm import NormGroups
         from trainers.training.build import build
 

@@ -16,6 +16,7 @@ from recipes.reports.terminal import plan_text
 from recipes.reports.wording import duration, number
 from recipes.schema import Constraint, Search
 from recipes.search_space.open_search import OpenedSearch
+from trainers.launch.model_costs import model_of
 from trainers.launch.request import Prepared, prepare
 from trainers.search.display import metric_name, short
 from trainers.search.search_folder import STORAGE, check_folder, study_of
@@ -42,13 +43,10 @@ def dry_run_text(
     Raises:
         InputRefused: the first trial cannot be planned.
     """
-    from trainers.training.build import model_sizes  # imports Chainer, which a supervisor does not need otherwise
-
     search, study = opened.search, new_study(opened.search)
     enqueue(study, opened)
     values = suggested(study.ask(), search)
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
-    sizes = model_sizes(prepared.opened.recipe, prepared.opened.dataset)
     every = prepared.opened.recipe.evaluation.every
     goals = (f"{objective.direction} {metric_name(objective.metric)}" for objective in search.objectives)
     lines = [
@@ -66,7 +64,7 @@ def dry_run_text(
         *cost_lines(opened, options.folder, groups=groups),
         "",
         "plan of the first trial:",
-        plan_text(replace(prepared.plan, model=sizes)),
+        plan_text(replace(prepared.plan, model=model_of(prepared.opened))),
         "",
         "recipe of the first trial:",
         resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip(),

@@ -13,10 +13,9 @@ import numpy as np
 
 from recipes.errors import InputRefused
 from recipes.planning.cluster import GradientExchange
-from recipes.planning.planner import Model
-from recipes.reading.image_size import image_sizes, side_of
+from recipes.planning.memory import Model
+from recipes.reading.image_size import evaluated_size, image_sizes
 from recipes.schema import Dataset, Recipe
-from recipes.schema.vocabulary import Unbuilt
 from trainers.augmentations.mixing import GroupMixing
 from trainers.augmentations.pipeline import Finish
 from trainers.communicators import Auto, Direct
@@ -244,7 +243,7 @@ def _require_sizes(model: chainer.Chain, component: object, *, channels: int, si
 
 def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
     """Refuse now a model made for one `image_size` that evaluation would give another."""
-    built_for, scored_at = getattr(model, "image_size", None), side_of(recipe.augmentation.eval)
+    built_for, scored_at = getattr(model, "image_size", None), evaluated_size(recipe)
     if None not in (built_for, scored_at) and built_for != scored_at:
         raise InputRefused(
             f"{type(recipe.model).__name__} takes images of one size, and would be trained on {built_for}x{built_for} "
@@ -287,28 +286,24 @@ def build_feed(recipe: Recipe, parts: Parts, device: Any) -> DeviceFeed | None:
     return DeviceFeed(Gpu(), load=parts.load_pixels, finish=parts.finish, dtype=images_dtype(recipe.precision))
 
 
-def model_sizes(recipe: Recipe, dataset: Dataset) -> Model | None:
-    """The numbers that the plan's memory estimate needs of the model; None where kilobatch lacks the model.
+def counted_model(recipe: Recipe, dataset: Dataset) -> tuple[chainer.Chain, Model]:
+    """The recipe's model, built, and what the plan's memory needs of it; lazy layers count nothing yet.
 
     Raises:
         InputRefused: this machine has no memory for it.
     """
-    if isinstance(recipe.model, Unbuilt):
-        return None
     try:
         model = build_model(recipe, dataset)
     except MemoryError as error:
         what = f"the model, {type(recipe.model).__name__}, has no room in this machine's memory: {error}"
         raise InputRefused(f"{what}; make it smaller, or use a larger machine") from error
-    return sizes_of(model, recipe)
+    return model, sizes_of(model, recipe)
 
 
 def sizes_of(model: chainer.Chain, recipe: Recipe) -> Model:
-    """The numbers that the plan's memory estimate needs of a model that is built; lazy layers count nothing yet."""
-    return Model(
-        num_parameters=sum(each.size for each in model.params() if each.array is not None),
-        num_state_values=getattr(recipe.optimizer, "num_state_values", 0),
-    )
+    """What the plan's memory needs of a model that is built, but for activations."""
+    numbers = sum(each.size for each in model.params() if each.array is not None)
+    return Model.of(recipe, numbers)
 
 
 def _mixing(recipe: Recipe, dataset: Dataset) -> GroupMixing | None:

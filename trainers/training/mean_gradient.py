@@ -160,15 +160,18 @@ class MeanGradient:
         add = functools.partial(self._add, share, sent, shares, losses, factor=factor)
         for micro_batch in self.clock.each("input", share.micro_batches):
             finished = sent.finished if (micro_batch.part,) == last and not hold else None
-            try:
-                for each in micro_batch.by_group if self._group_by_group else (micro_batch,):
-                    add(each, finished)
-            except MixesSamples as error:  # nothing was added
-                self._group_by_group = True
+            if not self._group_by_group:
+                try:
+                    add(micro_batch, finished)
+                    continue
+                except MixesSamples as error:  # nothing was added
+                    self._group_by_group, why = True, str(error)
                 if self._mpi.rank == 0:
-                    log.info("each norm group is a forward of its own, which takes longer where it is small: %s", error)
-                for each in micro_batch.by_group:
-                    add(each, finished)
+                    log.info("each norm group is a forward of its own, which takes longer where it is small: %s", why)
+            for (
+                each
+            ) in micro_batch.by_group:  # not in `except`: the error's frames would keep the forward's arrays alive
+                add(each, finished)
         return losses
 
     def _add(

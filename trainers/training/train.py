@@ -106,6 +106,8 @@ def train_as_rank(
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before
     require_one_recipe(sha256_of_tree(prepared.opened.tree), mpi)
+    divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
+    prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
     if prepared.plan.exact and (why := unlike_hosts(mpi)) is not None:
         if request.exact:
             raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
@@ -272,7 +274,7 @@ class _Run:
         """Write the run's files; returns what has changed of code and data, in words."""
         opened = self.opened
         folder = self.folder
-        plan = replace(self.plan, model=sizes_of(self.parts.model, opened.recipe))
+        plan = replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe))
         time = forecast_tree(plan, sides_by_size(opened.recipe))
         write_run(
             folder,

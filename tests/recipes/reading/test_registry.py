@@ -70,5 +70,5 @@ def test_refusal_of_an_unknown_name_lists_the_nearest_or_all():
         find("clusters", "laptops")
     assert caught.value.way_out.startswith("did you mean laptop?")
     with pytest.raises(UnknownNameError) as caught:
-        find("clusters", "abacus")
+        find("clusters", "qqqq")
     assert f"known clusters: {', '.join(names('clusters'))}" in caught.value.way_out

@@ -270,3 +270,8 @@ def _memory(size: int, dtype: np.dtype) -> np.ndarray:
         flat = np.empty(size, dtype)
         setattr(_kept, dtype.char, flat)
     return flat[:size]
+
+
+def free_workspace() -> None:
+    """Free this thread's workspace for patches."""
+    _kept.__dict__.clear()
