@@ -170,7 +170,7 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
         rests_on.append(f"all-reduces that a probe timed on {devices} workers")
     if devices > _VALIDATED_DEVICES:
         rests_on.append(f"no published run of more than {_VALIDATED_DEVICES:,} devices has checked the model")
-    compute = Compute(fixed_seconds=fixed, seconds_per_sample=per_sample, sigma=hardware.sigma)
+    compute = _compute(case, first, fixed, per_sample)
     return Timing(
         case=case, network=net, compute=compute, exchange=exchange, rate=first, spread=spread, rests_on=tuple(rests_on)
     )
@@ -257,7 +257,7 @@ def _seconds_of_rate(case: Case, net: Network, rate: Rate, fixed: float, per_sam
     hardware = case.cluster.hardware
     made = update_time(
         net,
-        Compute(fixed_seconds=fixed, seconds_per_sample=per_sample, sigma=hardware.sigma),
+        _compute(case, rate, fixed, per_sample),
         _exchange(case, net, rate.devices, rate.wire),
         hardware.links,
         devices=rate.devices,
@@ -267,6 +267,15 @@ def _seconds_of_rate(case: Case, net: Network, rate: Rate, fixed: float, per_sam
         contention=FITTED.contention,
     )
     return float(made.total)
+
+
+def _compute(case: Case, rate: Rate, fixed: float, per_sample: float) -> Compute:
+    return Compute(
+        fixed_seconds=fixed,
+        seconds_per_sample=per_sample,
+        sigma=case.cluster.hardware.sigma,
+        forward_share=rate.forward_share,
+    )
 
 
 def _seconds_per_sample(case: Case, net: Network, rate: Rate, fixed: float) -> float:

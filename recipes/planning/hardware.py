@@ -33,6 +33,7 @@ class Rate:
         samples_per_second: of all of them, above 0.
         wire: format of their gradients on the wire.
         scored_per_second: samples of an evaluation on one device a second; null: three times the training rate.
+        backward_share: of the time of an update that backward takes; null: two thirds.
         parameter_arrays: sizes of the model's arrays in the order of its layers; for models that the planner does not
             know.
         backward_microseconds: of backward, for each of them; left out, each is taken to cost the same.
@@ -51,6 +52,7 @@ class Rate:
     samples_per_second: float
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
     scored_per_second: float | None = None
+    backward_share: float | None = None
     parameter_arrays: tuple[int, ...] = ()
     backward_microseconds: tuple[int, ...] = ()
     basis: Literal["probe", "published", "assumed"] = "published"
@@ -58,9 +60,16 @@ class Rate:
 
     def __post_init__(self) -> None:
         _require_positive(self, "image_size", "micro_batch_size", "devices", "accumulation_steps")
-        _require_positive(self, "samples_per_second", "scored_per_second")
+        _require_positive(self, "samples_per_second", "scored_per_second", "backward_share")
+        if self.backward_share is not None and self.backward_share > 1:
+            raise ValueError(f"Rate.backward_share must be in (0, 1], got {self.backward_share}")
         if self.backward_microseconds and len(self.backward_microseconds) != len(self.parameter_arrays):
             raise ValueError("Rate.backward_microseconds must have an entry for each of parameter_arrays")
+
+    @property
+    def forward_share(self) -> float:
+        """Of the time of an update, all that comes before backward."""
+        return FITTED.forward_share if self.backward_share is None else 1 - self.backward_share
 
     @property
     def global_batch_size(self) -> int:

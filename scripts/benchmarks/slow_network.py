@@ -20,7 +20,8 @@ rank. The table has medians over the rounds. `hidden` is 1 - (time - compute) / 
 in the last column of float32's none, as suzuki2018 counts both together; each difference is the median over the rounds.
 
 Before they train, the ranks time all-reduces of several sizes on each wire, back to back, and compute at two batches,
-as a probe would; the planner's model of time then predicts every way. The second table sets that beside the times.
+as a probe would, and what one costs the other; the planner's model of time then predicts every way. The second table
+sets that beside the times.
 
 With `--allreduce` it times instead what `allreduce.py` does, between such hosts: our algorithms beside MPI's own
 flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
@@ -49,6 +50,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -67,7 +69,7 @@ RECIPE = "digits/baseline"
 MODEL = "{kind: SmallCNN, width: 96}"
 COMPUTE, NONE = "compute", "none"  # no exchange at all; all at once after the backward pass
 NUM_TRAIN = 1500  # of digits
-CALIBRATION_SIZES = (32, 256)  # samples of an update on a rank
+CALIBRATION_SIZES = (32, 370)  # samples of an update on a rank
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 HUB_ADDRESS = "10.99.0.254"
 BURST_BYTES = 65536
@@ -260,9 +262,9 @@ class Trained:
             overlap=way in ("buckets", "double"),
         )
         self._world = world
-        images = np.stack([parts.load_eval(0, index)[0] for index in range(min(samples, 256))])
-        profile = backward_profile(parts.model, images, repeats=3)[::-1]
-        self.profile = [size for size, _ in profile], [round(1e6 * seconds) for _, seconds in profile]
+        images = np.stack([parts.load_eval(0, index % 256)[0] for index in range(samples)])
+        share, steps = backward_profile(parts.model, images)
+        self.profile = share, [size for size, _ in steps[::-1]], [round(1e6 * seconds) for _, seconds in steps[::-1]]
         self.exchange = build_exchange(settings, parts, world, copies=2 if doubled else 1)
         self._updater = RecipeUpdater(
             {"main": Replay(load_shares(prepared, world.rank, 2))},
@@ -307,17 +309,17 @@ def calibrate(world: Any) -> tuple[int, float, tuple[float, float]]:
         update of each of CALIBRATION_SIZES without any exchange.
     """
 
-    def median_of_3(seconds: Callable[[], float]) -> float:
+    def median_of_7(seconds: Callable[[], float]) -> float:
         seconds()  # not counted
-        return statistics.median(seconds() for _ in range(3))
+        return statistics.median(seconds() for _ in range(7))
 
     trained = Trained(world, samples=1, way=NONE)
-    num_bytes, communication = trained.exchange.flat.values.nbytes, median_of_3(trained.communication_seconds)
+    num_bytes, communication = trained.exchange.flat.values.nbytes, median_of_7(trained.communication_seconds)
     trained.close()
     compute = []
     for size in CALIBRATION_SIZES:
         trained = Trained(world, samples=size, way=COMPUTE)
-        compute.append(median_of_3(functools.partial(trained.seconds, 2)))
+        compute.append(median_of_7(functools.partial(trained.seconds, 2)))
         trained.close()
     return num_bytes, communication, (compute[0], compute[1])
 
@@ -355,11 +357,39 @@ def probe_links(world: Any, num_bytes: int) -> dict[str, MeasuredAllReduce]:
     return found
 
 
+def probe_contention(world: Any, num_bytes: int, trained: Trained, all_reduce: MeasuredAllReduce) -> float:
+    """Seconds that an update takes longer for each second of all-reduces beside it; all ranks call this together."""
+    from trainers.communicators import Ring
+    from trainers.communicators.wire import WIRES as KINDS
+    from trainers.communicators.wire import FullWire
+
+    connection = Ring(sockets=True).connect(world.Dup())
+    connection.set_beside_backward(True)
+    values = connection.allocate(num_bytes // 4, np.float32)
+    wire = FullWire(values.dtype) if all_reduce.wire == "float32" else KINDS[all_reduce.wire]()
+    each = all_reduce.seconds(num_bytes)
+    alone = trained.seconds(3)
+    calls = max(2, round(3 * alone / each))
+
+    def communicate() -> None:
+        for _ in range(calls):
+            connection.mean(values, wire, 1.0, 1.0)
+
+    thread = threading.Thread(target=communicate)
+    world.Barrier()
+    thread.start()
+    beside = trained.seconds(max(3, round(calls * each / alone)))
+    thread.join()
+    connection.close()
+    return world.bcast(max(0.0, (beside - alone) / min(alone, calls * each)))
+
+
 def predictions(
     probed: Mapping[str, MeasuredAllReduce],
-    profile: tuple[Sequence[int], Sequence[int]],
+    profile: tuple[float, Sequence[int], Sequence[int]],
     compute: tuple[float, float],
     *,
+    contention: Mapping[str, float],
     ranks: int,
     samples: int,
 ) -> dict[str, float]:
@@ -367,8 +397,10 @@ def predictions(
 
     Args:
         probed: timed all-reduces by wire.
-        profile: sizes of the network's arrays in the order of its layers, and microseconds of backward for each.
+        profile: backward's share, sizes of the network's arrays in the order of its layers, and microseconds of
+            backward for each.
         compute: seconds at CALIBRATION_SIZES, without any exchange.
+        contention: what a second of hidden communication costs, by wire.
         ranks, samples: that train, and of an update on each.
     """
     from recipes.planning.cluster import GradientExchange
@@ -377,8 +409,10 @@ def predictions(
 
     (few, many), (first, last) = CALIBRATION_SIZES, compute
     per_sample = (last - first) / (many - few)
-    step = Compute(fixed_seconds=first - per_sample * few, seconds_per_sample=per_sample)
-    network = profiled_network("small", *map(tuple, profile))
+    share, *layers = profile
+    fixed = first - per_sample * few
+    step = Compute(fixed_seconds=fixed, seconds_per_sample=per_sample, forward_share=1 - share)
+    network = profiled_network("small", *map(tuple, layers))
     found = {COMPUTE: float(step.seconds(samples))}
     for wire, timed in probed.items():
         for way, overlap in zip(WAYS, ("none", "bucket", "double_buffering"), strict=True):
@@ -387,7 +421,7 @@ def predictions(
                 overlap=overlap,
                 bucket_bytes=GradientExchange().bucket_bytes_of(4 * network.num_parameters),
             )
-            case = {"devices": ranks, "nodes": ranks, "micro_batch_size": samples}
+            case = {"devices": ranks, "nodes": ranks, "micro_batch_size": samples, "contention": contention[wire]}
             found[f"{way} {wire}"] = float(update_time(network, step, exchange, NO_LINKS, **case).total)
     return found
 
@@ -429,7 +463,10 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
         for wire in WIRES:
             trained |= {f"{way} {wire}": Trained(world, samples=samples, way=way, wire=wire) for way in WAYS}
         profile = trained[COMPUTE].profile
-        predicted = predictions(probed, profile, compute, ranks=world.size, samples=samples)
+        contention = {
+            wire: probe_contention(world, gradient_bytes, trained[COMPUTE], timed) for wire, timed in probed.items()
+        }
+        predicted = predictions(probed, profile, compute, contention=contention, ranks=world.size, samples=samples)
         calls = {name: functools.partial(one.seconds, options.updates) for name, one in trained.items()}
         seconds = medians_of_turns(calls, rounds=options.rounds)
         for one in trained.values():
@@ -443,6 +480,7 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
                 "communication_seconds": communication,
                 "seconds": seconds,
                 "predicted_seconds": predicted,
+                "contention": contention,
                 "all_reduce_ms": {name: dict(zip(t.bytes_, t.milliseconds, strict=True)) for name, t in probed.items()},
             }
         )

@@ -349,17 +349,22 @@ def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[
     return [(*known[number], number in late) for number in order]
 
 
-def backward_profile(model: chainer.Chain, images_NCHW: np.ndarray, *, repeats: int = 5) -> list[tuple[int, float]]:
-    """Size of each parameter and seconds of backward from the one before, in the order in which backward finishes them.
+def backward_profile(
+    model: chainer.Chain, images_NCHW: np.ndarray, *, repeats: int = 5
+) -> tuple[float, list[tuple[int, float]]]:
+    """Backward's share of forward and backward, and where its time goes.
+
+    The list has the size of each parameter and the seconds of backward from the one before, in the order in which
+    backward finishes them.
 
     Args:
         model: its parameters are initialised.
         images_NCHW: a micro-batch.
-        repeats: trial passes, of which the fastest counts; one more warms up.
+        repeats: trial passes, whose medians count; one more warms up.
     """
     known = dict(enumerate(model.params()))
     numbers = {id(parameter): number for number, parameter in known.items()}
-    best: list[tuple[int, float]] = []
+    shares, rows = [], []
     for _ in range(repeats + 1):
         arrivals: list[tuple[int, float]] = []
         hooks = GradientHooks(
@@ -368,13 +373,15 @@ def backward_profile(model: chainer.Chain, images_NCHW: np.ndarray, *, repeats: 
         )
         model.cleargrads()
         with chainer.using_config("train", True), hooks:
+            began_forward = time.perf_counter()
             loss = F.sum(model(images_NCHW))
             began = time.perf_counter()
             loss.backward()
+        whole = time.perf_counter() - began_forward
         times = [began, *(at for _, at in arrivals)]
         sizes = [known[number].size for number, _ in arrivals]
-        steps = [(size, after - before) for size, (before, after) in zip(sizes, itertools.pairwise(times), strict=True)]
-        if not best or sum(seconds for _, seconds in steps) < sum(seconds for _, seconds in best):
-            best = steps
+        shares.append(1 - (began - began_forward) / whole)
+        rows.append([after - before for before, after in itertools.pairwise(times)])
     model.cleargrads()
-    return best
+    seconds = np.median(rows[1:], axis=0)
+    return float(np.median(shares[1:])), [(size, float(each)) for size, each in zip(sizes, seconds, strict=True)]

@@ -25,6 +25,7 @@ from recipes.planning.cluster import Cluster
 from recipes.planning.division import PlanError
 from recipes.planning.forecast import Forecast, NoForecast, forecast
 from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
+from recipes.planning.phase_times import PHASES
 from recipes.planning.planner import Plan, plan
 from recipes.reading.image_size import sides_by_size
 from recipes.reading.open import OpenedRecipe, open_cluster, open_recipe
@@ -312,6 +313,7 @@ def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
             accumulation_steps=segment["accumulation_steps"],
             devices=workers,
             samples_per_second=workers * segment["micro_batch_size"] * segment["accumulation_steps"] / seconds,
+            backward_share=_backward_share(run),
             basis="probe",
             source=f"median of {int(within.sum())} updates of the run {run.folder}",
         )
@@ -320,6 +322,15 @@ def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
 def forecast_of(opened: OpenedRecipe, made: Plan) -> Forecast:
     """The time of a plan; raises `NoForecast` where the cluster lacks a figure."""
     return forecast(made, sides_by_size(opened.recipe))
+
+
+def _backward_share(run: Run) -> float | None:
+    """Of all work of an update, of which a micro-batch is one of several; None where the phases were not measured."""
+    if not len(run.phases):
+        return None
+    median = dict(zip(PHASES, np.median(run.phases.seconds, axis=0), strict=True))
+    own = sum(median[name] for name in ("input", "forward", "backward", "optimizer"))
+    return float(f"{median['backward'] / own:.3g}") if median["backward"] > 0 else None
 
 
 def scaling(opened: OpenedRecipe, made: Plan) -> Scan:

@@ -167,7 +167,8 @@ def _profile(opened: OpenedRecipe, rate: Rate) -> dict[str, tuple[int, ...]]:
 
     model = build_model(opened.recipe, opened.dataset)
     shape = (rate.micro_batch_size, opened.dataset.channels, rate.image_size, rate.image_size)
-    profile = backward_profile(model, np.zeros(shape, np.float32))[::-1]
+    _, profile = backward_profile(model, np.zeros(shape, np.float32))
+    profile = profile[::-1]
     return {
         "parameter_arrays": tuple(size for size, _ in profile),
         "backward_microseconds": tuple(max(1, round(1e6 * seconds)) for _, seconds in profile),
