@@ -7,6 +7,7 @@ of an update then gives the time on the plan's devices. What is not known exactl
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -506,6 +507,12 @@ def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None
         checkpoint_seconds=saved,
         start_seconds=hardware.start_seconds,
     )
+
+
+def by_micro_batch(plan: Plan, sides: dict[int | None, int | None], sizes: Sequence[int]) -> dict[int, float]:
+    """Seconds of the run in micro-batches of at most each size; only sizes that hold a norm group."""
+    spans = max(planned.segment.norm_span for planned in plan.segments)
+    return {size: forecast(plan.limited(size), sides).seconds for size in sizes if size >= spans}
 
 
 def forecast_tree(plan: Plan, image_sizes: dict[int | None, int | None]) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,13 @@ _PART_WORDS = {
 _COLUMNS = ("compute", "exposed", "contention", "stragglers", "input", "coordination")  # of PARTS, short
 
 
-def forecast_text(forecast: Forecast) -> str:
-    """Totals, a row a segment, and what the figures rest on."""
+def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, float] | None = None) -> str:
+    """Totals, a row a segment, and what the figures rest on.
+
+    Args:
+        forecast: of the run.
+        by_micro_batch: its seconds in micro-batches of other sizes.
+    """
     low, high = forecast.range_seconds
     workers, node = forecast.plan.workers, forecast.plan.cluster.workers_per_node
     cost = "" if forecast.dollars is None else f", {dollars(forecast.dollars)}"
@@ -49,6 +55,9 @@ def forecast_text(forecast: Forecast) -> str:
         "start": forecast.start_seconds,
     }
     lines.append("of it: " + ", ".join(f"{name} {duration(value)}" for name, value in beside.items() if value))
+    if by_micro_batch and len(by_micro_batch) > 1:
+        each = (f"{size}: {duration(seconds)}" for size, seconds in by_micro_batch.items())
+        lines.append(f"in micro-batches of {', '.join(each)}")
     lines += ["this rests on:", *(f"  - {line}" for line in forecast.rests_on)]
     return "\n".join(lines)
 

@@ -71,7 +71,8 @@ def plan(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(threads=1)  # where a model is measured
-    from recipes.planning.forecast import NoForecast
+    from recipes.planning.forecast import NoForecast, by_micro_batch
+    from recipes.reading.image_size import sides_by_size
     from recipes.reading.load import overrides_by_file
     from recipes.reports.planning import forecast_text
     from recipes.reports.record import open_run
@@ -89,7 +90,7 @@ def plan(
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
     refuse_folder(opened.dataset, data)
     words = vocabulary()
-    where, _ = cluster_of(cluster, workers=workers, vocabulary=words, overrides=of_cluster)
+    where, reading = cluster_of(cluster, workers=workers, vocabulary=words, overrides=of_cluster)
     run = None if from_run is None else open_run(from_run)
     if run is not None:
         where = planning.learned(where, run, opened, grow=cluster is None)
@@ -107,11 +108,15 @@ def plan(
     texts = [plan_text(made)]
     try:
         time = planning.forecast_of(opened, made)
-        tree["forecast"] = time.as_tree()
-        texts.append(forecast_text(time))
+        sizes = [row["micro_batch_size"] for row in (tree["memory"] or {}).get("choices", [])]
+        by_size = by_micro_batch(made, sides_by_size(opened.recipe), sizes)
+        tree["forecast"] = time.as_tree() | {"seconds_by_micro_batch": by_size}
+        texts.append(forecast_text(time, by_size))
     except NoForecast as error:
+        if where.hardware is not None and run is None:  # its file lacks the figure: say where
+            error = NoForecast(f"{reading.origins['hardware', 'rates']}: {error}")
         if wanted or trials or plot or advise:
-            raise
+            raise error from None
         tree["forecast"] = None
         texts.append(f"time: not planned: {error}")
     if wanted is not None:

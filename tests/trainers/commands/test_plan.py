@@ -119,6 +119,22 @@ def test_wrong_hardware_is_refused_by_line(tmp_path: Path) -> None:
     assert "hardware.rates.0.samples_per_second: is 0.0; must be above 0" in str(error)
 
 
+def test_a_missing_rate_is_said_with_the_line_of_the_rates(tmp_path: Path) -> None:
+    text = planned("goyal2017", "--cluster", "h200", "-n", 8)
+    assert "h200.yaml:" in text
+    assert "no rate of ResNet50 in float32" in text
+    error = error_of("goyal2017", "--cluster", "h200", "-n", 8, "--target", "1h")
+    assert isinstance(error, NoForecast)
+    assert "h200.yaml:" in str(error)
+
+
+def test_smaller_micro_batches_have_their_time() -> None:
+    times = tree_of("goyal2017", "--cluster", "big-basin", "--set", "batch.norm_span=8")["forecast"]
+    times = {int(size): seconds for size, seconds in times["seconds_by_micro_batch"].items()}
+    assert set(times) >= {8, 16, 32}
+    assert times[8] > times[16] > times[32]
+
+
 def test_trials_are_compared_side_by_side_and_one_after_another() -> None:
     words = ("goyal2017/256", "--cluster", "dgx-1", "--trials", 64, "--devices", 32)
     rows = tree_of(*words)["trials"]
