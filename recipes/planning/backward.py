@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from recipes.errors import InputRefused
-from recipes.planning.forecast import PARTS, Timing, case_of, num_evaluations, timing_of
+from recipes.planning.forecast import PARTS, case_of, num_evaluations
 from recipes.planning.planner import Plan, largest_micro_batch
+from recipes.planning.timing import Timing, timing_of
 from recipes.schema.vocabulary import Unbuilt
 
 MOST_DEVICES = 100_000

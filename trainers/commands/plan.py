@@ -71,7 +71,8 @@ def plan(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(threads=1)  # where a model is measured
-    from recipes.planning.forecast import NoForecast, by_micro_batch
+    from recipes.planning.forecast import by_micro_batch
+    from recipes.planning.timing import NoForecast
     from recipes.reading.image_size import sides_by_size
     from recipes.reading.load import overrides_by_file
     from recipes.reports.planning import forecast_text

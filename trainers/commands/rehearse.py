@@ -64,9 +64,10 @@ def rehearse(
     Every sample of the run is drawn for every worker and counted. Exit code 0: all holds, 5: a fault was found.
     """
     from recipes.errors import InputRefused
-    from recipes.planning.forecast import NoForecast, forecast
+    from recipes.planning.forecast import forecast
     from recipes.planning.rehearsal import Storage, least_memory
     from recipes.planning.rehearsal import rehearse as run
+    from recipes.planning.timing import NoForecast
     from recipes.reading.image_size import sides_by_size
     from recipes.reading.load import overrides_by_file
     from recipes.reports.rehearsal import rehearsal_text, rehearsed_time_text

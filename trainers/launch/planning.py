@@ -23,10 +23,11 @@ from recipes.planning.backward import (
 )
 from recipes.planning.cluster import Cluster
 from recipes.planning.division import PlanError
-from recipes.planning.forecast import Forecast, NoForecast, forecast
+from recipes.planning.forecast import Forecast, forecast
 from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
 from recipes.planning.phase_times import PHASES
 from recipes.planning.planner import Plan, plan
+from recipes.planning.timing import NoForecast
 from recipes.reading.image_size import sides_by_size
 from recipes.reading.open import OpenedRecipe, open_cluster, open_recipe
 from recipes.reading.registry import names

@@ -9,9 +9,10 @@ import pytest
 from recipes import open_cluster, open_recipe
 from recipes.planning.backward import scan
 from recipes.planning.cluster import Cluster
-from recipes.planning.forecast import Forecast, NoForecast, case_of, forecast, timing_of
+from recipes.planning.forecast import Forecast, case_of, forecast
 from recipes.planning.hardware import Coordination, Input, MeasuredAllReduce, Rate
 from recipes.planning.planner import Plan, plan
+from recipes.planning.timing import NoForecast, timing_of
 from trainers.launch.vocabulary import vocabulary
 
 SIDES = {None: 224}

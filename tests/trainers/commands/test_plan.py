@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from kilobatch import app
 from recipes.errors import InputRefused, RecipeError
-from recipes.planning.forecast import NoForecast
+from recipes.planning.timing import NoForecast
 from recipes.reports.record import open_run
 from trainers.launch.planning import Target, parse_targets
 
