@@ -433,7 +433,7 @@ def samples_at(ratio: float, *, communication: float, compute: tuple[float, floa
         communication, compute: seconds, see `calibrate`.
 
     >>> samples_at(1.0, communication=0.5, compute=(0.1, 0.38))  # on the line through both sizes
-    352
+    515
     """
     (few, many), (first, last) = CALIBRATION_SIZES, compute
     each = max((last - first) / (many - few), 1e-9)

@@ -103,7 +103,7 @@ def test_batch_of_a_ratio(slow_network):
     def samples_at(ratio):
         return slow_network.samples_at(ratio, communication=0.19, compute=(0.1, 0.38))
 
-    assert samples_at(0.5) == 256  # 1.25 ms a sample beside 60 ms
+    assert samples_at(0.5) == 370  # the other calibration
     assert samples_at(1.9) == 32
     assert samples_at(19.0) == 1
 
