@@ -39,6 +39,7 @@ def rehearsed(run):
     return tree
 
 
+@pytest.mark.slow
 def test_akiba_on_1024_workers_in_seconds(rehearsed):
     """1.28 million images, 90 epochs: each sample is drawn for its worker. 10 s of processor time, 6 s on two cores."""
     before = time.process_time()

@@ -33,7 +33,7 @@ HOST = re.escape(socket.gethostname())
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "words",
-    [pytest.param((2,), marks=pytest.mark.slow), (3,), (3, "python")],
+    [pytest.param((2,), marks=pytest.mark.slow), (3,), pytest.param((3, "python"), marks=pytest.mark.slow)],
     ids=lambda words: "-".join(map(str, words)),
 )
 def test_on_ranks(run_on_ranks, words):

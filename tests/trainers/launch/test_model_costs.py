@@ -54,7 +54,7 @@ def test_every_recipe_of_the_library_is_in_the_shipped_file_and_nothing_else_is(
 
 
 def _large(key):
-    return [pytest.mark.slow] if " images 3x" in key and " images 3x32" not in key else []
+    return [pytest.mark.slow] if " images 3x" in key else []
 
 
 @pytest.mark.parametrize("key", [pytest.param(key, marks=_large(key)) for key in SHIPPED])
