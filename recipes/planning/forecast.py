@@ -198,18 +198,14 @@ def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None
         samples = planned.segment.global_batch_size
         made = timing.update(devices=plan.workers, samples=samples, **division)
         segments.append(SegmentForecast(planned=planned, update=made, timing=timing))
-    evaluations, hardware = num_evaluations(plan), plan.cluster.hardware
+    evaluations = num_evaluations(plan)
     each = -(-plan.dataset.num_eval // plan.workers)
-    saved = 0.0
-    if hardware.write_gb_per_second is not None and plan.model is not None:
-        values = plan.model.num_parameters * (1 + plan.model.num_state_values)
-        saved = math.ceil(plan.recipe.epochs) * 4 * values / (hardware.write_gb_per_second * 1e9)
     return Forecast(
         plan=plan,
         segments=tuple(segments),
         evaluation_seconds=evaluations * each * segments[-1].timing.scoring_seconds,
-        checkpoint_seconds=saved,
-        start_seconds=hardware.start_seconds,
+        checkpoint_seconds=checkpoint_seconds(plan),
+        start_seconds=plan.cluster.hardware.start_seconds,
     )
 
 
@@ -225,6 +221,15 @@ def forecast_tree(plan: Plan, image_sizes: dict[int | None, int | None]) -> dict
         return forecast(plan, image_sizes).as_tree()
     except NoForecast:
         return None
+
+
+def checkpoint_seconds(plan: Plan) -> float:
+    """Of one checkpoint an epoch; 0 where the disk's rate or the model's size is not known."""
+    rate = plan.cluster.hardware.write_gb_per_second
+    if rate is None or plan.model is None:
+        return 0.0
+    values = plan.model.num_parameters * (1 + plan.model.num_state_values)
+    return math.ceil(plan.recipe.epochs) * 4 * values / (rate * 1e9)
 
 
 def num_evaluations(plan: Plan) -> int:

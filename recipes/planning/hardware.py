@@ -236,8 +236,8 @@ class Coordination:
     """Small collective calls of an update, such as agreement on flags and sums of losses, which nothing hides.
 
     Args:
-        microseconds: on two workers, less one doubling.
-        microseconds_per_doubling: more for each doubling of the workers.
+        microseconds: a of a + b log2(workers), which several workers take in each update.
+        microseconds_per_doubling: b of it.
         source: where and when.
     Raises:
         ValueError: a number is negative.

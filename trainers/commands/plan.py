@@ -71,7 +71,7 @@ def plan(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(threads=1)  # where a model is measured
-    from recipes.planning.forecast import by_micro_batch
+    from recipes.planning.forecast import by_micro_batch, forecast
     from recipes.planning.timing import NoForecast
     from recipes.reading.image_size import sides_by_size
     from recipes.reading.load import overrides_by_file
@@ -108,7 +108,7 @@ def plan(
     tree = made.as_tree()
     texts = [plan_text(made)]
     try:
-        time = planning.forecast_of(opened, made)
+        time = forecast(made, sides_by_size(opened.recipe))
         sizes = [row["micro_batch_size"] for row in (tree["memory"] or {}).get("choices", [])]
         by_size = by_micro_batch(made, sides_by_size(opened.recipe), sizes)
         tree["forecast"] = time.as_tree() | {"seconds_by_micro_batch": by_size}

@@ -1,4 +1,4 @@
-"""`kilobatch train` and `kilobatch plan`."""
+"""`kilobatch train`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from recipes.planning.backward import (
 )
 from recipes.planning.cluster import Cluster
 from recipes.planning.division import PlanError
-from recipes.planning.forecast import Forecast, forecast
 from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
 from recipes.planning.phase_times import PHASES
 from recipes.planning.planner import Plan, plan
@@ -193,7 +192,7 @@ class Advice:
 
     Args:
         workers, batch, micro_batch_size, steps: of an update.
-        seconds: of the run at the recipe's batch, and at this one.
+        seconds: of the run at the recipe's batch (None where these workers cannot serve it), and at this one.
         reasons: for the batch, one sentence each.
         changes: of the recipe at this batch, from the scaling rules; empty where it stays.
     """
@@ -202,7 +201,7 @@ class Advice:
     batch: int
     micro_batch_size: int
     steps: int
-    seconds: tuple[float, float]
+    seconds: tuple[float | None, float]
     reasons: tuple[str, ...]
     changes: tuple[Change, ...]
 
@@ -244,7 +243,7 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
     recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
     same = {"dataset": opened.dataset, "cluster": made.cluster, "workers": made.workers}
     division = plan(recipe=recipe, **same).segments[0].division
-    before = candidates.get(own, (float("nan"), ()))[0]
+    before = candidates.get(own, (None, ()))[0]
     return Advice(
         workers=made.workers,
         batch=batch,
@@ -320,11 +319,6 @@ def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
         )
 
 
-def forecast_of(opened: OpenedRecipe, made: Plan) -> Forecast:
-    """The time of a plan; raises `NoForecast` where the cluster lacks a figure."""
-    return forecast(made, sides_by_size(opened.recipe))
-
-
 def _backward_share(run: Run) -> float | None:
     """Of all work of an update, of which a micro-batch is one of several; None where the phases were not measured."""
     if not len(run.phases):
@@ -335,7 +329,7 @@ def _backward_share(run: Run) -> float | None:
 
 
 def scaling(opened: OpenedRecipe, made: Plan) -> Scan:
-    """Times on powers of two of devices, and in between, up to the cluster's size or 4,096 if that is more."""
+    """Times on powers of two of devices, up to the cluster's size or 4,096 if that is more."""
     most = max(made.cluster.num_workers, 4096)
     numbers = sorted({2**power for power in range(most.bit_length()) if 2**power <= most})
     return scan(made, sides_by_size(opened.recipe), numbers)

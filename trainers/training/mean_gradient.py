@@ -168,9 +168,8 @@ class MeanGradient:
                     self._group_by_group, why = True, str(error)
                 if self._mpi.rank == 0:
                     log.info("each norm group is a forward of its own, which takes longer where it is small: %s", why)
-            for (
-                each
-            ) in micro_batch.by_group:  # not in `except`: the error's frames would keep the forward's arrays alive
+            # Not in `except`: the error's frames would keep the forward's arrays alive.
+            for each in micro_batch.by_group:
                 add(each, finished)
         return losses
 

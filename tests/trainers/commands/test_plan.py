@@ -83,6 +83,7 @@ def test_an_accuracy_is_answered_by_batch_with_published_epochs() -> None:
     [
         (("goyal2017", "--cluster", "mn1", "--target", "soon"), "write a time, 90s, 15min, 2h or 1d, or an accuracy"),
         (("goyal2017", "--cluster", "mn1", "--target", "top1=0.9"), "published for ResNet50 on imagenet to 0.759"),
+        (("goyal2017", "--cluster", "mn1", "--target", "top1=0.7"), "write top1=0.759, or a time"),
         (("goyal2017", "--cluster", "mn1", "--target", "0min"), "neither a time nor an accuracy"),
         (("goyal2017", "--cluster", "mn1", "--trials", "4", "--devices", "2000"), "cluster mn1 has 1024"),
     ],
@@ -148,7 +149,7 @@ def test_trials_are_compared_side_by_side_and_one_after_another() -> None:
 def test_advice_follows_the_published_rules() -> None:
     words = ("goyal2017/256", "--cluster", "aws-p3.16xlarge", "-n", 64, "--advise")
     advice = tree_of(*words)["advice"]
-    assert advice["batch"] == 4096 or advice["batch"] == 2048 or advice["batch"] == 8192
+    assert advice["batch"] == 4096  # 64 samples a worker; 8,192 would be faster by less than 5 %
     assert advice["seconds"][1] < advice["seconds"][0]
     assert any("linear scaling is published up to a batch of 8,192" in reason for reason in advice["reasons"])
     assert any(change["key"] == "batch.global" for change in advice["changes"])
