@@ -121,7 +121,8 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`objective` of a search, or an entry of it", schema.Objective),
     ("An entry of `constraints` of a search", schema.Constraint),
     ("`budget` of a search", schema.Budget),
-    ("`transfer` of a search", schema.Transfer),
+    ("`prior` of a search", schema.Prior),
+    ("`confirm` of a search", schema.Confirm),
 )
 # Keys whose default depends on the rest of the file; their meaning says how.
 _RULES = {

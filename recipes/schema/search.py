@@ -11,9 +11,10 @@ from recipes.schema.constraints import Expression
 from recipes.schema.recipe import require
 from recipes.schema.vocabulary import Component
 
-__all__ = ["Budget", "Constraint", "Objective", "Search", "Transfer"]
+__all__ = ["Budget", "Confirm", "Constraint", "Objective", "Prior", "Search"]
 
 Metric = Literal["accuracy", "loss", "train_loss", "device_hours"]
+Goal = Literal["updates_to", "epochs_to", "hours_to"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +23,34 @@ class Objective:
 
     Args:
         metric: `accuracy` or `loss` on the evaluation samples at the end of the run; `train_loss`, the mean training
-            loss between the last two reports; or `device_hours`, ranks times hours of the trial.
-        direction: `maximize` for accuracy, `minimize` for all others; anything else is refused.
+            loss between the last two reports; `device_hours`, ranks times hours of the trial; or what it takes to reach
+            the accuracy `target`: `updates_to`, `epochs_to`, or `hours_to`, in device-hours. They are read at the first
+            report that reaches it, and the trial ends there.
+        target: accuracy to reach, in (0, 1]; null for a metric without one.
+        direction: `maximize` for accuracy, `minimize` for all others, as it is if left out; anything else is refused.
     """
 
-    metric: Metric = "accuracy"
-    direction: Literal["maximize", "minimize"] = "maximize"
+    metric: Metric | Goal = "accuracy"
+    target: float | None = None
+    direction: Literal["maximize", "minimize"] | None = None
 
     def __post_init__(self) -> None:
         wanted = "maximize" if self.metric == "accuracy" else "minimize"
+        if self.direction is None:
+            object.__setattr__(self, "direction", wanted)
         require(
             self.direction == wanted, f"Objective.direction must be {wanted} for {self.metric}, got {self.direction}"
         )
+        if self.metric.endswith("_to"):
+            possible = self.target is not None and 0 < self.target <= 1
+            require(possible, f"Objective.target must be an accuracy in (0, 1] for {self.metric}, got {self.target}")
+        else:
+            require(self.target is None, f"Objective.target must be null for {self.metric}, got {self.target}")
+
+    @property
+    def worst(self) -> float:
+        """The value of a trial that diverged."""
+        return 0.0 if self.metric == "accuracy" else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +107,21 @@ class Budget:
 
     Args:
         trials: finished ones, whether complete, pruned or failed; at least 1.
+        patience: the search ends when so many trials in a row found nothing better, at least 1; null for no such end.
         hours: hours of the search over all its sessions, above 0; after that no trial begins, and running trials end
             normally. null for no limit.
         device_hours: ranks times hours of all trials together, above 0; enforced as `hours`.
     """
 
     trials: int
+    patience: int | None = None
     hours: float | None = None
     device_hours: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.trials >= 1, f"Budget.trials must be at least 1, got {self.trials}")
+        for name in ("trials", "patience"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"Budget.{name} must be at least 1, got {value}")
         for name in ("hours", "device_hours"):
             hours = getattr(self, name)
             possible = hours is None or (math.isfinite(hours) and hours > 0)
@@ -108,24 +129,57 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transfer:
-    """A search at a small batch, then a search at a large one around the scaled best recipe of the first.
+class Prior:
+    """What is known about good values before the search begins; give one of `recipe`, `search` and `batch`.
+
+    The first trials are drawn around it, at the batch of the trial: the full learning rate from the square root to twice
+    the linear rule, all other values around the known ones.
 
     Args:
-        from_batch: global batch size of the first search, at least 1.
-        to_batch: global batch size of the second search, above `from_batch`.
-        trials: number of trials of the first and the second search; their sum is that of the budget.
+        recipe: a recipe whose values are known to be good, such as a paper's: a name of the library, or a path relative
+            to the search's file; null for none.
+        search: folder of an earlier search, relative to the search's file, whose best trials are known; null for none.
+        batch: global batch size of a search that is done first, over the same space; null for none.
+        trials: of that search at `batch`, at least 1; they come before those of `budget`.
+        ranks_per_trial: of that search at `batch`, at least 1; null for those of this one.
+        draws: how many of this search's first trials are drawn from what is known, at least 1; then `sampler` goes on.
     """
 
-    from_batch: int
-    to_batch: int
-    trials: tuple[int, int]
+    recipe: str | None = None
+    search: str | None = None
+    batch: int | None = None
+    trials: int | None = None
+    ranks_per_trial: int | None = None
+    draws: int = 10
 
     def __post_init__(self) -> None:
-        require(self.from_batch >= 1, f"Transfer.from_batch must be at least 1, got {self.from_batch}")
-        larger = self.to_batch > self.from_batch
-        require(larger, f"Transfer.to_batch must be above from_batch, {self.from_batch}, got {self.to_batch}")
-        require(min(self.trials) >= 1, f"Transfer.trials must be at least 1 each, got {list(self.trials)}")
+        given = [name for name in ("recipe", "search", "batch") if getattr(self, name) is not None]
+        require(len(given) == 1, f"Prior must have one of recipe, search and batch, got {' and '.join(given) or 'none'}")
+        for name in ("batch", "trials", "ranks_per_trial", "draws"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"Prior.{name} must be at least 1, got {value}")
+        staged, own = self.batch is not None, (self.trials, self.ranks_per_trial)
+        require(not staged or self.trials is not None, "Prior.trials must be given with batch")
+        require(staged or own == (None, None), "Prior.trials and ranks_per_trial must be null without batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirm:
+    """Trains the best trials again with fresh seeds; the best mean wins.
+
+    The best of many noisy trials is partly luck: its own score is too good. These runs are not.
+
+    Args:
+        top: how many of the best trials, at least 1.
+        seeds: runs of each, with seeds that no trial had, at least 2.
+    """
+
+    top: int = 3
+    seeds: int = 5
+
+    def __post_init__(self) -> None:
+        require(self.top >= 1, f"Confirm.top must be at least 1, got {self.top}")
+        require(self.seeds >= 2, f"Confirm.seeds must be at least 2, got {self.seeds}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +197,15 @@ class Search:
         sampler: proposes the values.
         pruner: ends trials early; null for none, as it must be with several objectives.
         budget: limits after which the search ends.
-        transfer: search at a small batch first; null for one search at the recipe's own batch.
+        prior: what is known about good values; null for nothing.
+        confirm: train the best trials again with fresh seeds; null for not.
         ranks_per_trial: MPI ranks that train one trial together, at least 1. `-n` divided by it is the number of trials
             side by side.
         seeds_per_trial: runs of a trial, with the recipe's seed, the next one, and so on; its objective is their mean.
         reports: number of evenly spaced points of a trial's run, the last one its end, at which it is evaluated, saved
             and compared with the other trials at the same point; at least 1.
-        retries: how often a trial that was killed or hung is resumed from its last checkpoint, at least 0.
+        retries: how often a trial whose ranks were killed or hung goes on from its last checkpoint without having come
+            any further, at least 0; deaths after progress do not count.
         enqueue: the trials to try first: `recipe` for the recipe's own values, or `{path: value}`; paths that are left
             out are sampled.
         seed: seed of the sampler, at least 0. Trials have the recipe's seed.
@@ -165,7 +221,8 @@ class Search:
     sampler: Annotated[object, Component("samplers")]
     pruner: Annotated[object, Component("pruners")] | None = None
     budget: Budget
-    transfer: Transfer | None = None
+    prior: Prior | None = None
+    confirm: Confirm | None = None
     ranks_per_trial: int = 1
     seeds_per_trial: int = 1
     reports: int = 20
@@ -181,18 +238,21 @@ class Search:
         metrics = [objective.metric for objective in self.objectives]
         require(len(metrics) > 0, "Search.objective must be at least one")
         require(len(set(metrics)) == len(metrics), f"Search.objective must name each metric once, got {metrics}")
-        comparable = self.pruner is None or self.reported is not None
-        what = "several objectives" if len(metrics) > 1 else "device-hours, which grow alike in all trials"
+        comparable = self.pruner is None or (self.reported is not None and not self.has_goal)
+        what = "several objectives" if len(metrics) > 1 else f"{metrics[0]}"
         require(comparable, f"Search.pruner must be null: reports are not compared by {what}")
-        if self.transfer is not None:
-            require(len(metrics) == 1, "Search.transfer must be null where there are several objectives")
-            trials, whole = list(self.transfer.trials), self.budget.trials
-            require(sum(trials) == whole, f"Search.transfer must have the budget's {whole} trials, got {trials}")
+        alone = len(metrics) == 1 or not (self.has_goal or self.confirm or self.budget.patience)
+        require(alone, "Search.objective must be one where there is a target, `confirm` or `patience`")
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """All objectives, as a tuple also if there is one."""
         return self.objective if isinstance(self.objective, tuple) else (self.objective,)
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether an objective is what it takes to reach a target."""
+        return any(objective.target is not None for objective in self.objectives)
 
     @property
     def reported(self) -> Objective | None:

@@ -66,6 +66,11 @@ class Float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and self.low <= value <= self.high and _on_step(value, self.low, self.step)
 
+    def nearest(self, value: float) -> float:
+        """The value of the range that is nearest to a number."""
+        inside = min(max(value, self.low), self.high)
+        return inside if self.step is None else _nearest_step(inside, self.low, self.high, self.step)
+
     def suggest(self, trial: Any, name: str) -> float:
         """A value from Optuna's trial."""
         return trial.suggest_float(name, self.low, self.high, log=self.log, step=self.step)
@@ -111,6 +116,10 @@ class Int:
         """Whether a value lies in the range."""
         whole = isinstance(value, int) and not isinstance(value, bool)
         return whole and self.low <= value <= self.high and (value - self.low) % self.step == 0
+
+    def nearest(self, value: float) -> int:
+        """The value of the range that is nearest to a number."""
+        return round(_nearest_step(min(max(value, self.low), self.high), self.low, self.high, self.step))
 
     def suggest(self, trial: Any, name: str) -> int:
         """A value from Optuna's trial."""
@@ -159,6 +168,10 @@ class Categorical:
     def spread(self, points: int) -> list[Any]:
         """All choices."""
         return list(self.choices)
+
+
+def _nearest_step(value: float, low: float, high: float, step: float) -> float:
+    return low + step * min(round((value - low) / step), int((high - low) / step + 1e-9))
 
 
 def _on_step(value: float, low: float, step: float | None) -> bool:

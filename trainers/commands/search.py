@@ -1,4 +1,4 @@
-"""`kilobatch search`, the ranks that it starts, and `kilobatch serve-study`."""
+"""`kilobatch search`, and the ranks that it starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def search(
         str | None, typer.Option(metavar="WHERE", help="Storage of the study: sqlite, journal, a URL, grpc://H:P.")
     ] = None,
     study: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the study; several searches may share one.")
+        str | None, typer.Option(metavar="NAME", help="Name of the study, where a storage holds several.")
     ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
@@ -68,14 +68,3 @@ def search_ranks(messages: Path, ranks_here: int | None = None, ranks_before: in
     from trainers.search.group_worker import run_worker
 
     run_worker(messages, ranks=launched_ranks() or 1, threads=threads, ranks_before=ranks_before)
-
-
-def serve_study(
-    storage: Annotated[str, typer.Argument(metavar="STORAGE", help="A database's URL, or sqlite:////PATH.")],
-    host: Annotated[str, typer.Option(help="Name or address to listen at.")] = "localhost",
-    port: Annotated[int, typer.Option(help="Port to listen at.")] = 13000,
-) -> None:
-    """Serve a database of studies to many searches. Start those with `--storage grpc://HOST:PORT`."""
-    from trainers.search.storage import serve_study as serve
-
-    serve(storage, host=host, port=port)

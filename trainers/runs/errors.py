@@ -60,7 +60,7 @@ class NotFinite(RunFailed):
         learning_rate: float,
         compute: str = "float32",
     ) -> None:
-        self.rank = rank
+        self.rank, self.update = rank, update
         where = "all gradients are still finite"
         if parameter:
             where = f"first bad parameter {parameter}" if parameter.startswith("/") else f"one {parameter}"
@@ -82,6 +82,7 @@ class Overflow(RunFailed):
     """
 
     def __init__(self, *, rank: int, parameter: str | None, update: int, loss_scale: float, halvings: int) -> None:
+        self.rank, self.update = rank, update
         super().__init__(
             f"the gradient of {parameter} is not finite at update {update} on rank {rank}, even at a loss scale of "
             f"{loss_scale:.12g}, after {halvings} halvings. Something in the model leaves the range of float16 "

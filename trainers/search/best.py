@@ -13,28 +13,33 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import shown
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, assignments
+from trainers.search.confirm import Confirmed, confirmed_text
 from trainers.search.display import score
 from trainers.search.search_folder import write_whole
-from trainers.search.study import best_trials
+from trainers.search.study import best_trials, ranked_trials
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
 
 
-def write_best(folder: Path, opened: OpenedSearch, study: optuna.Study, newest: optuna.trial.FrozenTrial) -> None:
+def write_best(
+    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Confirmed | None = None
+) -> None:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its trial's number.
 
-    Does nothing if `newest` is not among them. Recipes of trials that are no longer on the front are removed.
+    Args:
+        folder: of the search.
+        opened: the search.
+        study: of the search.
+        confirmed: the best trial by runs with fresh seeds; None before there are any.
     """
-    several = len(opened.search.objectives) > 1
     best = best_trials(study)
-    if all(trial.number != newest.number for trial in best):
-        return
+    if confirmed is not None:
+        best = [trial for trial in ranked_trials(study) if trial.number == confirmed.trial]
     paths = [recipe_path(folder, opened.search, trial) for trial in best]
     for trial, path in zip(best, paths, strict=True):
-        if not path.exists() or not several:
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, best_text(opened, trial), errors="replace")  # a path in a comment may be no UTF-8
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, best_text(opened, trial, confirmed), errors="replace")  # a path in it may be no UTF-8
     for path in set((folder / PARETO).glob("trial-*.yaml")) - set(paths):
         path.unlink()
 
@@ -44,7 +49,7 @@ def recipe_path(folder: Path, search: Search, trial: optuna.trial.FrozenTrial) -
     return folder / PARETO / f"trial-{trial.number:04d}.yaml" if len(search.objectives) > 1 else folder / BEST
 
 
-def best_text(opened: OpenedSearch, trial: optuna.trial.FrozenTrial) -> str:
+def best_text(opened: OpenedSearch, trial: optuna.trial.FrozenTrial, confirmed: Confirmed | None = None) -> str:
     """The recipe's file as text: values that the search changed have the origin `search NAME trial 17`.
 
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
@@ -67,6 +72,8 @@ def best_text(opened: OpenedSearch, trial: optuna.trial.FrozenTrial) -> str:
         **opened.options,
     )
     head = f"# {_scores(search, trial)} in trial {trial.number} of the search {search.name}"
+    if confirmed is not None:
+        head += f"; {confirmed_text(search, confirmed)}"
     return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(recipe.tree, recipe.origins)}"
 
 
@@ -78,20 +85,17 @@ def absolute_dataset(opened: OpenedSearch) -> dict[str, str]:
 
 
 def require_utf8(opened: OpenedSearch) -> None:
-    """Refuse files whose path the best recipe, or a stage of a transfer, would have to name, and YAML cannot.
+    """Refuse a data set whose path the best recipe would have to name, and YAML cannot.
 
     Raises:
-        RecipeError: such a path is not valid UTF-8.
+        RecipeError: the path is not valid UTF-8.
     """
-    named = {"the data set": absolute_dataset(opened).get("dataset", "")}
-    if opened.search.transfer is not None:
-        named["the recipe"] = absolute_recipe(opened)
-    for whose, path in named.items():
-        if path != path.encode(errors="replace").decode():
-            what = f"the path of {whose}, {path.encode(errors='backslashreplace').decode()}, is no UTF-8"
-            way_out = "rename the folder or file: the search has to name it in a file of YAML"
-            problem = Problem(file=shown(opened.path), line=1, column=1, path="recipe", what=what, way_out=way_out)
-            raise RecipeError([problem])
+    path = absolute_dataset(opened).get("dataset", "")
+    if path != path.encode(errors="replace").decode():
+        what = f"the path of the data set, {path.encode(errors='backslashreplace').decode()}, is no UTF-8"
+        way_out = "rename the folder or file: the search has to name it in a file of YAML"
+        problem = Problem(file=shown(opened.path), line=1, column=1, path="recipe", what=what, way_out=way_out)
+        raise RecipeError([problem])
 
 
 def absolute_recipe(opened: OpenedSearch) -> str:

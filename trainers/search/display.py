@@ -80,6 +80,7 @@ _STYLES = {
     "infeasible": "magenta",
     "pruned": "yellow",
     "failed": "red",
+    "diverged": "red",
 }
 
 

@@ -20,9 +20,8 @@ from trainers.launch.model_costs import model_of
 from trainers.launch.request import Prepared, prepare
 from trainers.search.display import metric_name, short
 from trainers.search.search_folder import STORAGE, check_folder, study_of
-from trainers.search.study import SECONDS, enqueue, finished, new_study, suggested
+from trainers.search.study import SECONDS, finished, new_study, suggested
 from trainers.search.successive_halving import has_rungs
-from trainers.search.transfer import Stages
 from trainers.search.trial_run import SearchOptions, trial_request
 
 _NO_FORECAST = (
@@ -31,7 +30,7 @@ _NO_FORECAST = (
 
 
 def dry_run_text(
-    opened: OpenedSearch, options: SearchOptions, *, groups: int, large: OpenedSearch | None = None
+    opened: OpenedSearch, options: SearchOptions, *, groups: int
 ) -> str:
     """The space, the budget, and the first trial: its values, its plan and its recipe.
 
@@ -44,7 +43,8 @@ def dry_run_text(
         InputRefused: the first trial cannot be planned.
     """
     search, study = opened.search, new_study(opened.search)
-    enqueue(study, opened)
+    for values in opened.enqueued[:1]:
+        study.enqueue_trial(values)
     values = suggested(study.ask(), search)
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
     every = prepared.opened.recipe.evaluation.every
@@ -68,8 +68,6 @@ def dry_run_text(
         "",
         "recipe of the first trial:",
         resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip(),
-        *(["then, around what is scaled; here from the recipe itself:", ""] if large else []),
-        *([space_text(large, large.enqueued[0])] if large else []),
     ]
     return "\n".join(lines)
 
@@ -127,10 +125,6 @@ def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
     samples = budget.trials * seeds * plan["num_samples"]
     rounds = -(-budget.trials // groups)
     lines = [f"budget: {budget.trials} trials of {each} like the first one, {number(samples)} samples in all"]
-    if search.transfer is not None:
-        first, then = search.transfer.trials
-        batches = f"batch {search.transfer.from_batch}, then {then} at {search.transfer.to_batch}"
-        lines.append(f"transfer: {first} trials at {batches}, from the best of the first ones")
     if budget.hours is not None:
         limit, plural = f"{budget.hours * all_ranks:g} device-hours", "" if budget.hours == 1 else "s"
         lines.append(f"hours: trials begin within {budget.hours:g} hour{plural}, up to {limit}")
@@ -150,15 +144,7 @@ def cost_lines(opened: OpenedSearch, folder: Path, *, groups: int) -> list[str]:
 
     The mean, not the median: the forecast is of their sum. A transfer has a line for each of its two searches.
     """
-    if opened.search.transfer is None:
-        return [f"cost: {_cost(opened, folder, groups)}"]
-    stages = Stages(opened=opened, folder=folder)
-    lines = []
-    for name in stages.names:
-        file = folder / f"{name}.yaml"
-        cost = _cost(stages.open(file), folder / name, groups) if file.exists() else _NO_FORECAST
-        lines.append(f"cost of {name}: {cost}")
-    return lines
+    return [f"cost: {_cost(opened, folder, groups)}"]
 
 
 def _cost(opened: OpenedSearch, folder: Path, groups: int) -> str:
@@ -166,7 +152,7 @@ def _cost(opened: OpenedSearch, folder: Path, groups: int) -> str:
         return _NO_FORECAST
     try:
         check_folder(folder, opened, resume=True)
-        with study_of(folder, opened) as study:
+        with study_of(folder, opened.search) as study:
             ended = finished(study)
     except InputRefused as refusal:
         return f"not known: {refusal}"

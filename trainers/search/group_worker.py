@@ -25,7 +25,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from trainers.launch.join_ranks import join_world, train_together
 from trainers.launch.request import TrainRequest
-from trainers.runs.errors import EXIT_STOPPED, RunFailed, abort_all_ranks, print_and_drain
+from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed, abort_all_ranks, print_and_drain
 from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher
 from trainers.runs.run_folder import LOG
 from trainers.runs.stop_request import STOP_FILE, request_stop, stop_signals
@@ -130,6 +130,8 @@ def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[]
     """Train a run; returns how it ended, as the fields of a `RunEnd`."""
     try:
         code = train_together(request, comm, threads=threads, served=True, orphaned=orphaned)
+    except (NotFinite, Overflow) as error:
+        return {"how": "diverged", "reason": str(error), "update": error.update}
     except RunFailed as error:
         rank = getattr(error.__cause__ or error, "rank", None)
         return {"how": "failed", "reason": str(error), "rank": rank}

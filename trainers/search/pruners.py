@@ -1,22 +1,18 @@
 """Pruners of a search: each is a frozen dataclass whose `build()` returns one of Optuna's.
 
-To add one, add a class and its name in `__all__`. `Median`, `Percentile` and `Wilcoxon` end running trials, among those
-that `FairPruner` finds comparable. `SuccessiveHalving` and `Hyperband` also have `shares` and `brackets`: they choose
-between whole runs of several lengths.
+To add one, add a class and its name in `__all__`. `Median` ends running trials, among those that
+`FairPruner` finds comparable. `SuccessiveHalving` also has `shares`: it chooses between whole runs of several lengths.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from lr_schedules.units import require_number
 from recipes.arguments import require_count
 
-__all__ = ["Hyperband", "Median", "Percentile", "SuccessiveHalving", "Wilcoxon"]
+__all__ = ["Median", "SuccessiveHalving"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +41,8 @@ class SuccessiveHalving:
     rungs: int = 3
 
     def __post_init__(self) -> None:
-        require_count(f"{type(self).__name__}.reduction", self.reduction, at_least=2)
-        require_count(f"{type(self).__name__}.rungs", self.rungs, at_least=2)
+        require_count("SuccessiveHalving.reduction", self.reduction, at_least=2)
+        require_count("SuccessiveHalving.rungs", self.rungs, at_least=2)
 
     @property
     def shares(self) -> tuple[Fraction, ...]:
@@ -56,11 +52,6 @@ class SuccessiveHalving:
         ['1/9', '1/3', '1']
         """
         return tuple(Fraction(1, self.reduction**left) for left in range(self.rungs - 1, -1, -1))
-
-    @property
-    def brackets(self) -> tuple[int, ...]:
-        """How many of the new configurations begin at each rung, in proportion."""
-        return (1, *(0 for _ in range(self.rungs - 1)))
 
     @property
     def least_trials(self) -> int:
@@ -76,36 +67,6 @@ class SuccessiveHalving:
         from optuna.pruners import NopPruner
 
         return NopPruner()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hyperband(SuccessiveHalving):
-    """`SuccessiveHalving` in which some configurations begin with longer runs, in case short ones mislead.
-
-        configurations that begin at rung s, in proportion:  ceil(rungs * reduction ** (rungs - 1 - s) / (rungs - s))
-
-    By default, of 17 configurations 9 begin with runs of a ninth of the epochs, 5 of a third and 3 with whole runs.
-    Configurations are compared only with those that began at the same rung; a new one begins at the rung that is
-    furthest behind its proportion.
-
-    Args:
-        reduction: as for `SuccessiveHalving`, at least 2.
-        rungs: as for `SuccessiveHalving`, at least 2.
-    Source: Li et al. 2016, arXiv 1603.06560, algorithm 1, by Optuna's HyperbandPruner; the paper not checked.
-    Differs: brackets grow side by side without a limit, asynchronously, as in Li et al. 2018, arXiv 1810.05934.
-    """
-
-    least_trials = 1  # some configurations begin with whole runs
-
-    @property
-    def brackets(self) -> tuple[int, ...]:
-        """How many of the new configurations begin at each rung, in proportion.
-
-        >>> Hyperband().brackets
-        (9, 5, 3)
-        """
-        rungs = self.rungs
-        return tuple(math.ceil(rungs * self.reduction ** (rungs - 1 - s) / (rungs - s)) for s in range(rungs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,70 +86,6 @@ class Median:
     def build(self) -> Any:
         from optuna.pruners import MedianPruner
 
-        from trainers.search.comparability import FairPruner
+        from trainers.search.fair_pruning import FairPruner
 
         return FairPruner(MedianPruner(n_startup_trials=self.startup_trials))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Percentile:
-    """Ends a trial whose best report so far is not among the best `keep` percent of complete trials at that report.
-
-    Args:
-        keep: percent of trials that go on, above 0 and at most 100; 50 is `Median`.
-        startup_trials: comparable complete trials before any trial is ended, at least 1.
-    Source: Optuna's PercentilePruner.
-    """
-
-    keep: float = 25.0
-    startup_trials: int = 5
-
-    def __post_init__(self) -> None:
-        require_number("Percentile.keep", self.keep, above=0, at_most=100)
-        require_count("Percentile.startup_trials", self.startup_trials)
-
-    def build(self) -> Any:
-        from optuna.pruners import PercentilePruner
-
-        from trainers.search.comparability import FairPruner
-
-        return FairPruner(PercentilePruner(self.keep, n_startup_trials=self.startup_trials))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wilcoxon:
-    """Ends a trial whose reports are worse than the best trial's, pair by pair: Wilcoxon's signed-rank test.
-
-        d_k = report k of this trial - report k of the best complete trial        both past their slow starts
-
-    Optuna's pruner is made for scores of one configuration on many independent problems. Here the pairs are points of
-    two learning curves, not independent of each other, and the test is repeated at every report: so `threshold` is a
-    knob, not a probability of error. The test still applies: the same k is the same fraction of both runs, and a trial
-    that is worse at all its reports has all ranks on one side. The pruner's own safeguard, which keeps a trial whose
-    mean report beats the best trial's, rarely acts here, because the best trial's whole curve has a better mean than
-    the beginning of a curve.
-
-    Args:
-        threshold: the p of the test below which a trial ends, above 0 and at most 0.5; n pairs on one side give 2 **
-            -n.
-        startup_reports: pairs before any trial is ended, at least 2.
-    Source: Wilcoxon 1945 (not checked); Optuna's WilcoxonPruner.
-    """
-
-    threshold: float = 0.05
-    startup_reports: int = 5
-
-    def __post_init__(self) -> None:
-        require_number("Wilcoxon.threshold", self.threshold, above=0, at_most=0.5)
-        require_count("Wilcoxon.startup_reports", self.startup_reports, at_least=2)
-
-    def build(self) -> Any:
-        from optuna.exceptions import ExperimentalWarning
-        from optuna.pruners import WilcoxonPruner
-
-        from trainers.search.comparability import FairPruner
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            pruner = WilcoxonPruner(p_threshold=self.threshold, n_startup_steps=self.startup_reports)
-        return FairPruner(pruner, paired=True)

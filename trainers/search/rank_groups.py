@@ -146,6 +146,12 @@ class Group:
             file.seek(self._log_start)
             return errors, file.read().decode(errors="replace")
 
+    hosts: tuple[str, ...] = ()
+    never_joined = False
+
+    def launcher_words(self) -> str:
+        return ""
+
     def first_exit(self) -> int | None:
         """The rank that ended first, of ranks that have ended."""
         return self._job and self._job.first_exit()

@@ -21,16 +21,14 @@ from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.runs.run_folder import REPORT, RUN
 from trainers.search.display import column_names, metric_name, scores, shown
-from trainers.search.optuna_extensions import FilteredStudy
 from trainers.search.search_folder import write_whole
-from trainers.search.study import FOLDER, SECONDS, best_trials, reason_of, state_counts, state_of
-from trainers.search.successive_halving import is_whole
+from trainers.search.study import FOLDER, SECONDS, FilteredStudy, best_trials, is_whole, reason_of, state_counts, state_of
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
 
 
-def write_search_page(folder: Path, study: optuna.Study, search: Search) -> Path:
+def write_search_page(folder: Path, study: optuna.Study, search: Search, *, confirmed=()) -> Path:
     """Write the page of a search into its folder, whole or not at all."""
     write_whole(folder / REPORT, search_page_text(study, search, folder=folder))
     return folder / REPORT

@@ -152,9 +152,9 @@ class Tpe:
         require_flag("Tpe.multivariate", self.multivariate)
 
     def build(self, *, seed: int) -> Any:
-        from trainers.search.optuna_extensions import CachedTpe
+        from optuna.samplers import TPESampler
 
-        return CachedTpe(
+        return TPESampler(
             seed=seed,
             n_startup_trials=self.startup_trials,
             multivariate=self.multivariate,

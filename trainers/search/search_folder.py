@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,25 @@ import optuna
 import yaml
 from optuna.trial import TrialState
 
-from recipes.errors import refuse_unreachable
+from recipes.errors import InputRefused, refuse_unreachable
+from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
-from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, open_to_append, require_usable
+from trainers.runs.run_folder import FolderRefused, differences, open_to_append, require_usable
+from trainers.runs.storage_url import hidden
 from trainers.search.rank_groups import JOBS
-from trainers.search.storage import StorageAddress, open_storage, parse_storage
-from trainers.search.study import new_study, searches_differ
+from trainers.search.storage import opened_storage
+from trainers.search.study import (
+    FOLDER,
+    finished,
+    new_owner,
+    new_study,
+    ranked_trials,
+    search_identity,
+    searches_differ,
+)
 
 SEARCH, STORAGE, _LOCK = "search.yaml", "storage.yaml", "lock"
 TRIALS = "trials"  # a run's folder for each trial: trial-0017
-# Keys that may change between two sessions of one search: no trial depends on them.
-_MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial")
 
 
 @refuse_unreachable()
@@ -40,7 +48,7 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
             require_usable(folder, resume=False)
         return
     before = _read(folder / SEARCH)
-    changed = searches_differ(before, yaml.safe_load(yaml.safe_dump(_identity(opened))))
+    changed = searches_differ(before, yaml.safe_load(yaml.safe_dump(search_identity(opened))))
     if changed:
         raise FolderRefused(
             f"{folder} holds another search; {'; '.join(changed)}; go on with the search it began with, or begin "
@@ -48,33 +56,44 @@ def check_folder(folder: Path, opened: OpenedSearch, *, resume: bool) -> None:
         )
 
 
-def study_address(
-    folder: Path, opened: OpenedSearch, *, storage: str | None = None, study: str | None = None
-) -> tuple[StorageAddress, str]:
-    """The study's storage and name: from the options, else from the folder's `storage.yaml`, else the defaults.
+def study_place(folder: Path, opened: OpenedSearch, *, storage: str | None, study: str | None) -> dict[str, str]:
+    """The study's storage, its name, and the word that makes it this folder's own, from `storage.yaml` or the options.
 
     Raises:
         FolderRefused: the folder's search has its study elsewhere, or `storage.yaml` is damaged.
     """
-    path = folder / STORAGE
-    before = _read(path) if path.is_file() else {}
-    address = parse_storage(storage or before.get("storage", "sqlite"), folder)
-    name = study or before.get("study", opened.search.name)
-    changed = differences(before, {"storage": address.text, "study": name}) if before else []
+    before = _read(folder / STORAGE) if (folder / STORAGE).is_file() else {}
+    shown = hidden(storage) if storage else before.get("storage", "sqlite")
+    place = {"storage": shown, "study": study or before.get("study", opened.search.name)}
+    changed = differences(before, {**before, **place}) if before else []
     if changed:
         raise FolderRefused(
             f"{folder} has its study elsewhere; {'; '.join(changed)}; leave the option out, or begin anew in another "
             "--out"
         )
-    return address, name
+    return {**place, "owner": before.get("owner", new_owner())}
 
 
 @contextmanager
-def study_of(folder: Path, opened: OpenedSearch) -> Iterator[optuna.Study]:
+def study_of(folder: Path, search: Search) -> Iterator[optuna.Study]:
     """The study of the search in a folder, for reading; its storage is closed afterwards."""
-    address, name = study_address(folder, opened)
-    with closing(open_storage(address)) as storage:
-        yield new_study(opened.search, storage=storage, name=name)
+    place = _read(folder / STORAGE)
+    with opened_storage(place["storage"], folder) as storage:
+        yield new_study(search, storage=storage, name=place["study"])
+
+
+def ranked_in(folder: Path) -> tuple[list[Path], int]:
+    """The trials' folders of a search, the best first, and how many of its trials have finished.
+
+    Raises:
+        InputRefused: there is no search in the folder.
+    """
+    if not (folder / STORAGE).is_file():
+        raise InputRefused(f"prior: there is no search in {folder}; a search's folder has a file {STORAGE}")
+    place = _read(folder / STORAGE)
+    with opened_storage(place["storage"], folder) as storage:
+        study = optuna.load_study(study_name=place["study"], storage=storage)
+        return [folder / trial.user_attrs[FOLDER] for trial in ranked_trials(study)], len(finished(study))
 
 
 def require_own_trials(folder: Path, study: optuna.Study) -> None:
@@ -93,14 +112,19 @@ def require_own_trials(folder: Path, study: optuna.Study) -> None:
             )
 
 
+def run_folders(folder: Path, seeds: int) -> list[Path]:
+    """The folders of a trial's runs: its own, or with several seeds one for each in it."""
+    return [folder / f"run-{run}" for run in range(seeds)] if seeds > 1 else [folder]
+
+
 def write_search_file(folder: Path, opened: OpenedSearch) -> None:
     """Write `search.yaml`, which ties the folder to this search, if it is not there yet."""
-    _write_once(folder / SEARCH, _identity(opened))
+    _write_once(folder / SEARCH, search_identity(opened))
 
 
-def write_storage_file(folder: Path, address: StorageAddress, name: str) -> None:
-    """Write `storage.yaml`, where the study is stored and its name, if it is not there yet."""
-    _write_once(folder / STORAGE, {"storage": address.text, "study": name})
+def write_storage_file(folder: Path, place: dict[str, str]) -> None:
+    """Write `storage.yaml`, where the study is, if it is not there yet."""
+    _write_once(folder / STORAGE, place)
 
 
 @contextmanager
@@ -120,20 +144,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _has_only_groups(folder: Path) -> bool:
-    """Whether the folder holds only what ranks of a foreign launcher write, here and for each search of a transfer.
-
-    Those ranks start before the supervisor has checked the search.
-    """
+    """Whether the folder holds only what ranks of a foreign launcher write before the supervisor checks the search."""
     if not folder.is_dir():
         return False
     loose = [path for path in folder.iterdir() if not path.is_dir() and path.name != _LOCK]
     return not loose and all(JOBS in (path.name, path.parent.name) for path in folder.glob("*/*"))
-
-
-def _identity(opened: OpenedSearch) -> dict[str, Any]:
-    """What all sessions of one search must agree on."""
-    tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
-    return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -12,7 +12,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from optuna.exceptions import StorageInternalError
+
 from recipes.errors import InputRefused
+from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import prepare, refused
@@ -22,26 +25,29 @@ from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT
 from trainers.runs.stop_request import STOP_FILE
-from trainers.search.best import recipe_path, require_utf8, write_best
+from trainers.search.best import absolute_recipe, recipe_path, require_utf8, write_best
+from trainers.search.confirm import confirmed_in, confirmed_text
 from trainers.search.display import Display, scores, values_text
 from trainers.search.dry_run import dry_run_text
 from trainers.search.group_worker import handling_signals, launched_groups, run_launched_worker
+from trainers.search.prior import open_prior
 from trainers.search.rank_groups import Group, placements, rank_starter
 from trainers.search.report import write_search_page
 from trainers.search.search_folder import (
     check_folder,
     lock_folder,
     require_own_trials,
-    study_address,
+    study_place,
     write_search_file,
     write_storage_file,
+    write_whole,
 )
-from trainers.search.storage import StorageAddress, is_unreachable, open_storage, root_cause
-from trainers.search.storage_cache import refresh
-from trainers.search.study import best_trials, finished, new_study, open_study, spent_seconds, state_counts
+from trainers.search.storage import one_line, opened_storage
+from trainers.search.study import best_trials, finished, new_study, open_study, ranked_trials, state_counts
 from trainers.search.supervisor import Supervisor
-from trainers.search.transfer import Stages, check_transfer, transfer
 from trainers.search.trial_run import SearchOptions, trial_request
+
+PRIOR = "prior"  # in a search's folder: the search at a small batch that is done first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,7 @@ class SearchRequest:
     workers: int | None = None
     hosts: str | None = None
     joined: str | None = None  # set by rank 0 of a foreign launcher for its supervisor: see `launched_groups`
-    stop_file: Path | None = None  # set for the searches of a transfer; None: the one in the search's folder
+    stop_file: Path | None = None  # set for the search of a prior; None: the one in the search's folder
     out: Path | None = None
     resume: bool = False
     dry_run: bool = False
@@ -66,7 +72,7 @@ class SearchRequest:
 
 
 def search(request: SearchRequest) -> int:
-    """Search until the budget is spent; returns the exit code: 3 if no trial was completed, 4 after a signal.
+    """Search until the budget is spent; returns the exit code: 3 if it could not be, or no trial is best; 4 after a signal.
 
     Raises:
         InputRefused: before anything was started or written.
@@ -96,53 +102,63 @@ def _search(request: SearchRequest) -> int:
         device=request.device,
     )
     _require_trainable(opened, options)
-    has_stages = opened.search.transfer is not None
-    large = check_transfer(opened) if has_stages else None
     if request.dry_run:
-        print(dry_run_text(opened, options, groups=len(groups), large=large))
+        print(dry_run_text(opened, options, groups=len(groups)))
         return 0
     check_folder(folder, opened, resume=request.resume)
-    files = not request.resume and request.stop_file is None  # a transfer has checked them already
-    require_startable(opened.base, ranks=1, files=files)
-    address = None if has_stages else study_address(folder, opened, storage=request.storage, study=request.study)
+    require_startable(opened.base, ranks=1, files=not request.resume)
+    place = study_place(folder, opened, storage=request.storage, study=request.study)
     with lock_folder(folder):
         write_search_file(folder, opened)
-        if request.stop_file is None:  # else the transfer has removed an old one, and a file there now counts
+        if request.stop_file is None:
             options.stop_file.unlink(missing_ok=True)
-        if address is None:
-            begin = partial(_begin_stage, replace(request, stop_file=options.stop_file, resume=False))
-            return transfer(Stages(opened=opened, folder=folder), begin)
-        return _search_in(*address, opened, options, groups)
+        code = _search_prior(request, opened, options) if opened.search.prior and opened.search.prior.batch else 0
+        return code or _search_in(place, request.storage or place["storage"], opened, options, groups)
+
+
+def _search_prior(request: SearchRequest, opened: OpenedSearch, options: SearchOptions) -> int:
+    """The search at the prior's batch, in a folder of its own within this one; returns its exit code."""
+    prior, tree = opened.search.prior, dict(opened.tree)
+    tree |= {
+        "name": f"{opened.search.name}-{PRIOR}",
+        "recipe": absolute_recipe(opened),
+        "fixed": {**opened.search.fixed, "batch.global": prior.batch},
+        "budget": {"trials": prior.trials},
+        "ranks_per_trial": prior.ranks_per_trial or opened.search.ranks_per_trial,
+        "enqueue": [],
+        "prior": None,
+        "confirm": None,
+    }
+    file, folder = options.folder / f"{PRIOR}.yaml", options.folder / PRIOR
+    write_whole(file, block_text(tree))
+    study = request.study and f"{request.study}-{PRIOR}"
+    begin = {"search": str(file), "out": folder, "study": study, "stop_file": options.stop_file, "resume": False}
+    return search(replace(request, **begin))
 
 
 def _search_in(
-    address: StorageAddress, name: str, opened: OpenedSearch, options: SearchOptions, groups: Sequence[Group]
+    place: dict[str, str], where: str, opened: OpenedSearch, options: SearchOptions, groups: Sequence[Group]
 ) -> int:
-    """Open the study's storage and search; if the storage is lost meanwhile, say so and return `EXIT_FAILED`."""
+    """Open the study and search; if its storage is lost meanwhile, say so and return `EXIT_FAILED`."""
+    folder = options.folder
+    prior = open_prior(opened, staged=folder / PRIOR if opened.search.prior and opened.search.prior.batch else None)
     try:
-        with closing(open_storage(address)) as storage:
-            study = open_study(opened, storage, name=name)
-            require_own_trials(options.folder, study)
-            write_storage_file(options.folder, address, name)  # only now: the storage can be used
+        with opened_storage(where, folder) as storage:
+            study = open_study(opened, storage, name=place["study"], owner=place["owner"], prior=prior)
+            require_own_trials(folder, study)
+            write_storage_file(folder, place)  # only now: the storage can be used
             return _search_study(opened, study, options, groups)
-    except Exception as error:
-        if not is_unreachable(error):
-            raise
-        what = f"the study in {address.text} does not answer any more: {root_cause(address, error)}"
+    except StorageInternalError as error:
+        what = f"the study in {place['storage']} does not answer any more: {one_line(error, where)}"
         print_error(f"kilobatch: {what}; the same command goes on with it")
         return EXIT_FAILED
 
 
-def _begin_stage(request: SearchRequest, file: Path, folder: Path) -> int:
-    study = request.study and f"{request.study}-{folder.name}"
-    return search(replace(request, search=str(file), out=folder, study=study))
-
-
 def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
-    console = Screen()
-    display = Display(search=opened.search, folder=options.folder, console=console, groups=len(groups))
-    display.add_trials(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
+    console, folder = Screen(), options.folder
+    display = Display(search=opened.search, folder=folder, console=console, groups=len(groups))
     supervisor = Supervisor(opened, study, options, display, groups)
+    display.add_trials(study.get_trials(deepcopy=False), spent_seconds=supervisor.earlier_seconds)
     with display:
         done, budget = len(finished(study)), opened.search.budget.trials
         ranks = opened.search.ranks_per_trial
@@ -152,29 +168,37 @@ def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, grou
         )
         with handling_signals(partial(_stop_at_signal, supervisor)):
             supervisor.run()
-    refresh(study)  # what other supervisors have finished meanwhile
-    for trial in best_trials(study)[:1]:  # a session killed before it wrote them, or another supervisor, found it
-        write_best(options.folder, opened, study, trial)
-    write_search_page(options.folder, study, opened.search)
-    return _print_result(study, opened, options, display, stopped_by=supervisor.stopped_by)
+    confirmed = confirmed_in(folder, opened.search)
+    write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
+    write_search_page(folder, study, opened.search, confirmed=confirmed)
+    return _print_result(study, opened, options, display, supervisor)
 
 
 def _print_result(
-    study: Any, opened: OpenedSearch, options: SearchOptions, display: Display, *, stopped_by: str
+    study: Any, opened: OpenedSearch, options: SearchOptions, display: Display, supervisor: Supervisor
 ) -> int:
     """Print the result; returns the exit code."""
-    search, ended, best, folder = opened.search, finished(study), best_trials(study), options.folder
-    display.say(state_counts(ended))
+    search, best, folder = opened.search, best_trials(study), options.folder
+    display.say(state_counts(finished(study)))
+    confirmed = confirmed_in(folder, search)
+    for one in confirmed:
+        display.say(f"confirmed: trial {one.trial}, {confirmed_text(search, one)}")
+    if confirmed:
+        best = [trial for trial in ranked_trials(study) if trial.number == confirmed[0].trial]
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
         display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(opened, options)}")
     display.say(f"report: {folder / REPORT}")
-    if stopped_by:
-        print_error(f"kilobatch: stopped by {stopped_by}; the same command goes on")
+    if supervisor.stopped_by:
+        print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")
         return EXIT_STOPPED
+    unspent = supervisor.unspent()
+    if unspent:
+        print_error(f"kilobatch: {unspent}; mend that, and the same command goes on; log: {folder / LOG}")
+        return EXIT_FAILED
     if not best:
-        kept = " and kept the constraints" if search.constraints else ""
+        kept = " and kept the constraints" if search.constraints or search.has_goal else ""
         print_error(f"kilobatch: no trial was completed{kept}; log: {folder / LOG}")
         return EXIT_FAILED
     return 0
@@ -195,7 +219,7 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     if request.joined is not None:
         return launched_groups(request.joined, folder, each=each)
     useful = each * opened.search.budget.trials
-    if (request.workers or 0) > useful and request.stop_file is None:  # one part of a transfer has fewer trials
+    if (request.workers or 0) > useful and request.stop_file is None:  # the search of a prior may have fewer trials
         what = f"{request.workers:,} ranks are more than all {opened.search.budget.trials:,} trials of the budget need"
         raise refused("-n", what, f"ask for at most {useful:,}")
     hosts = placements(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
@@ -212,17 +236,17 @@ def _run_as_launched_rank(request: SearchRequest, opened: OpenedSearch, folder: 
         LaunchError: `-n` is another number of ranks, or `--hosts` was given.
         RecipeError: they are too few for one trial.
     """
-    each = opened.search.ranks_per_trial
+    search, each = opened.search, opened.search.ranks_per_trial
     if request.workers not in (None, ranks) or request.hosts is not None:
         raise LaunchError(f"{ranks} ranks were launched; leave -n and --hosts out")
     if ranks < each:
         raise refused("-n", f"{ranks} ranks are fewer than the {each} of a trial", f"launch {each} or more")
+    if search.prior is not None and search.prior.ranks_per_trial not in (None, each):
+        what = "the ranks that were launched are divided once, and its trials take others than those of this search"
+        raise refused("prior.ranks_per_trial", what, "leave it out, or let `kilobatch search -n` start the ranks")
     check_folder(folder, opened, resume=request.resume)
-    phases = [folder]
-    if opened.search.transfer is not None:
-        phases = [folder / name for name in Stages(opened=opened, folder=folder).names]
-    else:
-        study_address(folder, opened, storage=request.storage, study=request.study)
+    study_place(folder, opened, storage=request.storage, study=request.study)
+    phases = [folder / PRIOR, folder] if search.prior is not None and search.prior.batch else [folder]
     return run_launched_worker(folder, phases=phases, each=each, ranks=ranks)
 
 
@@ -230,6 +254,8 @@ def _require_trainable(opened: OpenedSearch, options: SearchOptions) -> None:
     """Refuse a recipe that cannot be trained with its own values, and a sampler whose package is not installed."""
     require_utf8(opened)
     new_study(opened.search)
+    opened.search.sampler.build(seed=0)
+    open_prior(opened)
     for share in {Fraction(1), *getattr(opened.search.pruner, "shares", ())}:
         request = trial_request(opened, 0, {}, Path("trial"), options, share=share)
         prepare(request, workers=opened.search.ranks_per_trial)

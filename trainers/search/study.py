@@ -1,73 +1,70 @@
-"""Optuna's study of a search: how it is opened, which trial is the best, and the result and state of each trial.
+"""Optuna's study of a search: opening it, its trials one by one, which is the best, and what a sampler may see.
 
-The study and its trials carry user attributes, listed below; `trial_leases`, `comparability` and `successive_halving`
-have further ones.
+This is the only file that uses Optuna's private names. A trial's user attributes are listed below.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-import math
-import time
+import uuid
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from statistics import fmean
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import optuna
+from optuna.samplers import BaseSampler
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from recipes.reading.read import value_at
+from recipes.planning.random_bits import draws, word
 from recipes.schema import Search
-from recipes.schema.constraints import Expression
 from recipes.search_space import ranges
 from recipes.search_space.open_search import OpenedSearch
 from trainers.runs.run_folder import FolderRefused, dataset_facts, differences, run_identity
-from trainers.search.optuna_extensions import is_feasible
-from trainers.search.storage_cache import flush
-from trainers.search.successive_halving import OneRungSampler, has_rungs, is_whole
-from trainers.search.trial_leases import add_claim, has_first_claim, new_lease
+from trainers.search.prior import Prior
 
 # User attributes of a trial.
-FOLDER, DEATHS, REASON, RANK, PRUNED_AT, SECONDS = "folder", "deaths", "reason", "rank", "pruned_at", "seconds"
-WORKED = "worked"  # a list of [group, began, ended], times in seconds since 1970
-COSTS = "costs"  # number of a report -> [samples, device-hours] until then
+FOLDER, REASON, RANK, SECONDS = "folder", "reason", "rank", "seconds"
+DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
+PRUNED_AT = "pruned_at"  # the number of a report
+DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
+# {"at": its rung, "of": number of the trial that was promoted to it, or null, "whole": whether it trains all epochs}
+RUNG = "rung"
 # User attributes of the study.
-_SEARCH, _ENQUEUED, _SPENT = "search", "enqueued", "spent_seconds"
-_SEEDS = 100_000  # distance between the sampler's seeds of two sessions
-# Keys that decide what a trial is: searches that share a study must agree on them.
-_SHARED = ("objective", "space", "fixed", "reports", "seeds_per_trial", "constraints", "transfer")
+_SEARCH, _OWNER, _SPENT = "search", "owner", "spent_seconds"
+# Keys that may change between two sessions of one search: no trial depends on them.
+_MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
 
 
-def open_study(opened: OpenedSearch, storage: Any, *, name: str | None = None) -> optuna.Study:
-    """The study of a search, created if there is none.
+def open_study(opened: OpenedSearch, storage: Any, *, name: str, owner: str, prior: Prior | None) -> optuna.Study:
+    """The study of a search, created if there is none; its first trials are enqueued, each once.
 
-    The first trials are enqueued once each, however many supervisors begin together. Each session of each supervisor
-    has its own sampler seed, so that none repeats the draws of another.
-
+    Args:
+        opened: the search.
+        storage: of `opened_storage`.
+        name: of the study.
+        owner: a word that the search's folder keeps: no other folder may go on with this study.
+        prior: what is known before the search, from which its first trials are drawn.
     Raises:
-        FolderRefused: the study is of another search.
+        FolderRefused: the study is of another search, or of another folder.
     """
-    study = new_study(opened.search, storage=storage, name=name)
-    session = add_claim(study, "session", new_lease())
-    num_first = len(_first_trials(opened))
-    while study.user_attrs.get(_ENQUEUED, -1) < num_first:
-        if has_first_claim(study, f"enqueue {num_first}"):
-            if _SEARCH not in study.user_attrs:
-                study.set_user_attr(_SEARCH, _shared(opened))
-            _require_same(study, opened)
-            enqueue(study, opened)
-            study.set_user_attr(_ENQUEUED, num_first)
-        time.sleep(0.05)
-    _require_same(study, opened)
-    study.sampler = _sampler(opened.search, seed=opened.search.seed + _SEEDS * session)
+    study = new_study(opened.search, storage=storage, name=name, prior=prior)
+    own = json.loads(json.dumps(search_identity(opened)))
+    if _OWNER not in study.user_attrs:
+        study.set_user_attr(_SEARCH, own)
+        study.set_user_attr(_OWNER, owner)
+    changed = searches_differ(study.user_attrs[_SEARCH], own)
+    if changed or study.user_attrs[_OWNER] != owner:
+        why = "; ".join(changed) or "it was begun in another folder, and one search owns it"
+        raise FolderRefused(f"the study {name} in this storage is of another search; {why}; choose another --study")
+    first = getattr(opened.search.sampler, "first", lambda space: [])(opened.search.space)
+    for values in [*opened.enqueued, *first][: opened.search.budget.trials]:
+        study.enqueue_trial(values, skip_if_exists=True)
     return study
 
 
-def new_study(search: Search, *, storage: Any = None, name: str | None = None) -> optuna.Study:
+def new_study(search: Search, *, storage: Any = None, name: str | None = None, prior: Prior | None = None) -> Any:
     """The study of a search, loaded if it exists; by default in memory, with the search's name."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
@@ -76,34 +73,72 @@ def new_study(search: Search, *, storage: Any = None, name: str | None = None) -
             study_name=name or search.name,
             storage=storage,
             directions=[objective.direction for objective in search.objectives],
-            sampler=_sampler(search, seed=search.seed),
+            sampler=_SeededSampler(search, prior),
             pruner=optuna.pruners.NopPruner() if search.pruner is None else search.pruner.build(),
             load_if_exists=True,
         )
 
 
-def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
-    """Enqueue the first trials, each once, also after a search was killed while it did so."""
-    for values in _first_trials(opened):
-        study.enqueue_trial(values, skip_if_exists=True)
+def new_owner() -> str:
+    """A word that no other folder has."""
+    return uuid.uuid4().hex
+
+
+def search_identity(opened: OpenedSearch) -> dict[str, Any]:
+    """What all sessions of one search must agree on, as plain data."""
+    tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
+    return {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+
+
+def searches_differ(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Where two searches differ, with both values; a recipe's texts are ignored, because no trial depends on them."""
+    return differences(*({**tree, "recipe": run_identity(tree.get("recipe", {}))} for tree in (before, now)))
+
+
+def next_trial(study: optuna.Study, search: Search) -> optuna.Trial:
+    """A new trial with a value for each of its paths: an enqueued one, or what the sampler proposes."""
+    trial = study.ask()
+    suggested(trial, search)
+    return trial
 
 
 def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """Suggest a trial's value for each of its paths and store it; enqueued or stored values stay as they are."""
-    values = ranges.suggested(search.space, trial)
-    flush(trial.study)
-    return values
+    """A trial's value for each of its paths; values that are stored already stay as they are."""
+    return ranges.suggested(search.space, trial)
 
 
-def spent_seconds(study: optuna.Study, *, besides: str = "") -> float:
-    """How long the supervisors of a study have worked, over all sessions except `besides`."""
-    excluded = f"{_SPENT} {besides}"
-    return sum(value for key, value in study.user_attrs.items() if key.startswith(_SPENT) and key != excluded)
+def left_running(study: optuna.Study) -> list[optuna.Trial]:
+    """The trials that an earlier session did not end."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return [optuna.Trial(study, trial._trial_id) for trial in trials]
 
 
-def store_spent_seconds(study: optuna.Study, seconds: float, *, session: str) -> None:
-    """Store how long a session has worked so far."""
-    study.set_user_attr(f"{_SPENT} {session}", round(seconds, 1))
+def num_begun(study: optuna.Study) -> int:
+    """How many trials have begun."""
+    return sum(trial.state != TrialState.WAITING for trial in study.get_trials(deepcopy=False))
+
+
+def reported_numbers(trial: optuna.Trial) -> set[int]:
+    """The numbers of a trial's reports in the study."""
+    return set(trial.storage.get_trial(trial._trial_id).intermediate_values)
+
+
+def store_constraints(trial: optuna.Trial, violations: Mapping[str, float]) -> None:
+    """Store by how much a trial violates each constraint, except those that a killed search has stored already."""
+    stored = trial.storage.get_trial(trial._trial_id).constraints if violations else {}
+    for constraint, violation in violations.items():
+        if constraint not in stored:
+            trial.set_constraint(constraint, violation)
+
+
+def spent_seconds(study: optuna.Study) -> float:
+    """How long the search has worked, over all its sessions."""
+    return study.user_attrs.get(_SPENT, 0.0)
+
+
+def store_spent_seconds(study: optuna.Study, seconds: float) -> None:
+    """Store how long the search has worked, over all its sessions."""
+    study.set_user_attr(_SPENT, round(seconds, 1))
 
 
 def finished(study: optuna.Study) -> list[FrozenTrial]:
@@ -111,75 +146,25 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
-def best_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """The best complete trial that trained all epochs and keeps all constraints.
+def ranked_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that may be the best, the best first: complete, with all epochs, not diverged, within all constraints.
 
-    With several objectives: all such trials on the Pareto front, the best in the first objective first.
+    With several objectives: those on the Pareto front, the best in the first objective first.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     directions = [direction.name.lower() for direction in study.directions]
+    fit = {trial.number: trial for trial in complete if state_of(trial) == "complete"}
     if len(directions) == 1:
-        best: FrozenTrial | None = None
         sign = -1 if directions == ["maximize"] else 1
-        for trial in complete:  # the cheap condition first: few trials are better
-            if (best is None or sign * trial.value < sign * best.value) and is_feasible(trial) and is_whole(trial):
-                best = trial
-        return [] if best is None else [best]
-    feasible = {trial.number: trial for trial in complete if is_feasible(trial) and is_whole(trial)}
-    values = {number: trial.values for number, trial in feasible.items()}
-    return [feasible[number] for number in pareto_front(values, directions)]
+        return sorted(fit.values(), key=lambda trial: (sign * trial.value, trial.number))
+    values = {number: trial.values for number, trial in fit.items()}
+    return [fit[number] for number in pareto_front(values, directions)]
 
 
-def tell_complete(study: optuna.Study, trial: optuna.Trial, result: TrialResult) -> FrozenTrial:
-    """Tell the study the result of a trial that has run to its end."""
-    store_constraints(trial, result)
-    return study.tell(trial, result.values)
-
-
-def store_constraints(trial: optuna.Trial, result: TrialResult) -> None:
-    """Store by how much a trial violates each constraint, except those that a killed search has stored already."""
-    stored = trial.storage.get_trial(trial._trial_id).constraints if result.violations else {}
-    for constraint, violation in result.violations.items():
-        if constraint not in stored:
-            trial.set_constraint(constraint, violation)
-
-
-def searches_differ(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Where two searches differ, with both values; a recipe's texts are ignored, because no trial depends on them.
-
-    Args:
-        before, now: plain data of `search`, `recipe` and `dataset`.
-    """
-    return differences(*({**tree, "recipe": run_identity(tree.get("recipe", {}))} for tree in (before, now)))
-
-
-def _first_trials(opened: OpenedSearch) -> list[dict[str, Any]]:
-    first = getattr(opened.search.sampler, "first", lambda space: [])
-    return [*opened.enqueued, *first(opened.search.space)][: opened.search.budget.trials]
-
-
-def _shared(opened: OpenedSearch) -> dict[str, Any]:
-    """What all searches that share a study must agree on, as plain data."""
-    search = {key: opened.tree[key] for key in _SHARED if key in opened.tree}
-    tree = {"search": search, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
-    return json.loads(json.dumps(tree))
-
-
-def _require_same(study: optuna.Study, opened: OpenedSearch) -> None:
-    before = study.user_attrs.get(_SEARCH)
-    changed = [] if before is None else searches_differ(before, _shared(opened))
-    if changed:
-        raise FolderRefused(
-            f"the study {study.study_name} in this storage is of another search; {'; '.join(changed)}; choose another "
-            "--study, or another --storage"
-        )
-
-
-def _sampler(search: Search, *, seed: int) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = search.sampler.build(seed=seed)
-    return OneRungSampler(sampler, search) if has_rungs(search) else sampler
+def best_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The best trial; with several objectives all on the Pareto front."""
+    ranked = ranked_trials(study)
+    return ranked if len(study.directions) > 1 else ranked[:1]
 
 
 def pareto_front(values: Mapping[int, Sequence[float]], directions: Sequence[str]) -> list[int]:
@@ -210,95 +195,10 @@ def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one != other and all(mine <= its for mine, its in zip(one, other, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialResult:
-    """Objectives and constraint violations of a trial.
-
-    Args:
-        values: of the objectives, in their order; empty if the trial was not trained.
-        violations: constraint -> by how much it is violated, at most 0 if it is kept.
-    """
-
-    values: Sequence[float] = ()
-    violations: Mapping[str, float]
-
-    @property
-    def violated(self) -> str:
-        """The violated constraints in a line; empty if there are none."""
-        return _violated(self.violations)
-
-    @property
-    def state(self) -> str:
-        """`infeasible` or `complete`."""
-        return "infeasible" if self.violated else "complete"
-
-
-def trial_result(
-    search: Search,
-    runs: Sequence[Iterable[Mapping[str, Any]]],
-    recipe: Mapping[str, Any],
-    *,
-    device_hours: float,
-) -> TrialResult:
-    """The result of a trial whose runs have ended: each score is the mean over the runs.
-
-    Args:
-        search: with the objectives and constraints.
-        runs: the lines of each run's `metrics.jsonl`.
-        recipe: of the trial, resolved.
-        device_hours: of all runs together.
-    Raises:
-        ValueError: an objective is not finite.
-    """
-    each = [run_scores(lines) for lines in runs]
-    scores = {metric: fmean([run[metric] for run in each]) for metric in each[0]} | {"device_hours": device_hours}
-    for objective in search.objectives:
-        if not math.isfinite(scores[objective.metric]):
-            raise ValueError(f"the {objective.metric} is {scores[objective.metric]}")
-    violations = dict(check_constraints(search, recipe).violations)
-    for constraint in search.constraints:
-        if constraint.metric is not None:
-            score = scores[constraint.metric]
-            own = constraint.violations(score)
-            violations |= own if math.isfinite(score) else dict.fromkeys(own, 1.0)  # Optuna takes no NaN
-    return TrialResult(values=[scores[objective.metric] for objective in search.objectives], violations=violations)
-
-
-def check_constraints(search: Search, recipe: Mapping[str, Any]) -> TrialResult:
-    """The constraints on recipe values, which are known before the trial is trained.
-
-    Raises:
-        ValueError: a value in a constraint's expression is not a number.
-    """
-    violations: dict[str, float] = {}
-    for constraint in search.constraints:
-        if constraint.value is not None:
-            with suppress(LookupError):  # the recipe lacks one of the paths
-                violations |= constraint.violations(Expression(constraint.value)(partial(value_at, recipe)))
-    return TrialResult(violations=violations)
-
-
-def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The scores of a finished run by metric.
-
-    accuracy, loss    of the last evaluation
-    train_loss        mean over the updates since the evaluation before that
-    """
-    scores: dict[str, float] = {}
-    losses: list[float] = []
-    for line in lines:
-        key = line.get("key")
-        if key == "train_loss":
-            losses.append(line["value"])
-        elif key in ("eval_accuracy", "eval_loss"):
-            scores[key.removeprefix("eval_")] = line["value"]
-            scores |= {"train_loss": fmean(losses)} if losses else {}
-            losses = []
-    return scores
-
-
 def state_of(trial: FrozenTrial) -> str:
-    """One of complete, short (of a lower rung), infeasible, pruned, failed, running, waiting."""
+    """One of complete, diverged, short (of a lower rung), infeasible, pruned, failed, running, waiting."""
+    if DIVERGED in trial.user_attrs:
+        return "diverged"
     if not is_feasible(trial):
         return "infeasible"
     if trial.state == TrialState.COMPLETE:
@@ -306,9 +206,24 @@ def state_of(trial: FrozenTrial) -> str:
     return "failed" if trial.state == TrialState.FAIL else trial.state.name.lower()
 
 
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Whether a trial keeps all constraints."""
+    return all(violation <= 0 for violation in trial.constraints.values())
+
+
+def is_whole(trial: FrozenTrial) -> bool:
+    """Whether a trial trains all epochs of its recipe: only such a trial can be the best."""
+    return trial.user_attrs.get(RUNG, {}).get("whole", True)
+
+
 def reason_of(trial: FrozenTrial) -> str:
     """Why a trial is not complete, or which constraints it violates; empty otherwise."""
-    return trial.user_attrs.get(REASON, "") or _violated(trial.constraints)
+    return trial.user_attrs.get(REASON, "") or violated_text(trial.constraints)
+
+
+def violated_text(violations: Mapping[str, float]) -> str:
+    """The violated constraints in a line; empty if there are none."""
+    return ", ".join(f"not {constraint}" for constraint, violation in violations.items() if violation > 0)
 
 
 def state_counts(trials: Sequence[FrozenTrial]) -> str:
@@ -318,5 +233,103 @@ def state_counts(trials: Sequence[FrozenTrial]) -> str:
     return f"{len(trials)} trial{'s' if len(trials) > 1 else ''}: {counts}" if trials else "no trial has ended yet"
 
 
-def _violated(violations: Mapping[str, float]) -> str:
-    return ", ".join(f"not {constraint}" for constraint, violation in violations.items() if violation > 0)
+class FilteredStudy(optuna.Study):
+    """A study for reading that shows a pruner, sampler or plot of Optuna only some trials.
+
+    Args:
+        study: all of it.
+        select: returns those of a list of trials that are shown.
+    """
+
+    def __init__(self, study: optuna.Study, select: Callable[[list[FrozenTrial]], list[FrozenTrial]]) -> None:
+        vars(self).update(vars(study))
+        self._select = select
+
+    def _get_trials(
+        self, deepcopy: bool = True, states: Container[TrialState] | None = None, use_cache: bool = False
+    ) -> list[FrozenTrial]:
+        return self._select(super()._get_trials(deepcopy, states, use_cache))
+
+    @property
+    def best_trial(self) -> FrozenTrial:
+        """The best complete trial that is shown and keeps all constraints, the earliest of equals.
+
+        Raises:
+            ValueError: there is none, as in Optuna.
+        """
+        complete = self._get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        sign = -1 if self.direction == StudyDirection.MAXIMIZE else 1
+        feasible = [trial for trial in complete if is_feasible(trial)]
+        if not feasible:
+            raise ValueError("no trial is completed yet")
+        return min(feasible, key=lambda trial: (sign * trial.value, trial.number))
+
+
+class _SeededSampler(BaseSampler):
+    """The search's sampler, with draws that depend only on seed, trial number, path and the trials so far.
+
+    A sampler of Optuna keeps a random state, which a stopped search loses. Here each trial has a new one, and so the same
+    proposals whether the search was stopped before it or not. Drawn from a `prior`, where there is one, are the first
+    trials. With runs of several lengths it sees those of one length only; see `successive_halving.comparable_rung`.
+    """
+
+    def __init__(self, search: Search, prior: Prior | None) -> None:
+        self._search, self._prior = search, prior
+        self._own: tuple[int, BaseSampler] | None = None
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
+        return self._of(trial).infer_relative_search_space(self._view(study), trial)
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
+        known = {} if self._prior is None else self._prior.values(trial.number)
+        proposed = {} if known else self._of(trial).sample_relative(self._view(study), trial, search_space)
+        return {**proposed, **{path: value for path, value in known.items() if path in search_space}}
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:
+        known = {} if self._prior is None else self._prior.values(trial.number)
+        if name in known:
+            return known[name]
+        return self._built(trial, name).sample_independent(self._view(study), trial, name, distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        self._of(trial).before_trial(self._view(study), trial)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, *result: Any) -> None:
+        self._of(trial).after_trial(self._view(study), trial, *result)
+
+    def _of(self, trial: FrozenTrial) -> BaseSampler:
+        """One sampler a trial: between two of its calls it may remember the space that it has inferred."""
+        if self._own is None or self._own[0] != trial.number:
+            self._own = trial.number, self._built(trial, "all paths")
+        return self._own[1]
+
+    def _built(self, trial: FrozenTrial, what: str) -> BaseSampler:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            seed = draws(self._search.seed, "proposal", trial.number, word(what)).integers(2**32)
+            return self._search.sampler.build(seed=seed)
+
+    def _view(self, study: optuna.Study) -> optuna.Study:
+        if not hasattr(self._search.pruner, "shares"):
+            return study
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        at = comparable_rung(complete, self._search)
+        return FilteredStudy(study, lambda trials: [it for it in trials if it.user_attrs.get(RUNG, {}).get("at") == at])
+
+
+def comparable_rung(complete: Sequence[FrozenTrial], search: Search) -> int:
+    """The rung whose trials a sampler sees: scores of runs of different lengths are not comparable.
+
+    The highest that has at least two more complete trials than the space has paths, else the lowest (the idea of BOHB,
+    Falkner et al. 2018, arXiv 1807.01774, not checked).
+    """
+    rungs = [trial.user_attrs[RUNG]["at"] for trial in complete if RUNG in trial.user_attrs]
+    enough = [at for at in set(rungs) if rungs.count(at) >= len(search.space) + 2]
+    return max(enough, default=min(rungs, default=0))
+
+
+def without_values(trial: FrozenTrial) -> FrozenTrial:
+    """The trial as a pruned one, for pictures."""
+    shown = copy.copy(trial)
+    shown.state = TrialState.PRUNED
+    return shown

@@ -4,40 +4,54 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import TrialState
 
+from recipes.schema import Objective
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import prepare
+from trainers.runs.run_folder import newest_checkpoint_name
 from trainers.runs.stop_request import requester_text, stop_requester
 from trainers.search import study as studies
-from trainers.search.comparability import store_comparability
+from trainers.search.best import write_best
+from trainers.search.confirm import Confirmation, confirmed_in
 from trainers.search.display import Display
+from trainers.search.fair_pruning import store_comparability
+from trainers.search.outcome import (
+    TrialResult,
+    check_constraints,
+    diverged_result,
+    goal_of,
+    has_succeeded,
+    metrics_lines,
+    trial_result,
+)
 from trainers.search.rank_groups import Group
-from trainers.search.search_folder import TRIALS
-from trainers.search.study import check_constraints
+from trainers.search.report import write_search_page
+from trainers.search.search_folder import run_folders
 from trainers.search.successive_halving import assigned_share, promote
-from trainers.search.trial_leases import RENEW_SECONDS, TrialLeases
-from trainers.search.trial_recorder import TrialRecorder, UsedBudget
-from trainers.search.trial_run import Report, RunEnd, SearchOptions, TrialRun, last_line, run_folders, trial_request
+from trainers.search.trial_run import Report, RunEnd, SearchOptions, TrialRun, reports_in, trial_request
 
 _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.2
-_LOOK_SECONDS = 1.0  # between two looks for a trial to begin, while there is none
+_STORE_SECONDS = 30.0  # between two notes of the time spent, and two pages
 
 
 @dataclass(kw_only=True)
-class _Running:
-    """A trial, and the run of it that a group trains; only a trial's first run is compared with other trials'."""
+class _Work:
+    """A trial that has begun and not ended; `pruned_at` and `reached` are why its run is asked to stop."""
 
     trial: optuna.Trial
-    run: TrialRun
-    index: int  # of the run within its trial
-    reported: set[int]  # numbers of the reports that the study has
+    reported: set[int] = field(default_factory=set)  # numbers of the reports that the study has
+    last_group: int | None = None  # that it died on
+    run: TrialRun | None = None
+    index: int = 0  # of the run within its trial
     pruned_at: int | None = None
+    reached: bool = False
     hung: bool = False
 
 
@@ -61,36 +75,38 @@ class Supervisor:
         groups: Sequence[Group],
     ) -> None:
         self.opened, self.search, self.study, self.options = opened, opened.search, study, options
-        self.display, self.groups = display, groups
+        self.display, self.groups = display, list(groups)
         self.stopped_by = ""
-        self._running: list[_Running] = []
-        self._leases, self._used_budget = TrialLeases(study, options.folder), UsedBudget(self.search, study)
-        self._recorder = TrialRecorder(opened, study, options, display, before_tell=self._leases.drop)
+        self.set_aside: dict[int, str] = {}  # number of a group that no trial is given to any more -> why
+        self._running: list[_Work] = []
+        self._waiting = [_Work(trial=trial) for trial in studies.left_running(study)]
+        self._failures: dict[int, set[str]] = {group.number: set() for group in groups}  # without progress since
+        self._began, self.earlier_seconds = time.monotonic(), studies.spent_seconds(study)
         self._stored = self._shown = time.monotonic()
-        self._next_look = 0.0
+        objective = self.search.reported or Objective()  # the default is for the display only
+        metric = "accuracy" if objective.target is not None else objective.metric
+        self._reporting = {"metric": metric, "reports": self.search.reports}
 
     def run(self) -> None:
-        """Work until the budget is spent, or until it is asked to stop and the ranks have ended."""
+        """Work until the budget is spent, no group is left, or it is asked to stop and the ranks have ended."""
         try:
             while True:
-                for running in list(self._running):
-                    try:
-                        self._check(running)
-                    except UpdateFinishedTrialError:  # another supervisor has finished it
-                        self._drop(running)
+                for work in list(self._running):
+                    self._check(work)
                 while self._has_free_group() and self._begin_next():
                     pass
-                if not self._running and (self.stopping or not self._leases.undecided()):
+                if not self._running:
                     break
                 self._periodic_work()
                 time.sleep(_POLL_SECONDS)
+            self._confirm()
             for group in self.groups:
                 group.dismiss()
             for group in self.groups:
                 group.wait()
         finally:
             self.kill()
-        self._used_budget.store()
+        studies.store_spent_seconds(self.study, self._seconds)
 
     @property
     def stopping(self) -> bool:
@@ -100,170 +116,302 @@ class Supervisor:
     def request_stop(self, by: str) -> None:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
         self.stopped_by = by
-        for running in self._running:
-            running.run.request_stop()
+        for work in self._running:
+            if work.run is not None:
+                work.run.request_stop()
 
     def kill(self) -> None:
         """End all ranks at once."""
         for group in self.groups:
             group.kill()
 
+    def unspent(self) -> str:
+        """Why the search ended before its budget; empty where it did not."""
+        left = self.search.budget.trials - len(studies.finished(self.study))
+        if left > 0 and not self._budget_is_spent() and not self._is_settled():
+            return f"{left} of {self.search.budget.trials} trials are left: {'; '.join(self.set_aside.values())}"
+        return ""
+
+    @property
+    def _seconds(self) -> float:
+        return self.earlier_seconds + time.monotonic() - self._began
+
     def _has_free_group(self) -> bool:
-        """Whether a trial may begin; False within a second after there was none to begin."""
-        return not self.stopping and len(self._running) < len(self.groups) and time.monotonic() > self._next_look
+        return not self.stopping and bool(self._free_groups())
+
+    def _free_groups(self) -> list[Group]:
+        busy = [work.run.group.number for work in self._running if work.run]
+        return [group for group in self.groups if group.number not in busy and group.number not in self.set_aside]
 
     def _begin_next(self) -> bool:
-        """Continue a trial that was left running, else begin one; False if there is none."""
-        self._next_look = time.monotonic() + _LOOK_SECONDS
-        trial = self._leases.take_stale()
-        if trial is not None:
-            self._resume(trial)
-        else:
-            if self._used_budget.is_spent(sum(running.run.seconds for running in self._running)):
-                return False
-            promote(self.study, self.search)
-            trial = self._leases.begin(self.search.budget.trials)
-            if trial is None:
-                return False
-            self._start(trial)
-        self._next_look = 0.0
+        """Continue a trial that waits, else begin one; False if there is none."""
+        work = next(filter(self._can_start, self._waiting), None)
+        if work is not None:
+            self._waiting.remove(work)
+            self._start(work)
+            return True
+        if self._budget_is_spent() or self._is_settled():
+            return False
+        promote(self.study, self.search)
+        if studies.num_begun(self.study) >= self.search.budget.trials:
+            return False
+        self._start(_Work(trial=studies.next_trial(self.study, self.search)))
         return True
 
-    def _resume(self, trial: optuna.Trial) -> None:
-        """Continue a trial that an earlier session left: tell the study if its runs have ended, else resume it."""
-        folders = self._folders(trial)
-        index = _num_ended(folders)
-        pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
-        if pruned_at is not None and index == 0:
-            self._recorder.tell_pruned(trial, pruned_at)
-            return
-        begun = index < len(folders) and folders[index].exists()
-        killed = begun and last_line(folders[index]).get("value") != "stopped"  # it ended together with its supervisor
-        if not killed or self._recorder.may_retry(trial, "the search was ended"):
-            self._start(trial)
+    def _can_start(self, work: _Work) -> bool:
+        """Whether a group is free that a trial did not just die on, or is the only one there is."""
+        usable = len(self.groups) - len(self.set_aside)
+        return usable == 1 or any(group.number != work.last_group for group in self._free_groups())
 
-    def _start(self, trial: optuna.Trial) -> None:
+    def _budget_is_spent(self) -> bool:
+        """Whether the hours or device-hours are spent, so that no further trial may begin."""
+        budget = self.search.budget
+        if budget.hours is not None and self._seconds >= 3600 * budget.hours:
+            return True
+        if budget.device_hours is None:
+            return False
+        trials = self.study.get_trials(deepcopy=False)
+        seconds = sum(trial.user_attrs.get(studies.SECONDS, 0.0) for trial in trials)
+        seconds += sum(work.run.seconds for work in self._running if work.run)
+        return self.search.ranks_per_trial * seconds >= 3600 * budget.device_hours
+
+    def _is_settled(self) -> bool:
+        """Whether the last `patience` trials found nothing better."""
+        patience = self.search.budget.patience
+        if patience is None:
+            return False
+        best = studies.best_trials(self.study)
+        return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= patience
+
+    def _start(self, work: _Work) -> None:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
+        trial = work.trial
         values, folders = studies.suggested(trial, self.search), self._folders(trial)
-        index = _num_ended(folders)
+        index = next((at for at, folder in enumerate(folders) if not has_succeeded(folder)), len(folders))
         share = assigned_share(trial, self.search)
         try:
             last = min(index, len(folders) - 1)
+            seed = values.get("seed", self.opened.base.recipe.seed) + last if last else None
             request = trial_request(
-                self.opened, trial.number, values, folders[last], self.options, index=last, share=share
+                self.opened, trial.number, values, folders[last], self.options, seed=seed, share=share
             )
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             constraints = check_constraints(self.search, prepared.opened.tree)
         except ValueError as error:  # InputRefused too
-            self._recorder.tell_failed(trial, str(error))
+            self._tell(trial, TrialState.PRUNED, "infeasible", f"not trained: {error}")
             return
         if constraints.violated:
-            self._recorder.tell_infeasible(trial, constraints)
+            studies.store_constraints(trial, constraints.violations)
+            self._tell(trial, TrialState.PRUNED, "infeasible", f"not trained: {constraints.violated}")
             return
-        reported = self._recorder.restore_reports(trial, folders[0], prepared)
-        if index == len(folders):
-            self._recorder.tell_complete(trial, folders, prepared)
+        work.reported |= studies.reported_numbers(trial)
+        for report in reports_in(metrics_lines(folders[0]), prepared, **self._reporting):
+            if report.number not in work.reported:  # written by a session that was killed before it told the study
+                work.reported.add(report.number)
+                self._report(trial, report)
+        if index == len(folders) or self._reached(folders, index):
+            self._tell_complete(trial, folders[: index + 1], prepared)
+            return
+        pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
+        if pruned_at is not None and index == 0:
+            self._tell_pruned(trial, pruned_at)
             return
         folders[index].mkdir(parents=True, exist_ok=True)
         store_comparability(trial, prepared.opened.recipe, self.search, say=self.display.say)
-        busy = [running.run.group for running in self._running]
-        group = next(group for group in self.groups if group not in busy)
-        run = TrialRun(group, request, prepared, **self._recorder.reporting)
-        self._running.append(_Running(trial=trial, run=run, index=index, reported=reported))
+        free = self._free_groups()
+        group = next((group for group in free if group.number != work.last_group), free[0])
+        work.run, work.index, work.hung = TrialRun(group, request, prepared, **self._reporting), index, False
+        self._running.append(work)
         self.display.began(trial.number, values, resumed=request.resume or index > 0)
 
     def _folders(self, trial: optuna.Trial) -> list[Path]:
-        name = f"{TRIALS}/trial-{trial.number:04d}"
         if studies.FOLDER not in trial.user_attrs:
-            trial.set_user_attr(studies.FOLDER, name)
-        return run_folders(self.search, trial, self.options.folder, name)
+            trial.set_user_attr(studies.FOLDER, f"trials/trial-{trial.number:04d}")
+        return run_folders(self.options.folder / trial.user_attrs[studies.FOLDER], self.search.seeds_per_trial)
 
-    def _check(self, running: _Running) -> None:
-        """Whether a trial is still ours, its new reports, whether its run has ended or hangs."""
-        if not self._leases.holds(running.trial):
-            self._drop(running)
-            return
-        run = running.run
+    def _check(self, work: _Work) -> None:
+        """Its new reports, whether its run has ended or hangs."""
+        run = work.run
+        assert run is not None
         end = run.ended()  # before the reports: all that it wrote until then is read below
         for report in run.new_reports():
-            self._report(running, report, goes_on=end is None)
-        if end is not None:
-            run.close()
-            self._running.remove(running)
-            self._next_look = 0.0
-            self._recorder.store_time(running.trial, run)
-            if running.index == 0:
-                self._recorder.store_costs(running.trial, run)
-            self._finish(running, end)
-        elif not running.hung and time.monotonic() - run.last_news > self.options.hang_seconds:
-            running.hung = True
-            run.kill()
-
-    def _report(self, running: _Running, report: Report, *, goes_on: bool) -> None:
-        """Report to the study; prune a trial that goes on."""
-        if running.index > 0 or report.number in running.reported:
+            if work.index == 0 and report.number not in work.reported:
+                work.reported.add(report.number)
+                self._report(work.trial, report)
+                self.display.reported(work.trial.number, report)
+                if end is None:
+                    self._judge(work, report)
+        if end is None:
+            silent = time.monotonic() - run.last_news > self.options.hang_seconds
+            if not work.hung and (silent or run.group.never_joined):
+                work.hung = silent
+                run.kill()
             return
-        trial = running.trial
-        running.reported.add(report.number)
-        self._recorder.report(trial, report)
-        self.display.reported(trial.number, report)
-        comparable = goes_on and running.pruned_at is None and self.search.reported is not None
-        if comparable and report.number < self.search.reports and trial.should_prune():
-            running.pruned_at = report.number
+        run.close()
+        self._running.remove(work)
+        before = work.trial.user_attrs.get(studies.SECONDS, 0.0)
+        work.trial.set_user_attr(studies.SECONDS, round(before + run.seconds, 2))
+        self._finish(work, run, end)
+
+    def _report(self, trial: optuna.Trial, report: Report) -> None:
+        """Report to the study; not with several objectives, for which Optuna takes no reports."""
+        objective = self.search.reported
+        if objective is not None:  # of a target: what is lacking, since less is better there
+            trial.report(report.value if objective.target is None else objective.target - report.value, report.number)
+
+    def _judge(self, work: _Work, report: Report) -> None:
+        """End a running trial that has reached its target, or that is pruned."""
+        trial, run = work.trial, work.run
+        assert run is not None
+        if self.search.reported is None or work.pruned_at is not None or report.number >= self.search.reports:
+            return
+        if self._reached([run.folder], 0):
+            work.reached = True
+            run.request_stop()
+        elif trial.should_prune() or self._is_beaten(run.folder):
+            work.pruned_at = report.number
             trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
-            running.run.request_stop()
+            run.request_stop()
 
-    def _drop(self, running: _Running) -> None:
-        """Give up a trial that another host has taken, because this supervisor did not run for too long."""
-        running.run.kill()
-        running.run.close()
-        self._running = [other for other in self._running if other is not running]
-        self._leases.drop(running.trial)
-        self.display.say(f"trial {running.trial.number} was taken by another supervisor of the study")
+    def _reached(self, folders: Sequence[Path], index: int) -> bool:
+        """Whether a trial's run has reached the target of the search's one objective."""
+        objective = self.search.objectives[0]
+        return objective.target is not None and goal_of(metrics_lines(folders[index]), objective, ranks=1)[1] <= 0
 
-    def _finish(self, running: _Running, end: RunEnd) -> None:
+    def _is_beaten(self, folder: Path) -> bool:
+        """Whether a run without the target has taken as much as the best trial took to it."""
+        objective, best = self.search.objectives[0], studies.best_trials(self.study)
+        if objective.target is None or not best:
+            return False
+        return goal_of(metrics_lines(folder), objective, ranks=self.search.ranks_per_trial)[0] >= best[0].value
+
+    def _finish(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
         """Tell, continue or release a trial whose run has ended."""
-        trial, run = running.trial, running.run
-        if running.hung:
+        trial, folders = work.trial, self._folders(work.trial)
+        if work.hung:
             end = RunEnd(how="died", reason=f"no update for {self.options.hang_seconds:g} s, after update {run.update}")
-        if end.how == "success":
-            if running.index + 1 == self.search.seeds_per_trial:
-                self._recorder.tell_complete(trial, self._folders(trial), run.prepared)
-            elif self.stopping:
-                self._leases.release(trial)
+        if end.how in ("success", "stopped", "diverged") or run.update:
+            self._failures[run.group.number].clear()
+        if end.how == "diverged":
+            trial.set_user_attr(studies.DIVERGED, end.update)
+            self._tell_result(trial, diverged_result(self.search), "diverged", reason=f"at update {end.update}")
+        elif end.how == "success" or (work.reached and end.how == "stopped"):
+            if work.index + 1 == len(folders):
+                self._tell_complete(trial, folders, run.prepared)
             else:
-                self._start(trial)
-        elif running.pruned_at is not None and end.how != "failed":
-            self._recorder.tell_pruned(trial, running.pruned_at)
+                self._go_on(work)
+        elif work.pruned_at is not None and end.how not in ("failed", "not_started"):
+            self._tell_pruned(trial, work.pruned_at)
         elif end.how == "failed":
-            self._recorder.tell_failed(trial, end.reason, end.rank)
+            self._tell_failed(trial, end.reason, end.rank)
         elif self.stopping:
-            self._leases.release(trial)
             if end.how == "stopped":
                 self.display.say(f"trial {trial.number} stopped at update {run.update}, with a checkpoint")
-        elif self._recorder.may_retry(trial, end.reason, end.rank):
-            self._start(trial)
+        elif self._may_retry(work, run, end):
+            self._go_on(work)
+
+    def _go_on(self, work: _Work) -> None:
+        """Let a trial wait for a group, before all new ones; while the search stops it stays in the study as running."""
+        work.run = None
+        if not self.stopping:
+            self._waiting.append(work)
+
+    def _may_retry(self, work: _Work, run: TrialRun, end: RunEnd) -> bool:
+        """Whether a trial whose ranks have died goes on; else it has failed.
+
+        Only deaths without progress count: those since its newest checkpoint moved. A group on which two trials in turn
+        made none is set aside. Ranks that were not started cost their group a failure, and the trial nothing.
+        """
+        trial, number, name = work.trial, run.group.number, f"trial {work.trial.number}"
+        work.last_group = number
+        failures = self._failures[number]
+        if end.how == "not_started":
+            failures.add(f"start {run.group.num_starts}")
+            self.display.say(f"{name}: its ranks were not started on {_where(run.group)}: {end.reason}")
+        else:
+            failures.add(name)
+            at = newest_checkpoint_name(run.folder)
+            deaths = [*trial.user_attrs.get(studies.DEATHS, []), [end.reason, at]]
+            trial.set_user_attr(studies.DEATHS, deaths)
+            idle = sum(place == at for _, place in deaths)
+            if idle > self.search.retries:
+                for other in self._failures.values():
+                    other.discard(name)  # the trial is to blame
+                times = "once" if idle == 1 else f"{idle} times"
+                self._tell_failed(trial, f"{end.reason}; ended {times} without a new checkpoint", end.rank)
+                return False
+            self.display.say(f"{name}: {end.reason}; it goes on from its last checkpoint")
+        if len(failures) > 1:
+            self.set_aside[number] = f"{_where(run.group)} is set aside: {end.reason}"
+            run.group.kill()
+            self.display.say(self.set_aside[number])
+        return True
+
+    def _tell_complete(self, trial: optuna.Trial, folders: Sequence[Path], prepared: Any) -> None:
+        """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
+        hours = self.search.ranks_per_trial * trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
+        runs = [metrics_lines(folder) for folder in folders]
+        result = trial_result(self.search, runs, prepared.opened.tree, device_hours=hours)
+        whole = trial.user_attrs.get(studies.RUNG, {}).get("whole", True)
+        self._tell_result(trial, result, result.state if whole else "short", reason=result.violated)
+        if any(best.number == trial.number for best in studies.best_trials(self.study)):
+            write_best(self.options.folder, self.opened, self.study)
+
+    def _tell_result(self, trial: optuna.Trial, result: TrialResult, state: str, *, reason: str) -> None:
+        studies.store_constraints(trial, result.violations)
+        if state == "diverged":
+            trial.set_user_attr(studies.REASON, reason)
+        self.study.tell(trial, list(result.values))
+        self.display.ended(trial.number, state, values=result.values, reason=reason)
+
+    def _tell_pruned(self, trial: optuna.Trial, number: int) -> None:
+        """End a trial that was pruned after report `number`."""
+        self._tell(trial, TrialState.PRUNED, "pruned", f"at report {number} of {self.search.reports}")
+
+    def _tell_failed(self, trial: optuna.Trial, reason: str, rank: int | None = None) -> None:
+        """End a trial that could not be trained to its end."""
+        if rank is not None:
+            trial.set_user_attr(studies.RANK, rank)
+        self._tell(trial, TrialState.FAIL, "failed", reason)
+
+    def _tell(self, trial: optuna.Trial, state: TrialState, shown: str, reason: str) -> None:
+        trial.set_user_attr(studies.REASON, reason)
+        self.study.tell(trial, state=state)
+        self.display.ended(trial.number, shown, reason=reason)
+
+    def _confirm(self) -> None:
+        """Train the best trials again with fresh seeds, if the search asks for it and its trials have ended."""
+        confirm = self.search.confirm
+        if confirm is None or self.stopping or self.unspent():
+            return
+        best = studies.ranked_trials(self.study)[: confirm.top]
+        confirmation = Confirmation(self.opened, best, self.options, self.display)
+        while not confirmation.done and self._free_groups():
+            confirmation.work(self._free_groups())
+            self._periodic_work()
+            if self.stopping:
+                confirmation.request_stop()
+            time.sleep(_POLL_SECONDS)
+        for confirmed in confirmed_in(self.options.folder, self.search)[:1]:
+            write_best(self.options.folder, self.opened, self.study, confirmed=confirmed)
 
     def _periodic_work(self) -> None:
-        """Heartbeats, the stop file, the leases, the hours, and the table on the screen."""
+        """Heartbeats, the stop file, the hours, the page, and the table on the screen."""
         now = time.monotonic()
         for group in self.groups:
             group.send_heartbeat()
         if not self.stopping and self.options.stop_file.exists():
             self.request_stop(requester_text(stop_requester(self.options.stop_file), self.options.stop_file))
-        self._leases.renew()
-        if now - self._stored > RENEW_SECONDS:
+        if now - self._stored > _STORE_SECONDS:
             self._stored = now
-            self._used_budget.store()
+            studies.store_spent_seconds(self.study, self._seconds)
+            write_search_page(self.options.folder, self.study, self.search)
         if now - self._shown > _SHOW_SECONDS:
             self._shown = now
-            self.display.show({running.trial.number: running.run.seconds for running in self._running})
+            self.display.show({work.trial.number: work.run.seconds for work in self._running if work.run})
 
 
-def _num_ended(folders: Sequence[Path]) -> int:
-    """How many of a trial's runs, which follow one another, have ended with success."""
-    ended = (last_line(folder) for folder in folders)
-    return next(
-        (run for run, line in enumerate(ended) if (line.get("key"), line.get("value")) != ("run_stop", "success")),
-        len(folders),
-    )
+def _where(group: Group) -> str:
+    """A group and its hosts, in words."""
+    hosts = ", ".join(dict.fromkeys(group.hosts))
+    return f"group {group.number}" + (f" on {hosts}" if hosts else "")

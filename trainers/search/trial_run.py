@@ -8,31 +8,25 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-import optuna
-
 from recipes.reading.open import open_recipe
-from recipes.schema import Search
 from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
 from recipes.search_space.shorter_runs import compressed
 from trainers.launch.request import Prepared, TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
-from trainers.runs.mpi_ranks import LaunchError
 from trainers.runs.progress import Tail
 from trainers.runs.run_folder import ENVIRONMENT, LOG, METRICS, RUN
 from trainers.runs.stop_request import STOP_FILE, request_stop
+from trainers.search.outcome import metrics_lines
 from trainers.search.rank_groups import Group
-from trainers.search.trial_leases import BEGUN_IN
 
 _EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
-_EXIT_LAUNCHER = 255  # of an mpiexec that cannot reach a host, or does not find its program there
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
 _NAMED_RANK = re.compile(r"rank (\d+) ")
 _WATCHDOG = "; --watchdog allows "
@@ -64,7 +58,7 @@ def trial_request(
     folder: Path,
     options: SearchOptions,
     *,
-    index: int = 0,
+    seed: int | None = None,
     share: Fraction = Fraction(1),
 ) -> TrainRequest:
     """The training request of one of a trial's runs.
@@ -75,17 +69,16 @@ def trial_request(
         values: path -> the trial's value.
         folder: of the run, which is resumed if the folder has one.
         options: of the search.
-        index: of the run within its trial; it is added to the recipe's seed.
+        seed: of the run; None for the trial's own.
         share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated only at its end.
     Raises:
         InputRefused: a shorter run would be too short, or its recipe does not open.
     """
     search, report = opened.search, f"{1 / opened.search.reports!r}run"
-    seed = values.get("seed", opened.base.recipe.seed)
     given = {
         **search.fixed,
         **values,
-        **({"seed": seed + index} if index else {}),
+        **({} if seed is None else {"seed": seed}),
         "name": f"{search.name}-trial-{number}",
         "title": f"Trial {number} of the search {search.name} over {search.recipe}",
         "evaluation.every": report if share == 1 else "1run",
@@ -109,22 +102,6 @@ def trial_request(
     )
 
 
-def run_folders(search: Search, trial: optuna.Trial, folder: Path, name: str) -> list[Path]:
-    """The folders of a trial's runs: the trial's own, or with several seeds one for each in it.
-
-    Args:
-        search: of the trial.
-        trial: whose.
-        folder: of this search; another search of the same study that began the trial may hold its folder.
-        name: of the trial's folder in a search's folder.
-    """
-    begun_in = trial.user_attrs.get(BEGUN_IN)
-    if begun_in is not None and not (folder / name).exists() and (Path(begun_in) / name).exists():
-        folder = Path(begun_in)
-    seeds = search.seeds_per_trial
-    return [folder / name / f"run-{run}" for run in range(seeds)] if seeds > 1 else [folder / name]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """A score of a trial at a point of its own run.
@@ -145,15 +122,18 @@ class RunEnd:
     """How a run ended.
 
     Args:
-        how: `success`; `stopped` on request; `failed` by an error that a retry would meet again; or `died`: a rank was
-            killed, crashed or left without an error.
+        how: `success`; `stopped` on request; `diverged`, its numbers were no longer finite; `failed` by an error that a
+            retry would meet again; `died`: a rank was killed, crashed or left without an error; or `not_started`: the
+            launcher or the system did not start the ranks.
         reason: in words, where it is not success.
         rank: that failed or died; None where it is not known.
+        update: at which it diverged.
     """
 
-    how: Literal["success", "stopped", "failed", "died"]
+    how: Literal["success", "stopped", "diverged", "failed", "died", "not_started"]
     reason: str = ""
     rank: int | None = None
+    update: int | None = None
 
 
 class TrialRun:
@@ -204,11 +184,7 @@ class TrialRun:
         self.group.kill()
 
     def ended(self) -> RunEnd | None:
-        """How it ended; None while it runs.
-
-        Raises:
-            LaunchError: the group's ranks were refused before they had a run, or could not be started.
-        """
+        """How it ended; None while it runs."""
         code = self.group.poll()  # before the result: ranks may write it and then end
         result = self.group.result()
         if result is None and code is None:
@@ -227,21 +203,16 @@ class TrialRun:
         self._tail.close()
 
     def _failure_of_ranks(self, code: int, errors: str, log: str) -> RunEnd:
+        if self.group.never_joined:
+            said = self.group.launcher_words() or _failure(errors).reason
+            return RunEnd(how="not_started", reason=said)
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
-            failure = _failure(errors)
-            if code == EXIT_INPUT and failure.rank is None:  # they could not begin, nor could those of another trial
-                raise LaunchError(failure.reason)
-            return failure
+            return _failure(errors)
         if code == 0:
             rank = self.group.first_exit()
             who = "a rank" if rank is None else f"rank {rank}"
             reason = f"{who} left before the run ended, without an error of its own"
             return RunEnd(how="died", reason=reason, rank=rank)
-        if code == _EXIT_LAUNCHER and self.group.num_starts == 1 and self.last_news == self.began:
-            # Else this group would take one trial after the other, and each would fail within a second.
-            first = next((line for line in (*log.splitlines(), *errors.splitlines()) if line.strip()), "no word")
-            what = f"mpiexec could not start the ranks of group {self.group.number}: {first}"
-            raise LaunchError(f"{what}; mend that, and the same command goes on; all it said: {self.group.log}")
         return self._death(code, log)
 
     def _death(self, code: int, log: str) -> RunEnd:
@@ -283,25 +254,6 @@ def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: s
             value = fmean(losses) if metric == "train_loss" else line["value"]
             yield Report(number=number, value=value, epoch=line["epoch"])
             losses = []
-
-
-def metrics_lines(folder: Path) -> list[dict[str, Any]]:
-    """What a trial has written so far; a line cut off by a crash is left out."""
-    try:
-        texts = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    lines = []
-    for text in texts:
-        with suppress(ValueError):
-            lines.append(json.loads(text))
-    return lines
-
-
-def last_line(folder: Path) -> dict[str, Any]:
-    """The last whole line of a trial's metrics; empty where there is none."""
-    lines = metrics_lines(folder)
-    return lines[-1] if lines else {}
 
 
 def _failure(errors: str) -> RunEnd:

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 
 from recipes.planning.rates import rate_shape, slow_until
 from recipes.schema import Recipe, Search
-from trainers.search.optuna_extensions import FilteredStudy
+from trainers.search.study import FilteredStudy
 from trainers.search.successive_halving import has_rungs
 
 # User attribute of a trial that can be compared with others: {"from": number of its first report that counts, the first
@@ -65,12 +65,10 @@ class FairPruner(BasePruner):
 
     Args:
         pruner: Optuna's.
-        paired: the pruner compares a trial with the best one report by report, so reports from the best one's slow
-            start are left out too.
     """
 
-    def __init__(self, pruner: BasePruner, *, paired: bool = False) -> None:
-        self._pruner, self._paired = pruner, paired
+    def __init__(self, pruner: BasePruner) -> None:
+        self._pruner = pruner
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Whether to prune a trial at its last report."""
@@ -84,12 +82,6 @@ class FairPruner(BasePruner):
 
         view = FilteredStudy(study, comparable)
         steps = {step for step in trial.intermediate_values if step >= own["from"]}
-        if self._paired:
-            try:
-                best = view.best_trial
-            except ValueError:
-                return False
-            steps &= {step for step in best.intermediate_values if step >= best.user_attrs[COMPARED]["from"]}
         visible = copy.copy(trial)
         visible.intermediate_values = {
             step: value for step, value in trial.intermediate_values.items() if step in steps

@@ -1,0 +1,161 @@
+"""What a trial's runs have come to: its objectives and the constraints that it breaks, from the runs' metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from recipes.reading.read import value_at
+from recipes.schema import Objective, Search
+from recipes.schema.constraints import Expression
+from trainers.runs.run_folder import METRICS
+from trainers.search.study import violated_text
+
+_REACHES = "accuracy >= {:g}"  # the constraint that a trial which misses its target breaks
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """Objectives and constraint violations of a trial.
+
+    Args:
+        values: of the objectives, in their order; empty if the trial was not trained.
+        violations: constraint -> by how much it is violated, at most 0 if it is kept.
+    """
+
+    values: Sequence[float] = ()
+    violations: Mapping[str, float]
+
+    @property
+    def violated(self) -> str:
+        """The violated constraints in a line; empty if there are none."""
+        return violated_text(self.violations)
+
+    @property
+    def state(self) -> str:
+        """`infeasible` or `complete`."""
+        return "infeasible" if self.violated else "complete"
+
+
+def trial_result(
+    search: Search,
+    runs: Sequence[Sequence[Mapping[str, Any]]],
+    recipe: Mapping[str, Any],
+    *,
+    device_hours: float,
+) -> TrialResult:
+    """The result of a trial whose runs have ended: each score is the mean over the runs.
+
+    A trial that misses the target of its objective has the figures of its whole run, and breaks a constraint by the part
+    of the target that it lacks; so a sampler knows how near it came.
+
+    Args:
+        search: with the objectives and constraints.
+        runs: the lines of each run's `metrics.jsonl`.
+        recipe: of the trial, resolved.
+        device_hours: of all runs together.
+    """
+    each = [run_scores(lines) for lines in runs]
+    scores = {metric: fmean([run[metric] for run in each]) for metric in each[0]} | {"device_hours": device_hours}
+    violations = dict(check_constraints(search, recipe).violations)
+    for constraint in search.constraints:
+        if constraint.metric is not None:
+            score = scores[constraint.metric]
+            own = constraint.violations(score)
+            violations |= own if math.isfinite(score) else dict.fromkeys(own, 1.0)  # Optuna takes no NaN
+    values = []
+    for objective in search.objectives:
+        if objective.target is None:
+            values.append(scores[objective.metric])
+            continue
+        goals = [goal_of(lines, objective, ranks=search.ranks_per_trial) for lines in runs]
+        values.append(fmean(value for value, _ in goals))
+        violations[_REACHES.format(objective.target)] = max(lacking for _, lacking in goals)
+    values = [value if not math.isnan(value) else one.worst for one, value in zip(search.objectives, values, strict=True)]
+    return TrialResult(values=values, violations=violations)
+
+
+def diverged_result(search: Search) -> TrialResult:
+    """The result of a trial whose numbers did not stay finite: the worst there is."""
+    lacking = {_REACHES.format(one.target): 1.0 for one in search.objectives if one.target is not None}
+    return TrialResult(values=[objective.worst for objective in search.objectives], violations=lacking)
+
+
+def check_constraints(search: Search, recipe: Mapping[str, Any]) -> TrialResult:
+    """The constraints on recipe values, which are known before the trial is trained.
+
+    Raises:
+        ValueError: a value in a constraint's expression is not a number.
+    """
+    violations: dict[str, float] = {}
+    for constraint in search.constraints:
+        if constraint.value is not None:
+            with suppress(LookupError):  # the recipe lacks one of the paths
+                violations |= constraint.violations(Expression(constraint.value)(partial(value_at, recipe)))
+    return TrialResult(violations=violations)
+
+
+def goal_of(lines: Iterable[Mapping[str, Any]], objective: Objective, *, ranks: int) -> tuple[float, float]:
+    """What a run took until the first evaluation that reached the objective's target, and the part of it that it lacks.
+
+    Returns:
+        (updates, epochs or device-hours until then, or of the whole run if it never did; (target - best) / target, at
+        most 0 if it was reached).
+    """
+    best, hours, last_ms, taken = 0.0, 0.0, None, 0.0
+    for line in lines:
+        now_ms = line.get("time_ms")
+        if line.get("key") != "run_start" and None not in (now_ms, last_ms):  # not the time between two sessions
+            hours += ranks * (now_ms - last_ms) / 3.6e6
+        last_ms = now_ms
+        if line.get("key") == "eval_accuracy":
+            best = max(best, line["value"])
+            taken = {"updates_to": line["update"], "epochs_to": line["epoch"], "hours_to": hours}[objective.metric]
+            if line["value"] >= objective.target:
+                break
+    return float(taken), (objective.target - best) / objective.target
+
+
+def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The scores of a finished run by metric.
+
+    accuracy, loss    of the last evaluation
+    train_loss        mean over the updates since the evaluation before that
+    """
+    scores: dict[str, float] = {}
+    losses: list[float] = []
+    for line in lines:
+        key = line.get("key")
+        if key == "train_loss":
+            losses.append(line["value"])
+        elif key in ("eval_accuracy", "eval_loss"):
+            scores[key.removeprefix("eval_")] = line["value"]
+            scores |= {"train_loss": fmean(losses)} if losses else {}
+            losses = []
+    return scores
+
+
+def metrics_lines(folder: Path) -> list[dict[str, Any]]:
+    """What a run has written so far; a line cut off by a crash is left out."""
+    try:
+        texts = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    lines = []
+    for text in texts:
+        with suppress(ValueError):
+            lines.append(json.loads(text))
+    return lines
+
+
+def has_succeeded(folder: Path) -> bool:
+    """Whether a run has trained to its end, by its last line."""
+    lines = metrics_lines(folder)
+    return bool(lines) and (lines[-1].get("key"), lines[-1].get("value")) == ("run_stop", "success")
