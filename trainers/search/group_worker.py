@@ -130,10 +130,11 @@ def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[]
     """Train a run; returns how it ended, as the fields of a `RunEnd`."""
     try:
         code = train_together(request, comm, threads=threads, served=True, orphaned=orphaned)
-    except (NotFinite, Overflow) as error:
-        return {"how": "diverged", "reason": str(error), "update": error.update}
     except RunFailed as error:
-        rank = getattr(error.__cause__ or error, "rank", None)
+        cause = error.__cause__ or error
+        if isinstance(cause, NotFinite | Overflow):
+            return {"how": "diverged", "reason": str(error), "update": cause.update}
+        rank = getattr(cause, "rank", None)
         return {"how": "failed", "reason": str(error), "rank": rank}
     except InputRefused as error:
         return {"how": "failed", "reason": str(error)}

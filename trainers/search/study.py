@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import uuid
 import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.samplers import BaseSampler
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -34,6 +36,7 @@ RUNG = "rung"
 # User attributes of the study.
 _SEARCH, _OWNER, _SPENT = "search", "owner", "spent_seconds"
 # Keys that may change between two sessions of one search: no trial depends on them.
+_ATTEMPTS, _AT_RANDOM = 4, 30  # at a proposal that is not next to a trial that diverged
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
 
 
@@ -266,47 +269,70 @@ class FilteredStudy(optuna.Study):
 
 
 class _SeededSampler(BaseSampler):
-    """The search's sampler, with draws that depend only on seed, trial number, path and the trials so far.
+    """The search's sampler, with draws that depend only on seed, trial number and the trials so far.
 
     A sampler of Optuna keeps a random state, which a stopped search loses. Here each trial has a new one, and so the same
     proposals whether the search was stopped before it or not. Drawn from a `prior`, where there is one, are the first
-    trials. With runs of several lengths it sees those of one length only; see `successive_halving.comparable_rung`.
+    trials. With runs of several lengths it sees those of one length only; see `comparable_rung`.
+
+    A proposal whose nearest trial diverged is drawn again, by the sampler and then at random: else TPE puts half of its
+    trials into the gaps between those that diverged.
     """
 
     def __init__(self, search: Search, prior: Prior | None) -> None:
         self._search, self._prior = search, prior
-        self._own: tuple[int, BaseSampler] | None = None
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
-        return self._of(trial).infer_relative_search_space(self._view(study), trial)
+        recorder = _Distributions()
+        for path, range_ in self._search.space.items():
+            if not range_.when:
+                range_.suggest(recorder, path)
+        return recorder.by_path
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
         known = {} if self._prior is None else self._prior.values(trial.number)
-        proposed = {} if known else self._of(trial).sample_relative(self._view(study), trial, search_space)
-        return {**proposed, **{path: value for path, value in known.items() if path in search_space}}
+        if search_space.keys() <= known.keys():
+            return known
+        seen = [it for it in self._view(study).get_trials(deepcopy=False) if it.number != trial.number and it.values]
+        values: dict[str, Any] = {}
+        for attempt in range(_ATTEMPTS + _AT_RANDOM):
+            values = {**self._proposed(study, trial, search_space, attempt), **known}
+            near = min(seen, key=lambda it: _distance(search_space, values, it.params), default=None)
+            if near is None or DIVERGED not in near.user_attrs:
+                break
+        return values
+
+    def _proposed(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any], attempt: int
+    ) -> dict[str, Any]:
+        what, at_random = f"attempt {attempt}", attempt >= _ATTEMPTS
+        view, sampler = self._view(study), self._built(trial, what, at_random=at_random)
+        values = sampler.sample_relative(view, trial, sampler.infer_relative_search_space(view, trial))
+        values = {path: value for path, value in values.items() if path in search_space}
+        for path in search_space.keys() - values.keys():
+            own = self._built(trial, f"{what} {path}", at_random=at_random)
+            values[path] = own.sample_independent(view, trial, path, search_space[path])
+        return values
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:
+        """A value with a condition: the others are known before."""
         known = {} if self._prior is None else self._prior.values(trial.number)
         if name in known:
             return known[name]
         return self._built(trial, name).sample_independent(self._view(study), trial, name, distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        self._of(trial).before_trial(self._view(study), trial)
+        self._built(trial, "before").before_trial(self._view(study), trial)
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, *result: Any) -> None:
-        self._of(trial).after_trial(self._view(study), trial, *result)
+        self._built(trial, "after").after_trial(self._view(study), trial, *result)
 
-    def _of(self, trial: FrozenTrial) -> BaseSampler:
-        """One sampler a trial: between two of its calls it may remember the space that it has inferred."""
-        if self._own is None or self._own[0] != trial.number:
-            self._own = trial.number, self._built(trial, "all paths")
-        return self._own[1]
-
-    def _built(self, trial: FrozenTrial, what: str) -> BaseSampler:
+    def _built(self, trial: FrozenTrial, what: str, *, at_random: bool = False) -> BaseSampler:
+        seed = draws(self._search.seed, "proposal", trial.number, word(what)).integers(2**32)
+        if at_random:
+            return RandomSampler(seed=seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            seed = draws(self._search.seed, "proposal", trial.number, word(what)).integers(2**32)
             return self._search.sampler.build(seed=seed)
 
     def _view(self, study: optuna.Study) -> optuna.Study:
@@ -315,6 +341,36 @@ class _SeededSampler(BaseSampler):
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         at = comparable_rung(complete, self._search)
         return FilteredStudy(study, lambda trials: [it for it in trials if it.user_attrs.get(RUNG, {}).get("at") == at])
+
+
+class _Distributions:
+    """Stands for a trial of Optuna: keeps the distributions that ranges ask it for."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, Any] = {}
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool, step: float | None) -> None:
+        self.by_path[name] = FloatDistribution(low, high, log=log, step=step)
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool, step: int) -> None:
+        self.by_path[name] = IntDistribution(low, high, log=log, step=step)
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> None:
+        self.by_path[name] = CategoricalDistribution(choices)
+
+
+def _distance(search_space: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """The squared distance of two trials' values, each as a part of its range; a choice differs by 1."""
+    total = 0.0
+    for path, distribution in search_space.items():
+        if path not in other or isinstance(distribution, CategoricalDistribution):
+            total += path not in other or one[path] != other[path]
+            continue
+        low, high, a, b = distribution.low, distribution.high, one[path], other[path]
+        if distribution.log:
+            low, high, a, b = map(math.log, (low, high, a, b))
+        total += ((a - b) / (high - low)) ** 2
+    return total
 
 
 def comparable_rung(complete: Sequence[FrozenTrial], search: Search) -> int:

@@ -330,7 +330,7 @@ class Supervisor:
             self.display.say(f"{name}: its ranks were not started on {_where(run.group)}: {end.reason}")
         else:
             failures.add(name)
-            at = newest_checkpoint_name(run.folder)
+            at = Path(newest_checkpoint_name(run.folder) or "none").name
             deaths = [*trial.user_attrs.get(studies.DEATHS, []), [end.reason, at]]
             trial.set_user_attr(studies.DEATHS, deaths)
             idle = sum(place == at for _, place in deaths)

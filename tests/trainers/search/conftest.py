@@ -4,14 +4,11 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from contextlib import ExitStack, closing, contextmanager
-from copy import copy
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,7 +18,8 @@ from optuna.trial import TrialState
 
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.search.storage import PASSWORD, hidden, open_storage, parse_storage
+from trainers.runs.storage_url import hidden
+from trainers.search.storage import PASSWORD, opened_storage
 
 ROOT = Path(__file__).parents[3]
 HEAD = """\
@@ -67,14 +65,9 @@ class Searching:
     def trials(self):
         """All trials of its study, read anew."""
         where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
-        with closing(open_storage(parse_storage(where, self.folder))) as storage:
+        with opened_storage(where, self.folder) as storage:
             return optuna.load_study(study_name=self.name, storage=storage).get_trials()
 
-    def part(self, name):
-        """One of the two searches of a transfer, to be looked at."""
-        part = copy(self)
-        part.name, part.folder = f"{self.name}-{name}", self.folder / name
-        return part
 
     def kill_launched_rank(self, *launcher):
         """Kill a rank of two trials on a foreign launcher's ranks: all ranks end; returns its number and the output."""
@@ -92,7 +85,7 @@ class Searching:
         output = self.complete(*launcher)
         trials = self.trials()
         assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
-        assert [trial.user_attrs.get("deaths") for trial in trials] == [["the search was ended"]] * 2 + [None]
+        assert [trial.user_attrs.get("deaths") for trial in trials] == [None] * 3
         return output
 
     def require_complete(self, num_trials, *, updates, reports):
@@ -222,55 +215,3 @@ def server(monkeypatch):
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, above, ignore_errors=True)
         yield start
-
-
-@pytest.fixture(params=["sqlite", "journal", "proxy", "postgresql"])
-def address(request, tmp_path):
-    """Where a study may be kept; what needs a package or a server that is not here is skipped."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    if request.param == "proxy":
-        return parse_storage(request.getfixturevalue("proxy"), tmp_path)
-    if request.param == "postgresql":
-        url = os.environ.get("KILOBATCH_TEST_DATABASE")
-        if url is None:
-            pytest.skip("KILOBATCH_TEST_DATABASE names no database; ./tests/services/postgresql FOLDER starts one")
-        request.getfixturevalue("monkeypatch").setenv(PASSWORD, urlsplit(url).password or "")
-        return parse_storage(url, tmp_path)
-    return parse_storage(
-        {"sqlite": "sqlite:///", "journal": "journal://"}[request.param] + f"{tmp_path}/study", tmp_path
-    )
-
-
-@pytest.fixture
-def opened(address):
-    """`opened()`: a storage there, which is closed when the test has ended."""
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(closing(open_storage(address)))
-
-
-@pytest.fixture
-def study_name():
-    return f"study-{uuid.uuid4().hex}"
-
-
-@pytest.fixture(scope="session")
-def proxy(tmp_path_factory):
-    pytest.importorskip("grpc", reason="pip install 'kilobatch[grpc]'")
-    with _serving(f"sqlite:///{tmp_path_factory.mktemp('proxy')}/study.db") as address:
-        yield address
-
-
-@contextmanager
-def _serving(storage):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "kilobatch", "serve-study", storage]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline().startswith("serving the studies of sqlite:///")
-        yield f"grpc://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.communicate()

@@ -16,17 +16,9 @@ from recipes.search_space.open_search import open_search
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.search import pruners, samplers
-from trainers.search.comparability import COMPARED
+from trainers.search.fair_pruning import COMPARED
 from trainers.search.start import SearchRequest, search
-from trainers.search.study import (
-    TrialResult,
-    best_trials,
-    enqueue,
-    new_study,
-    store_constraints,
-    suggested,
-    tell_complete,
-)
+from trainers.search.study import best_trials, new_study, next_trial, store_constraints, suggested
 
 SPACE = {"a": Float(low=0.001, high=1.0, log=True), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
 COMPONENTS = [getattr(package, name) for package in (samplers, pruners) for name in package.__all__]
@@ -86,7 +78,6 @@ def test_a_grid_is_every_combination_with_the_last_path_moving_first():
     ("pruner", "pruned"),
     [
         (pruners.Median(startup_trials=4), [False, False, True, True]),
-        (pruners.Percentile(keep=25.0, startup_trials=4), [False, True, True, True]),
         (pruners.Median(startup_trials=5), [False] * 4),
     ],
     ids=repr,
@@ -118,11 +109,7 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
         (lambda: samplers.NsgaII(population=1), "NsgaII.population must be a whole number >= 2"),
         (lambda: samplers.CmaEs(startup_trials=0), "CmaEs.startup_trials must be a whole number >= 1"),
         (lambda: pruners.Median(startup_trials=0), "Median.startup_trials must be a whole number >= 1"),
-        (lambda: pruners.Percentile(keep=0.0), "Percentile.keep must be > 0"),
-        (lambda: pruners.Wilcoxon(threshold=0.0), "Wilcoxon.threshold must be > 0"),
-        (lambda: pruners.Wilcoxon(startup_reports=1), "Wilcoxon.startup_reports must be a whole number >= 2"),
         (lambda: pruners.SuccessiveHalving(reduction=1), "SuccessiveHalving.reduction must be a whole number >= 2"),
-        (lambda: pruners.Hyperband(rungs=1), "Hyperband.rungs must be a whole number >= 2"),
     ],
 )
 def test_refused(make, message):
@@ -159,21 +146,16 @@ def made(sampler, *, space=CONDITIONAL, constraints=(), metrics=("accuracy",), t
     )
 
 
-class Opened:
-    """As much of an opened search as the queue needs."""
-
-    def __init__(self, search):
-        self.search, self.enqueued = search, ()
-
-
 def worked(search, score):
     """The study of a search whose trials have `score(values)` as their objectives and constraint violations."""
     study = new_study(search)
-    enqueue(study, Opened(search))
+    for values in getattr(search.sampler, "first", lambda space: [])(search.space):
+        study.enqueue_trial(values)
     for _ in range(search.budget.trials):
-        trial = study.ask()
+        trial = next_trial(study, search)
         values, violations = score(suggested(trial, search))
-        tell_complete(study, trial, TrialResult(values=values, violations=violations))
+        store_constraints(trial, violations)
+        study.tell(trial, values)
     return study
 
 
@@ -244,7 +226,7 @@ def test_constraints_are_stored_once_although_a_killed_search_stores_them_again(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            store_constraints(trial, TrialResult(violations={"x <= 1": -0.5, "y <= 1": 2.0}))
+            store_constraints(trial, {"x <= 1": -0.5, "y <= 1": 2.0})
     assert study.tell(trial, 1.0).constraints == {"x <= 1": -0.5, "y <= 1": 2.0}
 
 
@@ -290,34 +272,6 @@ def test_more_ranks_than_all_trials_of_the_budget_need_are_refused(tmp_path):
         search(SearchRequest(search="digits", workers=99_999_999_999, out=tmp_path / "out"))
     assert search(SearchRequest(search="digits", workers=24, out=tmp_path / "out", dry_run=True)) == 0
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("multivariate", [False, True])
-def test_tpe_proposes_what_optunas_does(multivariate):
-    """Through pruned, failed, infeasible and running trials, and a conditional range."""
-    ours = new_study(made(samplers.Tpe(startup_trials=4, multivariate=multivariate)))
-    theirs = optuna.create_study(direction="maximize", sampler=plain_tpe(multivariate, seed=0))
-    proposed = [[], []]
-    for study, values in zip((ours, theirs), proposed, strict=True):
-        for number in range(40):
-            trial = study.ask()
-            values.append(suggested(trial, made(samplers.Random())))
-            if number % 7 == 5:
-                trial.set_constraint("x", 1.0)
-            if number % 5 == 3:
-                trial.report(values[-1]["x"], 1)
-                study.tell(trial, state=TrialState.PRUNED if number % 2 else TrialState.FAIL)
-            elif number % 6:  # the others run on
-                study.tell(trial, values[-1]["x"] + values[-1].get("y", 0.5))
-    assert proposed[0] == proposed[1]
-
-
-def plain_tpe(multivariate, *, seed):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=4, multivariate=multivariate, group=multivariate, constant_liar=True
-        )
 
 
 def test_optuna_is_quiet(capsys):

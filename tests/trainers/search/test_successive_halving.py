@@ -1,12 +1,9 @@
 """Which configuration is trained longer, and when: of the study alone."""
 
 import dataclasses
-import subprocess
-import sys
 from collections import Counter
 from contextlib import ExitStack
 from fractions import Fraction
-from pathlib import Path
 
 import optuna
 import pytest
@@ -14,9 +11,10 @@ from optuna.trial import TrialState
 
 from recipes.schema import Budget, Search
 from recipes.search_space.ranges import Float
-from trainers.search.pruners import Hyperband, Median, SuccessiveHalving
-from trainers.search.samplers import Random, Tpe
-from trainers.search.successive_halving import RUNG, OneRungSampler, assigned_share, is_whole, next_promoted, promote
+from trainers.search.pruners import Median, SuccessiveHalving
+from trainers.search.samplers import Random
+from trainers.search.study import RUNG, comparable_rung, is_whole
+from trainers.search.successive_halving import assigned_share, next_promoted, promote
 
 SPACE = {"x": Float(low=0.0, high=1.0)}
 
@@ -77,7 +75,7 @@ def test_the_best_third_goes_up_as_soon_as_it_has_earned_it():
     first, *_, longer = study.trials
     best = max(study.trials[:3], key=lambda trial: trial.value)
     assert longer.params == best.params
-    assert longer.user_attrs[RUNG] == {"at": 1, "began": 0, "of": best.number, "whole": False}
+    assert longer.user_attrs[RUNG] == {"at": 1, "of": best.number, "whole": False}
 
 
 def test_a_ninth_of_the_configurations_is_trained_whole_and_none_twice_at_a_rung():
@@ -141,32 +139,6 @@ def test_nothing_is_queued_that_the_budget_does_not_hold():
     assert len(study.trials) == 3
 
 
-def test_two_supervisors_of_a_study_send_a_configuration_up_once(begun, tmp_path):
-    storage, search = f"sqlite:///{tmp_path / 'study.db'}", search_with(SuccessiveHalving())
-    run(begun(), search, 3)
-    code = "from test_successive_halving import *; promote(new_study(sys.argv[1]), search_with(SuccessiveHalving()))"
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); {code}", storage]
-    for process in [subprocess.Popen(command) for _ in range(2)]:
-        assert process.wait(timeout=120) == 0
-    assert [trial.state for trial in begun().trials].count(TrialState.WAITING) == 1
-
-
-def test_hyperband_begins_configurations_at_every_rung():
-    study, search = new_study(), search_with(Hyperband())
-    run(study, search, 60)
-    rungs = [trial.user_attrs[RUNG] for trial in study.trials]
-    begun = Counter(at["began"] for at in rungs if at["of"] is None)
-    total = sum(begun.values())
-    for rung, weight in enumerate((9, 5, 3)):
-        assert begun[rung] == pytest.approx(total * weight / 17, abs=1.5)
-    for trial in study.trials:
-        of = trial.user_attrs[RUNG]["of"]
-        if of is not None:  # it goes up by one rung, among those that began where it did
-            below = study.trials[of].user_attrs[RUNG]
-            assert below["at"] == trial.user_attrs[RUNG]["at"] - 1
-            assert below["began"] == trial.user_attrs[RUNG]["began"]
-
-
 def test_a_search_without_rungs_trains_everything_whole():
     study, search = new_study(), search_with(Median())
     assert run(study, search, 5) == [Fraction(1)] * 5
@@ -174,31 +146,18 @@ def test_a_search_without_rungs_trains_everything_whole():
     assert not any(RUNG in trial.user_attrs for trial in study.trials)
 
 
-def test_a_sampler_learns_from_runs_of_one_length():
-    search = search_with(SuccessiveHalving())
+def test_a_sampler_learns_from_runs_of_the_greatest_length_of_which_there_are_enough():
+    """One path: three complete trials at a rung are enough."""
+    study, search = new_study(), search_with(SuccessiveHalving())
     seen = []
-
-    class Looking(optuna.samplers.RandomSampler):
-        def sample_independent(self, study, trial, name, distribution):
-            seen.append({other.user_attrs[RUNG]["at"] for other in study.get_trials(deepcopy=False)})
-            return super().sample_independent(study, trial, name, distribution)
-
-    study = new_study()
-    study.sampler = OneRungSampler(Looking(seed=0), search)
-    run(study, search, 40)
-    assert all(len(rungs) <= 1 for rungs in seen)
-    assert set().union(*seen) == {0, 1, 2}  # the longest of which there are enough
-
-
-def test_an_optuna_sampler_works_behind_it():
-    search = search_with(SuccessiveHalving())
-    study = new_study()
-    study.sampler = OneRungSampler(Tpe(startup_trials=3).build(seed=0), search)
-    run(study, search, 30)
-    assert max(trial.value for trial in study.trials) > 0.9
+    for _ in range(40):
+        seen.append(comparable_rung(study.get_trials(states=(TrialState.COMPLETE,)), search))
+        run(study, search, 1)
+    assert (seen[0], seen[-1]) == (0, 2)
+    assert seen == sorted(seen)
+    assert seen.index(1) >= 9  # three of them were promoted
 
 
 def test_shares_by_hand():
-    assert SuccessiveHalving().shares == Hyperband().shares == (Fraction(1, 9), Fraction(1, 3), Fraction(1))
+    assert SuccessiveHalving().shares == (Fraction(1, 9), Fraction(1, 3), Fraction(1))
     assert SuccessiveHalving(reduction=2, rungs=2).shares == (Fraction(1, 2), Fraction(1))
-    assert (SuccessiveHalving().brackets, Hyperband().brackets) == ((1, 0, 0), (9, 5, 3))

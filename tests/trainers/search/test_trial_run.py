@@ -1,17 +1,13 @@
 """What a supervisor reads of a trial: its reports and the cause of its end."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from recipes.search_space.open_search import open_search
 from trainers.launch.request import TrainRequest, prepare
-from trainers.launch.vocabulary import search_vocabulary
-from trainers.search.study import new_study
-from trainers.search.trial_leases import BEGUN_IN
-from trainers.search.trial_run import _failure, last_line, metrics_lines, reports_in, run_folders
+from trainers.search.outcome import has_succeeded, metrics_lines
+from trainers.search.trial_run import _failure, reports_in
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +41,8 @@ def test_the_end_of_a_run_is_its_last_report(prepared):
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1, 6)) + '\n{"key": "train_l')
     assert metrics_lines(tmp_path) == [line(1, 6)]
-    assert last_line(tmp_path) == line(1, 6)
-    assert last_line(Path("/nowhere")) == {}
+    assert not has_succeeded(tmp_path)
+    assert metrics_lines(Path("/nowhere")) == []
 
 
 @pytest.mark.parametrize(
@@ -85,14 +81,3 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
 def test_cause_of_a_failure(errors, how, rank, reason):
     end = _failure(errors)
     assert (end.how, end.rank, end.reason) == (how, rank, reason)
-
-
-def test_a_trials_run_stays_in_the_folder_where_it_began(tmp_path):
-    search = open_search("digits", vocabulary=search_vocabulary()).search
-    trial, name = new_study(search).ask(), "trials/trial-0000"
-    trial.set_user_attr(BEGUN_IN, str(tmp_path / "a"))
-    for folder, expected in (("x", "b"), ("a", "a"), ("b", "b")):
-        (tmp_path / folder / name).mkdir(parents=True)
-        assert run_folders(search, trial, tmp_path / "b", name) == [tmp_path / expected / name]
-    several = replace(search, seeds_per_trial=2)
-    assert run_folders(several, trial, tmp_path / "b", name)[1] == tmp_path / "b" / name / "run-1"

@@ -1,0 +1,75 @@
+"""The best trials once more: intervals by hand, and a search that confirms on real ranks."""
+
+import json
+
+import pytest
+import yaml
+
+from recipes.schema import Budget, Confirm, Search
+from recipes.search_space.ranges import Float
+from trainers.search.confirm import confirmed_in, confirmed_text
+from trainers.search.samplers import Random
+
+SPACE = {"learning_rate.reference": Float(low=0.01, high=1.0)}
+
+
+def made():
+    return Search(
+        name="mine",
+        recipe="digits/baseline",
+        space=SPACE,
+        sampler=Random(),
+        budget=Budget(trials=4),
+        confirm=Confirm(top=2, seeds=3),
+    )
+
+
+def write(folder, number, seed, accuracy, ending="success"):
+    run = folder / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
+    run.mkdir(parents=True)
+    lines = [{"key": "train_loss", "value": 1.0}, {"key": "eval_accuracy", "value": accuracy}, {"key": "run_stop", "value": ending}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_best_mean_wins_with_its_interval(tmp_path):
+    """Student's 0.975 quantile for 2 degrees of freedom is 4.303; the deviation of 0.8, 0.9, 1.0 is 0.1."""
+    for seed, value in enumerate((0.8, 0.9, 1.0)):
+        write(tmp_path, 3, seed, value)
+        write(tmp_path, 11, seed, 0.95)
+    write(tmp_path, 5, 0, 0.99)  # one run has no interval
+    write(tmp_path, 7, 0, 0.99, "stopped")
+    first, second = confirmed_in(tmp_path, made())
+    assert (first.trial, first.mean, first.low, first.high) == (11, pytest.approx(0.95), pytest.approx(0.95), pytest.approx(0.95))
+    assert (second.trial, second.values) == (3, (0.8, 0.9, 1.0))
+    assert second.high - second.mean == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert confirmed_text(made(), second) == "90.00 % (65.16 % to 114.84 %) by 3 fresh seeds"
+
+
+def test_a_run_that_diverged_counts_as_the_worst(tmp_path):
+    write(tmp_path, 3, 0, 0.9)
+    write(tmp_path, 3, 1, 0.9, "failed")
+    (one,) = confirmed_in(tmp_path, made())
+    assert one.values == (0.9, 0.0)
+
+
+TEXT = """\
+space: {learning_rate.reference: {kind: Float, low: 0.001, high: 1.0, log: true}}
+fixed: {epochs: 2, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 1}
+budget: {trials: 3}
+reports: 1
+confirm: {top: 2, seeds: 2}
+"""
+
+
+@pytest.mark.mpi
+def test_a_search_confirms_its_best_trials_with_seeds_that_no_trial_had(searching):
+    search = searching(TEXT)
+    output = search.complete()
+    runs = sorted((search.folder / "confirm").glob("trial-*/seed-*"))
+    assert len(runs) == 4
+    assert {yaml.safe_load((run / "run.yaml").read_text())["recipe"]["seed"] for run in runs} == {1000, 1001}
+    assert output.count("confirmed: trial ") == 2
+    assert "by 2 fresh seeds" in (search.folder / "best.yaml").read_text().splitlines()[0]
+    before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
+    search.complete()
+    assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}

@@ -1,0 +1,135 @@
+"""What a trial's runs come to, by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from recipes.schema import Budget, Constraint, Objective, Search
+from recipes.search_space.ranges import Float
+from trainers.search.samplers import Random
+from trainers.search.outcome import check_constraints, diverged_result, goal_of, trial_result
+
+LINES = [
+    {"key": "run_start", "value": "x"},
+    {"key": "train_loss", "value": 4.0},
+    {"key": "eval_accuracy", "value": 0.5},
+    {"key": "eval_loss", "value": 2.0},
+    {"key": "train_loss", "value": 2.0},
+    {"key": "train_loss", "value": 1.0},
+    {"key": "eval_accuracy", "value": 0.75},
+    {"key": "eval_loss", "value": 1.25},
+    {"key": "run_stop", "value": "success"},
+]
+OTHER = [{**line, "value": 0.25} if line["key"] == "eval_accuracy" else line for line in LINES]
+RECIPE = {"optimizer": {"kind": "Lars", "weight_decay": 0.002}, "learning_rate": {"reference": 0.5}}
+
+
+def search(*constraints, metrics=("accuracy",)):
+    directions = {"accuracy": "maximize"}
+    return Search(
+        name="mine",
+        recipe="digits/baseline",
+        objective=tuple(Objective(metric=each, direction=directions.get(each, "minimize")) for each in metrics),
+        space={"learning_rate.reference": Float(low=0.1, high=1.0)},
+        constraints=constraints,
+        sampler=Random(),
+        budget=Budget(trials=4),
+    )
+
+
+def test_objectives_are_those_of_the_end_in_their_order():
+    """The training loss is the mean of 2 and 1, the updates since the evaluation before."""
+    result = trial_result(
+        search(metrics=("train_loss", "accuracy", "device_hours", "loss")), [LINES], RECIPE, device_hours=0.5
+    )
+    assert (result.values, result.state) == ([1.5, 0.75, 0.5, 1.25], "complete")
+
+
+def test_several_runs_count_with_their_mean():
+    assert trial_result(search(), [LINES, OTHER], RECIPE, device_hours=0.5).values == [0.5]
+
+
+def test_a_score_that_is_no_number_is_the_worst():
+    lines = [*LINES, {"key": "eval_accuracy", "value": math.nan}, {"key": "eval_loss", "value": math.nan}]
+    result = trial_result(search(metrics=("accuracy", "loss")), [lines], RECIPE, device_hours=0.5)
+    assert result.values == [0.0, math.inf]
+
+
+def test_a_trial_that_diverged_is_worse_than_any_other():
+    own = search(metrics=("accuracy", "loss", "device_hours"))
+    assert diverged_result(own).values == [0.0, math.inf, math.inf]
+
+
+WAY = [
+    {"key": key, "value": value, "update": update, "epoch": epoch, "time_ms": ms}
+    for key, value, update, epoch, ms in [
+        ("run_start", 0, 0, 0.0, 0),
+        ("eval_accuracy", 0.6, 10, 1.0, 3_600_000),
+        ("run_start", 0, 10, 1.0, 90_000_000),  # a day later, after a resume
+        ("eval_accuracy", 0.9, 20, 2.0, 93_600_000),
+        ("eval_accuracy", 0.8, 30, 3.0, 97_200_000),
+    ]
+]
+
+
+@pytest.mark.parametrize(
+    ("metric", "target", "taken", "lacking"),
+    [
+        ("updates_to", 0.9, 20, 0.0),
+        ("epochs_to", 0.5, 1.0, -0.2),
+        ("hours_to", 0.85, 4.0, -0.05 / 0.85),  # two ranks, an hour in each session
+        ("updates_to", 1.0, 30, 0.1),  # never: the whole run, and a tenth is lacking
+    ],
+)
+def test_a_target_is_reached_at_the_first_evaluation_that_has_it(metric, target, taken, lacking):
+    objective = Objective(metric=metric, target=target)
+    assert goal_of(WAY, objective, ranks=2) == (taken, pytest.approx(lacking))
+
+
+def test_a_trial_that_misses_its_target_breaks_a_constraint_by_what_it_lacks():
+    own = replace(search(), objective=Objective(metric="updates_to", target=1.0))
+    result = trial_result(own, [[*LINES[:2], *LINES[4:5], *WAY, *LINES[7:]]], RECIPE, device_hours=0.5)
+    assert (result.values, result.violations) == ([30.0], {"accuracy >= 1": pytest.approx(0.1)})
+    assert result.state == "infeasible"
+    assert diverged_result(own).violations == {"accuracy >= 1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "violations", "state"),
+    [
+        (Constraint(metric="device_hours", at_most=0.25), {"device_hours <= 0.25": 1.0}, "infeasible"),
+        (Constraint(metric="accuracy", at_least=0.6), {"accuracy >= 0.6": pytest.approx(-0.25)}, "complete"),
+        (
+            Constraint(value="optimizer.weight_decay * learning_rate.reference", at_most=0.002, at_least=0.001),
+            {
+                "optimizer.weight_decay * learning_rate.reference <= 0.002": -0.5,
+                "optimizer.weight_decay * learning_rate.reference >= 0.001": 0.0,
+            },
+            "complete",
+        ),
+        (Constraint(value="optimizer.momentum", at_most=0.9), {}, "complete"),  # a Lars without one: nothing demanded
+        (Constraint(metric="loss", at_most=0.0), {"loss <= 0": 1.25}, "infeasible"),
+    ],
+)
+def test_a_constraint_is_measured_in_parts_of_its_end(constraint, violations, state):
+    result = trial_result(search(constraint), [LINES], RECIPE, device_hours=0.5)
+    assert (result.violations, result.state) == (violations, state)
+
+
+def test_a_score_that_is_not_finite_breaks_its_constraint():
+    lines = [*LINES, {"key": "eval_loss", "value": math.nan}]
+    result = trial_result(search(Constraint(metric="loss", at_least=0.1)), [lines], RECIPE, device_hours=0.5)
+    assert result.violated == "not loss >= 0.1"
+
+
+def test_before_training_only_constraints_on_values_are_checked():
+    both = search(
+        Constraint(value="learning_rate.reference", at_most=0.4), Constraint(metric="device_hours", at_most=1)
+    )
+    assert check_constraints(both, RECIPE).violated == "not learning_rate.reference <= 0.4"
+
+
+def test_a_constraint_on_a_value_that_is_no_number_is_an_error():
+    with pytest.raises(ValueError, match="optimizer.kind is 'Lars', which is no number"):
+        check_constraints(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)

@@ -1,0 +1,138 @@
+"""What is drawn from known recipes, by hand, and a search at a small batch that informs one at a large one."""
+
+import math
+from copy import copy
+
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.reading.open import open_recipe
+from recipes.schema import Budget, Prior, Search
+from recipes.search_space.ranges import Categorical, Float, Int
+from trainers.launch.vocabulary import vocabulary
+from trainers.search import prior as priors
+from trainers.search.prior import open_prior
+from trainers.search.samplers import Tpe
+from trainers.search.start import SearchRequest, search
+from trainers.search.study import new_study, next_trial
+
+RATE = "learning_rate.reference"
+SPACE = {
+    RATE: Float(low=1e-4, high=10.0, log=True),
+    "learning_rate.warmup.epochs": Int(low=1, high=19),
+    "optimizer.momentum": Float(low=0.0, high=1.0),
+    "optimizer.weight_decay": Float(low=1e-6, high=1e-2, log=True),
+    "loss.label_smoothing": Categorical(choices=(0.0, 0.1)),
+}
+
+
+def tree(*overrides):
+    return open_recipe("digits/batch_256", vocabulary=vocabulary(), overrides=overrides).tree
+
+
+def drawn(known, own, *, draws=200, first=0):
+    """The values of the first trials of a search at the batch of `own`."""
+    made = Search(
+        name="mine",
+        recipe="digits/batch_256",
+        space=SPACE,
+        sampler=Tpe(),
+        prior=Prior(recipe="digits/batch_256", draws=draws),
+        budget=Budget(trials=draws),
+    )
+    prior = priors.Prior(known=known, search=made, own=own, first=first)
+    return made, prior, [prior.values(number) for number in range(first, first + draws)]
+
+
+@pytest.mark.parametrize("rule", ["linear", "sqrt", "none"])
+def test_the_full_rate_lies_between_the_square_root_and_twice_the_linear_rule(rule):
+    """Known at batch 32: 0.05 in full; at 512, 16 times as much, 0.2 to 1.6."""
+    large = tree("batch.global=512", f"learning_rate.rule={rule}")
+    _, _, values = drawn([tree("batch.global=32")], large)
+    scale = {"linear": 16, "sqrt": 4, "none": 1}[rule]  # of the reference, which holds at 32
+    rates = [one[RATE] * scale for one in values]
+    assert rates[0] == pytest.approx(math.sqrt(0.2 * 1.6))
+    assert min(rates) == pytest.approx(0.2, rel=0.02)
+    assert max(rates) == pytest.approx(1.6, rel=0.02)
+    middle = sum(rate < math.sqrt(0.2 * 1.6) for rate in rates)
+    assert abs(middle - 100) <= 1  # evenly, in the logarithm
+
+
+def test_other_values_lie_around_the_known_ones_and_inside_their_ranges():
+    _, _, values = drawn([tree("optimizer.momentum=0.9", "learning_rate.warmup.epochs=4")], tree("batch.global=1024"))
+    for one in values:
+        assert all(range_.holds(one[path]) for path, range_ in SPACE.items())
+        assert 4 <= one["learning_rate.warmup.epochs"] <= 8
+    lacking = sorted(1 - one["optimizer.momentum"] for one in values)
+    assert lacking[100] == pytest.approx(0.1, rel=0.2)
+    assert 0.01 < lacking[0] < lacking[-1] < 0.4
+    assert 120 < sum(one["loss.label_smoothing"] == 0.0 for one in values) < 195  # 0.8 and half of the rest
+
+
+def test_the_best_known_recipes_take_turns_and_the_sampler_goes_on_after_the_draws():
+    known = [tree(f"optimizer.weight_decay={decay}") for decay in (1e-5, 1e-3)]
+    made, prior, values = drawn(known, tree("batch.global=1024"), draws=6, first=2)
+    decays = [one["optimizer.weight_decay"] for one in values]
+    assert max(decays[::2]) < min(decays[1::2])
+    assert prior.values(1) == prior.values(8) == {}
+    study = new_study(made, prior=prior)
+    for number in range(9):
+        trial = next_trial(study, made)
+        study.tell(trial, 0.5)
+        expected = prior.values(number)
+        assert not expected or trial.params == expected
+
+
+def test_a_value_that_the_known_recipe_lacks_is_left_to_the_sampler():
+    _, _, (one,) = drawn([tree("learning_rate.warmup=null")], tree("batch.global=1024"), draws=1)
+    assert "learning_rate.warmup.epochs" not in one
+
+
+HEAD = "kilobatch: 1\nname: mine\nrecipe: digits/batch_256\nsampler: {kind: Random}\n"
+TEXT = """\
+space:
+  learning_rate.reference: {kind: Float, low: 0.001, high: 1.0, log: true}
+  optimizer.momentum: {kind: Float, low: 0.5, high: 0.99}
+fixed: {batch.global: 512, epochs: 2, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 1}
+budget: {trials: 2}
+reports: 1
+"""
+
+
+@pytest.mark.mpi
+def test_a_search_at_a_small_batch_comes_first_and_informs_the_large_one(searching, tmp_path):
+    large = searching(TEXT + "prior: {batch: 64, trials: 3, draws: 2}\n")
+    large.complete()
+    small = copy(large)
+    small.name, small.folder = "mine-prior", large.folder / "prior"
+    assert (len(small.trials()), len(large.trials())) == (3, 2)
+    best = max(small.trials(), key=lambda trial: trial.value)
+    # From the square root to twice the linear rule of a batch 8 times as large, and its middle for the first trial.
+    assert large.trials()[0].params[RATE] == pytest.approx(best.params[RATE] * math.sqrt(2 / math.sqrt(8)))
+    assert "mine-prior: 3 of 3 trials are done" in large.complete()  # nothing is done again
+    assert (len(small.trials()), len(large.trials())) == (3, 2)
+
+    (tmp_path / "next.yaml").write_text(f"{HEAD}{TEXT}".replace("mine", "next") + "prior: {search: out, draws: 1}\n")
+    again = SearchRequest(search=str(tmp_path / "next.yaml"), out=tmp_path / "next", dry_run=True)
+    assert search(again) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("prior: {search: nowhere}\n", "prior: there is no search in .*nowhere; a search's folder has a file storage"),
+        ("prior: {recipe: nothing}\n", "unknown recipe|no recipe|nothing"),
+        ("prior: {recipe: digits/baseline, search: x}\n", "must have one of recipe, search and batch"),
+        ("prior: {batch: 64}\n", "prior.trials: .* must be given with batch"),
+        ("prior: {recipe: digits/baseline, trials: 3}\n", "must be null without batch"),
+    ],
+)
+def test_a_prior_that_is_not_there_is_refused(open_text, more, message):
+    with pytest.raises(ValueError, match=message):
+        open_prior(open_text(HEAD + TEXT + more))
+
+
+def test_a_prior_needs_one_batch(open_text):
+    text = TEXT.replace("fixed: {batch.global: 512, ", "  batch.global: {kind: Categorical, choices: [64, 128]}\nfixed: {")
+    with pytest.raises(InputRefused, match="the batch is searched, and a prior needs one batch"):
+        open_prior(open_text(HEAD + text + "prior: {recipe: digits/baseline}\n"))
