@@ -283,11 +283,7 @@ class _SeededSampler(BaseSampler):
         self._search, self._prior = search, prior
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
-        recorder = _Distributions()
-        for path, range_ in self._search.space.items():
-            if not range_.when:
-                range_.suggest(recorder, path)
-        return recorder.by_path
+        return distributions(self._search)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
         known = {} if self._prior is None else self._prior.values(trial.number)
@@ -343,8 +339,17 @@ class _SeededSampler(BaseSampler):
         return FilteredStudy(study, lambda trials: [it for it in trials if it.user_attrs.get(RUNG, {}).get("at") == at])
 
 
-class _Distributions:
-    """Stands for a trial of Optuna: keeps the distributions that ranges ask it for."""
+def distributions(search: Search) -> dict[str, Any]:
+    """Optuna's distribution of each path of the space that every trial has."""
+    asked = _Asked()
+    for path, range_ in search.space.items():
+        if not range_.when:
+            range_.suggest(asked, path)
+    return asked.by_path
+
+
+class _Asked:
+    """Takes the place of a trial of Optuna: keeps the distributions that ranges ask it for."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, Any] = {}

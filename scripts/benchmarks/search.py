@@ -1,0 +1,77 @@
+"""What a search spends on a trial beside its ranks: proposing, ten reports and telling, at 1,000 finished trials.
+
+.venv/bin/python scripts/benchmarks/search.py --storages sqlite journal --json F
+
+The finished trials have random values. The target is 1 % of a trial of ten seconds: 100 ms.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+from timing import head, parser_of, row, write_json
+
+from recipes.schema import Search
+from recipes.search_space.open_search import open_search
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.search.storage import opened_storage
+from trainers.search.study import FOLDER, SECONDS, best_trials, distributions, new_study, next_trial, num_begun
+
+REPORTS = 10
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--storages", nargs="+", default=["sqlite"], choices=("sqlite", "journal"))
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    search = open_search("digits", vocabulary=search_vocabulary()).search
+    print(head(("storage", "ms by the clock", "least", "most", "ms of processor time")))
+    figures = {}
+    for where in options.storages:
+        with tempfile.TemporaryDirectory() as name, opened_storage(where, Path(name)) as storage:
+            study = new_study(search, storage=storage)
+            study.add_trials(finished(search, options.trials))
+            wall, cpu = zip(*(one_trial(study, search) for _ in range(options.rounds)), strict=True)
+        figures[where] = {"wall_ms": wall, "cpu_ms": cpu}
+        shown = (statistics.median(wall), min(wall), max(wall), statistics.median(cpu))
+        print(row([where, *(f"{value:.1f}" for value in shown)]), flush=True)
+    write_json(options.json, figures)
+
+
+def finished(search: Search, count: int) -> list[optuna.trial.FrozenTrial]:
+    """Complete trials with random values in the search's space."""
+    of_path, random_ = distributions(search), random.Random(0)
+    trials = []
+    for _ in range(count):
+        params = {path: random_.choice(search.space[path].spread(9)) for path in of_path}
+        reports = {number: random_.random() for number in range(1, REPORTS + 1)}
+        how = {"params": params, "distributions": of_path, "intermediate_values": reports}
+        trials.append(optuna.trial.create_trial(value=reports[REPORTS], **how))
+    return trials
+
+
+def one_trial(study: Any, search: Search) -> tuple[float, float]:
+    """Milliseconds by the clock, and of processor time, of all that the supervisor asks of the study for a trial."""
+    began, cpu = time.perf_counter(), time.process_time()
+    num_begun(study)
+    trial = next_trial(study, search)
+    trial.set_user_attr(FOLDER, f"trials/trial-{trial.number:04d}")
+    for number in range(1, REPORTS + 1):
+        trial.report(0.5 + number / 100, number)
+        trial.should_prune()
+    trial.set_user_attr(SECONDS, 10.0)
+    study.tell(trial, 0.6)
+    best_trials(study)
+    return 1000 * (time.perf_counter() - began), 1000 * (time.process_time() - cpu)
+
+
+if __name__ == "__main__":
+    main()
