@@ -15,8 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -29,24 +29,24 @@ from trainers.runs.errors import EXIT_STOPPED, RunFailed, abort_all_ranks, print
 from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher
 from trainers.runs.run_folder import LOG
 from trainers.runs.stop_request import STOP_FILE, request_stop, stop_signals
+from trainers.search.placement import place
 from trainers.search.rank_groups import REQUESTS, RESULTS, Group, MessageReader, dismiss, group_folder, write_message
-from trainers.training.device import choose_gpu, local_rank_of
+from trainers.training.device import choose_gpu, has_gpu, local_rank_of
 
 _POLL_SECONDS = 0.01
 _LAUNCHER_SECONDS = 1.0  # time for a launcher to end the ranks itself
 
 
-def run_worker(messages: Path, *, ranks: int, threads: int, ranks_before: int) -> None:
+def run_worker(messages: Path, *, ranks: int, threads: int, local_ranks: Sequence[int]) -> None:
     """Run one of the ranks of a group that has an MPI job of its own; see `worker_loop`.
 
     Args:
         ranks: of the group.
-        ranks_before: ranks of earlier groups on the machine of its first rank, whose GPUs are theirs.
+        local_ranks: number of each rank among those of all groups on its host: the GPU that it takes.
     """
     world = join_world(ranks)
-    local_rank, on_first_host = local_rank_of(world)
-    choose_gpu(local_rank + (ranks_before if on_first_host else 0))
-    worker_loop(world, messages, threads=threads)
+    choose_gpu(local_ranks[world.rank])
+    worker_loop(world, messages, threads=threads, local_rank=local_ranks[world.rank])
 
 
 def worker_loop(
@@ -54,26 +54,41 @@ def worker_loop(
     messages: Path,
     *,
     threads: int,
+    local_rank: int,
     supervisor_is_dead: Callable[[], bool] = parent_is_gone,
     stop: Path | None = None,
 ) -> None:
     """Train one requested run after another, until the supervisor dismisses the group or has ended.
 
-    All ranks of `comm` call this together. If a run ends on all of them together, also with an error, the supervisor
-    gets the result, and the next run may follow. An exception on one rank alone is raised and ends all ranks, because
-    the others may wait for it.
+    All ranks of `comm` call this together. First the supervisor gets each rank's host and GPU. If a run ends on all of
+    them together, also with an error, the supervisor gets the result, and the next run may follow. An exception on one
+    rank alone is raised and ends all ranks, because the others may wait for it.
 
-    Bytes on the wire, beside those of the runs: a barrier a run, and the request, about 300 and its texts, from the
-    first rank to all.
+    Bytes on the wire, beside those of the runs: about 60 from each rank to the first one; a barrier a run, and the
+    request, about 300 and its texts, from the first rank to all.
 
     Args:
         comm: communicator of the group's ranks.
         messages: folder of the requests and results.
         threads: of BLAS and OpenMP, for the log.
+        local_rank: given to `choose_gpu`.
         supervisor_is_dead: called on the first rank.
         stop: file that asks the whole search to stop, made when a signal reaches a rank; None: signals have no effect.
     """
-    requests = _Requests(messages, supervisor_is_dead) if comm.rank == 0 else None
+    requests = MessageReader(messages / REQUESTS)  # on the first rank
+
+    def abandoned() -> bool:
+        return supervisor_is_dead() or requests.writer_is_dead
+
+    def next_request() -> dict[str, Any] | None:
+        while (message := requests.next()) is None and not abandoned():
+            time.sleep(_POLL_SECONDS)
+        return message and message["train"]
+
+    places = comm.gather((socket.gethostname(), _gpu_name(local_rank)), root=0)
+    if places is not None:
+        hosts, gpus = zip(*places, strict=True)
+        write_message(messages / RESULTS, {"joined": hosts, "gpus": gpus})
 
     def ask_to_stop(number: int, frame: object) -> None:  # a rank goes on: the others would wait for it
         if stop is not None:
@@ -81,16 +96,26 @@ def worker_loop(
 
     with handling_signals(ask_to_stop):
         while True:
-            tree = None if requests is None else requests.next()
+            tree = next_request() if comm.rank == 0 else None
             _sleeping_barrier(comm)
             tree = comm.bcast(tree, root=0)
             if tree is None:
                 return
-            orphaned = parent_is_gone if requests is None else requests.abandoned
+            orphaned = abandoned if comm.rank == 0 else parent_is_gone
             result = _train(TrainRequest.from_tree(tree), comm, threads, orphaned)
             gc.collect()  # a run's objects are in reference cycles
             if comm.rank == 0:
                 write_message(messages / RESULTS, result)
+
+
+def _gpu_name(local_rank: int, environment: Mapping[str, str] = os.environ) -> str:
+    """The GPU of a rank as the user names it, by its machine's number or identifier; empty if it has none.
+
+    >>> _gpu_name(3, {"CUDA_VISIBLE_DEVICES": "4,6"})
+    '6'
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible[local_rank % len(visible)] or (str(local_rank) if has_gpu(environment) else "")
 
 
 def _sleeping_barrier(comm: Any) -> None:
@@ -101,29 +126,6 @@ def _sleeping_barrier(comm: Any) -> None:
     barrier = comm.Ibarrier()
     while not barrier.Test():
         time.sleep(_POLL_SECONDS / 4)
-
-
-class _Requests:
-    """The supervisor's requests, as the first rank reads them."""
-
-    def __init__(self, messages: Path, supervisor_is_dead: Callable[[], bool]) -> None:
-        self._reader, self._supervisor_is_dead = MessageReader(messages / REQUESTS), supervisor_is_dead
-        self._waiting: list[dict[str, Any]] = []
-
-    def next(self) -> dict[str, Any] | None:
-        """The next run; None where there will be none."""
-        while True:
-            self._waiting += self._reader.read()
-            if self._waiting:
-                return self._waiting.pop(0)["train"]
-            if self.abandoned():
-                return None
-            time.sleep(_POLL_SECONDS)
-
-    def abandoned(self) -> bool:
-        """Whether the supervisor has ended."""
-        self._waiting += self._reader.read()
-        return self._supervisor_is_dead() or self._reader.writer_is_dead
 
 
 def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[], bool]) -> dict[str, Any]:
@@ -170,20 +172,22 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
 
     threads = limit_threads(threads=1)
     world = join_world(ranks)
-    choose_gpu(local_rank_of(world)[0])
+    local_rank = local_rank_of(world)[0]
+    choose_gpu(local_rank)
     messages = world.bcast(f"world-{time.time_ns()}", root=0)
     search_ended = _watch_next_rank(world)
     supervisor = _start_supervisor(messages, ranks) if world.rank == 0 else None
-    number, groups = world.rank // each, ranks // each
-    group = world.Split(number if number < groups else MPI.UNDEFINED, world.rank)
+    groups, number = ranks // each, _group_of(world.rank, world.allgather(socket.gethostname()), each=each)
+    group = world.Split(MPI.UNDEFINED if number is None else number, world.rank)
     is_dead = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
-    for phase in phases if group != MPI.COMM_NULL else ():
+    for phase in phases if number is not None else ():
         own = group_folder(phase, number)
         own.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         with open(own / LOG, "ab") as log:  # stderr still goes to the launcher
             os.dup2(log.fileno(), sys.stdout.fileno())
-        worker_loop(group, own / messages, threads=threads, supervisor_is_dead=is_dead, stop=folder / STOP_FILE)
+        how = {"threads": threads, "local_rank": local_rank, "supervisor_is_dead": is_dead, "stop": folder / STOP_FILE}
+        worker_loop(group, own / messages, **how)
     code = None
     if supervisor is not None:
         code = supervisor.wait()
@@ -192,6 +196,18 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     _sleeping_barrier(world)
     search_ended.set()
     return world.bcast(code, root=0)
+
+
+def _group_of(rank: int, hosts: Sequence[str], *, each: int) -> int | None:
+    """The group of a rank, whole on one host if it fits; None for a rank that is left over.
+
+    >>> [_group_of(rank, ["a", "b", "a", "b", "b"], each=2) for rank in range(5)]
+    [0, 1, 0, 1, None]
+    """
+    own = hosts[:rank].count(hosts[rank])  # its number on its host
+    placed = place(Counter(hosts), each=each, groups=len(hosts) // each)
+    numbers = [number for number, group in enumerate(placed) for host in group if host == hosts[rank]]
+    return numbers[own] if own < len(numbers) else None
 
 
 def launched_groups(joined: str, folder: Path, *, each: int) -> list[Group]:
@@ -203,31 +219,7 @@ def launched_groups(joined: str, folder: Path, *, each: int) -> list[Group]:
         each: ranks of a group.
     """
     ranks, _, messages = joined.partition(":")
-    return [
-        Group(number, folder, lambda *paths: _LaunchedRanks(), messages=messages)
-        for number in range(int(ranks) // each)
-    ]
-
-
-class _LaunchedRanks:
-    """The ranks of a foreign launcher, in place of a started job: they all end together, and the supervisor too."""
-
-    def poll(self) -> int | None:
-        return None
-
-    def kill(self) -> None:
-        if sys.exc_info()[0] is not None:
-            traceback.print_exc()  # the next line ends this process as well
-        os.kill(os.getppid(), signal.SIGKILL)
-
-    def errors(self, since: int = 0) -> str:
-        return ""
-
-    def num_errors(self) -> int:
-        return 0
-
-    def first_exit(self) -> int | None:
-        return None
+    return [Group(number, folder, None, messages=messages) for number in range(int(ranks) // each)]
 
 
 def _start_supervisor(messages: str, ranks: int) -> subprocess.Popen[Any]:
