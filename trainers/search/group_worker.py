@@ -9,15 +9,13 @@ from __future__ import annotations
 import gc
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,10 +26,10 @@ from trainers.launch.request import TrainRequest
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, abort_all_ranks, print_and_drain
 from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher
 from trainers.runs.run_folder import LOG
-from trainers.runs.stop_request import STOP_FILE, request_stop, stop_signals
+from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop
 from trainers.search.placement import place
 from trainers.search.rank_groups import REQUESTS, RESULTS, Group, MessageReader, dismiss, group_folder, write_message
-from trainers.training.device import choose_gpu, has_gpu, local_rank_of
+from trainers.training.device import choose_gpu, chosen_gpu, local_rank_of
 
 _POLL_SECONDS = 0.01
 _LAUNCHER_SECONDS = 1.0  # time for a launcher to end the ranks itself
@@ -46,7 +44,7 @@ def run_worker(messages: Path, *, ranks: int, threads: int, local_ranks: Sequenc
     """
     world = join_world(ranks)
     choose_gpu(local_ranks[world.rank])
-    worker_loop(world, messages, threads=threads, local_rank=local_ranks[world.rank])
+    worker_loop(world, messages, threads=threads)
 
 
 def worker_loop(
@@ -54,7 +52,6 @@ def worker_loop(
     messages: Path,
     *,
     threads: int,
-    local_rank: int,
     supervisor_is_dead: Callable[[], bool] = parent_is_gone,
     stop: Path | None = None,
 ) -> None:
@@ -71,7 +68,6 @@ def worker_loop(
         comm: communicator of the group's ranks.
         messages: folder of the requests and results.
         threads: of BLAS and OpenMP, for the log.
-        local_rank: given to `choose_gpu`.
         supervisor_is_dead: called on the first rank.
         stop: file that asks the whole search to stop, made when a signal reaches a rank; None: signals have no effect.
     """
@@ -85,15 +81,13 @@ def worker_loop(
             time.sleep(_POLL_SECONDS)
         return message and message["train"]
 
-    places = comm.gather((socket.gethostname(), _gpu_name(local_rank)), root=0)
-    if places is not None:
-        hosts, gpus = zip(*places, strict=True)
-        write_message(messages / RESULTS, {"joined": hosts, "gpus": gpus})
-
     def ask_to_stop(number: int, frame: object) -> None:  # a rank goes on: the others would wait for it
         if stop is not None:
             request_stop(stop, "signal")
 
+    hosts, gpus = comm.gather(socket.gethostname(), root=0), comm.gather(chosen_gpu(), root=0)
+    if comm.rank == 0:
+        write_message(messages / RESULTS, {"joined": hosts, "gpus": gpus})
     with handling_signals(ask_to_stop):
         while True:
             tree = next_request() if comm.rank == 0 else None
@@ -106,16 +100,6 @@ def worker_loop(
             gc.collect()  # a run's objects are in reference cycles
             if comm.rank == 0:
                 write_message(messages / RESULTS, result)
-
-
-def _gpu_name(local_rank: int, environment: Mapping[str, str] = os.environ) -> str:
-    """The GPU of a rank as the user names it, by its machine's number or identifier; empty if it has none.
-
-    >>> _gpu_name(3, {"CUDA_VISIBLE_DEVICES": "4,6"})
-    '6'
-    """
-    visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return visible[local_rank % len(visible)] or (str(local_rank) if has_gpu(environment) else "")
 
 
 def _sleeping_barrier(comm: Any) -> None:
@@ -140,24 +124,12 @@ def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[]
     return {"how": "stopped" if code == EXIT_STOPPED else "success"}
 
 
-@contextmanager
-def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Within, the signals that ask for a stop call `handler`."""
-    before = {number: signal.signal(number, handler) for number in stop_signals()}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
 def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, ranks: int) -> int:
     """Run one of the ranks that a foreign launcher started; returns the supervisor's exit code.
 
-    The ranks are split into groups. Rank 0 also starts the supervisor, which is a separate process without MPI here,
-    too; the only difference is that its groups run already. If one rank fails, MPI ends all ranks, and the supervisor
-    ends with rank 0; the same command resumes the search. In a transfer, groups dismissed from the first search wait
-    for the requests of the second.
+    The ranks are split into groups. Rank 0 also starts the supervisor, a separate process without MPI here, too. If one
+    rank fails, MPI ends all ranks, and the supervisor ends with rank 0; the same command resumes the search. In a
+    transfer, groups dismissed from the first search wait for the requests of the second.
 
     Bytes on the wire, beside those of `worker_loop`: about 40 from each rank to each, 60 from rank 0 to all, a barrier,
     and those of MPI_Comm_split and of `local_rank_of`.
@@ -172,8 +144,7 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
 
     threads = limit_threads(threads=1)
     world = join_world(ranks)
-    local_rank = local_rank_of(world)[0]
-    choose_gpu(local_rank)
+    choose_gpu(local_rank_of(world))
     messages = world.bcast(f"world-{time.time_ns()}", root=0)
     search_ended = _watch_next_rank(world)
     supervisor = _start_supervisor(messages, ranks) if world.rank == 0 else None
@@ -186,8 +157,7 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
         sys.stdout.flush()
         with open(own / LOG, "ab") as log:  # stderr still goes to the launcher
             os.dup2(log.fileno(), sys.stdout.fileno())
-        how = {"threads": threads, "local_rank": local_rank, "supervisor_is_dead": is_dead, "stop": folder / STOP_FILE}
-        worker_loop(group, own / messages, **how)
+        worker_loop(group, own / messages, threads=threads, supervisor_is_dead=is_dead, stop=folder / STOP_FILE)
     code = None
     if supervisor is not None:
         code = supervisor.wait()
@@ -211,13 +181,7 @@ def _group_of(rank: int, hosts: Sequence[str], *, each: int) -> int | None:
 
 
 def launched_groups(joined: str, folder: Path, *, each: int) -> list[Group]:
-    """The groups of ranks that a foreign launcher started, for the supervisor.
-
-    Args:
-        joined: value of `--joined`, RANKS:NAME: how many ranks there are, and the name of the groups' message folders.
-        folder: of the search.
-        each: ranks of a group.
-    """
+    """The groups of such ranks, for the supervisor; `joined` is the value of `--joined`, see `_start_supervisor`."""
     ranks, _, messages = joined.partition(":")
     return [Group(number, folder, None, messages=messages) for number in range(int(ranks) // each)]
 
@@ -232,7 +196,7 @@ def _start_supervisor(messages: str, ranks: int) -> subprocess.Popen[Any]:
             print_and_drain(f"kilobatch: the supervisor was ended by signal {-process.returncode}")
             abort_all_ranks()
 
-    threading.Thread(target=watch, name="supervisor", daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
     return process
 
 
@@ -246,13 +210,11 @@ def _watch_next_rank(world: Any) -> threading.Event:
     next_pid = pids[(pids.index(own) + 1) % len(pids)]
 
     def watch() -> None:
-        poll = select.poll()
-        poll.register(os.pidfd_open(next_pid), select.POLLIN)
-        poll.poll()
+        select.select([os.pidfd_open(next_pid)], [], [])
         if not search_ended.wait(_LAUNCHER_SECONDS):
             print_and_drain(f"kilobatch: a rank on {host} (process {next_pid}) has ended; the same command goes on")
             abort_all_ranks()
 
     if next_pid != own and hasattr(os, "pidfd_open"):  # Linux
-        threading.Thread(target=watch, name="next rank", daemon=True).start()
+        threading.Thread(target=watch, daemon=True).start()
     return search_ended

@@ -119,11 +119,12 @@ def hosts_named(text: str, workers: int | None) -> dict[str, int]:
     Raises:
         RecipeError: a name or a number is missing, or they do not add up to `workers`.
     """
-    given = dict(re.findall(r"([^:,\s]+)(?::([1-9]\d*))?\s*(?:,|$)", text))
+    parts = [re.fullmatch(r"([^:\s]+)(?::([1-9]\d*))?", part.strip()) for part in text.split(",")]
+    given = {part[1]: part[2] for part in parts if part}
     ranks = {host: int(number) for host, number in given.items() if number}
     shared = len(given) - len(ranks)
     left = (workers or 0) - sum(ranks.values()) if shared or workers else 0
-    if len(given) != text.count(",") + 1 or (left % shared or left < shared if shared else left):
+    if len(given) < len(parts) or (left % shared or left < shared if shared else left):
         what = f"{text!r} does not name different hosts with {workers or 'a number of'} ranks in all"
         raise refused("--hosts", what, "write --hosts a,b or a:4,b:4, with -n the ranks of all of them")
     return {host: ranks.get(host) or left // shared for host in given}

@@ -120,7 +120,7 @@ class Group:
         if not self._runs:
             self._begin()
         self._num_errors = 0 if self._job is None else self._job.num_errors()
-        self._log_start = self._log_size()
+        self._log_start = len(self._logged())
         write_message(self._messages / REQUESTS, {"train": request.as_tree()})
 
     def result(self) -> dict[str, Any] | None:
@@ -130,13 +130,13 @@ class Group:
     @property
     def never_joined(self) -> bool:
         """Whether started ranks have ended before they joined in MPI, or have not joined in time: no trial's fault."""
-        late = not self._runs or time.monotonic() - self._begin_time > self._join_seconds
-        return self.num_starts > 0 and late and not self._has_joined()
+        late = not self._runs or time.monotonic() - self._begin_time > self._join_seconds  # before the message is read
+        return not self._has_joined() and late and self.num_starts > 0
 
     def launcher_words(self) -> str:
         """The first lines that srun or mpiexec wrote since the ranks were started; of ranks that never joined, any."""
-        lines = [line for line in self._logged(self._log_begin).splitlines() if line.strip()]
-        words = [line for line in lines if _LAUNCHERS.match(line)] or ([] if self._joined else lines)
+        lines = [*filter(str.strip, self._logged()[self._log_begin :].decode(errors="replace").splitlines())]
+        words = [line for line in lines if _LAUNCHERS.match(line)] or ([] if self._has_joined() else lines)
         return "\n".join([*dict.fromkeys(words)][:_NUM_WORDS])
 
     def poll(self) -> int | None:
@@ -155,7 +155,8 @@ class Group:
 
     def output(self) -> tuple[str, str]:
         """What ranks that have ended wrote to stderr and to the log since the run began."""
-        return self._job.errors(self._num_errors) if self._job else "", self._logged(self._log_start)
+        errors = self._job.errors(self._num_errors) if self._job else ""
+        return errors, self._logged()[self._log_start :].decode(errors="replace")
 
     def first_exit(self) -> int | None:
         """The rank that ended first, of ranks that have ended."""
@@ -197,7 +198,7 @@ class Group:
         for name in (RESULTS, REQUESTS):
             (self._messages / name).touch()
         self._killed = self._joined = False
-        self._results, self._log_begin = MessageReader(self._messages / RESULTS), self._log_size()
+        self._results, self._log_begin = MessageReader(self._messages / RESULTS), len(self._logged())
         self._begin_time = self._heartbeat = time.monotonic()
         self._job = self._start and self._start(self._messages, self.log)
         self.num_starts += 1
@@ -208,15 +209,8 @@ class Group:
             self._joined, self.hosts, self.gpus = True, tuple(message["joined"]), tuple(message["gpus"])
         return self._joined
 
-    def _log_size(self) -> int:
-        return self.log.stat().st_size if self.log.exists() else 0
-
-    def _logged(self, since: int) -> str:
-        if not self.log.exists():
-            return ""
-        with open(self.log, "rb") as file:
-            file.seek(since)
-            return file.read().decode(errors="replace")
+    def _logged(self) -> bytes:
+        return self.log.read_bytes() if self.log.exists() else b""
 
 
 def group_folder(folder: Path, number: int) -> Path:
