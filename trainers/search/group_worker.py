@@ -1,7 +1,6 @@
 """The ranks of a group: they train one run after another, as the supervisor requests, in one MPI job.
 
-The supervisor starts each group itself (`run_worker`), or a foreign launcher has started all ranks at once
-(`run_launched_worker`); both end in `worker_loop`.
+The supervisor starts a group (`run_worker`), or a foreign launcher starts the ranks of all (`run_launched_worker`).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from trainers.communicators.mpi_messages import wait_for
 from trainers.launch.join_ranks import join_world, train_together
 from trainers.launch.request import TrainRequest
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, abort_all_ranks, print_and_drain
@@ -31,17 +31,12 @@ from trainers.search.placement import place
 from trainers.search.rank_groups import REQUESTS, RESULTS, Group, MessageReader, dismiss, group_folder, write_message
 from trainers.training.device import choose_gpu, chosen_gpu, local_rank_of
 
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.005  # ranks wait for hours if need be, and leave the core to other processes
 _LAUNCHER_SECONDS = 1.0  # time for a launcher to end the ranks itself
 
 
 def run_worker(messages: Path, *, ranks: int, threads: int, local_ranks: Sequence[int]) -> None:
-    """Run one of the ranks of a group that has an MPI job of its own; see `worker_loop`.
-
-    Args:
-        ranks: of the group.
-        local_ranks: number of each rank among those of all groups on its host: the GPU that it takes.
-    """
+    """Run one of the `ranks` of a group with an MPI job of its own, see `worker_loop`; its GPU is its local rank."""
     world = join_world(ranks)
     choose_gpu(local_ranks[world.rank])
     worker_loop(world, messages, threads=threads)
@@ -61,12 +56,11 @@ def worker_loop(
     them together, also with an error, the supervisor gets the result, and the next run may follow. An exception on one
     rank alone is raised and ends all ranks, because the others may wait for it.
 
-    Bytes on the wire, beside those of the runs: about 60 from each rank to the first one; a barrier a run, and the
-    request, about 300 and its texts, from the first rank to all.
+    Bytes on the wire, beside those of the runs: about 60 from each rank to the first one; a barrier a run, and 300 and
+    the texts of a request from the first rank to all.
 
     Args:
-        comm: communicator of the group's ranks.
-        messages: folder of the requests and results.
+        comm, messages: communicator of the group's ranks, and folder of their messages.
         threads: of BLAS and OpenMP, for the log.
         supervisor_is_dead: called on the first rank.
         stop: file that asks the whole search to stop, made when a signal reaches a rank; None: signals have no effect.
@@ -91,7 +85,7 @@ def worker_loop(
     with handling_signals(ask_to_stop):
         while True:
             tree = next_request() if comm.rank == 0 else None
-            _sleeping_barrier(comm)
+            wait_for([comm.Ibarrier()], longest=_POLL_SECONDS)
             tree = comm.bcast(tree, root=0)
             if tree is None:
                 return
@@ -102,23 +96,12 @@ def worker_loop(
                 write_message(messages / RESULTS, result)
 
 
-def _sleeping_barrier(comm: Any) -> None:
-    """A barrier of all ranks that leaves the core to other processes, for hours if need be.
-
-    Bytes on the wire: those of MPI_Ibarrier, which carries no data.
-    """
-    barrier = comm.Ibarrier()
-    while not barrier.Test():
-        time.sleep(_POLL_SECONDS / 4)
-
-
 def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[], bool]) -> dict[str, Any]:
     """Train a run; returns how it ended, as the fields of a `RunEnd`."""
     try:
         code = train_together(request, comm, threads=threads, served=True, orphaned=orphaned)
     except RunFailed as error:
-        rank = getattr(error.__cause__ or error, "rank", None)
-        return {"how": "failed", "reason": str(error), "rank": rank}
+        return {"how": "failed", "reason": str(error), "rank": getattr(error.__cause__ or error, "rank", None)}
     except InputRefused as error:
         return {"how": "failed", "reason": str(error)}
     return {"how": "stopped" if code == EXIT_STOPPED else "success"}
@@ -131,14 +114,13 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     rank fails, MPI ends all ranks, and the supervisor ends with rank 0; the same command resumes the search. In a
     transfer, groups dismissed from the first search wait for the requests of the second.
 
-    Bytes on the wire, beside those of `worker_loop`: about 40 from each rank to each, 60 from rank 0 to all, a barrier,
+    Bytes on the wire, beside those of `worker_loop`: about 80 from each rank to each, 60 from rank 0 to all, a barrier,
     and those of MPI_Comm_split and of `local_rank_of`.
 
     Args:
         folder: of the search.
         phases: folders of the searches to do, in order: the two of a transfer, else only `folder`.
-        each: ranks of a group.
-        ranks: how many the launcher started, at least `each`.
+        each, ranks: of a group, and how many the launcher started, at least `each`.
     """
     from mpi4py import MPI
 
@@ -163,7 +145,7 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
         code = supervisor.wait()
         for phase, other in product(phases, range(groups)):  # in case the supervisor ended before it dismissed them
             dismiss(group_folder(phase, other) / messages)
-    _sleeping_barrier(world)
+    wait_for([world.Ibarrier()], longest=_POLL_SECONDS)
     search_ended.set()
     return world.bcast(code, root=0)
 
@@ -201,10 +183,7 @@ def _start_supervisor(messages: str, ranks: int) -> subprocess.Popen[Any]:
 
 
 def _watch_next_rank(world: Any) -> threading.Event:
-    """End all ranks once the next rank on this host has ended, unless the returned event is set by then.
-
-    mpiexec does so by itself; srun leaves the others waiting unless it was given --kill-on-bad-exit.
-    """
+    """End all ranks once the next one on this host has ended, as srun does not, unless the returned event is set."""
     search_ended, host, own = threading.Event(), socket.gethostname(), os.getpid()
     pids = [pid for other, pid in world.allgather((host, own)) if other == host]
     next_pid = pids[(pids.index(own) + 1) % len(pids)]

@@ -17,6 +17,7 @@ from trainers.runs.mpi_ranks import LaunchError, Ranks, find_mpiexec, start_rank
 
 # srun reads these as options. With those of the allocation a step takes all its GPUs, and the next group waits.
 _OF_ALLOCATION = ("SLURM_GPUS", "SLURM_MEM_PER_", "SLURM_NTASKS_PER_", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION")
+_QUEUE_SECONDS = 45  # that a step may wait for its nodes before srun gives up and says why; a `Group` waits longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +55,8 @@ def placements(
     """The placement of each group, see `place`.
 
     Args:
-        each: ranks of a group.
-        workers: ranks of all groups; None: as many as the hosts or the allocation have, or else one group.
+        each, workers: ranks of a group and of all; None: as many as the hosts or the allocation have, or one group.
         hosts: such as `a,b,c:4`; None: the Slurm allocation that this process is in, or else this machine.
-        environment: of this process.
     Raises:
         RecipeError: the ranks are fewer than a group needs, more than the allocation holds, or not those of `hosts`.
         LaunchError: there is no mpiexec, or Slurm does not describe the allocation.
@@ -77,12 +76,10 @@ def placements(
         counts = Counter(own)
         local_ranks = tuple(used[host] + number for host in counts for number in range(counts[host]))
         used += counts
-        if options:
-            # Over several nodes Slurm places a step's ranks as we do only if its nodes are listed once for each rank.
-            words = ["srun", f"--ntasks={each}", f"--nodes={len(counts)}"]
-            words += [f"--nodelist={','.join(own if len(counts) > 1 else counts)}"]
-            words += ["--distribution=arbitrary"] if len(counts) > 1 else []
-        else:
+        words = ["srun", f"--ntasks={each}", f"--nodes={len(counts)}", f"--nodelist={','.join(counts)}"]
+        if options and len(counts) > 1:  # Slurm places ranks as we do if their nodes are listed once for each rank
+            words[-1:] = [f"--nodelist={','.join(own)}", "--distribution=arbitrary"]
+        elif not options:
             words = [find_mpiexec(), "-n", str(each)]
             words += ["-hosts", ",".join(f"{host}:{counts[host]}" for host in counts)] if hosts else []
         groups.append(Placement(hosts=own, local_ranks=local_ranks, launcher=(*words, *options)))
@@ -90,9 +87,7 @@ def placements(
 
 
 def place(slots: Mapping[str, int], *, each: int, groups: int) -> list[tuple[str, ...]]:
-    """The host of each rank of each group: a group is whole on one host, or on as few as possible.
-
-    It goes to the host with the fewest free slots among those that hold it, so hosts fill before ranks spread.
+    """The host of each rank of each group: whole on the host with the fewest free slots that hold it, else on several.
 
     >>> place({"a": 4, "b": 4}, each=3, groups=2)
     [('a', 'a', 'a'), ('b', 'b', 'b')]
@@ -111,13 +106,10 @@ def place(slots: Mapping[str, int], *, each: int, groups: int) -> list[tuple[str
 
 
 def hosts_named(text: str, workers: int | None) -> dict[str, int]:
-    """Hosts and the ranks of each; hosts without a number share the remaining ranks evenly.
+    """Hosts and the ranks of each; hosts without a number share the remaining ranks evenly, or RecipeError is raised.
 
     >>> hosts_named("a,b,c:4", 8)
     {'a': 2, 'b': 2, 'c': 4}
-
-    Raises:
-        RecipeError: a name or a number is missing, or they do not add up to `workers`.
     """
     parts = [re.fullmatch(r"([^:\s]+)(?::([1-9]\d*))?", part.strip()) for part in text.split(",")]
     given = {part[1]: part[2] for part in parts if part}
@@ -165,4 +157,4 @@ def _slurm(workers: int | None, environment: Mapping[str, str]) -> tuple[dict[st
         raise refused("-n", what, f"ask for at most {held}, or request a larger allocation")
     options = ["--exact", f"--cpus-per-task={min(cores[node] // slots[node] for node in nodes if slots[node])}"]
     options += ["--mem=0"] + (["--gpus-per-task=1"] if any(gpus.values()) else [])
-    return slots, [*options, "--kill-on-bad-exit=1", "--input=none"]
+    return slots, [*options, f"--immediate={_QUEUE_SECONDS}", "--kill-on-bad-exit=1", "--input=none"]

@@ -31,7 +31,6 @@ HEARTBEAT_SECONDS = 10.0  # how often a supervisor touches each group's requests
 _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
 _LAUNCHERS = re.compile(r"\[?(srun|slurm\w*|ssh|mpiexec|proxy)\b")  # how their lines begin
-_NUM_WORDS = 5  # lines of a launcher for the user
 
 
 def write_message(path: Path, message: Mapping[str, Any]) -> None:
@@ -43,29 +42,22 @@ def write_message(path: Path, message: Mapping[str, Any]) -> None:
 class MessageReader:
     """Reads the messages of a file, each once, in order.
 
-    The file is reopened for every message: over NFS that is the only way to see what another host has written.
-
-    Args:
-        path: of the file, which need not exist yet.
+    The file need not exist yet. It is reopened every time: over NFS only that shows what another host has written.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
-        self._modified: float | None = None
-        self._last_change = time.monotonic()
+        self._modified, self._last_change = 0.0, time.monotonic()
 
     def next(self) -> dict[str, Any] | None:
         """The next message; None while there is none."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                line = file.readline()
-        except FileNotFoundError:
-            return None
-        if not line.endswith(b"\n"):
-            return None
-        self._offset += len(line)
-        return json.loads(line)
+        with suppress(FileNotFoundError), open(self._path, "rb") as file:
+            file.seek(self._offset)
+            line = file.readline()
+            if line.endswith(b"\n"):
+                self._offset += len(line)
+                return json.loads(line)
+        return None
 
     @property
     def writer_is_dead(self) -> bool:
@@ -74,19 +66,17 @@ class MessageReader:
             modified = os.fstat(file.fileno()).st_mtime
             if modified != self._modified:  # its age is measured by this process's clock: clocks of hosts differ
                 self._modified, self._last_change = modified, time.monotonic()
-        return self._modified is not None and time.monotonic() - self._last_change > _DEAD_SECONDS
+        return self._modified > 0 and time.monotonic() - self._last_change > _DEAD_SECONDS
 
 
 class Group:
     """Ranks that train one run after another; if they have ended, the next run starts them again.
 
     Args:
-        number: of the group, from 0.
-        folder: of the search.
+        number, folder: of the group, from 0, and of the search.
         start: (folder for messages, log) -> the ranks, started; None: another launcher has started them.
-        messages: name of the folder for messages, for ranks that run already; else each start has a new one, so that
-            ranks of an earlier start cannot read its requests.
-        hosts: of each rank, as placed; once the ranks have joined, `hosts` is where they are by their own report.
+        messages: name of the folder for messages, for ranks that run already; else each start has a new one.
+        hosts: of each rank, as placed; once they have joined, `hosts` is their own report.
         join_seconds: for started ranks to join, see `never_joined`.
     """
 
@@ -137,7 +127,7 @@ class Group:
         """The first lines that srun or mpiexec wrote since the ranks were started; of ranks that never joined, any."""
         lines = [*filter(str.strip, self._logged()[self._log_begin :].decode(errors="replace").splitlines())]
         words = [line for line in lines if _LAUNCHERS.match(line)] or ([] if self._has_joined() else lines)
-        return "\n".join([*dict.fromkeys(words)][:_NUM_WORDS])
+        return "\n".join([*dict.fromkeys(words)][:5])
 
     def poll(self) -> int | None:
         """The exit code of the ranks; None while they run."""
@@ -192,11 +182,10 @@ class Group:
         for old in self.folder.iterdir():
             if old.is_dir() and old.name != self._fixed_messages:
                 shutil.rmtree(old, ignore_errors=True)
-        if self._fixed_messages is None:
-            self._messages = self.folder / f"start-{time.time_ns()}"
+        # A new folder: ranks of an earlier start must not read the requests.
+        self._messages = self.folder / (self._fixed_messages or f"start-{time.time_ns()}")
         self._messages.mkdir(exist_ok=True)
-        for name in (RESULTS, REQUESTS):
-            (self._messages / name).touch()
+        (self._messages / REQUESTS).touch()
         self._killed = self._joined = False
         self._results, self._log_begin = MessageReader(self._messages / RESULTS), len(self._logged())
         self._begin_time = self._heartbeat = time.monotonic()

@@ -78,7 +78,7 @@ def started(tmp_path):
         groups.append(group)
         assert not group.never_joined
         group.train(TrainRequest(recipe="digits/ramp"))
-        return group, next(group.folder.rglob(rank_groups.RESULTS))
+        return group, next(group.folder.rglob(rank_groups.REQUESTS)).with_name(rank_groups.RESULTS)
 
     yield start
     for group in groups:
@@ -275,7 +275,7 @@ esac
 def test_groups_are_steps_on_nodes_of_the_allocation(allocation):
     groups = placements(each=3, workers=None, environment=allocation())
     assert [group.hosts for group in groups] == [("n1",) * 3, ("n2",) * 3, ("n3", "n3", "n1")]
-    rest = "--exact --cpus-per-task=1 --mem=0 --kill-on-bad-exit=1 --input=none"
+    rest = "--exact --cpus-per-task=1 --mem=0 --immediate=45 --kill-on-bad-exit=1 --input=none"
     assert launched(groups[0]) == f"srun --ntasks=3 --nodes=1 --nodelist=n1 {rest}"
     several = "srun --ntasks=3 --nodes=2 --nodelist=n3,n3,n1 --distribution=arbitrary"
     assert launched(groups[2]) == f"{several} {rest}"
