@@ -151,6 +151,17 @@ def test_a_step_that_slurm_does_not_start_never_joins(slurm, tmp_path):
     groups.end()
 
 
+@pytest.mark.parametrize("launcher", [(), ("srun", "--distribution=cyclic")], ids=["steps", "srun"])
+def test_trials_of_a_search_are_whole_on_a_node(searching, slurm, launcher):
+    slurm(2)
+    search = searching(TEXT + "budget: {trials: 2}\nranks_per_trial: 2\n")
+    options = ("--nodes=2", "--ntasks-per-node=2", "--gres=gpu:4", "--mem=2000")
+    output = search.complete("salloc", "--quiet", *options, *launcher)
+    assert "2 trials are done, 2 side by side, 2 ranks each" in output
+    records = [json.loads((search.run_folder(number) / "environment.json").read_text()) for number in range(2)]
+    assert sorted([rank["host"] for rank in record["ranks"]] for record in records) == [["node1"] * 2, ["node2"] * 2]
+
+
 def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, allocation):
     search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 2\n")
     with search.start(*allocation(4)) as process:
