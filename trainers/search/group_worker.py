@@ -135,7 +135,7 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     is_dead = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
     for phase in phases if number is not None else ():
         own = group_folder(phase, number)
-        own.mkdir(parents=True, exist_ok=True)
+        (own / messages).mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         with open(own / LOG, "ab") as log:  # stderr still goes to the launcher
             os.dup2(log.fileno(), sys.stdout.fileno())
