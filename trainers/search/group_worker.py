@@ -137,8 +137,8 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
         own = group_folder(phase, number)
         (own / messages).mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
-        with open(own / LOG, "ab") as log:  # stderr still goes to the launcher
-            os.dup2(log.fileno(), sys.stdout.fileno())
+        with open(own / LOG, "ab") as log:
+            os.dup2(log.fileno(), sys.stdout.fileno())  # stderr still goes to the launcher
         worker_loop(group, own / messages, threads=threads, supervisor_is_dead=is_dead, stop=folder / STOP_FILE)
     code = None
     if supervisor is not None:

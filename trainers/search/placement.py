@@ -125,9 +125,9 @@ def hosts_named(text: str, workers: int | None) -> dict[str, int]:
 def _slurm(workers: int | None, environment: Mapping[str, str]) -> tuple[dict[str, int], list[str]]:
     """Slots of each node of an allocation, and options of a step beside its nodes.
 
-    A slot is one of the allocation's tasks, or one of its cores if there are more ranks than tasks; on nodes with GPUs
-    no more than these. `--exact` limits a step to the cores and GPUs that it asks for, and `--mem=0` lets the steps
-    share the memory, so that the groups run side by side. `SLURM_MPI_TYPE` selects Slurm's MPI plugin.
+    A slot is a GPU; without GPUs it is one of the allocation's tasks, or a core if there are more ranks than tasks.
+    `--exact` limits a step to the cores and GPUs that it asks for, and `--mem=0` lets the steps share the memory, so
+    that the groups run side by side. `SLURM_MPI_TYPE` selects Slurm's MPI plugin.
     """
 
     def show(*words: str) -> str:
@@ -142,8 +142,6 @@ def _slurm(workers: int | None, environment: Mapping[str, str]) -> tuple[dict[st
 
     nodes = show("hostnames", environment["SLURM_JOB_NODELIST"]).split()
     cores, slots = by_node(environment["SLURM_JOB_CPUS_PER_NODE"]), by_node(environment["SLURM_TASKS_PER_NODE"])
-    if (workers or 0) > sum(slots.values()):
-        slots = cores
     job = show("job", "--details", environment["SLURM_JOB_ID"])
     gpus = dict.fromkeys(nodes, 0)
     for names, resources in re.findall(r"^\s+Nodes=(\S+) .*\bGRES=(\S*)", job, re.MULTILINE):
@@ -151,9 +149,12 @@ def _slurm(workers: int | None, environment: Mapping[str, str]) -> tuple[dict[st
             for node in show("hostnames", names).split():
                 gpus[node] += int(number)
     if any(gpus.values()):
-        slots = {node: min(slots[node], gpus[node]) for node in nodes}
+        slots = {node: min(cores[node], gpus[node]) for node in nodes}
+    elif (workers or 0) > sum(slots.values()):
+        slots = cores
     if workers is not None and workers > (held := sum(slots.values())):
-        what = f"{workers} ranks are more than the {held} {'GPUs' if any(gpus.values()) else 'cores'} of the allocation"
+        kind = "GPUs and cores" if any(gpus.values()) else "cores"
+        what = f"{workers} ranks are more than the {held} that the allocation has {kind} for"
         raise refused("-n", what, f"ask for at most {held}, or request a larger allocation")
     options = ["--exact", f"--cpus-per-task={min(cores[node] // slots[node] for node in nodes if slots[node])}"]
     options += ["--mem=0"] + (["--gpus-per-task=1"] if any(gpus.values()) else [])

@@ -293,17 +293,17 @@ def test_a_rank_has_its_share_of_the_cores(allocation):
 @pytest.mark.parametrize("gpu", ["gpu:{}(IDX:0-3)", "gpu:a100:{}(IDX:0-3),nic:2(IDX:0-1)", "gpu:{}"])
 def test_on_nodes_with_gpus_each_rank_has_one(allocation, gpu):
     resources = [("n[1-2]", gpu.format(4)), ("n3", gpu.format(1))]
-    for tasks in ("1(x3)", "16(x3)"):
+    for tasks, workers in (("1(x3)", 8), ("16(x3)", 8), ("1(x3)", None)):
         allocated = allocation(tasks=tasks, cores="16(x3)", resources=resources)
-        groups = placements(each=4, workers=8, environment=allocated)
+        groups = placements(each=4, workers=workers, environment=allocated)
         assert [group.hosts for group in groups] == [("n1",) * 4, ("n2",) * 4]
         assert {"--cpus-per-task=4", "--gpus-per-task=1"} <= set(groups[0].launcher)
-        with pytest.raises(RecipeError, match="10 ranks are more than the 9 GPUs of the allocation"):
+        with pytest.raises(RecipeError, match="more than the 9 that the allocation has GPUs and cores for"):
             placements(each=1, workers=10, environment=allocated)
 
 
 def test_more_ranks_than_cores_are_refused(allocation):
-    with pytest.raises(RecipeError, match="11 ranks are more than the 10 cores of the allocation"):
+    with pytest.raises(RecipeError, match="more than the 10 that the allocation has cores for"):
         placements(each=1, workers=11, environment=allocation())
 
 
