@@ -58,13 +58,14 @@ def search(
     raise typer.Exit(run_search(request))
 
 
-def search_ranks(messages: Path, ranks_here: int | None = None, ranks_before: int = 0) -> None:
+def search_ranks(messages: Path, local_ranks: str) -> None:
     """Serve as one of the ranks of a search's group; its supervisor starts this command."""
     from trainers.runs.mpi_ranks import launched_rank, launched_ranks, limit_threads
     from trainers.runs.rank_exits import hold_exit_socket
 
     hold_exit_socket(launched_rank())
-    threads = limit_threads(ranks_here, threads=1)
+    threads = limit_threads(threads=1)
     from trainers.search.group_worker import run_worker
 
-    run_worker(messages, ranks=launched_ranks() or 1, threads=threads, ranks_before=ranks_before)
+    numbers = [int(number) for number in local_ranks.split(",")]
+    run_worker(messages, ranks=launched_ranks() or 1, threads=threads, local_ranks=numbers)

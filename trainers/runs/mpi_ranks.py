@@ -180,14 +180,13 @@ class Ranks:
                 return
 
     def processes(self) -> dict[int, int]:
-        """Rank -> PID, of the ranks on this machine, also of those that their launcher has left behind."""
+        """Rank -> PID, of these ranks on this machine, also of those that their launcher has left behind."""
         processes: dict[int, int] = {}
-        mark = f"{_PARENT}={_process_mark(os.getpid())}".encode()
+        marks = {f"{_PARENT}={_process_mark(os.getpid())}", f"{EXIT_SOCKET}={self.exits.name}"}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has just ended, or is another user's
-                text = (folder / "environ").read_bytes()
-                if mark in text:
-                    words = text.decode(errors="replace").split("\0")
+                words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
+                if marks <= set(words):
                     environment = dict(word.partition("=")[::2] for word in words)
                     if launched_ranks(environment) is not None and _is_rank(int(folder.name)):
                         processes.setdefault(launched_rank(environment), int(folder.name))
@@ -318,7 +317,7 @@ def _descendants(parent: int) -> list[int]:
 
 
 def _tee(stream: IO[bytes], log: Path, lines: list[str]) -> None:
-    with open(log, "ab", buffering=0) as file:
+    with stream, open(log, "ab", buffering=0) as file:
         for line in stream:
             lines.append(line.decode(errors="replace"))
             with suppress(OSError):  # such as a full disk: the line is still in `lines`, and reaches the user

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 STOP_FILE = "stop"  # in the run's folder: requests a stop at the next update, from any host
 
@@ -12,6 +15,17 @@ def stop_signals() -> list[signal.Signals]:
     """Signals that ask a run to stop: Ctrl-C, `kill`, and a terminal that was closed, unless `nohup` ignores that."""
     closed = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *closed]
+
+
+@contextmanager
+def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Within, the signals that ask for a stop call `handler`."""
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def request_stop(file: Path, who: str) -> None:

@@ -1,4 +1,4 @@
-"""A group of ranks as the supervisor sees it: the hosts it runs on, and one MPI job that trains one run after another.
+"""A group of ranks as the supervisor sees it: one MPI job that trains one run after another.
 
 The supervisor and the first rank of a group exchange messages: lines of JSON in two files on a shared file system. The
 supervisor writes requests to train, the rank writes how each run ended.
@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from trainers.launch.request import TrainRequest, refused
-from trainers.runs.mpi_ranks import find_mpiexec, start_ranks, users_environment
+from trainers.launch.request import TrainRequest
+from trainers.runs.mpi_ranks import Ranks
 from trainers.runs.run_folder import LOG
+from trainers.search.placement import placements as placements
+from trainers.search.placement import rank_starter as rank_starter
 
 REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
 JOBS = "jobs"  # in the search's folder: a folder for each group
 HEARTBEAT_SECONDS = 10.0  # how often a supervisor touches each group's requests
 _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
+_LAUNCHERS = re.compile(r"\[?(srun|slurm\w*|ssh|mpiexec|proxy)\b")  # how their lines begin
 
 
 def write_message(path: Path, message: Mapping[str, Any]) -> None:
@@ -36,121 +42,111 @@ def write_message(path: Path, message: Mapping[str, Any]) -> None:
 class MessageReader:
     """Reads the messages of a file, each once, in order.
 
-    The file is reopened for every read: over NFS that is the only way to see what another host has written.
-
-    Args:
-        path: of the file, which need not exist yet.
+    The file need not exist yet. It is reopened every time: over NFS only that shows what another host has written.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
-        self._modified: float | None = None
-        self._last_change = time.monotonic()
+        self._modified, self._last_change = 0.0, time.monotonic()
 
-    def read(self) -> list[dict[str, Any]]:
-        """The messages since the last call."""
-        try:
-            with open(self._path, "rb") as file:
-                modified = os.fstat(file.fileno()).st_mtime
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return []
-        if modified != self._modified:  # its age is measured by this process's clock: clocks of hosts differ
-            self._modified, self._last_change = modified, time.monotonic()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+    def next(self) -> dict[str, Any] | None:
+        """The next message; None while there is none."""
+        with suppress(FileNotFoundError), open(self._path, "rb") as file:
+            file.seek(self._offset)
+            line = file.readline()
+            if line.endswith(b"\n"):
+                self._offset += len(line)
+                return json.loads(line)
+        return None
 
     @property
     def writer_is_dead(self) -> bool:
-        """Whether the file existed, and was not written or touched for two minutes."""
-        return self._modified is not None and time.monotonic() - self._last_change > _DEAD_SECONDS
-
-
-class MpiJob(Protocol):
-    """Ranks that run, or have run; `trainers.runs.mpi_ranks.Ranks` is one."""
-
-    def poll(self) -> int | None:
-        """The exit code; None while they run."""
-
-    def kill(self) -> None:
-        """End them at once."""
-
-    def errors(self, since: int = 0) -> str:
-        """What they wrote to stderr after its first `since` lines, once they have ended."""
-
-    def num_errors(self) -> int:
-        """Lines on stderr so far."""
-
-    def first_exit(self) -> int | None:
-        """The rank that ended first, once all have; None where that is not known."""
+        """Whether the file existed, and was not written or touched for two minutes, in which this was called."""
+        with suppress(FileNotFoundError), open(self._path, "rb") as file:
+            modified = os.fstat(file.fileno()).st_mtime
+            if modified != self._modified:  # its age is measured by this process's clock: clocks of hosts differ
+                self._modified, self._last_change = modified, time.monotonic()
+        return self._modified > 0 and time.monotonic() - self._last_change > _DEAD_SECONDS
 
 
 class Group:
     """Ranks that train one run after another; if they have ended, the next run starts them again.
 
     Args:
-        number: of the group, from 0.
-        folder: of the search.
-        start: (folder for messages, log) -> the ranks, started.
-        messages: name of the folder for messages, for ranks that run already; else each start has a new one, so that
-            ranks of an earlier start cannot read its requests.
+        number, folder: of the group, from 0, and of the search.
+        start: (folder for messages, log) -> the ranks, started; None: another launcher has started them.
+        messages: name of the folder for messages, for ranks that run already; else each start has a new one.
+        hosts: of each rank, as placed; once they have joined, `hosts` is their own report.
+        join_seconds: for started ranks to join, see `never_joined`.
     """
 
     def __init__(
-        self, number: int, folder: Path, start: Callable[[Path, Path], MpiJob], *, messages: str | None = None
+        self,
+        number: int,
+        folder: Path,
+        start: Callable[[Path, Path], Ranks] | None,
+        *,
+        messages: str | None = None,
+        hosts: Sequence[str] = (),
+        join_seconds: float = 60.0,
     ) -> None:
         self.number, self.folder = number, group_folder(folder, number)
         self.log = self.folder / LOG
         self.num_starts = 0
-        self._start, self._fixed_messages = start, messages
-        self._messages = self.folder
-        self._job: MpiJob | None = None
-        self._killed = False
+        self.hosts = tuple(hosts)
+        self.gpus: tuple[str, ...] = ()  # of each rank, once they have joined; empty text: none
+        self._start, self._fixed_messages, self._join_seconds = start, messages, join_seconds
+        self._messages = self.folder / (messages or "")
+        self._job: Ranks | None = None
+        self._killed = self._joined = self._dismissed = False
         self._results = MessageReader(self._messages / RESULTS)
-        self._num_errors, self._log_start, self._heartbeat = 0, 0, 0.0
+        self._begin_time = self._heartbeat = 0.0
+        self._num_errors = self._log_start = self._log_begin = 0
 
     def train(self, request: TrainRequest) -> None:
         """Begin a run; the previous one must have a result, or its ranks have ended."""
         if self._killed:
             self.wait()
-        if self._job is None or self._job.poll() is not None:
+        if not self._runs:
             self._begin()
-        assert self._job is not None
-        self._num_errors = self._job.num_errors()
-        self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        self._results.read()
+        self._num_errors = 0 if self._job is None else self._job.num_errors()
+        self._log_start = len(self._logged())
         write_message(self._messages / REQUESTS, {"train": request.as_tree()})
 
     def result(self) -> dict[str, Any] | None:
         """How the run ended, as fields of a `RunEnd`; None while its ranks have not written it."""
-        return next(iter(self._results.read()), None)
+        return self._results.next() if self._has_joined() else None
+
+    @property
+    def never_joined(self) -> bool:
+        """Whether started ranks have ended before they joined in MPI, or have not joined in time: no trial's fault."""
+        late = not self._runs or time.monotonic() - self._begin_time > self._join_seconds  # before the message is read
+        return not self._has_joined() and late and self.num_starts > 0
+
+    def launcher_words(self) -> str:
+        """The first lines that srun or mpiexec wrote since the ranks were started; of ranks that never joined, any."""
+        lines = [*filter(str.strip, self._logged()[self._log_begin :].decode(errors="replace").splitlines())]
+        words = [line for line in lines if _LAUNCHERS.match(line)] or ([] if self._has_joined() else lines)
+        return "\n".join([*dict.fromkeys(words)][:5])
 
     def poll(self) -> int | None:
         """The exit code of the ranks; None while they run."""
-        assert self._job is not None, "no run was begun"
-        return self._job.poll()
+        return self._job and self._job.poll()
 
     def kill(self) -> None:
-        """End the ranks at once, also one that hangs."""
+        """End the ranks at once, also one that hangs; those of another launcher end all together, and this process."""
         self._killed = True
         if self._job is not None:
             self._job.kill()
+        elif self._runs:
+            if sys.exc_info()[0] is not None:
+                traceback.print_exc()  # the next line ends this process as well
+            os.kill(os.getppid(), signal.SIGKILL)
 
     def output(self) -> tuple[str, str]:
         """What ranks that have ended wrote to stderr and to the log since the run began."""
-        assert self._job is not None, "no run was begun"
-        errors = self._job.errors(self._num_errors)
-        with open(self.log, "rb") as file:
-            file.seek(self._log_start)
-            return errors, file.read().decode(errors="replace")
-
-    hosts: tuple[str, ...] = ()
-    never_joined = False
-
-    def launcher_words(self) -> str:
-        return ""
+        errors = self._job.errors(self._num_errors) if self._job else ""
+        return errors, self._logged()[self._log_start :].decode(errors="replace")
 
     def first_exit(self) -> int | None:
         """The rank that ended first, of ranks that have ended."""
@@ -158,17 +154,15 @@ class Group:
 
     def send_heartbeat(self) -> None:
         """Show the ranks, every ten seconds, that the supervisor lives."""
-        if self._job is not None and time.monotonic() - self._heartbeat > HEARTBEAT_SECONDS:
+        if self.num_starts and time.monotonic() - self._heartbeat > HEARTBEAT_SECONDS:
             self._heartbeat = time.monotonic()
             os.utime(self._messages / REQUESTS)
 
     def dismiss(self) -> None:
         """Begin no more runs: the ranks end by themselves."""
-        if self._fixed_messages is not None:  # ranks that another launcher started and waits for
-            dismiss(self.folder / self._fixed_messages)
-            self._job = None
-        elif self._job is not None and self._job.poll() is None:
+        if self._start is None or self._runs:
             dismiss(self._messages)
+        self._dismissed = True
 
     def wait(self) -> None:
         """Return when dismissed or killed ranks have ended; those that do not end in time are killed."""
@@ -179,19 +173,33 @@ class Group:
                 end += _END_SECONDS
             time.sleep(0.02)
 
+    @property
+    def _runs(self) -> bool:
+        return self.num_starts > 0 and not self._dismissed and self.poll() is None
+
     def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.iterdir():
             if old.is_dir() and old.name != self._fixed_messages:
                 shutil.rmtree(old, ignore_errors=True)
+        # A new folder: ranks of an earlier start must not read the requests.
         self._messages = self.folder / (self._fixed_messages or f"start-{time.time_ns()}")
         self._messages.mkdir(exist_ok=True)
-        for name in (RESULTS, REQUESTS):
-            (self._messages / name).touch()
-        self._killed = False
-        self._results, self._heartbeat = MessageReader(self._messages / RESULTS), time.monotonic()
-        self._job = self._start(self._messages, self.log)
+        (self._messages / REQUESTS).touch()
+        self._killed = self._joined = False
+        self._results, self._log_begin = MessageReader(self._messages / RESULTS), len(self._logged())
+        self._begin_time = self._heartbeat = time.monotonic()
+        self._job = self._start and self._start(self._messages, self.log)
         self.num_starts += 1
+
+    def _has_joined(self) -> bool:
+        message = None if self._joined else self._results.next()
+        if message is not None:
+            self._joined, self.hosts, self.gpus = True, tuple(message["joined"]), tuple(message["gpus"])
+        return self._joined
+
+    def _logged(self) -> bytes:
+        return self.log.read_bytes() if self.log.exists() else b""
 
 
 def group_folder(folder: Path, number: int) -> Path:
@@ -203,111 +211,3 @@ def dismiss(messages: Path) -> None:
     """End the ranks that read their requests in a folder, which need not exist yet."""
     messages.mkdir(parents=True, exist_ok=True)
     write_message(messages / REQUESTS, {"train": None})
-
-
-def rank_starter(placement: Placement) -> Callable[[Path, Path], MpiJob]:
-    """A function that starts the ranks of a group on their hosts; see `Group`."""
-
-    def start(messages: Path, log: Path) -> MpiJob:
-        words = ["search-ranks", str(messages)]
-        if placement.max_ranks_per_host is not None:
-            words += ["--ranks-here", str(placement.max_ranks_per_host)]
-        words += ["--ranks-before", str(placement.ranks_before)] if placement.ranks_before else []
-        environment = users_environment()  # without our thread limits: each rank sets those of its own machine
-        how = {"log": log, "outlive_us": False, "launcher": launcher_command(placement), "environment": environment}
-        return start_ranks(placement.ranks, words, **how)
-
-    return start
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """The hosts of one group.
-
-    Args:
-        ranks: of the group.
-        hosts: (host, number of the group's ranks there); empty: this machine.
-        slurm: run as a step of the Slurm allocation that this process is in.
-        max_ranks_per_host: largest number of ranks of all groups on any one of these hosts; None if unknown.
-        ranks_before: ranks of earlier groups on the first of these hosts; 0 if unknown.
-    """
-
-    ranks: int
-    hosts: tuple[tuple[str, int], ...] = ()
-    slurm: bool = False
-    max_ranks_per_host: int | None = None
-    ranks_before: int = 0
-
-
-def launcher_command(placement: Placement, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The launcher's words before a command that runs once for each rank.
-
-    Under Slurm `--exact` limits a step to what it asks for, so that the groups run side by side. The cores of a rank
-    come from the allocation's `--cpus-per-task`; `SLURM_MPI_TYPE` selects Slurm's MPI plugin.
-
-    >>> launcher_command(Placement(ranks=2, slurm=True), {"SLURM_CPUS_PER_TASK": "8"})
-    ['srun', '--ntasks=2', '--exact', '--kill-on-bad-exit=1', '--input=none', '--cpus-per-task=8']
-    """
-    if placement.slurm:
-        words = ["srun", f"--ntasks={placement.ranks}", "--exact", "--kill-on-bad-exit=1", "--input=none"]
-        cores = environment.get("SLURM_CPUS_PER_TASK")
-        return words + ([f"--cpus-per-task={cores}"] if cores else [])
-    words = [find_mpiexec()]
-    if placement.hosts:
-        words += ["-hosts", ",".join(f"{name}:{ranks}" for name, ranks in placement.hosts)]
-    return [*words, "-n", str(placement.ranks)]
-
-
-def placements(
-    *, each: int, workers: int | None, hosts: str | None = None, environment: Mapping[str, str] = os.environ
-) -> list[Placement]:
-    """The placement of each group: consecutive slots of the hosts, in the order of `hosts`.
-
-    Args:
-        each: ranks of a group.
-        workers: ranks of all groups; None: as many as the hosts or the allocation have, or else one group.
-        hosts: such as `a,b,c:4`; None: the Slurm allocation that this process is in, or else this machine.
-        environment: of this process.
-    Raises:
-        RecipeError: there are fewer ranks than a group needs, or the hosts do not add up to `workers`.
-    """
-    has_srun = shutil.which("srun", path=environment.get("PATH")) is not None
-    slurm = hosts is None and "SLURM_JOB_ID" in environment and has_srun
-    named = [] if hosts is None else hosts_named(hosts, workers)
-    tasks = environment.get("SLURM_NTASKS", "") if slurm else ""
-    workers = workers or sum(ranks for _, ranks in named) or (int(tasks) if tasks.isdecimal() else each)
-    if workers < each:
-        raise refused("-n", f"{workers} ranks are fewer than the {each} of a trial", f"ask for {each} or more")
-    slots = [name for name, ranks in named for _ in range(ranks)]
-    groups = []
-    for start in range(0, workers - each + 1, each):
-        own = tuple(Counter(slots[start : start + each]).items())
-        max_ranks = max((slots.count(name) for name, _ in own), default=None if slurm else workers)
-        before = slots[:start].count(slots[start]) if slots else 0 if slurm else start
-        groups.append(Placement(ranks=each, hosts=own, slurm=slurm, max_ranks_per_host=max_ranks, ranks_before=before))
-    return groups
-
-
-def hosts_named(text: str, workers: int | None) -> list[tuple[str, int]]:
-    """Hosts and the ranks of each; hosts without a number share the remaining ranks evenly.
-
-    >>> hosts_named("a,b,c:4", 8)
-    [('a', 2), ('b', 2), ('c', 4)]
-
-    Raises:
-        RecipeError: a name or a number is missing, or they do not add up to `workers`.
-    """
-    way_out = "write --hosts a,b or a:4,b:4, with -n the ranks of all of them"
-    parts = [part.strip().partition(":") for part in text.split(",")]
-    if not all(name and (number.isdecimal() and int(number) > 0 if colon else True) for name, colon, number in parts):
-        raise refused("--hosts", f"{text!r} is no list of hosts, each with a number of ranks or none", way_out)
-    if len({name for name, _, _ in parts}) < len(parts):
-        raise refused("--hosts", f"{text!r} names a host twice", way_out)
-    given = sum(int(number) for _, _, number in parts if number)
-    num_open = sum(1 for _, _, number in parts if not number)
-    if num_open and workers is None:
-        raise refused("--hosts", f"{text!r} does not say how many ranks run on each host", way_out)
-    left = 0 if workers is None else workers - given
-    if left % num_open or left < num_open if num_open else left:
-        raise refused("--hosts", f"the hosts {text} do not add up to {workers} ranks", way_out)
-    return [(name, int(number) if number else left // num_open) for name, _, number in parts]

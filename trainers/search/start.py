@@ -24,14 +24,15 @@ from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_er
 from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT
-from trainers.runs.stop_request import STOP_FILE
+from trainers.runs.stop_request import STOP_FILE, handling_signals
 from trainers.search.best import absolute_recipe, recipe_path, require_utf8, write_best
 from trainers.search.confirm import confirmed_in, confirmed_text
 from trainers.search.display import Display, scores, values_text
 from trainers.search.dry_run import dry_run_text
-from trainers.search.group_worker import handling_signals, launched_groups, run_launched_worker
+from trainers.search.group_worker import launched_groups, run_launched_worker
+from trainers.search.placement import placements, rank_starter
 from trainers.search.prior import open_prior
-from trainers.search.rank_groups import Group, placements, rank_starter
+from trainers.search.rank_groups import Group
 from trainers.search.report import write_search_page
 from trainers.search.search_folder import (
     check_folder,
@@ -222,11 +223,11 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     if (request.workers or 0) > useful and request.stop_file is None:  # the search of a prior may have fewer trials
         what = f"{request.workers:,} ranks are more than all {opened.search.budget.trials:,} trials of the budget need"
         raise refused("-n", what, f"ask for at most {useful:,}")
-    hosts = placements(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
-    idle = (request.workers or 0) - len(hosts) * each
+    placed = placements(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
+    idle = (request.workers or 0) - len(placed) * each
     if idle > 0:
         print_error(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")
-    return [Group(number, folder, rank_starter(placement)) for number, placement in enumerate(hosts)]
+    return [Group(number, folder, rank_starter(own), hosts=own.hosts) for number, own in enumerate(placed)]
 
 
 def _run_as_launched_rank(request: SearchRequest, opened: OpenedSearch, folder: Path, ranks: int) -> int:

@@ -133,17 +133,24 @@ def choose_gpu(number: int) -> None:
     _gpu_number = number
 
 
-def local_rank_of(mpi: Any) -> tuple[int, bool]:
-    """This process's local rank in `mpi`, and whether rank 0 is on the same machine.
+def chosen_gpu(environment: Mapping[str, str] = os.environ) -> str:
+    """The GPU of `choose_gpu` as CUDA_VISIBLE_DEVICES names it, or its number; empty if this process has none."""
+    visible, number = environment.get("CUDA_VISIBLE_DEVICES", "").split(","), _gpu_number or 0
+    name = visible[number % len(visible)] or (str(number) if has_gpu(environment) else "")
+    return "" if name == "-1" else name
 
-    Bytes on the wire: 4 from one rank of each machine to its others, and those of MPI_Comm_split_type.
+
+def local_rank_of(mpi: Any) -> int:
+    """This process's rank among those of `mpi` on its machine.
+
+    Bytes on the wire: those of MPI_Comm_split_type.
     """
     from mpi4py import MPI
 
     node = mpi.Split_type(MPI.COMM_TYPE_SHARED, mpi.rank)
-    local_rank, with_rank_0 = node.rank, node.bcast(mpi.rank) == 0
+    local_rank = node.rank
     node.Free()
-    return local_rank, with_rank_0
+    return local_rank
 
 
 def take_device(kind: str, mpi: Any) -> Any:
@@ -169,7 +176,7 @@ def take_device(kind: str, mpi: Any) -> Any:
         )
     if kind == "cpu":
         return chainer.get_device("@numpy")
-    device, trouble = _tested_gpu(local_rank_of(mpi)[0] if _gpu_number is None else _gpu_number)
+    device, trouble = _tested_gpu(local_rank_of(mpi) if _gpu_number is None else _gpu_number)
     if (first := first_message(mpi, trouble)) is not None:
         rank, reason = first
         raise RunFailed(f"rank {rank} on {kinds_and_hosts[rank][1]} cannot compute on its GPU: {reason}")

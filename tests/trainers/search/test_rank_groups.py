@@ -1,66 +1,56 @@
-"""Groups of ranks: their messages, where they run, and the words that start them there."""
+"""The messages of groups of ranks, and where the groups are placed."""
 
 import json
 import os
 import time
-from pathlib import Path
+from socket import gethostname
 
 import pytest
 
 from recipes.errors import RecipeError
 from trainers.launch.request import TrainRequest
+from trainers.runs.mpi_ranks import LaunchError
 from trainers.search import rank_groups
-from trainers.search.rank_groups import (
-    MessageReader,
-    Placement,
-    hosts_named,
-    launcher_command,
-    placements,
-    write_message,
-)
+from trainers.search.placement import Placement, hosts_named, place, placements, rank_starter
+from trainers.search.rank_groups import Group, MessageReader, write_message
 
 
 def test_each_message_comes_once_and_in_order(tmp_path):
     path = tmp_path / "orders.jsonl"
     reader = MessageReader(path)
-    assert reader.read() == []
+    assert reader.next() is None
     for number in range(3):
         write_message(path, {"number": number})
-    assert reader.read() == [{"number": 0}, {"number": 1}, {"number": 2}]
-    assert reader.read() == []
+    assert [reader.next() for _ in range(4)] == [{"number": 0}, {"number": 1}, {"number": 2}, None]
     write_message(path, {"number": 3})
-    assert reader.read() == [{"number": 3}]
+    assert reader.next() == {"number": 3}
 
 
 def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
     path = tmp_path / "orders.jsonl"
     reader = MessageReader(path)
     path.write_bytes(b'{"a": 1}\n{"b"')
-    assert reader.read() == [{"a": 1}]
+    assert [reader.next(), reader.next()] == [{"a": 1}, None]
     with open(path, "ab") as file:
         file.write(b": 2}\n")
-    assert reader.read() == [{"b": 2}]
+    assert reader.next() == {"b": 2}
 
 
 def test_a_writer_is_dead_when_its_file_has_not_been_touched_for_long(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_groups, "_DEAD_SECONDS", 0.05)
     path = tmp_path / "orders.jsonl"
     reader = MessageReader(path)
-    reader.read()
+    assert not reader.writer_is_dead
     time.sleep(0.06)
     assert not reader.writer_is_dead  # it was never there
     path.touch()
-    reader.read()
     assert not reader.writer_is_dead
     time.sleep(0.06)
     os.utime(path, (1, 1))  # the time that another host's clock sets does not matter
-    reader.read()
     assert not reader.writer_is_dead
     time.sleep(0.06)
-    reader.read()
     assert reader.writer_is_dead
     path.unlink()
-    assert reader.read() == []
     assert reader.writer_is_dead
 
 
@@ -77,59 +67,153 @@ def test_a_request_is_the_same_after_the_journey(request_):
     assert sent.overrides == request_.overrides
 
 
+@pytest.fixture
+def started(tmp_path):
+    """`started(script, join_seconds)`: a group whose launcher runs this, and the file of its results."""
+    groups = []
+
+    def start(script="sleep 60", join_seconds=60.0):
+        placement = Placement(hosts=("a", "a"), local_ranks=(0, 1), launcher=("sh", "-c", script))
+        group = Group(0, tmp_path, rank_starter(placement), hosts=placement.hosts, join_seconds=join_seconds)
+        groups.append(group)
+        assert not group.never_joined
+        group.train(TrainRequest(recipe="digits/ramp"))
+        return group, next(group.folder.rglob(rank_groups.REQUESTS)).with_name(rank_groups.RESULTS)
+
+    yield start
+    for group in groups:
+        group.kill()
+        group.output()  # waits for the thread that reads it
+
+
+def test_only_ends_of_runs_are_results(started):
+    group, results = started()
+    write_message(results, {"joined": ["b", "c"], "gpus": ["0", "1"]})
+    write_message(results, {"how": "success"})
+    assert not group.never_joined
+    assert (group.hosts, group.gpus) == (("b", "c"), ("0", "1"))
+    assert group.result() == {"how": "success"}
+    assert group.result() is None
+    group.kill()
+    group.wait()
+    assert not group.never_joined
+
+
+def test_ranks_that_end_before_they_join_never_joined(started):
+    group, _ = started("echo rank >&2; echo srun: error: Unable to create step >&2; exit 1")
+    group.wait()
+    assert group.output()[0] == "rank\nsrun: error: Unable to create step\n"
+    assert group.never_joined
+    assert (group.result(), group.poll()) == (None, 1)
+    assert (group.hosts, group.gpus) == (("a", "a"), ())
+    assert group.launcher_words() == "srun: error: Unable to create step"
+
+
+def test_ranks_that_do_not_join_in_time_never_joined_until_they_do(started):
+    group, results = started(join_seconds=0.0)
+    assert group.never_joined
+    write_message(results, {"joined": ["a", "a"], "gpus": ["", ""]})
+    assert not group.never_joined
+
+
+def test_launchers_words_are_its_own_lines_or_any_of_ranks_that_never_joined(started):
+    group, results = started()
+    group.log.write_text("Traceback\n\n[mpiexec@a] error\nssh: no route\nrank 0 says so\nssh: no route\n")
+    assert group.launcher_words() == "[mpiexec@a] error\nssh: no route"
+    group.log.write_text("No module named kilobatch\n")
+    assert group.launcher_words() == "No module named kilobatch"
+    write_message(results, {"joined": ["a", "a"], "gpus": ["", ""]})
+    assert not group.never_joined
+    assert group.launcher_words() == ""
+
+
+@pytest.mark.mpi
+def test_ranks_say_where_they_joined_and_a_killed_group_leaves_the_others_alone(tmp_path):
+    groups = [
+        Group(number, tmp_path, rank_starter(placement))
+        for number, placement in enumerate(placements(each=1, workers=2, environment={"PATH": os.environ["PATH"]}))
+    ]
+
+    def failed(group):
+        """Whether the group has reported a run that cannot be opened."""
+        while (result := group.result()) is None:
+            assert group.poll() is None, group.output()
+            time.sleep(0.02)
+        return result["how"] == "failed"
+
+    for group in groups:
+        group.train(TrainRequest(recipe="no/such"))
+    assert all(map(failed, groups))
+    assert [group.hosts for group in groups] == [(gethostname(),)] * 2
+    first, second = groups
+    first.kill()
+    second.train(TrainRequest(recipe="no/such"))
+    assert failed(second)
+    assert second.num_starts == 1
+    second.dismiss()
+    second.wait()
+    assert second.poll() == 0
+    first.output()  # waits for the thread that reads it
+
+
 HERE = {"PATH": "/nowhere"}
 
 
-@pytest.fixture
-def allocation(tmp_path):
-    """The environment of a batch script, with a `srun` on its path."""
-    srun = tmp_path / "srun"
-    srun.write_text("#!/bin/sh\n")
-    srun.chmod(0o755)
-    return {"PATH": str(tmp_path), "SLURM_JOB_ID": "17", "SLURM_NTASKS": "12", "SLURM_CPUS_PER_TASK": "4"}
+def launched(group):
+    """The words of its launcher without the program's folder."""
+    return " ".join(group.launcher).rpartition("/")[2]
 
 
 def test_groups_of_this_machine():
     groups = placements(each=2, workers=5, environment=HERE)
-    assert groups == [
-        Placement(ranks=2, max_ranks_per_host=5),
-        Placement(ranks=2, max_ranks_per_host=5, ranks_before=2),
-    ]
-    path, *words = launcher_command(groups[0], HERE)
-    assert Path(path).name == "mpiexec"
-    assert words == ["-n", "2"]
+    assert [group.hosts for group in groups] == [(gethostname(),) * 2] * 2
+    assert [group.local_ranks for group in groups] == [(0, 1), (2, 3)]
+    assert launched(groups[0]) == "mpiexec -n 2"
 
 
 def test_without_a_number_there_is_one_group():
-    assert placements(each=3, workers=None, environment=HERE) == [Placement(ranks=3, max_ranks_per_host=3)]
+    assert [group.hosts for group in placements(each=3, workers=None, environment=HERE)] == [(gethostname(),) * 3]
 
 
-def test_groups_take_consecutive_ranks_of_the_hosts():
+def test_groups_are_whole_on_a_host_where_they_fit():
     groups = placements(each=3, workers=9, hosts="a:4,b", environment=HERE)
-    assert [group.hosts for group in groups] == [(("a", 3),), (("a", 1), ("b", 2)), (("b", 3),)]
-    assert [group.max_ranks_per_host for group in groups] == [4, 5, 5]
-    assert [group.ranks_before for group in groups] == [0, 3, 2]
-    assert launcher_command(groups[1], HERE)[1:] == ["-hosts", "a:1,b:2", "-n", "3"]
+    assert [group.hosts for group in groups] == [("a",) * 3, ("b",) * 3, ("b", "b", "a")]
+    assert [group.local_ranks for group in groups] == [(0, 1, 2), (0, 1, 2), (3, 4, 3)]
+    assert launched(groups[2]) == "mpiexec -n 3 -hosts b:2,a:1"
+
+
+@pytest.mark.parametrize(
+    ("slots", "each", "expected"),
+    [
+        ([4, 4], 2, ["aa", "aa", "bb", "bb"]),
+        ([4, 4, 4], 3, ["aaa", "bbb", "ccc", "abc"]),
+        ([4, 4, 4], 6, ["aaaabb", "ccccbb"]),
+        ([0, 2], 1, ["b", "b"]),
+        ([1, 3, 2], 2, ["cc", "bb", "ab"]),
+    ],
+)
+def test_hosts_are_filled_before_groups_spread(slots, each, expected):
+    placed = place(dict(zip("abc", slots, strict=False)), each=each, groups=sum(slots) // each)
+    assert ["".join(hosts) for hosts in placed] == expected
 
 
 def test_hosts_that_all_have_a_number_say_how_many_ranks_there_are():
     assert len(placements(each=2, workers=None, hosts="a:2,b:4", environment=HERE)) == 3
 
 
-def test_slurms_number_of_tasks_is_ignored_without_srun():
-    """Under its environment and without its srun, as in a container."""
-    assert placements(each=3, workers=None, environment={**HERE, "SLURM_NTASKS": "12"}) == [
-        Placement(ranks=3, max_ranks_per_host=3)
-    ]
+def test_an_allocation_without_srun_is_this_machine():
+    """As in a container."""
+    (group,) = placements(each=3, workers=None, environment={**HERE, "SLURM_JOB_ID": "17", "SLURM_NTASKS": "12"})
+    assert group.hosts == (gethostname(),) * 3
 
 
 @pytest.mark.parametrize(
     ("hosts", "workers", "expected"),
     [
-        ("a,b,c:4", 8, [("a", 2), ("b", 2), ("c", 4)]),
-        ("a", 3, [("a", 3)]),
-        ("a:1, b:2", None, [("a", 1), ("b", 2)]),
-        ("10.0.0.1,node-7.cluster", 4, [("10.0.0.1", 2), ("node-7.cluster", 2)]),
+        ("a,b,c:4", 8, {"a": 2, "b": 2, "c": 4}),
+        ("a", 3, {"a": 3}),
+        ("a:1, b:2", None, {"a": 1, "b": 2}),
+        ("10.0.0.1,node-7.cluster", 4, {"10.0.0.1": 2, "node-7.cluster": 2}),
     ],
 )
 def test_hosts_share_what_is_left(hosts, workers, expected):
@@ -137,21 +221,24 @@ def test_hosts_share_what_is_left(hosts, workers, expected):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "workers", "message"),
+    ("hosts", "workers"),
     [
-        ("a,b", 3, "do not add up to 3 ranks"),
-        ("a,b:4", 4, "do not add up to 4 ranks"),
-        ("a:1,b:1", 3, "do not add up to 3 ranks"),
-        ("a,,b", 2, "is no list of hosts"),
-        ("a:x", 2, "is no list of hosts"),
-        ("a:0", 2, "is no list of hosts"),
-        ("a:", 2, "is no list of hosts"),
-        ("a,a", 2, "names a host twice"),
-        ("a,b", None, "does not say how many ranks"),
+        ("a,b", 3),
+        ("a,b:4", 4),
+        ("a:1,b:1", 3),
+        ("a,,b", 2),
+        ("a:x", 2),
+        ("a:0", 2),
+        ("a:", 2),
+        ("a b", 2),
+        ("a:1:2", 2),
+        ("a,a", 2),
+        ("a,b", None),
+        ("", 2),
     ],
 )
-def test_hosts_that_make_no_sense_are_refused(hosts, workers, message):
-    with pytest.raises(RecipeError, match=message):
+def test_hosts_that_make_no_sense_are_refused(hosts, workers):
+    with pytest.raises(RecipeError, match="does not name different hosts with"):
         hosts_named(hosts, workers)
 
 
@@ -160,21 +247,70 @@ def test_fewer_ranks_than_a_trial_takes_are_refused():
         placements(each=4, workers=3, environment=HERE)
 
 
-def test_groups_are_steps_of_the_allocation(allocation):
-    groups = placements(each=4, workers=None, environment=allocation)
-    assert groups == [Placement(ranks=4, slurm=True)] * 3
-    words = "srun --ntasks=4 --exact --kill-on-bad-exit=1 --input=none --cpus-per-task=4"
-    assert launcher_command(groups[0], allocation) == words.split()
-    assert len(placements(each=4, workers=8, environment=allocation)) == 2
+@pytest.fixture
+def allocation(tmp_path):
+    """`allocation(tasks, cores, resources)`: the environment of a batch script on three nodes."""
+
+    def allocate(tasks="4(x2),2", cores="4(x2),2", resources=()):
+        lines = "".join(f"     Nodes={nodes} CPU_IDs=0-3 Mem=0 GRES={gres}\n" for nodes, gres in resources)
+        (tmp_path / "job").write_text(f"JobId=17\n{lines}   MinCPUsNode=1\n")
+        scontrol = f"""\
+case "$2 $3" in
+    "job --details") exec /bin/cat {tmp_path}/job;;
+    "hostnames n[1-3]") echo n1 n2 n3;;
+    "hostnames n[1-2]") echo n1 n2;;
+    "hostnames n3") echo n3;;
+    *) echo "slurm_load_jobs error: $*" >&2; exit 1
+esac
+"""
+        for name, text in (("scontrol", scontrol), ("srun", "")):
+            (tmp_path / name).write_text("#!/bin/sh\n" + text)
+            (tmp_path / name).chmod(0o755)
+        names = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-3]", "PATH": str(tmp_path)}
+        return {**names, "SLURM_TASKS_PER_NODE": tasks, "SLURM_JOB_CPUS_PER_NODE": cores}
+
+    return allocate
+
+
+def test_groups_are_steps_on_nodes_of_the_allocation(allocation):
+    groups = placements(each=3, workers=None, environment=allocation())
+    assert [group.hosts for group in groups] == [("n1",) * 3, ("n2",) * 3, ("n3", "n3", "n1")]
+    rest = "--exact --cpus-per-task=1 --mem=0 --immediate=45 --kill-on-bad-exit=1 --input=none"
+    assert launched(groups[0]) == f"srun --ntasks=3 --nodes=1 --nodelist=n1 {rest}"
+    several = "srun --ntasks=3 --nodes=2 --nodelist=n3,n3,n1 --distribution=arbitrary"
+    assert launched(groups[2]) == f"{several} {rest}"
+    assert len(placements(each=4, workers=8, environment=allocation())) == 2
+
+
+def test_a_rank_has_its_share_of_the_cores(allocation):
+    allocated = allocation(tasks="1(x3)", cores="16(x3)")
+    assert "--cpus-per-task=16" in placements(each=2, workers=None, environment=allocated)[0].launcher
+    groups = placements(each=8, workers=24, environment=allocated)  # more than tasks
+    assert [set(group.hosts) for group in groups] == [{"n1"}, {"n1"}, {"n2"}]
+    assert "--cpus-per-task=1" in groups[0].launcher
+
+
+@pytest.mark.parametrize("gpu", ["gpu:{}(IDX:0-3)", "gpu:a100:{}(IDX:0-3),nic:2(IDX:0-1)", "gpu:{}"])
+def test_on_nodes_with_gpus_each_rank_has_one(allocation, gpu):
+    resources = [("n[1-2]", gpu.format(4)), ("n3", gpu.format(1))]
+    for tasks, workers in (("1(x3)", 8), ("16(x3)", 8), ("1(x3)", None)):
+        allocated = allocation(tasks=tasks, cores="16(x3)", resources=resources)
+        groups = placements(each=4, workers=workers, environment=allocated)
+        assert [group.hosts for group in groups] == [("n1",) * 4, ("n2",) * 4]
+        assert {"--cpus-per-task=4", "--gpus-per-task=1"} <= set(groups[0].launcher)
+        with pytest.raises(RecipeError, match="more than the 9 that the allocation has GPUs and cores for"):
+            placements(each=1, workers=10, environment=allocated)
+
+
+def test_more_ranks_than_cores_are_refused(allocation):
+    with pytest.raises(RecipeError, match="more than the 10 that the allocation has cores for"):
+        placements(each=1, workers=11, environment=allocation())
+
+
+def test_slurms_words_are_shown_if_it_does_not_know_the_allocation(allocation):
+    with pytest.raises(LaunchError, match="does not describe the allocation: slurm_load_jobs error"):
+        placements(each=1, workers=None, environment={**allocation(), "SLURM_JOB_NODELIST": "gone"})
 
 
 def test_hosts_that_are_named_count_more_than_the_allocation(allocation):
-    assert not placements(each=1, workers=2, hosts="a,b", environment=allocation)[0].slurm
-
-
-def test_an_allocation_without_srun_is_this_machine(allocation):
-    groups = placements(each=1, workers=2, environment={**allocation, "PATH": os.devnull})
-    assert groups == [
-        Placement(ranks=1, max_ranks_per_host=2),
-        Placement(ranks=1, max_ranks_per_host=2, ranks_before=1),
-    ]
+    assert launched(placements(each=1, workers=2, hosts="a,b", environment=allocation())[0]).startswith("mpiexec")

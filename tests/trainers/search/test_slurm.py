@@ -1,6 +1,8 @@
-"""A real Slurm of one node: groups as steps of an allocation, and ranks that srun has started."""
+"""A real Slurm of one node and of four: groups as steps of an allocation, and ranks that srun has started."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,20 +20,146 @@ space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}
 fixed: {epochs: 16, learning_rate.warmup: null, model.blocks: [1], model.width: 4}
 reports: 4
 """
+# In an allocation: groups of EACH ranks train digits for an update, once for each line that this process reads.
+GROUPS = """\
+import json, sys, time
+from pathlib import Path
+from trainers.launch.request import TrainRequest
+from trainers.search.placement import placements, rank_starter
+from trainers.search.rank_groups import Group
+
+folder, each, join_seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+groups = [
+    Group(number, folder, rank_starter(placement), hosts=placement.hosts, join_seconds=join_seconds)
+    for number, placement in enumerate(placements(each=each, workers=None))
+]
+for line in sys.stdin:
+    ends = {}
+    for group in groups:
+        out = folder / f"run-{group.number}-{line.strip()}"
+        words = ("epochs=1", "learning_rate.warmup=null", "model.blocks=[1]", "model.width=4")
+        group.train(TrainRequest(recipe="digits/batch_256", overrides=words, out=out, stop_after="1up"))
+    while len(ends) < len(groups):
+        for group in groups:
+            code, result = group.poll(), group.result()
+            if group not in ends and (result or code is not None or group.never_joined):
+                ends[group] = [result and result["how"], group.never_joined, group.hosts, group.gpus]
+                if result is None:
+                    group.kill()
+                    ends[group].append(group.launcher_words())
+        time.sleep(0.05)
+    print(json.dumps([ends[group] for group in groups]), flush=True)
+for group in groups:
+    group.dismiss()
+for group in groups:
+    group.wait()
+"""
 
 
 @pytest.fixture
-def allocation(monkeypatch):
-    """`allocation(tasks)`: the words before a command that run it in an allocation of so many tasks."""
+def slurm(monkeypatch):
+    """`slurm(nodes)` starts a Slurm of so many nodes, node1 and so on, and returns its folder."""
     above = Path(tempfile.mkdtemp(prefix="kilobatch-"))
-    started = subprocess.run([SCRIPT, above / "slurm"], capture_output=True, text=True)
-    if started.returncode:
-        shutil.rmtree(above)
-        pytest.skip(f"no Slurm: {started.stderr.strip()}")
-    monkeypatch.setenv("SLURM_CONF", started.stdout.strip())
-    yield lambda tasks: ["salloc", "--quiet", f"--ntasks={tasks}"]
-    subprocess.run([SCRIPT, above / "slurm", "--stop"], check=True)
+
+    def start(nodes):
+        started = subprocess.run([SCRIPT, above / "slurm", str(nodes)], capture_output=True, text=True)
+        if started.returncode:
+            pytest.skip(f"no Slurm: {started.stderr.strip()}")
+        monkeypatch.setenv("SLURM_CONF", started.stdout.strip())
+        return above / "slurm"
+
+    yield start
+    if (above / "slurm").exists():
+        subprocess.run([SCRIPT, above / "slurm", "--stop"], check=True)
     shutil.rmtree(above)
+
+
+@pytest.fixture
+def allocation(slurm):
+    """`allocation(tasks)`: the words before a command that run it in an allocation of so many tasks of one node."""
+    slurm(1)
+    return lambda tasks: ["salloc", "--quiet", f"--ntasks={tasks}"]
+
+
+class Groups:
+    """The process of GROUPS in an allocation; `train(name)` returns (how, never_joined, hosts, GPUs, words) of each."""
+
+    def __init__(self, folder, options, *, each, join_seconds=300, before=""):
+        self._folder = folder
+        words = [sys.executable, "-c", GROUPS, str(folder), str(each), str(join_seconds)]
+        words = ["sh", "-c", f'{before} exec "$@"', "sh", *words]
+        self.process = subprocess.Popen(
+            ["salloc", "--quiet", *options.split(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def train(self, name="a"):
+        self.process.stdin.write(f"{name}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, [path.read_text() for path in self._folder.glob("jobs/*/log.txt")]
+        return json.loads(line)
+
+    def end(self):
+        self.process.communicate(timeout=60)
+        assert self.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "each"),
+    [
+        ("--gres=gpu:4", 4),
+        ("--gpus-per-node=4 --mem=2000", 2),
+        ("--gpus-per-task=1 --mem-per-cpu=500", 2),
+        ("--gpus=16", 6),  # one of the two groups that fit takes what the other leaves
+    ],
+)
+def test_groups_fill_nodes_and_have_their_gpus_for_themselves(slurm, tmp_path, options, each):
+    slurm(4)
+    groups = Groups(tmp_path, f"--nodes=4 --ntasks=16 {options}", each=each)
+    ends = groups.train()
+    groups.end()
+    assert [end[:2] for end in ends] == [["success", False]] * (16 // each)
+    assert [len(set(hosts)) for _, _, hosts, _ in ends] == [2 if each == 6 else 1] * (16 // each)
+    devices = [device for _, _, hosts, gpus in ends for device in zip(hosts, gpus, strict=True)]
+    assert len(set(devices)) == len(devices) == 16 // each * each
+    assert {gpu for _, gpu in devices} == {"0", "1", "2", "3"}
+
+
+def test_a_group_of_a_dead_node_never_joins_and_the_others_go_on(slurm, tmp_path):
+    folder = slurm(2)
+    groups = Groups(tmp_path, "--no-kill --nodes=2 --ntasks=2", each=1)
+    assert [end[:3] for end in groups.train()] == [["success", False, ["node1"]], ["success", False, ["node2"]]]
+    subprocess.run([SCRIPT, folder, "--kill", "node2"], check=True)
+    alive, dead = groups.train("b")
+    assert alive[:2] == ["success", False]
+    assert dead[:2] == [None, False]  # these ranks had joined
+    assert dead[4] == "srun: error: Node failure on node2"
+    alive, dead = groups.train("c")
+    assert alive[:2] == ["success", False], alive
+    assert dead[:3] == [None, True, ["node2"]]
+    assert "Requested node configuration is not available" in dead[4]
+    groups.end()
+
+
+def test_a_step_that_slurm_does_not_start_never_joins(slurm, tmp_path):
+    slurm(1)
+    other = "srun --ntasks=1 --exact --mem=0 --input=none sleep 600 & sleep 1;"
+    groups = Groups(tmp_path, "--ntasks=2", each=2, before=other)
+    ((how, never_joined, hosts, gpus, words),) = groups.train()
+    assert (how, never_joined, hosts, gpus) == (None, True, ["node1", "node1"], [])
+    assert re.fullmatch(r"srun: error: Unable to create step for job \d+: Requested nodes are busy", words)
+    groups.end()
+
+
+@pytest.mark.parametrize("launcher", [(), ("srun", "--distribution=cyclic")], ids=["steps", "srun"])
+def test_trials_of_a_search_are_whole_on_a_node(searching, slurm, launcher):
+    slurm(2)
+    search = searching(TEXT + "budget: {trials: 2}\nranks_per_trial: 2\n")
+    options = ("--nodes=2", "--ntasks-per-node=2", "--gres=gpu:4", "--mem=2000")
+    output = search.complete("salloc", "--quiet", *options, *launcher)
+    assert "2 trials are done, 2 side by side, 2 ranks each" in output
+    records = [json.loads((search.run_folder(number) / "environment.json").read_text()) for number in range(2)]
+    assert sorted([rank["host"] for rank in record["ranks"]] for record in records) == [["node1"] * 2, ["node2"] * 2]
 
 
 def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, allocation):

@@ -19,7 +19,7 @@ from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training import device as device_module
-from trainers.training.device import choose_gpu, gpu_facts, has_gpu, notes_on, take_device
+from trainers.training.device import choose_gpu, chosen_gpu, gpu_facts, has_gpu, notes_on, take_device
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 2\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
 NO_GPU = r"(Chainer can use no GPU here: \S|CuPy finds no GPU: )"
@@ -185,6 +185,14 @@ def test_a_gpu_that_does_not_work_fails_all_ranks_and_is_named():
     assert others == [first, first]
 
 
+def test_a_gpu_has_the_name_that_the_user_gave_it(monkeypatch):
+    monkeypatch.setattr(device_module, "_gpu_number", 3)
+    assert chosen_gpu({"CUDA_VISIBLE_DEVICES": "4,6"}) == "6"
+    assert chosen_gpu({"CUDA_VISIBLE_DEVICES": "GPU-1c0f"}) == "GPU-1c0f"
+    assert chosen_gpu({"CUDA_VISIBLE_DEVICES": "-1"}) == ""
+    assert chosen_gpu({}) == ("3" if has_gpu({}) else "")
+
+
 @pytest.mark.mpi
 def test_ranks_of_a_machine_are_numbered_there_whatever_team_they_are_in(run_on_ranks, tmp_path):
     program = """if True:
@@ -192,13 +200,13 @@ def test_ranks_of_a_machine_are_numbered_there_whatever_team_they_are_in(run_on_
         from trainers.training.device import local_rank_of
         world = MPI.COMM_WORLD
         team = world.Split(world.rank // 2)
-        found = world.gather((*local_rank_of(world), *local_rank_of(team)))
+        found = world.gather((local_rank_of(world), local_rank_of(team)))
         print(found or "")
     """
     (tmp_path / "program.py").write_text(program)
     done = run_on_ranks(4, tmp_path / "program.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str([(rank, True, rank % 2, True) for rank in range(4)])
+    assert done.stdout.strip() == str([(rank, rank % 2) for rank in range(4)])
 
 
 @without_gpu
