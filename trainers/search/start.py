@@ -27,7 +27,7 @@ from trainers.search.display import Display, scores, values_text
 from trainers.search.dry_run import dry_run_text
 from trainers.search.group_worker import handling_signals, launched_groups, run_launched_worker
 from trainers.search.rank_groups import Group, placements, rank_starter
-from trainers.search.report import write_search_page
+from trainers.search.report import LivePage, write_search_page
 from trainers.search.search_folder import (
     check_folder,
     lock_folder,
@@ -142,7 +142,8 @@ def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, grou
     console = Screen()
     display = Display(search=opened.search, folder=options.folder, console=console, groups=len(groups))
     display.add_trials(study.get_trials(deepcopy=False), spent_seconds=spent_seconds(study))
-    supervisor = Supervisor(opened, study, options, display, groups)
+    page = LivePage(options.folder, study, opened.search)
+    supervisor = Supervisor(opened, study, options, display, groups, page)
     with display:
         done, budget = len(finished(study)), opened.search.budget.trials
         ranks = opened.search.ranks_per_trial

@@ -33,6 +33,7 @@ from trainers.search.trial_leases import add_claim, has_first_claim, new_lease
 
 # User attributes of a trial.
 FOLDER, DEATHS, REASON, RANK, PRUNED_AT, SECONDS = "folder", "deaths", "reason", "rank", "pruned_at", "seconds"
+DIVERGED = "diverged"  # the update at which the loss stopped being finite
 WORKED = "worked"  # a list of [group, began, ended], times in seconds since 1970
 COSTS = "costs"  # number of a report -> [samples, device-hours] until then
 # User attributes of the study.
@@ -298,7 +299,9 @@ def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def state_of(trial: FrozenTrial) -> str:
-    """One of complete, short (of a lower rung), infeasible, pruned, failed, running, waiting."""
+    """One of complete, short (of a lower rung), diverged, infeasible, pruned, failed, running, waiting."""
+    if DIVERGED in trial.user_attrs:
+        return "diverged"
     if not is_feasible(trial):
         return "infeasible"
     if trial.state == TrialState.COMPLETE:
@@ -308,6 +311,8 @@ def state_of(trial: FrozenTrial) -> str:
 
 def reason_of(trial: FrozenTrial) -> str:
     """Why a trial is not complete, or which constraints it violates; empty otherwise."""
+    if DIVERGED in trial.user_attrs:
+        return f"the loss is not finite at update {trial.user_attrs[DIVERGED]}"
     return trial.user_attrs.get(REASON, "") or _violated(trial.constraints)
 
 

@@ -17,6 +17,7 @@ from trainers.search import study as studies
 from trainers.search.comparability import store_comparability
 from trainers.search.display import Display
 from trainers.search.rank_groups import Group
+from trainers.search.report import LivePage
 from trainers.search.search_folder import TRIALS
 from trainers.search.study import check_constraints
 from trainers.search.successive_halving import assigned_share, promote
@@ -50,6 +51,7 @@ class Supervisor:
         options: of this session.
         display: what the user sees.
         groups: of ranks, each for one trial at a time.
+        page: of the search, written while it runs.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class Supervisor:
         options: SearchOptions,
         display: Display,
         groups: Sequence[Group],
+        page: LivePage,
     ) -> None:
         self.opened, self.search, self.study, self.options = opened, opened.search, study, options
-        self.display, self.groups = display, groups
+        self.display, self.groups, self._page = display, groups, page
         self.stopped_by = ""
         self._running: list[_Running] = []
         self._leases, self._used_budget = TrialLeases(study, options.folder), UsedBudget(self.search, study)
@@ -258,6 +261,7 @@ class Supervisor:
         if now - self._shown > _SHOW_SECONDS:
             self._shown = now
             self.display.show({running.trial.number: running.run.seconds for running in self._running})
+        self._page.write_if_due()
 
 
 def _num_ended(folders: Sequence[Path]) -> int:

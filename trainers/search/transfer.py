@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -31,8 +30,7 @@ from recipes.scale.request import rounded
 from recipes.search_space import ranges
 from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.search.best import BEST, absolute_dataset, absolute_recipe
-from trainers.search.report import write_transfer_page
-from trainers.search.search_folder import study_of, write_whole
+from trainers.search.search_folder import write_whole
 
 SCALED = "scaled.yaml"
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"
@@ -118,14 +116,6 @@ class Stages:
             return f"scaled to batch {self.opened.search.transfer.to_batch}: {noted}"
         return self._first_origin(noted)
 
-    def write_page(self) -> Path:
-        """Write the page of both searches; returns its path."""
-        folders = [self.folder / name for name in self.names]
-        with ExitStack() as stack:
-            opened = [study_of(folder, self.open(folder.with_suffix(".yaml"))) for folder in folders]
-            parts = list(zip(map(stack.enter_context, opened), folders, strict=True))
-            return write_transfer_page(self.folder, self.opened.search, parts)
-
     def open(self, path: Path) -> OpenedSearch:
         """Open the file of one of the two searches."""
         return open_search(path, **self.opened.options)
@@ -190,7 +180,6 @@ def transfer(stages: Stages, begin: Callable[[Path, Path], int]) -> int:
     if (stages.folder / large / BEST).is_file():
         write_whole(stages.folder / BEST, stages.best_text())
         print(f"the best of both searches: kilobatch train {quote(str(stages.folder / BEST))}")
-    print(f"report of both: {stages.write_page()}")
     return code
 
 
