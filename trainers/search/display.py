@@ -244,6 +244,7 @@ class Display:
             "ended": ended,
             "states": Counter(row.state for row in self._rows.values()),
             "budget": asdict(self.search.budget),
+            "ranks": self.groups * self.search.ranks_per_trial,
             "device_hours": self.device_hours(),
             "seconds_left": None if ended else self.seconds_left(),
             "best": [self._plain(row) for row in self._best()],

@@ -27,7 +27,7 @@ from trainers.search.study import FOLDER, SECONDS, best_trials, state_counts, st
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
-_SHARE = 0.01  # of the time that drawing a live page may take
+_SHARE = 0.03  # of the time that drawing a live page may take
 
 _STYLE = """
 .hit { stroke: transparent !important; stroke-width: 9px !important; stroke-dasharray: none !important; }
@@ -76,7 +76,7 @@ class LivePage:
 
     Args:
         folder, study, search: as for `write_search_page`.
-        every_seconds: between two writings, at least; drawing takes at most 1 % of the time.
+        every_seconds: between two writings, at least; drawing takes at most 3 % of the time.
     """
 
     def __init__(self, folder: Path, study: optuna.Study, search: Search, *, every_seconds: float = 20.0) -> None:
@@ -193,7 +193,7 @@ def _by_optuna(search: Search, at: int, goal: Any, whole: list[FrozenTrial], sco
     if params and len(whole) >= _FEW:
         good = max(0.1, _GOOD / len(whole))
         how = {"params": params, "evaluator": optuna.importance.PedAnovaImportanceEvaluator(target_quantile=good)}
-        axes = _drawn(plots.plot_param_importances, view, target_name="", **how)
+        axes = _drawn(plots.plot_param_importances, view, target_name=goal.metric, **how)
         best = f"the best {max(_GOOD, round(good * len(whole)))} of {len(whole)} whole trials"
         words = f"What {best} have in common in {goal.metric} (PED-ANOVA): a hint only."
         yield of_search.importance_figure(axes, goal), words
@@ -226,12 +226,12 @@ def _view(search: Search, at: int, trials: list[FrozenTrial], names: dict[str, s
 
 
 def _drawn(plot: Any, view: optuna.Study, **how: Any) -> Any:
-    """A plot of Optuna, without two warnings: that it is experimental, and that PED-ANOVA takes low targets as good."""
+    """A plot of Optuna, without warnings that it is experimental, minimizes (PED-ANOVA) and has a single value."""
     from recipes.reports.plots.figure import drawn_elsewhere
 
     with drawn_elsewhere(), warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes")
+        warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes|Attempting to set identical")
         return plot(view, **how)
 
 

@@ -97,9 +97,10 @@ def _search(request: SearchRequest) -> int:
     )
     _require_trainable(opened, options)
     has_stages = opened.search.transfer is not None
-    large = check_transfer(opened) if has_stages else None
+    if has_stages:
+        check_transfer(opened)
     if request.dry_run:
-        print(dry_run_text(opened, options, groups=len(groups), large=large))
+        print(dry_run_text(opened, options, groups=len(groups)))
         return 0
     check_folder(folder, opened, resume=request.resume)
     files = not request.resume and request.stop_file is None  # a transfer has checked them already

@@ -42,8 +42,10 @@ def status_tree(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         raise FolderRefused(f"there is no {STATUS} of a search in {folder}; name the folder of one") from None
     tree["state"] = _state(tree)
-    tree["running"] = [trial | _progress(folder / "trials" / f"trial-{trial['trial']:04d}") for trial in tree["running"]]
-    lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines() if (folder / LOG).exists() else []
+    for trial in tree["running"]:
+        trial |= _progress(folder / "trials" / f"trial-{trial['trial']:04d}")
+    log = folder / LOG
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return tree | {"log": lines[-_LAST_LINES:]}
 
 
@@ -53,7 +55,10 @@ def status_text(tree: Mapping[str, Any]) -> str:
     ended = sum(states.values()) - states.get("running", 0)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     limit = f" of {budget['device_hours']:g}" if budget["device_hours"] else ""
-    left = f", about {duration(tree['seconds_left'])} left" if tree["seconds_left"] else ""
+    left = ""
+    if tree["seconds_left"]:
+        hours = f"{number(tree['seconds_left'] * tree['ranks'] / 3600, digits=2)} device-hours"
+        left = f", about {duration(tree['seconds_left'])} and {hours} left"
     lines = [f"search {tree['search']} over {tree['recipe']}: {tree['state']}"] if "state" in tree else []
     lines.append(f"trials: {ended} of {budget['trials']} ended{f' ({counts})' if counts else ''}{left}")
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
@@ -72,7 +77,7 @@ def status_text(tree: Mapping[str, Any]) -> str:
 
 def _state(tree: Mapping[str, Any]) -> str:
     if tree["ended"]:
-        return "ended"
+        return "stopped; the same command goes on with it" if tree["running"] else "ended"
     here = tree["host"] == socket.gethostname()
     silent = max(0.0, time.time() - tree["written"])
     if silent > _SILENT_SECONDS or (here and not os.path.exists(f"/proc/{tree['process']}")):

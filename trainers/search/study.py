@@ -118,6 +118,7 @@ def best_trials(study: optuna.Study) -> list[FrozenTrial]:
     With several objectives: all such trials on the Pareto front, the best in the first objective first.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    complete = [trial for trial in complete if DIVERGED not in trial.user_attrs]
     directions = [direction.name.lower() for direction in study.directions]
     if len(directions) == 1:
         best: FrozenTrial | None = None
