@@ -144,12 +144,13 @@ def _figures(study: optuna.Study, search: Search, folder: Path) -> Iterator[tupl
     """All plots for which there are trials enough."""
     from recipes.reports.plots import of_search
 
-    points = {trial.number: _point(trial) for trial in study.get_trials(deepcopy=False)}
-    scored = [point for point in points.values() if point.scores]
+    trials = study.get_trials(deepcopy=False)
+    points = [_point(trial) for trial in trials]
+    scored = [point for point in points if point.scores]
     goals = [of_search.Goal(metric_name(one.metric), one.direction == "maximize") for one in search.objectives]
-    if any(point.reports for point in points.values()):
+    if any(point.reports for point in points):
         words = "What trials reported on their way, pruned ones dashed. Point at a curve or at a row of the table."
-        yield of_search.curves_figure([*points.values()], goals[0]), words
+        yield of_search.curves_figure(points, goals[0]), words
     if len(goals) == 1 and scored:
         yield of_search.history_figure(scored, goals[0]), "Every trial, and the best so far."
     front = [trial.number for trial in best_trials(study)]
@@ -157,12 +158,12 @@ def _figures(study: optuna.Study, search: Search, folder: Path) -> Iterator[tupl
         words = f"Trials that no other one beats in everything, by {goals[0].metric} and {goal.metric}."
         yield of_search.front_figure(scored, front, (goals[0], goal), at=at), words
     if any(path.startswith("batch.") for path in search.space):
-        pairs = [(batch_and_rate(trial, folder), points[trial.number]) for trial in study.get_trials(deepcopy=False)]
+        pairs = [(batch_and_rate(trial, folder), point) for trial, point in zip(trials, points, strict=True)]
         rates = [(*pair, point) for pair, point in pairs if pair and point.scores]
         if len({batch for batch, _, _ in rates}) > 1:
             words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
             yield of_search.rate_figure(rates, goals[0]), words
-    whole = [trial for trial in study.get_trials(deepcopy=False) if points[trial.number].state == "complete"]
+    whole = [trial for trial, point in zip(trials, points, strict=True) if point.state == "complete"]
     for at, goal in enumerate(goals) if whole else ():
         yield from _by_optuna(search, at, goal, whole, scored)
 
@@ -197,9 +198,10 @@ def _by_optuna(search: Search, at: int, goal: Any, whole: list[FrozenTrial], sco
         best = f"the best {max(_GOOD, round(good * len(whole)))} of {len(whole)} whole trials"
         words = f"What {best} have in common in {goal.metric} (PED-ANOVA): a hint only."
         yield of_search.importance_figure(axes, goal), words
-        first = list(_drawn(optuna.importance.get_param_importances, view, **how))[:2]
-        if len(first) == 2:
-            axes = _drawn(plots.plot_contour, view, params=first, target_name="")
+        shares = _drawn(optuna.importance.get_param_importances, view, **how)
+        often = [name for name in shares if sum(name in trial.params for trial in view.get_trials(False)) >= _FEW]
+        if len(often) > 1:
+            axes = _drawn(plots.plot_contour, view, params=often[:2], target_name="")
             yield restyled(axes, title=goal.metric), "Between whole trials, by the two values that matter most."
     for path, range_ in search.space.items():
         others = [point for point in scored if point.state != "complete" and path in point.values]

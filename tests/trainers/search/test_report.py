@@ -64,23 +64,22 @@ def page(tmp_path):
     return lambda study, search, **how: write_search_page(tmp_path, study, search, **how).read_text()
 
 
-def test_every_trial_has_a_row_and_every_value_a_picture(study, page):
+def test_every_trial_has_a_row_a_curve_and_every_value_a_picture_and_words_are_escaped(study, page):
+    """Parallel coordinates need two complete trials; each curve and each of their lines names its trial."""
+    study.add_trial(trial(TrialState.COMPLETE, [0.8], 0.3, "a"))
     text = page(study, SEARCH)
+    assert sorted(re.findall(r'<g data-trial="(\d)">', text)) == ["0", "0", "1", "3", "4", "4"]
+    assert MARKED not in text
+    assert "the loss &lt;is&gt; not finite" in text
     assert "Trial 0 is best, with 90.00&nbsp;%." in text
-    assert re.findall(r'<tr data-trial="(\d)">', text) == ["0", "1", "2", "3"]
-    assert text.count("<figure>") == 2 + 2  # with one complete trial nothing can be compared
-    assert "4 trials: 1 complete, 1 failed, 1 infeasible, 1 pruned; 0.0678 device-hours." in text
+    assert re.findall(r'<tr data-trial="(\d)">', text) == list("01234")
+    assert text.count("<figure>") == 2 + 1 + 2
+    assert "5 trials: 2 complete, 1 failed, 1 infeasible, 1 pruned; 0.0847 device-hours." in text
     assert "pruned at report 2 of 20" in text
     assert "<td>not loss &lt;= 1</td>" in text
     assert "<td>infeasible</td>" in text
     assert "1 min 01 s" in text
     assert 'href="trials/trial-0000/"' in text
-
-
-def test_words_of_a_search_are_escaped(study, page):
-    text = page(study, SEARCH)
-    assert MARKED not in text
-    assert "the loss &lt;is&gt; not finite" in text
 
 
 def test_a_search_without_a_score_has_a_page(page):
@@ -157,13 +156,6 @@ def test_a_diverged_trial_has_its_update_in_the_table_and_infinity_as_score(page
     assert "the loss is not finite at update 17" in text
 
 
-def test_a_curve_a_line_of_the_parallel_coordinates_and_a_row_carry_the_number_of_their_trial(study, page):
-    study.add_trial(trial(TrialState.COMPLETE, [0.8], 0.3, "a"))
-    text = page(study, SEARCH)
-    assert sorted(re.findall(r'<g data-trial="(\d)">', text)) == ["0", "0", "1", "3", "4", "4"]
-    assert re.findall(r'<tr data-trial="(\d)">', text) == list("01234")
-
-
 def test_parallel_coordinates_draw_each_trial_through_its_own_values(tmp_path):
     """Choices that are numbers would be sorted by Optuna, and its lines with them."""
     space = {"rate": RATE, "batch.global": Categorical(choices=(512, 64))}
@@ -183,7 +175,8 @@ def test_parallel_coordinates_draw_each_trial_through_its_own_values(tmp_path):
         assert rate == pytest.approx(0.5 + number / 10)
 
 
-def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_time(study, page, tmp_path, monkeypatch):
+def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_time(page, tmp_path, monkeypatch):
+    study = optuna.create_study()
     assert "http-equiv=\"refresh\"" not in page(study, SEARCH)
     assert "data-refresh" not in page(study, SEARCH).partition("<script>")[0]
     live = LivePage(tmp_path, study, SEARCH, every_seconds=5.0)
@@ -201,13 +194,24 @@ def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_t
     assert (tmp_path / "report.html").exists()
 
 
-def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(study, page):
-    """Trial 3 was worse by chance."""
+def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(page):
     confirmed = [Confirmed(trial=0, values=(0.8, 0.9), mean=0.85, low=0.81, high=0.89)]
     confirmed.append(Confirmed(trial=3, values=(0.9, 0.92), mean=0.91, low=0.9, high=0.92))
-    text = page(study, SEARCH, confirmed=confirmed)
+    text = page(optuna.create_study(), SEARCH, confirmed=confirmed)
     assert "Trial 3 is best, with 91.00&nbsp;% in the mean of 2 fresh seeds." in text
     assert text.index("81.00&nbsp;% to 89.00&nbsp;%") < text.index("<h2>Trials</h2>")
+
+
+@pytest.mark.parametrize("ends", [(0.2, 8), (1e-3, 0.1), (0.3, 0.9), (1e-5, 1e-1)])
+def test_a_logarithmic_axis_has_two_ticks_or_more(ends):
+    study = optuna.create_study(direction="maximize")
+    for rate in ends:
+        kinds = {"rate": FloatDistribution(1e-6, 10.0, log=True)}
+        study.add_trial(create_trial(value=0.5, params={"rate": rate}, distributions=kinds))
+    search = replace(SEARCH, space={"rate": Float(low=1e-6, high=10.0, log=True)})
+    axes = next(figure for figure, words in figures(study, search) if "by its rate" in words).axes[0]
+    low, high = axes.get_xlim()
+    assert 2 <= sum(low <= tick <= high for tick in axes.get_xticks()) <= 6
 
 
 def test_importances_are_of_each_objective_in_its_own_direction():
