@@ -35,7 +35,7 @@ _STYLE = """
 g.on path:not(.hit) { stroke: var(--ink) !important; stroke-width: 2.2px !important; }
 tr.on td { background: var(--shade); }
 output:empty { display: none; }
-table.trials td:last-child { min-width: 14rem; }
+table.trials td:last-child:not(:empty) { min-width: 22rem; }
 output { position: sticky; bottom: 0; display: block; padding: .4rem 0; background: var(--paper); font-size: .875rem; }
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.category import StrCategoryLocator
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from recipes.reports.plots.figure import decades, restyled, stacked
 from recipes.reports.style import DASHES, INK, MUTED, SERIES
@@ -117,6 +117,8 @@ def parallel_figure(axes: Axes, trials: Sequence[TrialPoint], goal: Goal, *, at:
         axes.plot(*segment.T, gid=f"{CURVE}{trial.number}", **style)
     figure = restyled(axes, title=f"{goal.metric} and values", height=_HEIGHT)
     for one in figure.axes:
+        if isinstance(one.yaxis.get_major_locator(), FixedLocator):  # choices: no longer than to the next axis
+            one.set_yticks(one.get_yticks(), [label.get_text()[:8] for label in one.get_yticklabels()])
         one.spines[["top", "bottom"]].set_visible(False)
         one.spines[["left", "right"]].set_edgecolor(MUTED)
     return figure

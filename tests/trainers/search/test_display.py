@@ -167,7 +167,8 @@ def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(di
         for number in range(9):
             shown.say(f"line {number}")
     line = [sys.executable, "-P", "-m", "kilobatch", "search", "status", str(tmp_path), "--json"]
-    tree = json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout, parse_constant=pytest.fail)
+    output = subprocess.run(line, check=True, capture_output=True, text=True).stdout
+    tree = json.loads(output, parse_constant=pytest.fail)
     assert (tree["state"], tree["states"], tree["best"]) == ("ended", {"diverged": 1}, [])
     assert [text[-6:] for text in tree["log"]] == [f"line {number}" for number in range(4, 9)]
     row = {"trial": "0", "mean loss": "0.5", "95 % interval": "0.125 to 0.875", "2 fresh seeds": "0.25, 0.75"}

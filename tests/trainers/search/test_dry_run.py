@@ -46,8 +46,10 @@ def test_a_dry_run_prints_several_objectives(open_text):
 
 
 def test_a_dry_run_names_the_paths_that_keep_trials_from_being_compared(open_text):
-    """A power bends the rate, a choice of batch moves it as a whole; label smoothing does neither."""
-    text = DRY.partition("space:")[0] + """\
+    """A power bends the rate, and the place of the warmup shifts the schedule; label smoothing does neither."""
+    text = (
+        DRY.partition("space:")[0]
+        + """\
 pruner: {kind: Median}
 space:
   learning_rate.schedule.power: {kind: Float, low: 1, high: 3}
@@ -55,6 +57,7 @@ space:
   loss.label_smoothing: {kind: Float, low: 0, high: 0.1}
 fixed: {epochs: 3, learning_rate.warmup.epochs: 1, learning_rate.schedule.kind: Polynomial}
 """
+    )
     lines = dry_run_text(open_text(text), OPTIONS, groups=1).splitlines()
     assert "pruner: Median, in the first trial from epoch 1 on, where its slow start ends" in lines
     assert [line for line in lines if line.startswith("not compared: ")] == [
