@@ -82,11 +82,11 @@ class LivePage:
     def __init__(self, folder: Path, study: optuna.Study, search: Search, *, every_seconds: float = 20.0) -> None:
         self._what, self._every, self._next = (folder, study, search), every_seconds, 0.0
 
-    def write_if_due(self) -> None:
-        """Write the page anew if it is old enough."""
+    def write_if_due(self, confirmed: Sequence[Confirmed] = ()) -> None:
+        """Write the page anew if it is old enough, with the trials that are confirmed so far."""
         began = time.monotonic()
         if began >= self._next:
-            write_search_page(*self._what, refresh=self._every)
+            write_search_page(*self._what, confirmed=confirmed, refresh=self._every)
             self._every = max(self._every, (time.monotonic() - began) / _SHARE)
             self._next = began + self._every
 

@@ -115,6 +115,8 @@ def parallel_figure(axes: Axes, trials: Sequence[TrialPoint], goal: Goal, *, at:
         good = rank >= 0.8 * len(pairs)
         style = {"color": SERIES[1], "linewidth": 1.4} if good else {"color": SERIES[0], "linewidth": 0.8}
         axes.plot(*segment.T, gid=f"{CURVE}{trial.number}", **style)
+    for name in axes.get_xticklabels():
+        name.set_ha("left")
     figure = restyled(axes, title=f"{goal.metric} and values", height=_HEIGHT)
     for one in figure.axes:
         if isinstance(one.yaxis.get_major_locator(), FixedLocator):  # choices: no longer than to the next axis
