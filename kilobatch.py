@@ -8,9 +8,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from trainers.commands import data, machine, plan, recipes, rehearse, runs, search, train, verify
 from trainers.commands.options import OPTIONS_OF_GROUPS
@@ -24,12 +25,23 @@ Examples:
   kilobatch train digits/large_batch -n 2
   kilobatch search digits -n 2 --dry-run
 """
-app = typer.Typer(add_completion=False, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
+
+
+class _Commands(TyperGroup):
+    """Knows commands of two words, as `search status`, beside one that is the first word alone."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+
+
+app = typer.Typer(cls=_Commands, add_completion=False, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
 app.command()(train.train)
 app.command(hidden=True)(train.load_samples)
-app.command()(search.search)
+app.command(epilog="kilobatch search status DIR shows what a search does now.")(search.search)
+app.command("search status")(search.search_status)
 app.command(hidden=True)(search.search_ranks)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)

@@ -35,9 +35,10 @@ def _escaped(text: str) -> str:
 
 
 def table(heads: Sequence[object], rows: Iterable[Sequence[object]], **attributes: str) -> Markup:
-    """A table that scrolls by itself where the page is too narrow for it."""
+    """A table that scrolls by itself where the page is too narrow for it; a row may be a `tr` already."""
     head = tag("thead", tag("tr", *(tag("th", text, scope="col") for text in heads)))
-    body = tag("tbody", *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows))
+    made = (row if isinstance(row, Markup) else tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
+    body = tag("tbody", *made)
     return tag("div", tag("table", head, body, **attributes), class_="scroll", tabindex="0")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -50,19 +52,29 @@ def page_text(runs: Sequence[Run]) -> str:
     return document(title, _single(runs[0]) if len(runs) == 1 else _comparison(runs))
 
 
-def document(title: str, body: Markup) -> str:
-    """A whole page in the reports' style, with a title as heading, which loads nothing from elsewhere."""
-    # HTML's escaping does not apply in a style sheet; this one is constant, without text of a run.
+def document(title: str, body: Markup, *, style: str = "", script: str = "", refresh: float = 0.0) -> str:
+    """A whole page in the reports' style, with a title as heading, which loads nothing from elsewhere.
+
+    Args:
+        style, script: more of both; constants of the program, without text of a run.
+        refresh: seconds after which a reader without scripts gets the page anew; 0: never.
+    """
+    # HTML's escaping does not apply in a style sheet or a script. Only the script with this sum may run.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = _POLICY + (f"; script-src 'sha256-{digest}'" if script else "")
+    again = f'<noscript><meta http-equiv="refresh" content="{refresh:.0f}"></noscript>'
     head = joined(
         [
             Markup('<meta charset="utf-8">'),
-            Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
             Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+            Markup(again if refresh else ""),
             tag("title", f"{title} – kilobatch"),
-            tag("style", Markup(PAGE)),
+            tag("style", Markup(PAGE + style)),
         ]
     )
-    page = tag("html", tag("head", head), tag("body", tag("main", tag("h1", title), body)), lang="en")
+    end = tag("script", Markup(script)) if script else ""
+    page = tag("html", tag("head", head), tag("body", tag("main", tag("h1", title), body), end), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"
 
 

@@ -90,7 +90,7 @@ figure {{ margin: 0; min-width: 0; }}
 figcaption {{ padding-left: .4rem; }}
 figure svg {{ display: block; width: 100%; height: auto; }}
 svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}
-svg text {{ font-family: inherit !important; }}
+svg text {{ font-family: inherit !important; fill: var(--ink); }}
 .scroll {{ overflow-x: auto; margin: .5rem 0; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: left; vertical-align: top; padding: .35rem .9rem .35rem 0;

@@ -132,8 +132,8 @@ class Budget:
 class Prior:
     """What is known about good values before the search begins; give one of `recipe`, `search` and `batch`.
 
-    The first trials are drawn around it, at the batch of the trial: the full learning rate from the square root to twice
-    the linear rule, all other values around the known ones.
+    The first trials are drawn around it, at the batch of the search: the full learning rate from the square root to
+    twice the linear rule, all other values around the known ones.
 
     Args:
         recipe: a recipe whose values are known to be good, such as a paper's: a name of the library, or a path relative
@@ -154,7 +154,8 @@ class Prior:
 
     def __post_init__(self) -> None:
         given = [name for name in ("recipe", "search", "batch") if getattr(self, name) is not None]
-        require(len(given) == 1, f"Prior must have one of recipe, search and batch, got {' and '.join(given) or 'none'}")
+        got = " and ".join(given) or "none"
+        require(len(given) == 1, f"Prior must have one of recipe, search and batch, got {got}")
         for name in ("batch", "trials", "ranks_per_trial", "draws"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"Prior.{name} must be at least 1, got {value}")
@@ -239,7 +240,7 @@ class Search:
         require(len(metrics) > 0, "Search.objective must be at least one")
         require(len(set(metrics)) == len(metrics), f"Search.objective must name each metric once, got {metrics}")
         comparable = self.pruner is None or (self.reported is not None and not self.has_goal)
-        what = "several objectives" if len(metrics) > 1 else f"{metrics[0]}"
+        what = "several objectives" if len(metrics) > 1 else f"{metrics[0]}, which grows alike in all trials"
         require(comparable, f"Search.pruner must be null: reports are not compared by {what}")
         alone = len(metrics) == 1 or not (self.has_goal or self.confirm or self.budget.patience)
         require(alone, "Search.objective must be one where there is a target, `confirm` or `patience`")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainers.commands.options import AllowCode, ClusterName, Data, Device
+from trainers.commands.options import AllowCode, ClusterName, Data, Device, Json
 
 
 def search(
@@ -56,6 +57,20 @@ def search(
         study=study,
     )
     raise typer.Exit(run_search(request))
+
+
+def search_status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a search, or a copy of it.")],
+    as_json: Json = False,
+) -> None:
+    """Show what a search does now.
+
+    Trials by state, the best so far, the trials that run, and the end of the log. It locks and writes nothing.
+    """
+    from trainers.search.status import status_text, status_tree
+
+    tree = status_tree(folder)
+    print(json.dumps(tree, indent=1) if as_json else status_text(tree))
 
 
 def search_ranks(messages: Path, local_ranks: str) -> None:

@@ -13,8 +13,8 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import shown
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, assignments
-from trainers.search.confirm import Confirmed, confirmed_text
-from trainers.search.display import score
+from trainers.search.confirm import confirmed_text
+from trainers.search.display import Confirmed, score
 from trainers.search.search_folder import write_whole
 from trainers.search.study import best_trials, ranked_trials
 

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import prepare
-from trainers.search.display import Display, shown
+from trainers.search.display import Confirmed, Display, shown
 from trainers.search.outcome import has_succeeded, metrics_lines, trial_result
 from trainers.search.rank_groups import Group
 from trainers.search.trial_run import SearchOptions, TrialRun, trial_request
@@ -23,17 +23,6 @@ CONFIRM = "confirm"  # in the search's folder: trial-0007/seed-1000, ...
 _FRESH = 1000  # added to the recipe's seed: far from those of `seeds_per_trial`
 # Quantiles 0.975 of Student's distribution for 1 to 10 degrees of freedom; beyond, its expansion about the normal one.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Confirmed:
-    """A trial's scores on fresh seeds, with the 95 % interval of their mean; a run that diverged has the worst score."""
-
-    trial: int
-    values: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(kw_only=True)

@@ -1,26 +1,41 @@
-"""What a user sees of a search: a table on a terminal, lines in a log, and how scores and values are written."""
+"""What a user sees of a search on the terminal and in its log, and how scores and values are written."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import optuna
-from rich.console import Console, Group
+from optuna.trial import FrozenTrial, TrialState
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from recipes.errors import printable
 from recipes.reports.wording import duration, number, percent
 from recipes.schema import Search
 from trainers.runs.run_folder import LOG
-from trainers.search.study import FOLDER, SECONDS, pareto_front, reason_of, state_of
+from trainers.search.status import status_text, write_status
+from trainers.search.study import SECONDS, pareto_front, reason_of, state_of
 from trainers.search.trial_run import Report
+
+_STATUS_SECONDS = 2.0  # between two writings of `status.json`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """A trial's recipe, trained again on fresh seeds: the objective of each, their mean and its 95 % interval."""
+
+    trial: int
+    values: tuple[float, ...]
+    mean: float
+    low: float
+    high: float
 
 
 def metric_name(metric: str) -> str:
@@ -40,10 +55,8 @@ def score(metric: str, value: float) -> str:
 
 def scores(search: Search, values: Iterable[float]) -> str:
     """The objectives of a trial: one value alone, several each with its name."""
-    if len(search.objectives) == 1:
-        return shown(search.objectives[0].metric, next(iter(values)))
-    pairs = zip(search.objectives, values, strict=True)
-    return ", ".join(score(objective.metric, value) for objective, value in pairs)
+    pairs = [(objective.metric, value) for objective, value in zip(search.objectives, values, strict=True)]
+    return shown(*pairs[0]) if len(pairs) == 1 else ", ".join(score(*pair) for pair in pairs)
 
 
 def values_text(values: Mapping[str, Any]) -> str:
@@ -56,62 +69,75 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
-def column_names(paths: Sequence[str]) -> list[str]:
+def column_names(paths: Iterable[str]) -> list[str]:
     """The last word of each path, with as many words before it as distinguish it from the others.
 
     >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"])
     ['epochs', 'warmup.epochs', 'reference']
     """
-    names = []
-    for path in paths:
-        words = path.split(".")
-        endings = [".".join(words[-count:]) for count in range(1, len(words) + 1)]
-        others = [other for other in paths if other != path]
-        free = (end for end in endings if not any(f".{other}".endswith(f".{end}") for other in others))
-        names.append(next(free, path))
-    return names
+    endings = {path: [path.split(".", skip)[-1] for skip in reversed(range(path.count(".") + 1))] for path in paths}
+    counts = Counter(ending for own in endings.values() for ending in own)
+    return [next((ending for ending in own if counts[ending] == 1), path) for path, own in endings.items()]
 
 
-_ROWS = 20  # of the table
-_STYLES = {
-    "running": "cyan",
-    "complete": "green",
-    "short": "blue",
-    "infeasible": "magenta",
-    "pruned": "yellow",
-    "failed": "red",
-    "diverged": "red",
-}
+def confirmed_rows(search: Search, confirmed: Sequence[Confirmed]) -> list[dict[str, str]]:
+    """The table of confirmed trials, on the page and on the terminal: a row each, by column."""
+    metric = search.objectives[0].metric
+    return [
+        {
+            "trial": str(one.trial),
+            f"mean {metric_name(metric)}": shown(metric, one.mean),
+            "95 % interval": f"{shown(metric, one.low)} to {shown(metric, one.high)}",
+            f"{len(one.values)} fresh seeds": ", ".join(shown(metric, value) for value in one.values),
+        }
+        for one in confirmed
+    ]
 
 
 @dataclass(kw_only=True)
-class _Row:
-    """A trial in the table."""
+class TrialRow:
+    """A trial as the terminal and the page show it; `earlier` seconds are those of sessions and runs that ended."""
 
     number: int
     values: Mapping[str, Any]
     state: str
     scores: Sequence[float] | None = None
     note: str = ""
-    earlier: float = 0.0  # seconds, in earlier sessions and runs
-    current: float = 0.0  # seconds, in the run that is trained now
+    earlier: float = 0.0
+    current: float = 0.0
 
     @property
     def seconds(self) -> float:
         return self.earlier + self.current
 
 
+def row_of(trial: FrozenTrial, search: Search) -> TrialRow:
+    """A trial of the study as a row; one that runs has its last report."""
+    row = TrialRow(number=trial.number, values=trial.params, state=state_of(trial), scores=trial.values)
+    row.note, row.earlier = reason_of(trial), trial.user_attrs.get(SECONDS, 0.0)
+    if row.state == "running" and trial.last_step is not None:
+        row.scores = [trial.intermediate_values[trial.last_step]]
+        row.note = f"report {trial.last_step} of {search.reports}"
+    return row
+
+
 @dataclass(kw_only=True)
 class Display:
-    """Shows the progress of a search on the console and in its log."""
+    """Shows the progress of a search on the console, in its log and in its `status.json`.
+
+    The supervisor fills `set_aside` (host or GPU -> why) and `confirmed`.
+    """
 
     search: Search
     folder: Path
     console: Console
     groups: int
-    _rows: dict[int, _Row] = field(default_factory=dict)
+    set_aside: dict[str, str] = field(default_factory=dict)
+    confirmed: Sequence[Confirmed] = ()
+    _rows: dict[int, TrialRow] = field(default_factory=dict)
     _live: Live | None = None
     _began: float = field(default_factory=time.monotonic)  # moved back by the time of earlier sessions
+    _next_status: float = 0.0
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -120,28 +146,16 @@ class Display:
         return self
 
     def __exit__(self, *failure: Any) -> None:
+        write_status(self.folder, self._tree(ended=True))
         if self._live is not None:
-            self._live.update(self._picture(), refresh=True)
+            self._live.update(Text(status_text(self._tree())), refresh=True)
             self._live.__exit__(*failure)
 
-    def add_trials(self, trials: Sequence[optuna.trial.FrozenTrial], *, spent_seconds: float = 0.0) -> None:
-        """Add the trials of earlier sessions and of other supervisors, and the time they have spent.
-
-        A trial that is in the table already is only replaced if it has ended since.
-        """
+    def add_trials(self, trials: Sequence[FrozenTrial], *, spent_seconds: float = 0.0) -> None:
+        """Add the trials of earlier sessions, and the time that these have spent."""
         self._began -= spent_seconds
-        for trial in trials:
-            row = self._rows.get(trial.number)
-            is_new = row is None or (row.state == "running" and trial.state.is_finished())
-            if is_new and FOLDER in trial.user_attrs and state_of(trial) in _STYLES:
-                self._rows[trial.number] = _Row(
-                    number=trial.number,
-                    values=trial.params,
-                    state=state_of(trial),
-                    scores=trial.values,
-                    note=reason_of(trial),
-                    earlier=trial.user_attrs.get(SECONDS, 0.0),
-                )
+        rows = [row_of(trial, self.search) for trial in trials if trial.state != TrialState.WAITING]
+        self._rows |= {row.number: row for row in rows}
 
     def say(self, text: str) -> None:
         """Print a line on the console and write it to the log."""
@@ -152,34 +166,42 @@ class Display:
 
     def began(self, number: int, values: Mapping[str, Any], *, resumed: bool) -> None:
         """A trial's run has begun."""
-        row = self._rows.get(number)
-        self._rows[number] = _Row(number=number, values=values, state="running", earlier=row.seconds if row else 0.0)
+        earlier = self._rows[number].seconds if number in self._rows else 0.0
+        self._rows[number] = TrialRow(number=number, values=values, state="running", earlier=earlier)
         self.say(f"trial {number} {'goes on' if resumed else 'begins'}: {values_text(values)}")
 
     def reported(self, number: int, report: Report) -> None:
         """A trial has reported."""
-        row = self._rows[number]
-        row.scores = (report.value,) if self.search.reported else None
-        row.note = f"report {report.number} of {self.search.reports}"
+        self._rows[number].scores = (report.value,) if self.search.reported else None
+        self._rows[number].note = f"report {report.number} of {self.search.reports}"
 
     def ended(self, number: int, state: str, *, values: Sequence[float] | None = None, reason: str = "") -> None:
-        """A trial has ended: complete, short (of a lower rung), infeasible, pruned or failed."""
-        row = self._rows.setdefault(number, _Row(number=number, values={}, state=state))
-        row.state, row.note = state, reason
-        row.scores = row.scores if values is None else values
+        """A trial has ended: complete, short (of a lower rung), diverged, infeasible, pruned or failed."""
+        row = self._rows.setdefault(number, TrialRow(number=number, values={}, state=state))
+        row.state, row.note, row.scores = state, reason, row.scores if values is None else values
         details = ", ".join(filter(None, [scores(self.search, values) if values is not None else "", reason]))
-        self.say("; ".join(filter(None, [f"trial {number} {state}: {details}", *self._summary()])))
+        left = self.seconds_left()
+        about = f"about {duration(left)} left" if left and left >= 1 else ""
+        summary = [self._best_text(), f"{len(self._ended())}/{self.search.budget.trials} trials", about]
+        self.say("; ".join(filter(None, [f"trial {number} {state}: {details}", *summary])))
 
     def show(self, running: Mapping[int, float]) -> None:
-        """Redraw the table, on a terminal; `running`: number of a trial -> seconds of its run so far."""
+        """Redraw the terminal; now and then, write `status.json`.
+
+        Args:
+            running: number of a trial -> seconds of its run so far.
+        """
         for trial, seconds in running.items():
             self._rows[trial].current = seconds
         if self._live is not None:
-            self._live.update(self._picture(), refresh=True)
+            self._live.update(Text(status_text(self._tree())), refresh=True)
+        if time.monotonic() > self._next_status:
+            self._next_status = time.monotonic() + _STATUS_SECONDS
+            write_status(self.folder, self._tree())
 
     def device_hours(self) -> float:
         """Ranks times hours of all trials so far."""
-        return sum(map(self._device_hours, self._rows.values()))
+        return sum(row.seconds for row in self._rows.values()) * self.search.ranks_per_trial / 3600
 
     def seconds_left(self) -> float | None:
         """Estimated seconds until the first limit of the budget is reached.
@@ -199,23 +221,14 @@ class Display:
             left.append(3600 * (budget.device_hours - self.device_hours()) / ranks)
         return max(0.0, min(left))
 
-    def _device_hours(self, row: _Row) -> float:
-        return row.seconds * self.search.ranks_per_trial / 3600
-
-    def _ended(self) -> list[_Row]:
+    def _ended(self) -> list[TrialRow]:
         return [row for row in self._rows.values() if row.state != "running"]
 
-    def _best(self) -> list[_Row]:
+    def _best(self) -> list[TrialRow]:
         """The best trial; with several objectives the Pareto front."""
         complete = {row.number: row.scores for row in self._rows.values() if row.state == "complete" and row.scores}
         numbers = pareto_front(complete, [objective.direction for objective in self.search.objectives])
-        several = len(self.search.objectives) > 1
-        return [self._rows[each] for each in (numbers if several else numbers[:1])]
-
-    def _summary(self, *more: str) -> list[str]:
-        left = self.seconds_left()
-        about = f"about {duration(left)} left" if left and left >= 1 else ""
-        return [self._best_text(), f"{len(self._ended())}/{self.search.budget.trials} trials", *more, about]
+        return [self._rows[each] for each in (numbers if len(self.search.objectives) > 1 else numbers[:1])]
 
     def _best_text(self) -> str:
         best = self._best()
@@ -223,26 +236,24 @@ class Display:
             return f"trials not beaten: {', '.join(str(row.number) for row in best)}" if best else ""
         return f"best {scores(self.search, best[0].scores)} (trial {best[0].number})" if best else ""
 
-    def _picture(self) -> Group:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for head in ("trial", *column_names(list(self.search.space))):
-            table.add_column(head, justify="right")
-        for head in (*(metric_name(objective.metric) for objective in self.search.objectives), "device-hours"):
-            table.add_column(head, justify="right", no_wrap=True)
-        table.add_column("state", no_wrap=True)
-        table.add_column("", overflow="ellipsis", no_wrap=True)
-        best = {row.number for row in self._best()}
-        for row in sorted(self._rows.values(), key=lambda row: row.number)[-_ROWS:]:
-            table.add_row(*self._cells(row, bold=row.number in best))
-        limit = self.search.budget.device_hours
-        used = f"{number(self.device_hours(), digits=3)}{f' of {limit:g}' if limit else ''} device-hours"
-        best, trials, *others = self._summary(used)
-        return Group(table, Text("  ".join(filter(None, [trials, best, *others])), style="dim"))
+    def _tree(self, *, ended: bool = False) -> dict[str, Any]:
+        """What the terminal and `status.json` show, as plain data."""
+        return {
+            "search": self.search.name,
+            "recipe": self.search.recipe,
+            "ended": ended,
+            "states": Counter(row.state for row in self._rows.values()),
+            "budget": asdict(self.search.budget),
+            "ranks": self.groups * self.search.ranks_per_trial,
+            "device_hours": self.device_hours(),
+            "seconds_left": None if ended else self.seconds_left(),
+            "best": [self._plain(row) for row in self._best()],
+            "running": [self._plain(row) for row in self._rows.values() if row.state == "running"],
+            "set_aside": self.set_aside,
+            "confirmed": confirmed_rows(self.search, self.confirmed),
+        }
 
-    def _cells(self, row: _Row, *, bold: bool) -> list[str | Text]:
-        values = [short(row.values[path]) if path in row.values else "" for path in self.search.space]
-        objectives = self.search.objectives
-        pairs = zip(objectives, row.scores or [None] * len(objectives), strict=True)
-        own = [Text(shown(objective.metric, value), style="bold" if bold else "") for objective, value in pairs]
-        hours = number(self._device_hours(row), digits=2)
-        return [str(row.number), *values, *own, hours, Text(row.state, style=_STYLES[row.state]), row.note]
+    def _plain(self, row: TrialRow) -> dict[str, Any]:
+        own = [value if math.isfinite(value) else None for value in row.scores or ()]  # JSON knows no infinity
+        words = {"text": scores(self.search, row.scores) if own else "", "note": row.note}
+        return {"trial": row.number, "scores": own, "values": row.values, "seconds": row.seconds, **words}

@@ -1,67 +1,57 @@
-"""What `kilobatch search --dry-run` prints: the space, the first trial, the budget, and a forecast of the cost."""
+"""What `kilobatch search --dry-run` prints: the space, the budget, what is pruned, and the first trial."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from recipes.errors import InputRefused
-from recipes.planning.rates import slow_until
+from recipes.planning.rates import rate_shape, slow_until
 from recipes.reading.load import resolved_text
+from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
 from recipes.reports.terminal import plan_text
-from recipes.reports.wording import duration, number
+from recipes.reports.wording import counted, duration, number
 from recipes.schema import Constraint, Search
-from recipes.search_space.open_search import OpenedSearch
+from recipes.search_space.open_search import OpenedSearch, assignments
+from recipes.search_space.ranges import condition_values
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import Prepared, prepare
 from trainers.search.display import metric_name, short
-from trainers.search.search_folder import STORAGE, check_folder, study_of
-from trainers.search.study import SECONDS, finished, new_study, suggested
+from trainers.search.study import enqueue, new_study, suggested
 from trainers.search.successive_halving import has_rungs
 from trainers.search.trial_run import SearchOptions, trial_request
 
-_NO_FORECAST = (
-    "nothing is known before a trial has ended; then this, and the table of the search, go by those that have"
-)
 
-
-def dry_run_text(
-    opened: OpenedSearch, options: SearchOptions, *, groups: int
-) -> str:
+def dry_run_text(opened: OpenedSearch, options: SearchOptions, *, groups: int) -> str:
     """The space, the budget, and the first trial: its values, its plan and its recipe.
 
     Args:
         opened: the search.
-        options: of the search, whose folder has its trials if it has begun.
+        options: of the search.
         groups: how many trials run side by side.
-        large: the second search of a transfer, as it would be if the recipe itself were the best of the first.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
     search, study = opened.search, new_study(opened.search)
-    for values in opened.enqueued[:1]:
-        study.enqueue_trial(values)
+    enqueue(study, opened)
     values = suggested(study.ask(), search)
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
     every = prepared.opened.recipe.evaluation.every
-    goals = (f"{objective.direction} {metric_name(objective.metric)}" for objective in search.objectives)
+    goals = " and ".join(f"{one.direction} {metric_name(one.metric)}" for one in search.objectives)
     lines = [
-        f"search {search.name} over {search.recipe}: {' and '.join(goals)}",
+        f"search {search.name} over {search.recipe}: {goals}",
         "",
         space_text(opened, values),
         "",
         *(f"fixed: {path} {short(value)}" for path, value in search.fixed.items()),
         *(f"constraint: {_constraint_text(constraint)}" for constraint in search.constraints),
         f"sampler: {type(search.sampler).__name__}",
-        f"pruner: {_pruner_text(search)}",
-        f"reports: {search.reports} a trial, every {'epoch' if every == 1 else f'{float(every):g} epochs'}"
-        + (f"; {_warmup_text(prepared)}" if search.pruner and not has_rungs(search) else ""),
+        f"pruner: {pruning_text(opened, prepared)}",
+        f"reports: {search.reports} a trial, every {'epoch' if every == 1 else f'{float(every):g} epochs'}",
         *_budget_lines(search, prepared, groups),
-        *cost_lines(opened, options.folder, groups=groups),
         "",
         "plan of the first trial:",
         plan_text(replace(prepared.plan, model=model_of(prepared.opened))),
@@ -102,75 +92,48 @@ def _constraint_text(constraint: Constraint) -> str:
     return f"{metric_name(str(constraint.metric))} {limits}, or a trial is never the best"
 
 
-def _pruner_text(search: Search) -> str:
+def pruning_text(opened: OpenedSearch, prepared: Prepared) -> str:
+    """When the pruner may end a trial, and which searched paths keep it from comparing trials.
+
+    Args:
+        opened: the search.
+        prepared: its first trial.
+    """
+    search = opened.search
     if search.pruner is None:
         return "none"
-    shares = ", ".join(str(share) for share in getattr(search.pruner, "shares", ()))
-    return type(search.pruner).__name__ + (f", over runs of {shares} of the epochs" if shares else "")
+    name = type(search.pruner).__name__
+    if has_rungs(search):
+        return f"{name}, over runs of {', '.join(map(str, search.pruner.shares))} of the epochs"
+    text = f"{name}, in the first trial from epoch {slow_until(prepared.opened.recipe):g} on, where its slow start ends"
+    for path in filter(partial(_moves_shape, opened), search.space):
+        few = "few" if hasattr(search.space[path], "choices") else "hardly any"
+        text += f"\nnot compared: trials whose rate has another shape; {path} changes it, so {few} are pruned"
+    return text
 
 
-def _warmup_text(prepared: Prepared) -> str:
-    end = slow_until(prepared.opened.recipe)
-    if not end:
-        return "the first trial has no slow start: it may be pruned from its first report on"
-    return f"the first trial is not pruned before epoch {end:g}, where its slow start ends"
+def _moves_shape(opened: OpenedSearch, path: str) -> bool:
+    """Whether the ends of a range, or two of its choices, give rates of different shapes."""
+    search = opened.search
+    given = search.fixed | condition_values(search.space, path)[0]
+    tried = (assignments({**given, path: value}) for value in search.space[path].ends.values())
+    recipes = (open_recipe(opened.base.path, overrides=each, **opened.options).recipe for each in tried)
+    return len(set(map(rate_shape, recipes))) > 1
 
 
 def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
     """What the search may cost: trials, samples, hours and device-hours."""
     budget, seeds, ranks = search.budget, search.seeds_per_trial, search.ranks_per_trial
-    plan, all_ranks = prepared.plan.as_tree(), groups * ranks
-    each = f"{plan['num_updates']} updates"
-    each += f" from each of {seeds} seeds" if seeds > 1 else ""
-    samples = budget.trials * seeds * plan["num_samples"]
-    rounds = -(-budget.trials // groups)
-    lines = [f"budget: {budget.trials} trials of {each} like the first one, {number(samples)} samples in all"]
+    plan, all_ranks, rounds = prepared.plan.as_tree(), groups * ranks, -(-budget.trials // groups)
+    each = f"{plan['num_updates']} updates" + (f" from each of {seeds} seeds" if seeds > 1 else "")
+    samples = number(budget.trials * seeds * plan["num_samples"])
+    lines = [f"budget: {budget.trials} trials of {each} like the first one, {samples} samples in all"]
     if budget.hours is not None:
-        limit, plural = f"{budget.hours * all_ranks:g} device-hours", "" if budget.hours == 1 else "s"
-        lines.append(f"hours: trials begin within {budget.hours:g} hour{plural}, up to {limit}")
+        limit = f"{budget.hours * all_ranks:g} device-hours"
+        lines.append(f"hours: trials begin within {counted(budget.hours, 'hour')}, up to {limit}")
     if budget.device_hours is not None:
         whole = f"{all_ranks} ranks use in {duration(3600 * budget.device_hours / all_ranks)}"
         lines.append(f"device-hours: trials begin within {budget.device_hours:g}, which {whole}")
-    lines.append(
-        f"ranks: {ranks} a trial, {groups} trial{'s side by side' if groups > 1 else ' at a time'}, so as long as "
-        f"{rounds} trial{'s' if rounds > 1 else ''} one after the other; an hour of all is "
-        f"{all_ranks:g} device-hours"
-    )
-    return lines
-
-
-def cost_lines(opened: OpenedSearch, folder: Path, *, groups: int) -> list[str]:
-    """Device-hours and hours of the remaining trials, from the mean of those that have ended.
-
-    The mean, not the median: the forecast is of their sum. A transfer has a line for each of its two searches.
-    """
-    return [f"cost: {_cost(opened, folder, groups)}"]
-
-
-def _cost(opened: OpenedSearch, folder: Path, groups: int) -> str:
-    if not (folder / STORAGE).is_file():
-        return _NO_FORECAST
-    try:
-        check_folder(folder, opened, resume=True)
-        with study_of(folder, opened.search) as study:
-            ended = finished(study)
-    except InputRefused as refusal:
-        return f"not known: {refusal}"
-    timed = [trial.user_attrs[SECONDS] for trial in ended if SECONDS in trial.user_attrs]
-    if not timed:
-        return _NO_FORECAST
-    search, left, each = opened.search, opened.search.budget.trials - len(ended), fmean(timed)
-    ranks = groups * search.ranks_per_trial
-
-    def device_hours(seconds: float) -> str:
-        return f"{number(seconds * search.ranks_per_trial / 3600, digits=3)} device-hours"
-
-    text = f"{len(timed)} trial{'s' if len(timed) > 1 else ''} took {device_hours(sum(timed))}, "
-    text += f"{duration(each)} each in the mean ({duration(min(timed))} to {duration(max(timed))})"
-    if left <= 0:
-        return f"{text}; none is left"
-    about = "at least" if has_rungs(search) else "about"  # the higher rungs, with the longer runs, come last
-    text += f"; the {left} left would take {about} {device_hours(left * each)}, "
-    text += f"{duration(-(-left // groups) * each)} on {ranks} rank{'s' if ranks > 1 else ''}"
-    limited = search.budget.hours is not None or search.budget.device_hours is not None
-    return text + (", unless a limit of the budget ends it before" if limited else "")
+    side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
+    after = f"{counted(rounds, 'trial')} one after the other; an hour of all is {all_ranks:g} device-hours"
+    return [*lines, f"ranks: {ranks} a trial, {side}, so as long as {after}"]

@@ -53,8 +53,8 @@ def trial_result(
 ) -> TrialResult:
     """The result of a trial whose runs have ended: each score is the mean over the runs.
 
-    A trial that misses the target of its objective has the figures of its whole run, and breaks a constraint by the part
-    of the target that it lacks; so a sampler knows how near it came.
+    A trial that misses the target of its objective has the figures of its whole run, and breaks a constraint by the
+    part of the target that it lacks; so a sampler knows how near it came.
 
     Args:
         search: with the objectives and constraints.
@@ -78,7 +78,8 @@ def trial_result(
         goals = [goal_of(lines, objective, ranks=search.ranks_per_trial) for lines in runs]
         values.append(fmean(value for value, _ in goals))
         violations[_REACHES.format(objective.target)] = max(lacking for _, lacking in goals)
-    values = [value if not math.isnan(value) else one.worst for one, value in zip(search.objectives, values, strict=True)]
+    pairs = zip(search.objectives, values, strict=True)
+    values = [one.worst if math.isnan(value) else value for one, value in pairs]
     return TrialResult(values=values, violations=violations)
 
 

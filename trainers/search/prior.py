@@ -35,8 +35,8 @@ _KEEP = 0.8  # how often a known choice is kept. Assumed.
 class Prior:
     """Good recipes, from which a search's first trials are drawn.
 
-    The full rate r of a known recipe of batch b becomes, at the batch B of the search, a draw between the square root and
-    twice the linear rule, evenly in the logarithm; the draws of one search lie evenly over that range:
+    The full rate r of a known recipe of batch b becomes, at the batch B of the search, a draw between the square root
+    and twice the linear rule, evenly in the logarithm; the draws of one search lie evenly over that range:
 
         r sqrt(B / b) .. 2 r B / b
 

@@ -126,7 +126,8 @@ class Group:
     def launcher_words(self) -> str:
         """The first lines that srun or mpiexec wrote since the ranks were started; of ranks that never joined, any."""
         lines = [*filter(str.strip, self._logged()[self._log_begin :].decode(errors="replace").splitlines())]
-        words = [line for line in lines if _LAUNCHERS.match(line)] or ([] if self._has_joined() else lines)
+        words = [line for line in lines if _LAUNCHERS.match(line)] if self._has_joined() else lines
+        words.sort(key=lambda line: line.startswith("[mpiexec@"))  # where in Hydra's source it ended, last
         return "\n".join([*dict.fromkeys(words)][:5])
 
     def poll(self) -> int | None:

@@ -1,18 +1,19 @@
-"""`report.html` of a search: the best trials, pictures, then every trial."""
+"""`report.html` of a search: the best trials, pictures, then every trial; it refreshes while the search runs."""
 
 from __future__ import annotations
 
-import json
+import math
+import re
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import optuna
 import yaml
-from optuna.trial import FrozenTrial, TrialState
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from recipes.planning.rates import full_rate
 from recipes.reports.html import Markup, inline_svg, joined, table, tag
@@ -20,61 +21,82 @@ from recipes.reports.page import document
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.runs.run_folder import REPORT, RUN
-from trainers.search.display import column_names, metric_name, scores, shown
+from trainers.search.display import Confirmed, column_names, confirmed_rows, metric_name, row_of, scores, short, shown
 from trainers.search.search_folder import write_whole
-from trainers.search.study import FOLDER, SECONDS, FilteredStudy, best_trials, is_whole, reason_of, state_counts, state_of
+from trainers.search.study import FOLDER, SECONDS, best_trials, state_counts, state_of
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
+_SHARE = 0.03  # of the time that drawing a live page may take
+
+_STYLE = """
+.hit { stroke: transparent !important; stroke-width: 9px !important; stroke-dasharray: none !important; }
+.picking g[data-trial]:not(.on) { opacity: .25; }
+g.on path:not(.hit) { stroke: var(--ink) !important; stroke-width: 2.2px !important; }
+tr.on td { background: var(--shade); }
+output:empty { display: none; }
+table.trials td:last-child:not(:empty) { min-width: 22rem; }
+output { position: sticky; bottom: 0; display: block; padding: .4rem 0; background: var(--paper); font-size: .875rem; }
+"""
 
 
-def write_search_page(folder: Path, study: optuna.Study, search: Search, *, confirmed=()) -> Path:
-    """Write the page of a search into its folder, whole or not at all."""
-    write_whole(folder / REPORT, search_page_text(study, search, folder=folder))
-    return folder / REPORT
-
-
-def write_transfer_page(folder: Path, search: Search, parts: Sequence[tuple[optuna.Study, Path]]) -> Path:
-    """Write the page of a transfer: links to the pages of its two searches, and a plot of rate against batch.
+def write_search_page(
+    folder: Path, study: optuna.Study, search: Search, *, confirmed: Sequence[Confirmed] = (), refresh: float = 0.0
+) -> Path:
+    """Write the page of a search into its folder, whole or not at all.
 
     Args:
-        folder: of the transfer.
-        search: as the user wrote it.
-        parts: study and folder of each of its searches, the small batch first.
+        folder, study, search: of the search.
+        confirmed: trials trained again on fresh seeds, if they were.
+        refresh: seconds after which the page loads itself again, while the search runs; 0: it has ended.
     """
-    best, (objective,) = best_trials(parts[-1][0]), search.objectives
-    maximize = objective.direction == "maximize"
-    links = [
-        tag("li", tag("a", own.name, href=f"{own.name}/{REPORT}"), f": {_spent(search, study.get_trials())}")
-        for study, own in parts
-    ]
-    body = [
-        tag("div", f"transfer over {search.recipe}", class_="muted"),
-        tag("p", _verdict(search, best), class_="verdict"),
-        tag("ul", *links),
-        _pictures(_rate_by_batch(parts, metric=metric_name(objective.metric), maximize=maximize)),
-    ]
-    write_whole(folder / REPORT, document(search.title or search.name, joined(body)))
-    return folder / REPORT
-
-
-def search_page_text(study: optuna.Study, search: Search, *, folder: Path | None = None) -> str:
-    """The page as text; without `folder` the plots that need the runs in it are left out."""
     trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING]
-    best = best_trials(study)
+    best, rows = best_trials(study), confirmed_rows(search, confirmed)
+    running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     body = [
         tag("div", f"search over {search.recipe}", class_="muted"),
-        tag("p", _verdict(search, best), class_="verdict"),
+        tag("p", _verdict(search, best, confirmed), class_="verdict"),
         tag("p", _spent(search, trials), class_="muted"),
+        *([tag("p", running, class_="muted", data_refresh=f"{refresh:.0f}")] if refresh else []),
+        *([tag("h2", "Confirmed"), table([*rows[0]], [[*row.values()] for row in rows])] if rows else []),
         *([tag("h2", "Not beaten in everything"), _table(best, search, best)] if len(search.objectives) > 1 else []),
         _pictures(_figures(study, search, folder)),
         tag("h2", "Trials"),
         _table(trials, search, best),
+        tag("output"),
     ]
-    return document(search.title or search.name, joined(body))
+    script = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+    how = {"style": _STYLE, "script": script, "refresh": refresh}
+    write_whole(folder / REPORT, document(search.title or search.name, joined(body), **how))
+    return folder / REPORT
 
 
-def _verdict(search: Search, best: list[FrozenTrial]) -> str:
+class LivePage:
+    """The page of a search that runs.
+
+    Args:
+        folder, study, search: as for `write_search_page`.
+        every_seconds: between two writings, at least; drawing takes at most 3 % of the time.
+    """
+
+    def __init__(self, folder: Path, study: optuna.Study, search: Search, *, every_seconds: float = 20.0) -> None:
+        self._what, self._every, self._next = (folder, study, search), every_seconds, 0.0
+
+    def write_if_due(self, confirmed: Sequence[Confirmed] = ()) -> None:
+        """Write the page anew if it is old enough, with the trials that are confirmed so far."""
+        began = time.monotonic()
+        if began >= self._next:
+            write_search_page(*self._what, confirmed=confirmed, refresh=self._every)
+            self._every = max(self._every, (time.monotonic() - began) / _SHARE)
+            self._next = began + self._every
+
+
+def _verdict(search: Search, best: list[FrozenTrial], confirmed: Sequence[Confirmed]) -> str:
+    if confirmed:
+        sign = 1 if search.objectives[0].direction == "maximize" else -1
+        first = max(confirmed, key=lambda one: sign * one.mean)
+        mean = shown(search.objectives[0].metric, first.mean)
+        return f"Trial {first.trial} is best, with {mean} in the mean of {len(first.values)} fresh seeds."
     if not best:
         return "No trial is complete." if not search.constraints else "No complete trial keeps the constraints."
     if len(search.objectives) > 1:
@@ -90,186 +112,139 @@ def _spent(search: Search, trials: list[FrozenTrial]) -> str:
 
 
 def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -> Markup:
-    metrics = [objective.metric for objective in search.objectives]
-    heads = ("trial", *column_names(list(search.space)), *map(metric_name, metrics), "state", "time", "reason")
-    numbers = {trial.number for trial in best}
-    rows = [_row(trial, search, metrics, bold=trial.number in numbers) for trial in trials]
+    metrics, best = [objective.metric for objective in search.objectives], {trial.number for trial in best}
+    heads = ("trial", *column_names(search.space), *map(metric_name, metrics), "state", "time", "")
+    rows = []
+    for trial in trials:
+        row = row_of(trial, search)
+        own = map(shown, metrics, row.scores or [None] * len(metrics))
+        texts = (
+            tag("a", str(row.number), href=f"{trial.user_attrs.get(FOLDER, '')}/"),
+            *(short(row.values[path]) if path in row.values else "" for path in search.space),
+            *(tag("b", text) if row.number in best else text for text in own),
+            *(row.state, duration(row.seconds), row.note),
+        )
+        rows.append(tag("tr", *(tag("td", text) for text in texts), data_trial=str(row.number)))
     return table(heads, rows, class_="trials")
-
-
-def _row(trial: FrozenTrial, search: Search, metrics: list[str], *, bold: bool) -> tuple[object, ...]:
-    values = trial.values or [None] * len(metrics)
-    scores_shown = [shown(metric, value) for metric, value in zip(metrics, values, strict=True)]
-    return (
-        tag("a", str(trial.number), href=f"{trial.user_attrs.get(FOLDER, '')}/"),
-        *(_value(trial.params[path]) if path in trial.params else "" for path in search.space),
-        *([tag("b", text) for text in scores_shown] if bold else scores_shown),
-        state_of(trial),
-        duration(trial.user_attrs.get(SECONDS, 0.0)),
-        reason_of(trial),
-    )
-
-
-def _value(value: object) -> str:
-    return number(value) if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def _pictures(figures: Iterator[tuple[Any, str]]) -> Markup:
     from recipes.reports.plots import svg_text
+    from recipes.reports.plots.of_search import CURVE
 
-    with drawn_by_optuna():
-        drawn = [(svg_text(figure), caption) for figure, caption in figures]
-    tags = [
-        tag("figure", inline_svg(text, prefix=f"p{index}", label=caption), tag("figcaption", caption))
-        for index, (text, caption) in enumerate(drawn)
-    ]
+    tags = []
+    for index, (figure, caption) in enumerate(figures):
+        svg = inline_svg(svg_text(figure), prefix=f"p{index}", label=caption)
+        svg = re.sub(rf'id="p\d+-{CURVE}(\d+)"', r'data-trial="\1"', svg)
+        tags.append(tag("figure", Markup(svg), tag("figcaption", caption)))
     return joined([tag("h2", "Pictures"), tag("div", *tags, class_="pictures")]) if tags else Markup("")
 
 
-@contextmanager
-def drawn_by_optuna() -> Iterator[None]:
-    """Silence two warnings of Optuna: that its plots are experimental, and that PED-ANOVA takes low targets as good."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes")
-        yield
-
-
-def _figures(study: optuna.Study, search: Search, folder: Path | None) -> Iterator[tuple[Any, str]]:
-    """All plots for which there are trials enough; without `folder` not those that need the runs in it."""
+def _figures(study: optuna.Study, search: Search, folder: Path) -> Iterator[tuple[Any, str]]:
+    """All plots for which there are trials enough."""
     from recipes.reports.plots import of_search
 
-    trials = [trial for trial in study.get_trials(deepcopy=False) if trial.values]
+    trials = study.get_trials(deepcopy=False)
     points = [_point(trial) for trial in trials]
-    if not points:
-        return
-    metrics = [metric_name(objective.metric) for objective in search.objectives]
-    maximize = search.objectives[0].direction == "maximize"
-    if len(metrics) == 1:
-        yield from _by_optuna(study, points, metrics[0])
+    scored = [point for point in points if point.scores]
+    goals = [of_search.Goal(metric_name(one.metric), one.direction == "maximize") for one in search.objectives]
+    if any(point.reports for point in points):
+        words = "What trials reported on their way, pruned ones dashed. Point at a curve or at a row of the table."
+        yield of_search.curves_figure(points, goals[0]), words
+    if len(goals) == 1 and scored:
+        yield of_search.history_figure(scored, goals[0]), "Every trial, and the best so far."
     front = [trial.number for trial in best_trials(study)]
-    for at, metric in list(enumerate(metrics))[1:]:
-        figure = of_search.front_figure(points, front, metrics=(metrics[0], metric), at=at)
-        yield figure, f"Trials that no other one beats in everything, by {metrics[0]} and {metric}."
+    for at, goal in list(enumerate(goals))[1:] if scored else ():
+        words = f"Trials that no other one beats in everything, by {goals[0].metric} and {goal.metric}."
+        yield of_search.front_figure(scored, front, (goals[0], goal), at=at), words
     if any(path.startswith("batch.") for path in search.space):
-        yield from _rate_by_batch([(study, folder)], metric=metrics[0], maximize=maximize)
-    yield from _importance(study, search, metrics)
-    for path, range_ in search.space.items():
-        if any(path in point.values for point in points):
-            how = {"log": getattr(range_, "log", False), "choices": getattr(range_, "choices", ())}
-            figure = of_search.slice_figure(points, path, metrics=metrics, **how)
-            yield figure, f"Every trial by its {path}; the other values differ too."
+        pairs = [(batch_and_rate(trial, folder), point) for trial, point in zip(trials, points, strict=True)]
+        rates = [(*pair, point) for pair, point in pairs if pair and point.scores]
+        if len({batch for batch, _, _ in rates}) > 1:
+            words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
+            yield of_search.rate_figure(rates, goals[0]), words
+    whole = [trial for trial, point in zip(trials, points, strict=True) if point.state == "complete"]
+    for at, goal in enumerate(goals) if whole else ():
+        yield from _by_optuna(search, at, goal, whole, scored)
 
 
 def _point(trial: FrozenTrial) -> Any:
     from recipes.reports.plots.of_search import TrialPoint
 
-    return TrialPoint(number=trial.number, state=state_of(trial), scores=tuple(trial.values), values=trial.params)
+    own = tuple(trial.values or ())
+    state = state_of(trial) if all(map(math.isfinite, own)) else "diverged"
+    reports = trial.intermediate_values
+    return TrialPoint(number=trial.number, state=state, scores=own, values=trial.params, reports=reports)
 
 
-def _by_optuna(study: optuna.Study, points: Sequence[Any], metric: str) -> Iterator[tuple[Any, str]]:
-    """Optuna's plots of the optimization history and of the intermediate values."""
-    from optuna.visualization import matplotlib as drawn
+def _by_optuna(search: Search, at: int, goal: Any, whole: list[FrozenTrial], scored: list[Any]) -> Iterator[Any]:
+    """Optuna's pictures of the objective of index `at`, over the complete trials `whole`; slices over all `scored`."""
+    from optuna.visualization import matplotlib as plots
 
+    from recipes.reports.plots import of_search
+    from recipes.reports.plots.figure import restyled
+
+    names = dict(zip(search.space, column_names(search.space), strict=True))
+    view = _view(search, at, whole, names)
+    params = [name for path, name in names.items() if len({str(trial.params.get(path)) for trial in whole}) > 1]
+    if params:
+        axes = _drawn(plots.plot_parallel_coordinate, view, params=params, target_name=goal.metric)
+        words = "The values of every complete trial; those of the best fifth in orange."
+        yield of_search.parallel_figure(axes, list(map(_point, whole)), goal, at=at), words
+    if params and len(whole) >= _FEW:
+        good = max(0.1, _GOOD / len(whole))
+        how = {"params": params, "evaluator": optuna.importance.PedAnovaImportanceEvaluator(target_quantile=good)}
+        axes = _drawn(plots.plot_param_importances, view, target_name=goal.metric, **how)
+        best = f"the best {max(_GOOD, round(good * len(whole)))} of {len(whole)} whole trials"
+        words = f"What {best} have in common in {goal.metric} (PED-ANOVA): a hint only."
+        yield of_search.importance_figure(axes, goal), words
+        shares = _drawn(optuna.importance.get_param_importances, view, **how)
+        often = [name for name in shares if sum(name in trial.params for trial in view.get_trials(False)) >= _FEW]
+        if len(often) > 1:
+            axes = _drawn(plots.plot_contour, view, params=often[:2], target_name="")
+            yield restyled(axes, title=goal.metric), "Between whole trials, by the two values that matter most."
+    for path, range_ in search.space.items():
+        others = [point for point in scored if point.state != "complete" and path in point.values]
+        positions = [point.values[path] for point in others]
+        if any(path in trial.params for trial in whole):
+            axes = _drawn(plots.plot_slice, view, params=[names[path]], target_name="")
+            positions = [repr(short(value)) for value in positions] if hasattr(range_, "choices") else positions
+            words = f"Every trial by its {path}; the other values differ too."
+            yield of_search.slice_figure(axes, others, positions, goal, at=at), words
+
+
+def _view(search: Search, at: int, trials: list[FrozenTrial], names: dict[str, str]) -> optuna.Study:
+    """A study of these trials by one objective, with short names; choices are texts, numbers too."""
+    view = optuna.create_study(direction=search.objectives[at].direction)
+    for trial in trials:
+        params, distributions = {}, {}
+        for path, value in trial.params.items():
+            kind = trial.distributions[path]
+            if isinstance(kind, CategoricalDistribution):
+                value, kind = short(value), CategoricalDistribution(list(map(short, kind.choices)))
+            params[names[path]], distributions[names[path]] = value, kind
+        view.add_trial(create_trial(value=trial.values[at], params=params, distributions=distributions))
+    return view
+
+
+def _drawn(plot: Any, view: optuna.Study, **how: Any) -> Any:
+    """A plot of Optuna, without warnings that it is experimental, minimizes (PED-ANOVA) and has a single value."""
     from recipes.reports.plots.figure import drawn_elsewhere
-    from recipes.reports.plots.of_search import history_figure, reports_figure
 
-    trials = study.get_trials(deepcopy=False)
-    with drawn_elsewhere():
-        if _whole(trials):
-            others = [point for point in points if point.state in ("pruned", "short")]
-            axes = drawn.plot_optimization_history(FilteredStudy(study, _others_as_pruned), target_name="")
-            yield history_figure(axes, others, metric=metric), "Every trial, and the best so far."
-    with drawn_elsewhere():
-        if any(trial.intermediate_values for trial in trials):
-            states = {trial.number: state_of(trial) for trial in trials}
-            words = "What trials reported on their way: pruned ones dashed, infeasible ones grey."
-            yield reports_figure(drawn.plot_intermediate_values(study), states, metric=metric), words
+    with drawn_elsewhere(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes|Attempting to set identical")
+        return plot(view, **how)
 
 
-def _whole(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Complete trials that trained all epochs."""
-    return [trial for trial in trials if trial.state == TrialState.COMPLETE and is_whole(trial)]
-
-
-def _others_as_pruned(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """All trials, complete ones of fewer epochs as pruned, so that none of them counts as the best.
-
-    None may be left out: Optuna takes a trial's number for its index in the list.
-    """
-    shown = list(trials)
-    for index, trial in enumerate(shown):
-        if trial.state == TrialState.COMPLETE and not is_whole(trial):
-            shown[index] = copy(trial)
-            shown[index].state = TrialState.PRUNED
-    return shown
-
-
-def _importance(study: optuna.Study, search: Search, metrics: list[str]) -> Iterator[tuple[Any, str]]:
-    """Importances by PED-ANOVA, which handles conditional parameters, for each objective; with one, a contour too."""
-    from optuna.visualization.matplotlib import plot_contour, plot_param_importances
-
-    from recipes.reports.plots.figure import drawn_elsewhere, restyled
-    from recipes.reports.plots.of_search import importance_figure
-
-    whole, view = _whole(study.get_trials(deepcopy=False)), FilteredStudy(study, _whole)
-    paths = [path for path in search.space if len({str(trial.params.get(path)) for trial in whole}) > 1]
-    if len(whole) < _FEW or not paths:
-        return
-    good = max(0.1, _GOOD / len(whole))
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=good)
-    how: dict[str, Any] = {"evaluator": evaluator, "params": paths}
-    best = f"the best {max(_GOOD, round(good * len(whole)))} of {len(whole)} whole trials"
-    for index, metric in enumerate(metrics):
-        if len(metrics) > 1:
-            how["target"] = _lower_is_better(search, index)
-        with drawn_elsewhere():
-            figure = importance_figure(plot_param_importances(view, **how, target_name=metric), metric=metric)
-            yield figure, f"What {best} have in common in {metric} (PED-ANOVA): a hint only."
-    shares = optuna.importance.get_param_importances(view, **how)
-    shared = [path for path in shares if sum(path in trial.params for trial in whole) >= _FEW]
-    if len(shared) > 1 and len(metrics) == 1:
-        with drawn_elsewhere():
-            figure = restyled(plot_contour(view, params=shared[:2], target_name=""), title=metrics[0])
-            yield figure, f"{metrics[0]} between whole trials, by the two values that matter most."
-
-
-def _lower_is_better(search: Search, index: int) -> Callable[[FrozenTrial], float]:
-    """The target that PED-ANOVA is given for an objective."""
-    sign = -1 if search.objectives[index].direction == "maximize" else 1
-    return lambda trial: sign * trial.values[index]
-
-
-def _rate_by_batch(
-    parts: Sequence[tuple[optuna.Study, Path | None]], *, metric: str, maximize: bool
-) -> Iterator[tuple[Any, str]]:
-    """Learning rate against batch, from the trials' run records; only if the trials differ in their batch."""
-    from recipes.reports.plots.of_search import rate_figure
-
-    points = []
-    for study, folder in parts:
-        for trial in study.get_trials(deepcopy=False):
-            pair = batch_and_rate(trial, folder) if trial.values else None
-            if pair is not None:
-                points.append((*pair, _point(trial)))
-    if len({batch for batch, _, _ in points}) > 1:
-        words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
-        yield rate_figure(points, metric=metric, maximize=maximize), words
-
-
-def batch_and_rate(trial: FrozenTrial, folder: Path | None) -> tuple[int, float] | None:
+def batch_and_rate(trial: FrozenTrial, folder: Path) -> tuple[int, float] | None:
     """A run's largest batch and its learning rate there, without warmup and schedule; None if there is no record."""
-    name = trial.user_attrs.get(FOLDER)
-    if folder is None or name is None:
-        return None
+    own = folder / trial.user_attrs.get(FOLDER, "")
     try:
-        path = next(path for path in (folder / name / RUN, folder / name / "run-0" / RUN) if path.is_file())
-        run = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        path = next(path for path in (own / RUN, own / "run-0" / RUN) if path.is_file())
+        run = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         batch = max(segment["global_batch_size"] for segment in run["plan"]["segments"])
         formula = run["recipe"]["learning_rate"]
     except (OSError, StopIteration, yaml.YAMLError, LookupError, TypeError):
         return None
     return batch, full_rate(formula["reference"], batch, rule=formula["rule"], per=formula["per"])
-
-
-_LOADER: Callable[[str], Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

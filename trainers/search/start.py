@@ -33,7 +33,7 @@ from trainers.search.group_worker import launched_groups, run_launched_worker
 from trainers.search.placement import placements, rank_starter
 from trainers.search.prior import open_prior
 from trainers.search.rank_groups import Group
-from trainers.search.report import write_search_page
+from trainers.search.report import LivePage, write_search_page
 from trainers.search.search_folder import (
     check_folder,
     lock_folder,
@@ -73,7 +73,7 @@ class SearchRequest:
 
 
 def search(request: SearchRequest) -> int:
-    """Search until the budget is spent; returns the exit code: 3 if it could not be, or no trial is best; 4 after a signal.
+    """Search until the budget is spent; returns the exit code: 3 if it was not or no trial is best, 4 after a signal.
 
     Raises:
         InputRefused: before anything was started or written.
@@ -158,7 +158,8 @@ def _search_in(
 def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
     console, folder = Screen(), options.folder
     display = Display(search=opened.search, folder=folder, console=console, groups=len(groups))
-    supervisor = Supervisor(opened, study, options, display, groups)
+    page = LivePage(folder, study, opened.search)
+    supervisor = Supervisor(opened, study, options, display, groups, page)
     display.add_trials(study.get_trials(deepcopy=False), spent_seconds=supervisor.earlier_seconds)
     with display:
         done, budget = len(finished(study)), opened.search.budget.trials
@@ -169,7 +170,7 @@ def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, grou
         )
         with handling_signals(partial(_stop_at_signal, supervisor)):
             supervisor.run()
-    confirmed = confirmed_in(folder, opened.search)
+    display.confirmed = confirmed = confirmed_in(folder, opened.search)
     write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
     write_search_page(folder, study, opened.search, confirmed=confirmed)
     return _print_result(study, opened, options, display, supervisor)

@@ -5,7 +5,6 @@ This is the only file that uses Optuna's private names. A trial's user attribute
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import uuid
@@ -61,10 +60,15 @@ def open_study(opened: OpenedSearch, storage: Any, *, name: str, owner: str, pri
     if changed or study.user_attrs[_OWNER] != owner:
         why = "; ".join(changed) or "it was begun in another folder, and one search owns it"
         raise FolderRefused(f"the study {name} in this storage is of another search; {why}; choose another --study")
+    enqueue(study, opened)
+    return study
+
+
+def enqueue(study: optuna.Study, opened: OpenedSearch) -> None:
+    """Enqueue the first trials, each once, also after a search was killed while it did so."""
     first = getattr(opened.search.sampler, "first", lambda space: [])(opened.search.space)
     for values in [*opened.enqueued, *first][: opened.search.budget.trials]:
         study.enqueue_trial(values, skip_if_exists=True)
-    return study
 
 
 def new_study(search: Search, *, storage: Any = None, name: str | None = None, prior: Prior | None = None) -> Any:
@@ -221,6 +225,8 @@ def is_whole(trial: FrozenTrial) -> bool:
 
 def reason_of(trial: FrozenTrial) -> str:
     """Why a trial is not complete, or which constraints it violates; empty otherwise."""
+    if DIVERGED in trial.user_attrs:
+        return f"the loss or a weight is not finite at update {trial.user_attrs[DIVERGED]}"
     return trial.user_attrs.get(REASON, "") or violated_text(trial.constraints)
 
 
@@ -271,9 +277,9 @@ class FilteredStudy(optuna.Study):
 class _SeededSampler(BaseSampler):
     """The search's sampler, with draws that depend only on seed, trial number and the trials so far.
 
-    A sampler of Optuna keeps a random state, which a stopped search loses. Here each trial has a new one, and so the same
-    proposals whether the search was stopped before it or not. Drawn from a `prior`, where there is one, are the first
-    trials. With runs of several lengths it sees those of one length only; see `comparable_rung`.
+    A sampler of Optuna keeps a random state, which a stopped search loses. Here each trial has a new one, and so the
+    same proposals whether the search was stopped before it or not. Where there is a `prior`, the first trials are drawn
+    from it. With runs of several lengths the sampler sees those of one length only; see `comparable_rung`.
 
     A proposal whose nearest trial diverged is drawn again, by the sampler and then at random: else TPE puts half of its
     trials into the gaps between those that diverged.
@@ -387,10 +393,3 @@ def comparable_rung(complete: Sequence[FrozenTrial], search: Search) -> int:
     rungs = [trial.user_attrs[RUNG]["at"] for trial in complete if RUNG in trial.user_attrs]
     enough = [at for at in set(rungs) if rungs.count(at) >= len(search.space) + 2]
     return max(enough, default=min(rungs, default=0))
-
-
-def without_values(trial: FrozenTrial) -> FrozenTrial:
-    """The trial as a pruned one, for pictures."""
-    shown = copy.copy(trial)
-    shown.state = TrialState.PRUNED
-    return shown

@@ -31,14 +31,14 @@ from trainers.search.outcome import (
     trial_result,
 )
 from trainers.search.rank_groups import Group
-from trainers.search.report import write_search_page
+from trainers.search.report import LivePage
 from trainers.search.search_folder import run_folders
 from trainers.search.successive_halving import assigned_share, promote
 from trainers.search.trial_run import Report, RunEnd, SearchOptions, TrialRun, reports_in, trial_request
 
 _POLL_SECONDS = 0.02
 _SHOW_SECONDS = 0.2
-_STORE_SECONDS = 30.0  # between two notes of the time spent, and two pages
+_STORE_SECONDS = 30.0  # between two notes of the time spent
 
 
 @dataclass(kw_only=True)
@@ -64,6 +64,7 @@ class Supervisor:
         options: of this session.
         display: what the user sees.
         groups: of ranks, each for one trial at a time.
+        page: of the search, written while it runs.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class Supervisor:
         options: SearchOptions,
         display: Display,
         groups: Sequence[Group],
+        page: LivePage,
     ) -> None:
         self.opened, self.search, self.study, self.options = opened, opened.search, study, options
-        self.display, self.groups = display, list(groups)
+        self.display, self.groups, self._page = display, list(groups), page
         self.stopped_by = ""
         self.set_aside: dict[int, str] = {}  # number of a group that no trial is given to any more -> why
         self._running: list[_Work] = []
@@ -294,7 +296,7 @@ class Supervisor:
             self._failures[run.group.number].clear()
         if end.how == "diverged":
             trial.set_user_attr(studies.DIVERGED, end.update)
-            self._tell_result(trial, diverged_result(self.search), "diverged", reason=f"at update {end.update}")
+            self._tell_result(trial, diverged_result(self.search), "diverged", reason=end.reason)
         elif end.how == "success" or (work.reached and end.how == "stopped"):
             if work.index + 1 == len(folders):
                 self._tell_complete(trial, folders, run.prepared)
@@ -311,7 +313,7 @@ class Supervisor:
             self._go_on(work)
 
     def _go_on(self, work: _Work) -> None:
-        """Let a trial wait for a group, before all new ones; while the search stops it stays in the study as running."""
+        """Let a trial wait for a group, before all new ones; if the search stops, it stays in the study as running."""
         work.run = None
         if not self.stopping:
             self._waiting.append(work)
@@ -343,6 +345,7 @@ class Supervisor:
             self.display.say(f"{name}: {end.reason}; it goes on from its last checkpoint")
         if len(failures) > 1:
             self.set_aside[number] = f"{_where(run.group)} is set aside: {end.reason}"
+            self.display.set_aside[_where(run.group)] = end.reason
             run.group.kill()
             self.display.say(self.set_aside[number])
         return True
@@ -359,8 +362,6 @@ class Supervisor:
 
     def _tell_result(self, trial: optuna.Trial, result: TrialResult, state: str, *, reason: str) -> None:
         studies.store_constraints(trial, result.violations)
-        if state == "diverged":
-            trial.set_user_attr(studies.REASON, reason)
         self.study.tell(trial, list(result.values))
         self.display.ended(trial.number, state, values=result.values, reason=reason)
 
@@ -388,6 +389,7 @@ class Supervisor:
         confirmation = Confirmation(self.opened, best, self.options, self.display)
         while not confirmation.done and self._free_groups():
             confirmation.work(self._free_groups())
+            self.display.confirmed = confirmed_in(self.options.folder, self.search)
             self._periodic_work()
             if self.stopping:
                 confirmation.request_stop()
@@ -405,10 +407,10 @@ class Supervisor:
         if now - self._stored > _STORE_SECONDS:
             self._stored = now
             studies.store_spent_seconds(self.study, self._seconds)
-            write_search_page(self.options.folder, self.study, self.search)
         if now - self._shown > _SHOW_SECONDS:
             self._shown = now
             self.display.show({work.trial.number: work.run.seconds for work in self._running if work.run})
+        self._page.write_if_due(self.display.confirmed)
 
 
 def _where(group: Group) -> str:

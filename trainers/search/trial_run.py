@@ -204,8 +204,8 @@ class TrialRun:
 
     def _failure_of_ranks(self, code: int, errors: str, log: str) -> RunEnd:
         if self.group.never_joined:
-            said = self.group.launcher_words() or _failure(errors).reason
-            return RunEnd(how="not_started", reason=said)
+            words = self.group.launcher_words().splitlines() or [_failure(errors).reason]
+            return RunEnd(how="not_started", reason=" | ".join(words[:2]))
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             return _failure(errors)
         if code == 0:

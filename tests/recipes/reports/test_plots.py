@@ -10,7 +10,6 @@ from PIL import Image
 
 from lr_schedules import BatchRamp, Cosine
 from recipes.reports.plots import curve_figure, run_pictures, run_style, save_figure, svg_text
-from recipes.reports.plots.of_search import TrialPoint, slice_figure
 from recipes.reports.record import open_run
 
 
@@ -140,14 +139,3 @@ def test_reading_and_importing_loads_no_matplotlib():
     words = "import sys, recipes.reports.page, recipes.reports.terminal; print('matplotlib' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert output.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("ends", [(0.2, 8), (1e-3, 0.1), (0.3, 0.9), (1e-5, 1e-1)])
-def test_a_logarithmic_axis_of_a_search_has_two_ticks_or_more(ends):
-    trials = [
-        TrialPoint(number=number, state="complete", scores=(0.5,), values={"learning_rate.reference": value})
-        for number, value in enumerate(ends)
-    ]
-    (axes,) = slice_figure(trials, "learning_rate.reference", metrics=["accuracy"], log=True).axes
-    low, high = axes.get_xlim()
-    assert 2 <= sum(low <= tick <= high for tick in axes.get_xticks()) <= 6

@@ -62,25 +62,32 @@ sampler: {kind: Bayes}
 => 3:17: sampler.kind: there is no sampler called Bayes; known: CmaEs, Gp, Grid, NsgaII, Random, Tpe
 budget: {trials: 0}
 => 4:18: budget.trials: is 0
-objective: {metric: loss}
-=> 6:12: objective.direction: is maximize; must be minimize for loss
+objective: {metric: loss, direction: maximize}
+=> 6:38: objective.direction: is maximize; must be minimize for loss
+objective: {metric: updates_to, target: 90}
+=> 6:41: objective.target: is 90.0; must be an accuracy in (0, 1] for updates_to
+objective: {metric: accuracy, target: 0.9}
+=> 6:39: objective.target: is 0.9; must be null for accuracy
+confirm: {seeds: 1}
+=> 6:18: confirm.seeds: is 1; must be at least 2
 pruner: {kind: Median, startup_trials: 0}
 => 6:40: pruner.startup_trials: is 0
 objective: [{metric: accuracy}, {metric: accuracy}]
 => 6:12: objective: is ['accuracy', 'accuracy']; must name each metric once
 objective: [{metric: accuracy}, {metric: loss}]
-=> 6:33: objective.1.direction: is maximize; must be minimize for loss
+confirm: {top: 3}
+=> 6:12: objective: is not possible; must be one where there is a target, `confirm` or `patience`
 objective: {metric: device_hours, direction: minimize}
 pruner: {kind: Median}
-=> 7:9: pruner: is not possible; must be null: reports are not compared by device-hours
+=> 7:9: pruner: is not possible; must be null: reports are not compared by device_hours
 seeds_per_trial: 0
 => 6:18: seeds_per_trial: is 0; must be at least 1
 budget: {trials: 6, device_hours: 0}
 => 4:35: budget.device_hours: is 0.0; must be above 0 and finite
-transfer: {from_batch: 256, to_batch: 64, trials: [4, 2]}
-=> 6:39: transfer.to_batch: is 64; must be above from_batch, 256
-transfer: {from_batch: 64, to_batch: 256, trials: [4, 3]}
-=> 6:11: transfer: is [4, 3]; must have the budget's 6 trials
+prior: {recipe: digits/baseline, batch: 256}
+=> 6:8: prior: Prior must have one of recipe, search and batch
+prior: {batch: 256}
+=> 6:8: prior.trials: is not possible; must be given with batch
 constraints: [{metric: accuracy}]
 => 6:15: constraints.0: give `at_most` or `at_least`
 constraints: [{value: epochs ** 2, at_most: 3}]

@@ -1,6 +1,11 @@
-"""The table and the lines of a search."""
+"""What the terminal, the log and `kilobatch search status` show of a search."""
 
+import json
 import os
+import shutil
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -8,8 +13,10 @@ from rich.console import Console
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float
-from trainers.search.display import Display, column_names
+from trainers.runs.run_folder import FolderRefused
+from trainers.search.display import Confirmed, Display, column_names
 from trainers.search.samplers import Random
+from trainers.search.status import status_text, status_tree
 from trainers.search.trial_run import Report
 
 SEARCH = Search(
@@ -35,26 +42,34 @@ def display(tmp_path):
     return made
 
 
-def table(shown):
-    console = Console(width=150, color_system=None)
-    with console.capture() as output:
-        console.print(shown._picture())
-    return [line.split() for line in output.get().splitlines()]
+def status(folder):
+    """The lines before the log."""
+    return status_text(status_tree(folder)).partition("\nlog:")[0].splitlines()
 
 
-def test_a_row_has_the_values_the_best_the_state_and_device_hours(display):
+def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, tmp_path):
     shown = display(SEARCH)
-    shown.began(0, {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}, resumed=False)
-    shown.show({0: 1800.0})
-    shown.ended(0, "complete", values=[0.975])
-    shown.began(1, {"optimizer.kind": "MomentumSGD"}, resumed=False)
-    shown.show({1: 180.0})
-    shown.reported(1, Report(number=3, value=0.5, epoch=1.0))
-    rows = table(shown)
-    assert rows[0] == ["trial", "kind", "trust_coefficient", "accuracy", "device-hours", "state"]
-    assert rows[1] == ["0", "Lars", "0.01", "97.50", "%", "1", "complete"]
-    assert rows[2] == ["1", "MomentumSGD", "50.00", "%", "0.1", "running", "report", "3", "of", "20"]
-    assert " ".join(rows[3]).startswith("1/4 trials best 97.50 % (trial 0) 1.1 of 1 device-hours")
+    with shown:
+        shown.began(0, {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}, resumed=False)
+        shown.show({0: 1800.0})
+        shown.ended(0, "complete", values=[0.975])
+        shown.began(1, {}, resumed=False)
+        shown.ended(1, "diverged", values=[0.0], reason="the loss is not finite at update 7")
+        shown.began(2, {"optimizer.kind": "MomentumSGD"}, resumed=False)
+        shown.reported(2, Report(number=3, value=0.5, epoch=1.0))
+        shown.set_aside["node3"] = "two trials failed on it"
+        shown._next_status = 0.0
+        shown.show({2: 180.0})
+        first, *lines = status(tmp_path)
+        assert first == f"search mine over digits/baseline: running, as process {os.getpid()} on {os.uname().nodename}"
+        assert lines == [
+            "trials: 2 of 4 ended (1 complete, 1 diverged, 1 running)",
+            "device-hours: 1.1 of 1",
+            "best: trial 0, 97.50 %, with optimizer.kind Lars, optimizer.trust_coefficient 0.01",
+            "running: trial 2, for 3 min 00 s, 50.00 %, report 3 of 20",
+            "set aside: node3, two trials failed on it",
+        ]
+    assert status(tmp_path)[0] == "search mine over digits/baseline: stopped; the same command goes on with it"
 
 
 def test_time_left_is_that_of_the_budget_that_ends_first(display):
@@ -95,7 +110,8 @@ def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_n
     output = "trial 3 infeasible: accuracy 99.00 %, device-hours 0.01, not loss <= 1; trials not beaten: 0, 1"
     assert output in lines[-3]
     assert lines[-1].endswith("trial 4 failed: rank 1: ValueError; trials not beaten: 0, 1; 5/4 trials")
-    assert table(shown)[1][1:4] == ["90.00", "%", "0.5"]
+    shown.show({})
+    assert [row["scores"] for row in status_tree(tmp_path)["best"]] == [[0.9, 0.5], [0.8, 0.1]]
 
 
 def test_columns_are_as_short_as_they_are_clear():
@@ -108,3 +124,57 @@ def test_columns_are_as_short_as_they_are_clear():
 def test_a_folder_whose_name_is_no_utf8_can_be_logged(display, tmp_path):
     display(SEARCH).say(f"report: {os.fsdecode(bytes([0xFC]))}")
     assert (tmp_path / "log.txt").read_text().endswith(" report: \\udcfc\n")
+
+
+METRICS = [
+    {"key": "run_start", "time_ms": 1000, "value": None},
+    *(
+        {"key": "train_loss", "value": 2.0, "time_ms": 2000 + 1000 * update, "update": update, "epoch": update / 4}
+        | {"samples": 8 * update, "global_batch_size": 8, "learning_rate": 0.1, "update_seconds": 1.0}
+        for update in range(5)
+    ),
+]
+
+
+def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_copy_that_cannot_be_written(
+    display, tmp_path
+):
+    """A line that is being written is left out. Of 20 updates of 1 s, 5 are done; the copy's supervisor is silent."""
+    with display(SEARCH) as shown:
+        shown.began(0, {}, resumed=False)
+        shown.show({0: 5.0})
+        run = tmp_path / "trials" / "trial-0000"
+        run.mkdir(parents=True)
+        (run / "run.yaml").write_text("plan: {num_updates: 20, num_samples: 160}")
+        (run / "metrics.jsonl").write_text("\n".join([*map(json.dumps, METRICS), '{"key": "train_l']))
+        running = "running: trial 0, update 5 of 20, epoch 1.00, for 5.0 s, about 15.0 s left"
+        assert status(tmp_path)[-1] == running
+        copy = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
+    tree = json.loads((copy / "status.json").read_text())
+    (copy / "status.json").write_text(json.dumps({**tree, "written": time.time() - 120, "host": "elsewhere"}))
+    before = sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*"))
+    first, *others = status(copy)
+    assert "not running, without a word for 2 min 00 s; the same command goes on with it" in first
+    assert others[-1] == running
+    assert sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*")) == before
+
+
+def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(display, tmp_path):
+    with display(replace(SEARCH, objective=(Objective(metric="loss", direction="minimize"),))) as shown:
+        shown.began(0, {}, resumed=False)
+        shown.ended(0, "diverged", values=[float("inf")], reason="the loss is not finite at update 7")
+        shown.confirmed = [Confirmed(trial=0, values=(0.25, 0.75), mean=0.5, low=0.125, high=0.875)]
+        for number in range(9):
+            shown.say(f"line {number}")
+    line = [sys.executable, "-P", "-m", "kilobatch", "search", "status", str(tmp_path), "--json"]
+    output = subprocess.run(line, check=True, capture_output=True, text=True).stdout
+    tree = json.loads(output, parse_constant=pytest.fail)
+    assert (tree["state"], tree["states"], tree["best"]) == ("ended", {"diverged": 1}, [])
+    assert [text[-6:] for text in tree["log"]] == [f"line {number}" for number in range(4, 9)]
+    row = {"trial": "0", "mean loss": "0.5", "95 % interval": "0.125 to 0.875", "2 fresh seeds": "0.25, 0.75"}
+    assert tree["confirmed"] == [row]
+
+
+def test_a_folder_without_a_search_is_refused(tmp_path):
+    with pytest.raises(FolderRefused, match="name the folder of one"):
+        status_tree(tmp_path)

@@ -1,81 +1,11 @@
-"""What a dry run prints: the space, the budget, and the cost of the trials that remain."""
+"""What a dry run prints: the space, the budget, and why a space has no pruning."""
 
-from contextlib import closing
 from pathlib import Path
 
-from optuna.trial import TrialState, create_trial
-
-from recipes.search_space.open_search import open_search
-from trainers.launch.vocabulary import search_vocabulary
-from trainers.search.dry_run import cost_lines, dry_run_text
-from trainers.search.search_folder import write_search_file, write_storage_file
-from trainers.search.storage import open_storage, parse_storage
-from trainers.search.study import SECONDS, new_study
+from trainers.search.dry_run import dry_run_text
 from trainers.search.trial_run import SearchOptions
 
-TEXT = """\
-kilobatch: 1
-name: mine
-recipe: digits/baseline
-sampler: {kind: Random}
-budget: {trials: 6}
-ranks_per_trial: 2
-space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.2, log: true}}
-"""
 OPTIONS = SearchOptions(folder=Path("out"), stop_file=Path("out/stop"))
-TRANSFER = "fixed: {batch.global: 32}\ntransfer: {from_batch: 32, to_batch: 512, trials: [4, 2]}\n"
-
-
-def begin(opened, folder, seconds):
-    """A search's folder whose trials took so long; one more failed before it began to train."""
-    folder.mkdir()
-    address = parse_storage("sqlite", folder)
-    with closing(open_storage(address)) as storage:
-        study = new_study(opened.search, storage=storage)
-        for each in seconds:
-            study.add_trial(create_trial(value=0.9, user_attrs={SECONDS: each}))
-        study.add_trial(create_trial(state=TrialState.FAIL))
-    write_search_file(folder, opened)
-    write_storage_file(folder, address, opened.search.name)
-
-
-def test_the_forecast_is_the_mean_of_the_trials_that_have_ended(open_text, tmp_path):
-    """Three of six are left, one after the other in one group, side by side in three."""
-    search = open_text(TEXT)
-    assert cost_lines(search, tmp_path / "out", groups=3)[0].startswith("cost: nothing is known before a trial has")
-    begin(search, tmp_path / "out", (60.0, 120.0))
-    (line,) = cost_lines(search, tmp_path / "out", groups=3)
-    took = "2 trials took 0.1 device-hours, 1 min 30 s each in the mean (1 min 00 s to 2 min 00 s)"
-    assert line == f"cost: {took}; the 3 left would take about 0.15 device-hours, 1 min 30 s on 6 ranks"
-    (line,) = cost_lines(open_text(TEXT.replace("trials: 6", "trials: 6, hours: 1")), tmp_path / "out", groups=1)
-    assert line.endswith("4 min 30 s on 2 ranks, unless a limit of the budget ends it before")
-    (line,) = cost_lines(open_text(TEXT.replace("trials: 6", "trials: 3")), tmp_path / "out", groups=1)
-    assert line == f"cost: {took}; none is left"
-
-
-def test_untrained_trials_give_no_forecast(open_text, tmp_path):
-    begin(open_text(TEXT), tmp_path / "out", ())
-    (line,) = cost_lines(open_text(TEXT), tmp_path / "out", groups=1)
-    assert line.startswith("cost: nothing is known before a trial has")
-
-
-def test_trials_of_another_search_give_no_forecast(open_text, tmp_path):
-    begin(open_text(TEXT), tmp_path / "out", (60.0,))
-    (line,) = cost_lines(open_text(TEXT.replace("0.2", "0.4")), tmp_path / "out", groups=1)
-    assert line.startswith(f"cost: not known: {tmp_path}/out holds another search; ")
-
-
-def test_a_transfer_has_a_forecast_of_each_of_its_searches(open_text, tmp_path):
-    search = open_text(TEXT + TRANSFER)
-    small = TEXT.replace("trials: 6", "trials: 4").replace("mine", "mine-from-32") + "fixed: {batch.global: 32}\n"
-    Path("from-32.yaml").write_text(small)
-    begin(open_search("from-32.yaml", vocabulary=search_vocabulary()), tmp_path / "from-32", (60.0,))
-    lines = cost_lines(search, tmp_path, groups=1)
-    assert lines[0].startswith("cost of from-32: 1 trial took 0.0333 device-hours, ")
-    assert "the 2 left would take about 0.0667 device-hours, 2 min 00 s on 2 ranks" in lines[0]
-    assert lines[1].startswith("cost of to-512: nothing is known")
-
-
 TWO = "objective: [{metric: accuracy}, {metric: device_hours, direction: minimize}]\n"
 DRY = """\
 kilobatch: 1
@@ -113,3 +43,25 @@ def test_a_dry_run_prints_several_objectives(open_text):
     output = dry_run_text(open_text(DRY + TWO), OPTIONS, groups=1)
     assert "maximize accuracy and minimize device-hours" in output
     assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in output
+
+
+def test_a_dry_run_names_the_paths_that_keep_trials_from_being_compared(open_text):
+    """A power bends the rate, and the place of the warmup shifts the schedule; label smoothing does neither."""
+    text = (
+        DRY.partition("space:")[0]
+        + """\
+pruner: {kind: Median}
+space:
+  learning_rate.schedule.power: {kind: Float, low: 1, high: 3}
+  learning_rate.warmup.joins: {kind: Categorical, choices: [multiply, before]}
+  loss.label_smoothing: {kind: Float, low: 0, high: 0.1}
+fixed: {epochs: 3, learning_rate.warmup.epochs: 1, learning_rate.schedule.kind: Polynomial}
+"""
+    )
+    lines = dry_run_text(open_text(text), OPTIONS, groups=1).splitlines()
+    assert "pruner: Median, in the first trial from epoch 1 on, where its slow start ends" in lines
+    assert [line for line in lines if line.startswith("not compared: ")] == [
+        f"not compared: trials whose rate has another shape; learning_rate.{path} changes it, so {many} are pruned"
+        for path, many in (("schedule.power", "hardly any"), ("warmup.joins", "few"))
+    ]
+    assert "not compared" not in dry_run_text(open_text(text.replace("pruner: {kind: Median}", "")), OPTIONS, groups=1)

@@ -7,8 +7,8 @@ import pytest
 
 from recipes.schema import Budget, Constraint, Objective, Search
 from recipes.search_space.ranges import Float
-from trainers.search.samplers import Random
 from trainers.search.outcome import check_constraints, diverged_result, goal_of, trial_result
+from trainers.search.samplers import Random
 
 LINES = [
     {"key": "run_start", "value": "x"},

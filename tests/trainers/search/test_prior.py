@@ -93,7 +93,11 @@ TEXT = """\
 space:
   learning_rate.reference: {kind: Float, low: 0.001, high: 1.0, log: true}
   optimizer.momentum: {kind: Float, low: 0.5, high: 0.99}
-fixed: {batch.global: 512, epochs: 2, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 1}
+fixed:
+  batch.global: 512
+  epochs: 2
+  model: {kind: SmallCNN, width: 2, first_stride: 2}
+  learning_rate.warmup.epochs: 1
 budget: {trials: 2}
 reports: 1
 """
@@ -133,6 +137,7 @@ def test_a_prior_that_is_not_there_is_refused(open_text, more, message):
 
 
 def test_a_prior_needs_one_batch(open_text):
-    text = TEXT.replace("fixed: {batch.global: 512, ", "  batch.global: {kind: Categorical, choices: [64, 128]}\nfixed: {")
+    searched = "  batch.global: {kind: Categorical, choices: [64, 128]}\nfixed:\n"
+    text = TEXT.replace("fixed:\n  batch.global: 512\n", searched)
     with pytest.raises(InputRefused, match="the batch is searched, and a prior needs one batch"):
         open_prior(open_text(HEAD + text + "prior: {recipe: digits/baseline}\n"))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import TrialState
 
 from recipes.errors import RecipeError
 from recipes.schema import Budget, Constraint, Objective, Search

@@ -6,6 +6,8 @@ import signal
 import pytest
 from optuna.trial import TrialState
 
+from trainers.search.study import reason_of
+
 pytestmark = pytest.mark.mpi
 SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}\n"
 LONG = SPACE + "fixed: {epochs: 8, model: {kind: SmallCNN, width: 2, first_stride: 2}}\nreports: 4\n"
@@ -150,10 +152,11 @@ enqueue:
     trials = search.trials()
     fail, complete = TrialState.FAIL, TrialState.COMPLETE
     assert [trial.state for trial in trials] == [fail, complete, fail, fail, TrialState.PRUNED, complete]
-    raised, nan, memory, left, unplanned = (trial.user_attrs["reason"] for trial in trials[:5])
+    raised, nan, memory, left, unplanned = (reason_of(trial) for trial in trials[:5])
     assert raised == "ValueError: trouble on purpose"
     assert "ValueError: trouble on purpose" in (search.run_folder(0) / "log.txt").read_text()
-    assert (nan, trials[1].value, trials[1].user_attrs["diverged"]) == ("at update 0", 0.0, 0)
+    assert nan == "the loss or a weight is not finite at update 0"
+    assert (trials[1].value, trials[1].user_attrs["diverged"]) == (0.0, 0)
     assert "MemoryError: Unable to allocate" in memory
     assert left == "rank 1 left before the run ended, without an error of its own; ended once without a new checkpoint"
     assert [trial.user_attrs.get("rank") for trial in trials[:4]] == [1, None, 1, 1]

@@ -14,8 +14,8 @@ from optuna.trial import TrialState
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 from trainers.search import start
-from trainers.search.start import SearchRequest
 from trainers.search.outcome import metrics_lines
+from trainers.search.start import SearchRequest
 from trainers.search.study import RUNG, pareto_front
 
 pytestmark = pytest.mark.mpi
@@ -150,10 +150,6 @@ def test_the_best_of_the_short_runs_is_trained_whole_and_each_trial_is_the_mean_
         assert trials[trial.user_attrs[RUNG]["of"]].params == trial.params
     best = max(whole, key=lambda trial: trial.value)
     assert f"# search mine trial {best.number}\n" in (search.folder / "best.yaml").read_text()
-    samples, hours = zip(*best.user_attrs["costs"].values(), strict=True)
-    assert list(samples) == [3072, 6016, 9088, 12032]  # 24, 47, 71 and 94 updates of 128
-    assert sorted(hours) == list(hours)
-    assert 0 < hours[-1] < 0.1
 
 
 OBJECTIVES = """\

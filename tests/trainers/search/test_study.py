@@ -56,8 +56,17 @@ def score(params):
     return -((params["x"] - 0.3) ** 2) - abs(params["y"] - 0.1) + (0.1 if params["z"] == "a" else 0.0)
 
 
-@pytest.mark.parametrize("sampler", [Random(), Tpe(startup_trials=4), Tpe(startup_trials=4, multivariate=True), CmaEs(), NsgaII(population=4)], ids=repr)
-def test_a_search_that_is_stopped_proposes_what_it_would_have(sampler, tmp_path):
+SAMPLERS = [
+    Random(),
+    Tpe(startup_trials=4),
+    Tpe(startup_trials=4, multivariate=True),
+    CmaEs(),
+    NsgaII(population=4),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_a_search_that_is_stopped_proposes_what_it_would_have(sampler):
     """Opened anew for every trial, and killed in the middle of the proposals of each fifth, against never."""
     whole = new_study(search(sampler))
     for _ in range(20):
