@@ -31,6 +31,7 @@ HEARTBEAT_SECONDS = 10.0  # how often a supervisor touches each group's requests
 _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
 _LAUNCHERS = re.compile(r"\[?(srun|slurm\w*|ssh|mpiexec|proxy)\b")  # how their lines begin
+_HYDRA = re.compile(r"\[(mpiexec|proxy)\b")  # lines that say where in MPICH's source it ended
 
 
 def write_message(path: Path, message: Mapping[str, Any]) -> None:
@@ -126,8 +127,9 @@ class Group:
     def launcher_words(self) -> str:
         """The first lines that srun or mpiexec wrote since the ranks were started; of ranks that never joined, any."""
         lines = [*filter(str.strip, self._logged()[self._log_begin :].decode(errors="replace").splitlines())]
-        words = [line for line in lines if _LAUNCHERS.match(line)] if self._has_joined() else lines
-        words.sort(key=lambda line: line.startswith("[mpiexec@"))  # where in Hydra's source it ended, last
+        words = [line for line in lines if _LAUNCHERS.match(line)]
+        if not self._has_joined() and all(map(_HYDRA.match, words)):
+            words = sorted(lines, key=lambda line: _HYDRA.match(line) is not None)
         return "\n".join([*dict.fromkeys(words)][:5])
 
     def poll(self) -> int | None:
