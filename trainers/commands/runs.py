@@ -16,7 +16,7 @@ DeviceToScore = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     checkpoint: Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")] = "newest",
-    split: Annotated[str, typer.Option(help="run: what the run scores; test: not what it holds out.")] = "run",
+    split: Annotated[str, typer.Option(help="run: what the run scores; test: the data set's own split.")] = "run",
     device: DeviceToScore = None,
     data: Data = None,
     allow_code: AllowCode = False,
