@@ -164,6 +164,7 @@ class Plan:
             **({"why_not_exact": self.why_not_exact} if self.why_not_exact else {}),
             "num_updates": self.timeline.num_updates,
             "num_samples": self.timeline.num_samples,
+            **({"held_out": self.dataset.num_eval} if self.dataset.validation is not None else {}),
             "busy": self.busy,
             "segments": [self._segment_tree(planned) for planned in self.segments],
             "memory": self._memory_tree() if self.model else None,

@@ -30,6 +30,27 @@ def permutation(seed: int, epoch: int, num_samples: int) -> np.ndarray:
     return order
 
 
+@lru_cache(maxsize=2)
+def held_out(num_samples: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of `num_samples` training samples are trained on, and which `count` of them are scored instead.
+
+    The latter come first in a stable argsort of 64-bit draws, which are keyed by nothing but their purpose.
+
+    Returns:
+        two int64 arrays of indices, ascending, read-only.
+
+    >>> trained, scored = held_out(10, 3)
+    >>> sorted([*trained.tolist(), *scored.tolist()]) == list(range(10)), len(scored)
+    (True, 3)
+    """
+    is_scored = np.zeros(num_samples, dtype=bool)
+    is_scored[_stable_argsort(draws(0, "held-out samples").bits(num_samples))[:count]] = True
+    parts = np.flatnonzero(~is_scored), np.flatnonzero(is_scored)
+    for part in parts:
+        part.flags.writeable = False
+    return parts
+
+
 def _stable_argsort(words: np.ndarray) -> np.ndarray:
     """np.argsort(words, kind="stable") of random 64-bit words, in a third of the time.
 

@@ -16,7 +16,7 @@ from recipes.reading.load import Origins, load_tree
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
 from recipes.reading.registry import find, find_or_refuse
-from recipes.schema import Dataset, Recipe
+from recipes.schema import Dataset, Recipe, Validation
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
@@ -27,7 +27,7 @@ class OpenedRecipe:
 
     Args:
         recipe: with every position in epochs.
-        dataset: its facts.
+        dataset: its facts; of a recipe that holds samples out, with these in place of its evaluation split.
         tree: of the recipe, resolved: every default filled in; as a YAML file it opens to the same recipe.
         dataset_tree: of the data set, resolved, its `root` absolute; as a YAML file it opens to the same data set.
         origins: dotted path -> where the value comes from: `file:line`, `default`, `rule: ...`, `command line` or
@@ -155,6 +155,10 @@ def _open_dataset(
         raise InputRefused(f"{what}; leave them to fsspec: its configuration, or variables such as AWS_PROFILE")
     _count(tree, root, reading)
     dataset, resolved = reading.record(Dataset, tree, ())
+    if tree.get("validation") is None:  # a younger key, see `read_recipe`
+        resolved.pop("validation", None)
+    elif dataset is not REFUSED:
+        dataset = dataclasses.replace(dataset, reader=_without_evaluation(dataset.reader))
     if dataset is not REFUSED and (gives := getattr(dataset.reader, "channels", dataset.channels)) != dataset.channels:
         what = f"is {dataset.channels}, and {type(dataset.reader).__name__} gives images of {gives}"
         way_out = f"write channels: {dataset.channels} in `reader` too, or {gives} here"
@@ -168,7 +172,7 @@ def _open_dataset(
 
 
 def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
-    """Fills in the counts that the file leaves out, by the reader."""
+    """Fills in the counts that the file leaves out, by the reader; those of what is held out, by its share."""
     missing = [key for key in ("num_train", "num_eval", "num_classes") if key not in tree]
     if not missing or "reader" not in tree:
         return
@@ -180,13 +184,23 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
     if reader is REFUSED:
         tree.update(dict.fromkeys(missing, 1))  # any value: only the reader is to be refused
         return
+    validation, _ = trial.value(Validation | None, tree.get("validation"), ("validation",))
     try:
-        facts = reader.facts(root)
+        if isinstance(validation, Validation):
+            facts = _without_evaluation(reader).facts(root)
+            facts |= validation.split(facts["num_train"])
+        else:
+            facts = {"num_eval": 1} | reader.facts(root)  # a reader without that split is refused by `Dataset`
     except (LookupError, OSError, ValueError) as error:
         way_out = f"give {'its' if root is None else 'another'} folder with --data, or write {missing[0]} here to plan"
         reading.refuse(("reader",), f"cannot count: {error}", way_out)
         facts = dict.fromkeys(missing, 1)
     tree.update({key: facts[key] for key in missing if key in facts})
+
+
+def _without_evaluation(reader: Any) -> Any:
+    """The reader for data that have no evaluation split; itself if it has no key for one."""
+    return reader if getattr(reader, "eval", None) is None else dataclasses.replace(reader, eval=None)
 
 
 def leaves(tree: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

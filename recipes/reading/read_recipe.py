@@ -39,6 +39,7 @@ class TimeReading:
     Args:
         reading: of the recipe; gets the conversion of positions to epochs.
         open_dataset: name -> facts.
+        held_out: share of its training samples that the recipe holds out, as it was written.
         dataset: REFUSED until it is read.
         epochs: length of the run; None until it is read, or if it was refused.
         ramp: the global batch; likewise.
@@ -46,6 +47,7 @@ class TimeReading:
 
     reading: Reading
     open_dataset: Callable[[str], Dataset]
+    held_out: Any = None
     dataset: Any = REFUSED
     epochs: float | None = None
     ramp: BatchRamp | None = None
@@ -61,8 +63,26 @@ class TimeReading:
         except RecipeError as error:
             self.reading.problems += error.problems
             return REFUSED, resolved
+        self._hold_out()
         self.reading.to_epochs = self._to_epochs
         return name, resolved
+
+    def _hold_out(self) -> None:
+        """An epoch is then of the other samples; a share that is none is refused where `evaluation` is read."""
+        path = ("evaluation", "held_out")
+        alone = dataclasses.replace(self.reading, problems=[], notes={})
+        share, _ = alone.value(float | None, self.held_out, path)
+        if share is REFUSED or share is None or not 0 < share < 1:
+            return
+        if (own := self.dataset.validation) is not None:
+            what = f"what {self.dataset.name} scores is held out already: its file has `validation`, {own.fraction}"
+            self.reading.refuse(path, what, "remove one of both")
+            return
+        try:
+            self.dataset = self.dataset.holding_out(share)
+        except ValueError:
+            what = f"is less than one of the {self.dataset.num_train:,} training samples of {self.dataset.name}"
+            self.reading.refuse(path, what, "hold out more")
 
     def read_epochs(self, raw: Any, path: Path, _: Mapping[str, Any], *, global_: Any) -> tuple[Any, Any]:
         if isinstance(raw, str) and raw.endswith("up") and global_ is not None:
@@ -288,7 +308,9 @@ def read_recipe(
         given["name"] = stem
         reading.notes[("name",)] = "rule: the name of the file"
     reading.lacks = names_in(given.get("lacks"))
-    time = TimeReading(reading=reading, open_dataset=open_dataset)
+    evaluation = given.get("evaluation")
+    held_out = evaluation.get("held_out") if isinstance(evaluation, dict) else None
+    time = TimeReading(reading=reading, open_dataset=open_dataset, held_out=held_out)
     batch = given.get("batch")
     using = {
         "dataset": time.read_dataset,
@@ -301,6 +323,9 @@ def read_recipe(
     if not resolved.get("extensions"):  # a younger key: older runs resume only if their resolved recipe stays the same
         resolved.pop("extensions", None)
         reading.notes.pop(("extensions",), None)
+    if isinstance(evaluation := resolved["evaluation"], dict) and evaluation.get("held_out") is None:  # another one
+        resolved["evaluation"] = {key: value for key, value in evaluation.items() if key != "held_out"}
+        reading.notes.pop(("evaluation", "held_out"), None)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         _check_batch(reading, recipe, time.dataset)

@@ -106,6 +106,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`card`", schema.Card),
     ("`card.evidence`", schema.Evidence),
     ("A data set: `configs/datasets/*.yaml`", schema.Dataset),
+    ("`validation` of a data set", schema.Validation),
     ("`on_bad_image` of a data set, as a mapping", schema.StopAfter),
     ("A cluster: `configs/clusters/*.yaml`", Cluster),
     ("`exchange` of a cluster", GradientExchange),

@@ -10,7 +10,13 @@ from typing import Any
 # Keys of a recipe that only name or document it, and affect no run.
 WORDS = ("name", "title", "source", "claims", "card", "assumed", "open")
 _WORDS_OF_DATASET = ("title", "source", "root", "lacks")
-_SCHEDULE = (("epochs",), ("batch", "global"), ("learning_rate",), ("dataset", "num_train"))
+_SCHEDULE = (
+    ("epochs",),
+    ("batch", "global"),
+    ("learning_rate",),
+    ("evaluation", "held_out"),
+    ("dataset", "num_train"),
+)
 _UNORDERED = ("assumed", "lacks", "no_decay", "open")
 # Stands for a value that a recipe lacks at a path; None would mean null.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()

@@ -93,6 +93,7 @@ def plan(run: Run) -> Markup:
     summary = f"{_counted(run.plan.get('workers'))} of cluster {run.plan.get('cluster', '–')}, "
     summary += f"{number(run.plan.get('num_updates'))} updates, "
     summary += f"{number(run.plan.get('num_samples'))} samples of {run.plan.get('dataset', '–')}"
+    summary += f", {number(run.plan['held_out'])} others held out to be scored" if "held_out" in run.plan else ""
     summary += f", computed in {run.plan['compute']}." if "compute" in run.plan else "."
     if len(run.sessions) > 1:
         summary += f" So the last session was planned; {_by_session(run)}."

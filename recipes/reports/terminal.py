@@ -132,8 +132,9 @@ def _round_step(least: float) -> float:
 def plan_text(plan: Plan) -> str:
     """The plan: a row a segment, then memory and warnings."""
     tree = plan.as_tree()
+    scored = f", {counted(tree['held_out'], 'sample')} held out to be scored" if "held_out" in tree else ""
     lines = [
-        f"{tree['recipe']} on {tree['dataset']}, {counted(tree['workers'], 'worker')} of {tree['cluster']}: "
+        f"{tree['recipe']} on {tree['dataset']}{scored}, {counted(tree['workers'], 'worker')} of {tree['cluster']}: "
         f"{counted(tree['num_updates'], 'update')}, {counted(tree['num_samples'], 'sample')}, "
         f"computed in {tree['compute']}",
         "",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from recipes.schema.recipe import require
 from recipes.schema.vocabulary import Component
 
-__all__ = ["Dataset", "StopAfter"]
+__all__ = ["Dataset", "StopAfter", "Validation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,37 @@ class StopAfter:
 
     def __post_init__(self) -> None:
         require(self.stop_after >= 1, f"StopAfter.stop_after must be at least 1, got {self.stop_after}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Samples of the training split that are scored and never trained on.
+
+    They are drawn once for a number of samples, by no seed: every recipe and run holds out the same ones, and a larger
+    share holds out those of a smaller one too. See `recipes.planning.stream.held_out`.
+
+    Args:
+        fraction: their share of the training split, in (0, 1), rounded down to whole samples.
+    """
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        require(0 < self.fraction < 1, f"Validation.fraction must be above 0 and below 1, got {self.fraction}")
+
+    def split(self, num_samples: int) -> dict[str, int]:
+        """num_train and num_eval of a training split of `num_samples`.
+
+        Raises:
+            ValueError: the share is less than one sample.
+
+        >>> Validation(fraction=0.1).split(1_281_167)
+        {'num_train': 1153051, 'num_eval': 128116}
+        """
+        num_eval = int(Fraction(repr(self.fraction)) * num_samples)
+        if not num_eval:
+            raise ValueError(f"Validation.fraction must hold out one of {num_samples:,} samples, got {self.fraction}")
+        return {"num_train": num_samples - num_eval, "num_eval": num_eval}
 
 
 def url_of(root: Path | str) -> str | None:
@@ -45,13 +77,15 @@ class Dataset:
         name: name of the data set. Left out: the name of the file.
         title: what it is, in one line.
         source: where its facts come from.
-        num_train: training samples, at least 1. Left out, as the next two: the reader counts.
+        num_train: samples that are trained on, at least 1. Left out, as the next two: the reader counts.
         num_eval: samples that are scored, at least 1.
         num_classes: classes, at least 1.
         channels: colour channels of an image, at least 1.
         mean: mean of each channel, of pixel values scaled to 0..1, in [0, 1].
         std: standard deviation of each channel, of pixel values scaled to 0..1, in (0, 1].
         reader: the component that opens it; null where there is none yet.
+        validation: the samples that are scored, drawn from the training split, for data that have no other:
+            `{fraction: 0.1}`. null: the reader's evaluation split.
         root: folder of its files, or a URL that fsspec opens, such as s3://bucket/imagenet, without credentials; a
             relative folder counts from the data set's file. `--data` gives another.
         obtain: how to get that folder, in one line; shown if the data are not found.
@@ -71,6 +105,7 @@ class Dataset:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     reader: Annotated[object, Component("datasets")] | None = None
+    validation: Validation | None = None
     root: Path | None = None
     obtain: str = ""
     on_bad_image: Literal["refuse", "skip"] | StopAfter = "refuse"
@@ -79,6 +114,12 @@ class Dataset:
     def __post_init__(self) -> None:
         for name in ("num_train", "num_eval", "num_classes", "channels"):
             require(getattr(self, name) >= 1, f"Dataset.{name} must be at least 1, got {getattr(self, name)}")
+        has_eval = self.validation is not None or getattr(self.reader, "eval", "") is not None
+        require(has_eval, "Dataset.validation must be `{fraction: 0.1}`, say: the reader has `eval: null`, got null")
+        if self.validation is not None:
+            num_eval = self.validation.split(self.num_train + self.num_eval)["num_eval"]
+            what = f"{num_eval:,}, {self.validation.fraction} of it and num_train together"
+            require(self.num_eval == num_eval, f"Dataset.num_eval must be {what}, got {self.num_eval}")
         for name in ("mean", "std"):
             values = getattr(self, name)
             if values is not None and len(values) != self.channels:
@@ -90,3 +131,12 @@ class Dataset:
             if not all(0 <= value <= 1 for value in getattr(self, name) or ()):
                 what = "from 0 to 1, of pixel values scaled to 0..1: divide those of 0..255 by 255"
                 raise ValueError(f"Dataset.{name} must be {what}, got {getattr(self, name)}")
+
+    def holding_out(self, fraction: float) -> Dataset:
+        """This data set with a share of its training split in place of the samples that are scored.
+
+        Raises:
+            ValueError: the share is less than one sample.
+        """
+        validation = Validation(fraction=fraction)
+        return replace(self, validation=validation, **validation.split(self.num_train))

@@ -193,14 +193,20 @@ class Evaluation:
             the whole update), `last_batch` (Akiba et al. 2017) or `by_group` (Hoffer et al. 2017: the average moves by
             one norm group after the other, in the order of the update).
         norm_momentum: speed of the moving averages.
+        held_out: share of the training samples, in (0, 1), that is scored in place of the data set's evaluation split
+            and never trained on, so that choices by the score leave that split alone. Which ones is drawn for the data
+            set, not by `seed`. An epoch is a pass over the others. null: nothing is held out.
     """
 
     every: Literal["update"] | Epochs = 1.0
     norm_statistics: Literal["moving_average", "pooled", "last_batch", "by_group"] = "moving_average"
     norm_momentum: NormMomentum = NormMomentum()
+    held_out: float | None = None
 
     def __post_init__(self) -> None:
         require(self.every == "update" or self.every > 0, f"Evaluation.every must be above 0, got {self.every}")
+        fits = self.held_out is None or 0 < self.held_out < 1
+        require(fits, f"Evaluation.held_out must be above 0 and below 1, got {self.held_out}")
 
 
 @dataclass(frozen=True, kw_only=True)

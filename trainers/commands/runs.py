@@ -16,6 +16,7 @@ DeviceToScore = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     checkpoint: Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")] = "newest",
+    split: Annotated[str, typer.Option(help="run: what the run scores; test: the data set's own split.")] = "run",
     device: DeviceToScore = None,
     data: Data = None,
     allow_code: AllowCode = False,
@@ -24,7 +25,7 @@ def evaluate(
     """Score a checkpoint of a run over each evaluation sample once."""
     from trainers.launch.score_run import score_run, scored_text
 
-    scored = score_run(run, checkpoint=checkpoint, data=data, allow_code=allow_code, device=device)
+    scored = score_run(run, checkpoint=checkpoint, split=split, data=data, allow_code=allow_code, device=device)
     print(json.dumps(scored, indent=2) if as_json else scored_text(scored))
 
 

@@ -7,7 +7,7 @@ from augmentations, kernels and runs.
 index is its position in it. Reading must be thread-safe; several threads read if the samples have `threads_pay = True`.
 Samples in files may have `name_of(index)` and `require_readable(index)`, a quick check that refuses a broken file.
 `facts(root)` counts, `fingerprint(root)` is a SHA-256 over what identifies the data. With `reads_folder = False` a data
-set needs no folder, and `--data` is refused.
+set needs no folder, and `--data` is refused. A field `eval` takes None where the files have no evaluation split.
 """
 
 from trainers.datasets.arrays import Arrays

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainers.datasets.manifest import preparation, refuse_unfinished
-from trainers.datasets.samples import SamplesInMemory, require_names, require_root, require_split, sha256_of
+from trainers.datasets.samples import SamplesInMemory, require_names, require_root, require_split, sha256_of, splits_of
 
 _WHOLE_BYTES = 2**30  # arrays of more bytes are not read whole for the fingerprint
 _NUM_READ = 4096  # images of a larger array whose bytes are in the fingerprint
@@ -29,7 +29,7 @@ class Arrays:
     memory. `.npz` has the arrays `images` and `labels` and is read whole. The order is that of the arrays.
 
     Args:
-        train, eval: SPLIT of either.
+        train, eval: SPLIT of either; `eval` is null if there is none.
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal. When opened: a file is
             missing, damaged, or holds other arrays.
@@ -38,7 +38,7 @@ class Arrays:
     """
 
     train: str = "train"
-    eval: str = "val"
+    eval: str | None = "val"
 
     def __post_init__(self) -> None:
         require_names(self)
@@ -49,7 +49,7 @@ class Arrays:
         Raises:
             ValueError: see the class.
         """
-        require_split(split)
+        require_split(split, self)
         root = self._root(root)
         name, images, labels = _load(root, getattr(self, split))
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or not len(images):
@@ -70,7 +70,7 @@ class Arrays:
         """num_train, num_eval and num_classes: the largest label and one."""
         root = self._root(root)
         refuse_unfinished(root)
-        opened = {split: self.open(root, split) for split in ("train", "eval")}
+        opened = {split: self.open(root, split) for split in splits_of(self)}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
 
@@ -81,7 +81,7 @@ class Arrays:
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each split: its shape, its labels and its images; of more than 1 GiB, 4,096 evenly spaced ones."""
         root = self._root(root)
-        opened = {getattr(self, split): self.open(root, split) for split in ("train", "eval")}
+        opened = {getattr(self, split): self.open(root, split) for split in splits_of(self)}
         return {**preparation(root), **{name: sha256_of(_identity(samples)) for name, samples in opened.items()}}
 
     def _root(self, root: Path | None) -> Path:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from recipes.schema import Dataset
 from recipes.schema.dataset import StopAfter
 from trainers.augmentations.decoders import UndecodableImage
+from trainers.datasets.held_out import open_split
 from trainers.datasets.samples import EncodedSamples, Sample, UnreadableImage
 from trainers.runs.errors import RunFailed
 
@@ -20,7 +21,7 @@ def open_samples(dataset: Dataset, split: str) -> Any:
         dataset: with its reader and root.
         split: "train" or "eval".
     """
-    samples = dataset.reader.open(dataset.root, split)
+    samples = open_split(dataset, split)
     if dataset.on_bad_image == "refuse" or not isinstance(samples, EncodedSamples):
         return samples
     return SkippingSamples(samples=samples, split=split)

@@ -14,6 +14,7 @@ import numpy as np
 from recipes.errors import printable
 from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
+from trainers.datasets.held_out import open_split, other_counts
 from trainers.datasets.inspection import SPLITS
 
 _AT_ONCE = 32  # images that a thread takes
@@ -74,21 +75,20 @@ def verify_images(dataset: Dataset, advance: Callable[[int], None]) -> Verified:
     """
     bad, unusual, checked = [], [], 0
     for split in SPLITS:
-        samples = dataset.reader.open(dataset.root, split)
+        samples = open_split(dataset, split)
         checked += len(samples)
         for found, done in _on_threads(_Check(dataset, samples, split), len(samples)):
             advance(done)
             bad += [finding for is_bad, finding in found if is_bad]
             unusual += [finding for is_bad, finding in found if not is_bad]
-    return Verified(
-        dataset=dataset.name, checked=checked, bad=bad, unusual=unusual, wrong_counts=_wrong_counts(dataset)
-    )
+    wrong_counts = [f"the data set's file says {words}" for words in other_counts(dataset)]
+    return Verified(dataset=dataset.name, checked=checked, bad=bad, unusual=unusual, wrong_counts=wrong_counts)
 
 
 def num_images(dataset: Dataset) -> int:
     """Images of both splits, by the reader."""
     facts = dataset.reader.facts(dataset.root)
-    return facts["num_train"] + facts["num_eval"]
+    return facts["num_train"] + (facts["num_eval"] if dataset.validation is None else 0)
 
 
 def _on_threads(check: _Check, count: int) -> Iterator[tuple[list[tuple[bool, Finding]], int]]:
@@ -137,16 +137,6 @@ class _Check:
         if can_vary and (min(height, width) < _SMALL or max(height, width) > _LARGE):
             return f"{height} x {width} pixels", False
         return "", False
-
-
-def _wrong_counts(dataset: Dataset) -> list[str]:
-    facts = dataset.reader.facts(dataset.root)
-    said = {key: getattr(dataset, key) for key in facts}
-    return [
-        f"{key}: the data set's file says {number(said[key])}, and there are {number(count)}"
-        for key, count in facts.items()
-        if count > said[key] or (count < said[key] and key != "num_classes")
-    ]
 
 
 def write_names(findings: Sequence[Finding], path: Path) -> list[Path]:

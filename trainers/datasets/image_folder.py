@@ -23,11 +23,13 @@ from trainers.datasets.samples import (
     require_root,
     require_split,
     sha256_of,
+    splits_of,
 )
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
 _LISTERS = 4  # threads: a network file system answers several at once; here more would wait for each other
+_INSTEAD = ", or write `validation: {fraction: 0.1}` in the data set's file to score samples of train"
 _QUIET_SECONDS = 2.0  # of listing, before it shows its progress
 
 
@@ -46,7 +48,7 @@ class ImageFolder:
 
     Args:
         train: folder of the training split, below ROOT.
-        eval: folder of the evaluation split, below ROOT.
+        eval: folder of the evaluation split, below ROOT; null if there is none.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
     Raises:
         ValueError: `train` or `eval` is empty, absolute or leads upwards, or they are equal; `channels` is not 1 or 3.
@@ -56,7 +58,7 @@ class ImageFolder:
     """
 
     train: str = "train"
-    eval: str = "val"
+    eval: str | None = "val"
     channels: int = 3
 
     def __post_init__(self) -> None:
@@ -70,7 +72,7 @@ class ImageFolder:
             ValueError: there is no root; a folder is missing or empty; the splits have different classes; a file is no
                 image by its name; a link leads out of the root. Reading a sample: the file is not a readable image.
         """
-        require_split(split)
+        require_split(split, self)
         mirror, root = _mirror_and_folder(root)
         classes, folder = self._classes(root), getattr(self, split)
         index = _index(root, folder, classes, mirror)
@@ -91,7 +93,7 @@ class ImageFolder:
         classes = self._classes(root)
         counts = {
             f"num_{split}": int(_index(root, getattr(self, split), classes, mirror)["counts"].sum())
-            for split in ("train", "eval")
+            for split in splits_of(self)
         }
         return {**counts, "num_classes": len(classes)}
 
@@ -106,7 +108,7 @@ class ImageFolder:
         """
         mirror, root = _mirror_and_folder(root)
         classes, found = self._classes(root), preparation(root)
-        for split in (self.train, self.eval):
+        for split in (getattr(self, name) for name in splits_of(self)):
             index = _index(root, split, classes, mirror)
 
             def path_of(name: str, split: str = split) -> Path:
@@ -125,8 +127,10 @@ class ImageFolder:
 
     def _classes(self, root: Path | None) -> list[str]:
         """Names of the class folders, in the order of their labels."""
-        root = require_root("ImageFolder", root, f"{self.train}/CLASS/FILE and {self.eval}/CLASS/FILE")
-        train, evaluation = _class_folders(root, self.train), _class_folders(root, self.eval)
+        layout = " and ".join(f"{getattr(self, split)}/CLASS/FILE" for split in splits_of(self))
+        root = require_root("ImageFolder", root, layout)
+        train = _class_folders(root, self.train)
+        evaluation = train if self.eval is None else _class_folders(root, self.eval, instead=_INSTEAD)
         if train != evaluation:
             name = min(set(train) ^ set(evaluation), key=os.fsencode)
             there, missing = (self.train, self.eval) if name in train else (self.eval, self.train)
@@ -145,10 +149,10 @@ def _mirror_and_folder(root: Path | None) -> tuple[Mirror | None, Path | None]:
     return mirror, mirror.folder
 
 
-def _class_folders(root: Path, split: str) -> list[str]:
+def _class_folders(root: Path, split: str, *, instead: str = "") -> list[str]:
     folder = root / split
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; the images must lie in {folder}/CLASS/FILE")
+        raise ValueError(f"{folder}: no such folder; the images must lie in {folder}/CLASS/FILE{instead}")
     _refuse_escape(folder, root)
     entries = list(_entries(folder, root))
     for entry in entries:

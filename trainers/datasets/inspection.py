@@ -15,6 +15,7 @@ from recipes.errors import InputRefused
 from recipes.reports.wording import counted, number, size
 from recipes.schema import Dataset
 from trainers.augmentations.decoders import FORMATS
+from trainers.datasets.held_out import open_split
 from trainers.datasets.image_folder import ImageFolder
 
 SPLITS = ("train", "eval")
@@ -86,7 +87,7 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
         name, num_classes, channels, fingerprint, and for each split samples, classes and images.
     """
     names = class_names(dataset)
-    opened = {split: dataset.reader.open(dataset.root, split) for split in SPLITS}
+    opened = {split: open_split(dataset, split) for split in SPLITS}
     return {
         "name": dataset.name,
         "reader": type(dataset.reader).__name__,

@@ -26,6 +26,7 @@ from trainers.datasets.samples import (
     require_root,
     require_split,
     sha256_of,
+    splits_of,
 )
 
 _CACHE_BYTES = 2**28  # of row groups that a process keeps
@@ -50,7 +51,8 @@ class Parquet:
     group for each image, a hundred times its size where groups have 100 rows.
 
     Args:
-        train, eval: names of the files of either split below ROOT; * stands for any characters.
+        train, eval: names of the files of either split below ROOT; * stands for any characters. `eval` is null if
+            there is none.
         image, label: names of the columns.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
     Raises:
@@ -62,7 +64,7 @@ class Parquet:
     """
 
     train: str = "data/train-*.parquet"
-    eval: str = "data/validation-*.parquet"
+    eval: str | None = "data/validation-*.parquet"
     image: str = "image"
     label: str = "label"
     channels: int = 3
@@ -80,7 +82,7 @@ class Parquet:
         Raises:
             ValueError: see the class.
         """
-        require_split(split)
+        require_split(split, self)
         arrays, files = self._index(root, split)
         if len(arrays["offsets"]):
             return ByteRanges(
@@ -105,7 +107,7 @@ class Parquet:
         """num_train, num_eval and num_classes: the largest label and one."""
         root = self._root(root)
         refuse_unfinished(root)
-        labels = {split: self._index(root, split)[0]["labels"] for split in ("train", "eval")}
+        labels = {split: self._index(root, split)[0]["labels"] for split in splits_of(self)}
         counts = {f"num_{split}": len(values) for split, values in labels.items()}
         return {**counts, "num_classes": 1 + max(int(values.max()) for values in labels.values())}
 
@@ -116,11 +118,13 @@ class Parquet:
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each file, see `ByteRanges` and `RowGroups`."""
         root = self._root(root)
-        opened = [self.open(root, split).fingerprints(root) for split in ("train", "eval")]
-        return {**preparation(root), **opened[0], **opened[1]}
+        found = preparation(root)
+        for split in splits_of(self):
+            found |= self.open(root, split).fingerprints(root)
+        return found
 
     def _root(self, root: Path | None) -> Path:
-        return require_root("Parquet", root, f"{self.train} and {self.eval}")
+        return require_root("Parquet", root, " and ".join(getattr(self, split) for split in splits_of(self)))
 
     def _index(self, root: Path | None, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
         root, pattern = self._root(root), getattr(self, split)

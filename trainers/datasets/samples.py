@@ -23,14 +23,21 @@ _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 Sample = tuple[np.ndarray, int]
 
 
-def require_split(split: str) -> None:
-    """Refuse what is neither `train` nor `eval`.
+def require_split(split: str, reader: object = None) -> None:
+    """Refuse what is neither `train` nor `eval`, and `eval` of a reader whose `eval` is None.
 
     Raises:
-        ValueError: another word.
+        ValueError: see above.
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be 'train' or 'eval', got {split!r}")
+    if split not in splits_of(reader):
+        raise ValueError(f"{type(reader).__name__} has no evaluation split: its `eval` is null")
+
+
+def splits_of(reader: object) -> tuple[str, ...]:
+    """The splits of a reader: only `train` if its `eval` is None."""
+    return ("train",) if getattr(reader, "eval", "") is None else ("train", "eval")
 
 
 def require_root(kind: str, root: Path | None, layout: str) -> Path:
@@ -55,18 +62,18 @@ def require_root(kind: str, root: Path | None, layout: str) -> Path:
 
 
 def require_names(reader: object) -> None:
-    """Refuse `train` and `eval` of a reader that are empty, absolute, lead upwards, or are equal.
+    """Refuse `train` and `eval` of a reader that are empty, absolute, lead upwards, or are equal; `eval` may be None.
 
     Raises:
         ValueError: see above.
     """
     kind, paths = type(reader).__name__, {}
-    for name in ("train", "eval"):
+    for name in splits_of(reader):
         value = getattr(reader, name)
         paths[name] = path = PurePosixPath(value) if isinstance(value, str) else None
         if path is None or path.is_absolute() or not path.parts or ".." in path.parts:
             raise ValueError(f"{kind}.{name} must be a path below the data set's root, got {value!r}")
-    if paths["train"] == paths["eval"]:
+    if paths["train"] == paths.get("eval"):
         raise ValueError(f"{kind}.eval must be another path than train, got {value!r}")
 
 

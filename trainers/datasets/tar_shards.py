@@ -14,7 +14,15 @@ from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.index_file import indexed, state_of
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.progress_bar import showing_progress
-from trainers.datasets.samples import FilePaths, require_channels, require_names, require_root, require_split, sha256_of
+from trainers.datasets.samples import (
+    FilePaths,
+    require_channels,
+    require_names,
+    require_root,
+    require_split,
+    sha256_of,
+    splits_of,
+)
 
 _IMAGES = ("jpg", "jpeg", "png")
 _QUIET_SECONDS = 2.0
@@ -32,7 +40,8 @@ class TarShards:
     offset; the offsets are in an index, which is made once and again when the size or time of an archive changes.
 
     Args:
-        train, eval: names of the archives of either split below ROOT; * stands for any characters.
+        train, eval: names of the archives of either split below ROOT; * stands for any characters. `eval` is null if
+            there is none.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.
@@ -44,7 +53,7 @@ class TarShards:
     """
 
     train: str = "train-*.tar"
-    eval: str = "val-*.tar"
+    eval: str | None = "val-*.tar"
     channels: int = 3
 
     def __post_init__(self) -> None:
@@ -57,11 +66,10 @@ class TarShards:
         Raises:
             ValueError: see the class.
         """
-        require_split(split)
+        require_split(split, self)
         root = self._root(root)
-        found = {each: self._index(root, each) for each in ("train", "eval")}
-        (train, _), (evaluation, _) = (found[each] for each in ("train", "eval"))
-        if list(train["classes"]) != list(evaluation["classes"]):
+        found = {each: self._index(root, each) for each in splits_of(self)}
+        if len({tuple(arrays["classes"]) for arrays, _ in found.values()}) > 1:
             raise ValueError(f"{root}: {self.train} and {self.eval} have other classes; both must have the same")
         arrays, files = found[split]
         return ByteRanges(
@@ -78,7 +86,7 @@ class TarShards:
         """num_train, num_eval and num_classes: of .cls the largest and one."""
         root = self._root(root)
         refuse_unfinished(root)
-        opened = {split: self.open(root, split) for split in ("train", "eval")}
+        opened = {split: self.open(root, split) for split in splits_of(self)}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
 
@@ -89,15 +97,17 @@ class TarShards:
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each archive, see `ByteRanges`."""
         root = self._root(root)
-        opened = [self.open(root, split).fingerprints(root) for split in ("train", "eval")]
-        return {**preparation(root), **opened[0], **opened[1]}
+        found = preparation(root)
+        for split in splits_of(self):
+            found |= self.open(root, split).fingerprints(root)
+        return found
 
     def class_names(self, root: Path) -> list[str]:
         """Names of the classes, in the order of their labels; none where the archives have .cls."""
         return [os.fsdecode(name) for name in self._index(self._root(root), "train")[0]["classes"]]
 
     def _root(self, root: Path | None) -> Path:
-        return require_root("TarShards", root, f"{self.train} and {self.eval}")
+        return require_root("TarShards", root, " and ".join(getattr(self, split) for split in splits_of(self)))
 
     def _index(self, root: Path, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
         pattern = getattr(self, split)

@@ -11,6 +11,7 @@ from recipes.reading.open import OpenedRecipe
 from recipes.schema import Dataset, Recipe
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
+from trainers.datasets.held_out import open_split, other_counts
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
@@ -95,18 +96,15 @@ def require_data(dataset: Dataset) -> None:
             the file says are accepted.
     """
     try:
-        counts = dataset.reader.facts(dataset.root)
+        wrong = next(other_counts(dataset), None)
     except (LookupError, OSError, ValueError) as error:
         way_out = "" if dataset.root is None else "; another folder is given with --data"
         way_out += f"; {dataset.obtain}" if dataset.obtain else ""
         raise DataRefused(f"data set {dataset.name}: {error}{way_out}") from error
-    for key, count in counts.items():
-        in_file = getattr(dataset, key)
-        if count > in_file or (count < in_file and key != "num_classes"):
-            raise DataRefused(
-                f"data set {dataset.name}: its file says {key}: {in_file}, and there are {count}; correct it there, or "
-                "give the right folder with --data"
-            )
+    if wrong is not None:
+        raise DataRefused(
+            f"data set {dataset.name}: its file says {wrong}; correct it there, or give the right folder with --data"
+        )
 
 
 def require_room(dataset: Dataset, *, ranks: int) -> None:
@@ -135,7 +133,7 @@ def require_readable(dataset: Dataset) -> None:
     Raises:
         DataRefused: some cannot be read; the first ten are named.
     """
-    opened = (dataset.reader.open(dataset.root, split) for split in ("train", "eval"))
+    opened = (open_split(dataset, split) for split in ("train", "eval"))
     errors = [error for samples in opened for error in _unreadable(samples)]
     if dataset.on_bad_image != "refuse":
         skips, limit = sum(map(can_skip, errors)), limit_of(dataset)

@@ -23,6 +23,7 @@ def score_run(
     folder: Path,
     *,
     checkpoint: str = "newest",
+    split: str = "run",
     data: Path | None = None,
     allow_code: bool = False,
     device: str | None = None,
@@ -32,21 +33,33 @@ def score_run(
     Args:
         folder: of the run.
         checkpoint: `newest`, `best`, or a name such as update-000060.
+        split: `run`: what the run scores itself; `test`: the evaluation split of the data set, also where the run
+            scores samples that it holds out of the training split.
         data: folder of the data set's files, if they have moved since the run.
         allow_code: as for `train`.
         device: cpu, gpu or auto; None: cpu.
     Returns:
-        plain data: run, checkpoint, update, epoch, accuracy, loss, num_samples.
+        plain data: run, checkpoint, update, epoch, split, accuracy, loss, num_samples. The `split` is `held out` or
+            `test`.
     Raises:
-        InputRefused: there is no such run, checkpoint or device; the checkpoint is damaged; the data are missing, or an
-            image cannot be read.
+        InputRefused: there is no such run, checkpoint, split or device; the checkpoint is damaged; the data are
+            missing, or an image cannot be read.
     """
     if not (folder / RECIPE).is_file():
         raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
+    if split not in ("run", "test"):
+        raise InputRefused(f"--split: there is no split {split}; write run or test")
     folders = code_folders(folder) if allow_code else []
     opened = open_recipe(
-        folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, data_root=data
+        folder / RECIPE,
+        vocabulary=vocabulary(allow_code=allow_code),
+        overrides=["evaluation.held_out=null"] if split == "test" else (),
+        allow_code=allow_code,
+        data_root=data,
     )
+    if split == "test" and opened.dataset.validation is not None:
+        what = f"data set {opened.dataset.name} has no test split: it scores samples of its training split"
+        raise InputRefused(f"--split: {what}; leave it out to score these")
     refuse_folder(opened.dataset, data)
     require_data(opened.dataset)
     if (before := read_identity(folder)) is not None:
@@ -93,6 +106,7 @@ def score_run(
         "run": str(folder),
         "checkpoint": path.name,
         **reached,
+        "split": "test" if opened.dataset.validation is None else "held out",
         "accuracy": result.accuracy,
         "loss": result.loss,
         "num_samples": result.num_samples,
@@ -101,9 +115,10 @@ def score_run(
 
 def scored_text(scored: dict[str, Any]) -> str:
     """A score in one line."""
+    is_held_out = scored["split"] == "held out"
     return (
         f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {scored['accuracy']:.2%}, "
-        f"loss {scored['loss']:.4f} over {scored['num_samples']} samples"
+        f"loss {scored['loss']:.4f} over {scored['num_samples']} {'held-out ' * is_held_out}samples"
     )
 
 

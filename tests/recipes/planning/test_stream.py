@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recipes.planning.random_bits import draws
-from recipes.planning.stream import Stream, _stable_argsort, permutation
+from recipes.planning.stream import Stream, _stable_argsort, held_out, permutation
 
 
 def test_a_permutation_is_the_stable_argsort_of_the_raw_draws():
@@ -17,6 +17,18 @@ def test_the_fast_sort_is_stable(spread):
     words = draws(7, "permutation", 0).bits(3000) % np.uint64(spread)
     for these in (words, words << np.uint64(50), words[:1], words[:0]):
         assert _stable_argsort(these).tolist() == sorted(range(len(these)), key=lambda i: int(these[i]))
+
+
+def test_what_is_held_out_comes_first_in_the_argsort_of_draws_that_no_seed_keys():
+    bits = draws(0, "held-out samples").bits(50)
+    trained, scored = held_out(50, 12)
+    assert scored.tolist() == sorted(sorted(range(50), key=lambda i: int(bits[i]))[:12])
+    assert sorted([*trained.tolist(), *scored.tolist()]) == list(range(50))
+    assert held_out(20, 4)[1].tolist() == [1, 11, 13, 16]  # for ever: runs resume by it
+
+
+def test_more_is_held_out_with_all_of_less():
+    assert set(held_out(1500, 75)[1]) < set(held_out(1500, 150)[1])
 
 
 def test_nobody_can_write_into_the_permutation_that_others_read():

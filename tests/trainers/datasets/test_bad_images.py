@@ -60,6 +60,13 @@ def test_a_file_that_is_gone_is_never_skipped(dataset):
     assert not can_skip(caught.value)
 
 
+def test_held_out_samples_take_the_place_of_held_out_ones_alone(dataset):
+    trained, scored = (open_samples(dataset.holding_out(0.5), split) for split in ("train", "eval"))
+    found = [{int(samples[index][0].max()) // 10 for index in range(3)} for samples in (trained, scored)]
+    assert found[0] | found[1] == {0, 3, 4}  # all that can be decoded
+    assert not found[0] & found[1]
+
+
 def test_a_split_without_any_image_ends(dataset):
     for path in (dataset.root / "train").rglob("*.png"):
         path.write_bytes(b"")

@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes.errors import RecipeError
+from recipes.planning.stream import held_out
+from recipes.reading.open import open_dataset
+from recipes.schema import Dataset
 from trainers import datasets
 from trainers.datasets import Arrays, Cifar10, Cifar100, Digits, ImageFolder, Synthetic, TarShards
+from trainers.datasets.held_out import open_split
+from trainers.datasets.inspection import inspect
+from trainers.launch.preflight import require_data, require_readable
+from trainers.launch.vocabulary import vocabulary
 
 CASES = {
     "Cifar10": Cifar10(num_per_file=12),
@@ -178,6 +186,46 @@ def test_fingerprints_are_sha256_of_data_and_fields(name, root):
 def test_another_split_is_refused(name, root):
     with pytest.raises(ValueError, match="split must be 'train' or 'eval', got 'val'"):
         CASES[name].open(root, "val")
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_what_is_held_out_and_the_others_are_the_training_split(name, root):
+    whole, facts = CASES[name].open(root, "train"), CASES[name].facts(root)
+    channels = whole[0][0].shape[2]
+    dataset = Dataset(name=name, reader=CASES[name], root=root, channels=channels, **facts).holding_out(0.3)
+    assert (dataset.num_eval, dataset.num_train) == (len(whole) * 3 // 10, len(whole) - len(whole) * 3 // 10)
+    require_data(dataset)
+    places = [each.tolist() for each in held_out(len(whole), dataset.num_eval)]
+    assert sorted(places[0] + places[1]) == list(range(len(whole)))
+    for split, indices in zip(("train", "eval"), places, strict=True):
+        samples = open_split(dataset, split)
+        assert len(samples) == len(indices) == getattr(dataset, f"num_{split}")
+        assert hasattr(samples, "encoded") == hasattr(whole, "encoded")
+        assert getattr(samples, "threads_pay", False) == getattr(whole, "threads_pay", False)
+        for number, index in enumerate(indices):
+            assert samples[number][0].tobytes() == whole[index][0].tobytes()
+            assert samples[number][1] == whole[index][1]
+        assert samples.name_of(1) == getattr(whole, "name_of", "sample {}".format)(indices[1])
+        assert pickle.loads(pickle.dumps(samples))[1][0].tobytes() == samples[1][0].tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(name for name in CASES if hasattr(CASES[name], "eval")))
+def test_data_without_an_evaluation_split_score_a_share_of_their_training_split(name, root, tmp_path):
+    shutil.copytree(root, tmp_path / "data", ignore=shutil.ignore_patterns("val*", ".kilobatch*"))
+    file = tmp_path / "own.yaml"
+    file.write_text(f"reader: {{kind: {name}}}\nchannels: 3\nroot: data\n")
+    with pytest.raises(RecipeError, match="own.yaml:1:9: reader: cannot count"):
+        open_dataset(str(file), vocabulary=vocabulary())
+    file.write_text(f"{file.read_text()}validation: {{fraction: 0.3}}\n")
+    dataset = open_dataset(str(file), vocabulary=vocabulary())
+    whole = CASES[name].open(root, "train")
+    assert (dataset.num_train, dataset.num_eval) == (len(whole) - len(whole) * 3 // 10, len(whole) * 3 // 10)
+    require_data(dataset)
+    require_readable(dataset)
+    assert re.fullmatch("[0-9a-f]{64}", dataset.reader.fingerprint(dataset.root))
+    assert inspect(dataset)["splits"]["eval"]["samples"] == dataset.num_eval
+    with pytest.raises(ValueError, match=f"{name} has no evaluation split"):
+        dataset.reader.open(dataset.root, "eval")
 
 
 def test_digits_are_read_without_loading_scikit_learn():

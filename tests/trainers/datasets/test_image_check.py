@@ -91,7 +91,7 @@ def test_counts_are_compared_with_the_file_of_the_data_set():
     found = verify_images(
         Dataset(name="few", num_train=6, num_eval=2, num_classes=3, channels=3, reader=reader), lambda _: None
     )
-    assert found.wrong_counts == ["num_train: the data set's file says 6, and there are 5"]
+    assert found.wrong_counts == ["the data set's file says num_train: 6, and there are 5"]
     assert not found.bad
     assert not found.holds
 

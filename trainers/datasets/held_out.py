@@ -1,0 +1,111 @@
+"""The splits of a data set, also where the samples that are scored are held out of the training split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recipes.planning.stream import held_out
+from recipes.schema import Dataset
+from trainers.datasets.samples import EncodedSamples, Sample
+
+
+def open_split(dataset: Dataset, split: str) -> Any:
+    """The samples of "train" or "eval" of a data set, which are both in the reader's "train" if it has `validation`."""
+    if dataset.validation is None:
+        return dataset.reader.open(dataset.root, split)
+    samples = dataset.reader.open(dataset.root, "train")
+    trained, scored = held_out(len(samples), dataset.validation.split(len(samples))["num_eval"])
+    indices = trained if split == "train" else scored
+    if not isinstance(samples, EncodedSamples):
+        return ChosenSamples(samples=samples, indices=indices)
+    labels = samples.labels[indices]
+    return ChosenFiles(samples=samples, indices=indices, labels=labels, channels=samples.channels)
+
+
+def other_counts(dataset: Dataset) -> Iterator[str]:
+    """In words every count by the reader that is not the one in the data set's file; fewer classes are accepted."""
+    said = {key: getattr(dataset, key) for key in ("num_train", "num_eval", "num_classes")}
+    if dataset.validation is not None:
+        said = {"num_train": dataset.num_train + dataset.num_eval, "num_classes": dataset.num_classes}
+    for key, count in dataset.reader.facts(dataset.root).items():
+        if key in said and (count > said[key] or (count < said[key] and key != "num_classes")):
+            words = f"{key} and num_eval together" if dataset.validation is not None and key == "num_train" else key
+            yield f"{words}: {said[key]:,}, and there are {count:,}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChosenFiles(EncodedSamples):
+    """Some samples of a split that is stored as image files.
+
+    Args:
+        samples: the whole split.
+        indices: of the chosen ones, in order.
+    """
+
+    samples: EncodedSamples
+    indices: np.ndarray
+
+    def encoded(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        return self.samples.encoded(int(self.indices[index]))
+
+    def name_of(self, index: int) -> str:
+        """The file of a sample."""
+        return self.samples.name_of(int(self.indices[index]))
+
+    @property
+    def mirror(self) -> Any:
+        """Of a URL, where the files come from; else None."""
+        return getattr(self.samples, "mirror", None)
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Fetch the files of these samples ahead, where they come from a URL."""
+        self.samples.will_need(int(self.indices[index]) for index in indices)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChosenSamples:
+    """Some samples of a split that is stored otherwise. What the split cannot do, these cannot do either.
+
+    Args:
+        samples: the whole split.
+        indices: of the chosen ones, in order.
+    """
+
+    samples: Any
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.samples[int(self.indices[index])]
+
+    def name_of(self, index: int) -> str:
+        """The file of a sample; without one, its number in the whole split."""
+        return getattr(self.samples, "name_of", "sample {}".format)(int(self.indices[index]))
+
+    @property
+    def labels(self) -> np.ndarray:
+        """One integer a sample."""
+        return self.samples.labels[self.indices]
+
+    @property
+    def threads_pay(self) -> bool:
+        """Whether several threads are to read."""
+        return self.samples.threads_pay
+
+    @property
+    def own(self) -> Any:
+        """The user's own object."""
+        return self.samples.own
+
+    @property
+    def require_readable(self) -> Callable[[int], None]:
+        """A quick check that refuses a broken file."""
+        check = self.samples.require_readable
+        return lambda index: check(int(self.indices[index]))
