@@ -92,8 +92,7 @@ class Group:
         join_seconds: float = 60.0,
     ) -> None:
         self.number, self.folder = number, group_folder(folder, number)
-        self.log = self.folder / LOG
-        self.num_starts = 0
+        self.log, self.num_starts = self.folder / LOG, 0
         self.hosts = tuple(hosts)
         self.gpus: tuple[str, ...] = ()  # of each rank, once they have joined; empty text: none
         self._start, self._fixed_messages, self._join_seconds = start, messages, join_seconds

@@ -146,14 +146,14 @@ def test_ranks_say_where_they_joined_and_a_killed_group_leaves_the_others_alone(
     assert all(map(failed, groups))
     assert [group.hosts for group in groups] == [(gethostname(),)] * 2
     first, second = groups
-    first.kill()
-    second.train(TrainRequest(recipe="no/such"))
-    assert failed(second)
-    assert second.num_starts == 1
-    second.dismiss()
-    second.wait()
-    assert second.poll() == 0
-    first.output()  # waits for the thread that reads it
+    second.kill()
+    second.output()  # waits for the thread that reads it
+    first.train(TrainRequest(recipe="no/such"))
+    assert failed(first)
+    assert first.num_starts == 1
+    first.dismiss()
+    first.wait()
+    assert first.poll() == 0
 
 
 HERE = {"PATH": "/nowhere"}
