@@ -22,8 +22,6 @@ from typing import Any
 from trainers.launch.request import TrainRequest
 from trainers.runs.mpi_ranks import Ranks
 from trainers.runs.run_folder import LOG
-from trainers.search.placement import placements as placements
-from trainers.search.placement import rank_starter as rank_starter
 
 REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
 JOBS = "jobs"  # in the search's folder: a folder for each group

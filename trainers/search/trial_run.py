@@ -211,7 +211,8 @@ class TrialRun:
         if code == 0:
             rank = self.group.first_exit()
             who = "a rank" if rank is None else f"rank {rank}"
-            reason = f"{who} left before the run ended, without an error of its own"
+            words = self.group.launcher_words().splitlines()  # of a node that died
+            reason = words[0] if words else f"{who} left before the run ended, without an error of its own"
             return RunEnd(how="died", reason=reason, rank=rank)
         return self._death(code, log)
 

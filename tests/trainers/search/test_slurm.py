@@ -162,6 +162,25 @@ def test_trials_of_a_search_are_whole_on_a_node(searching, slurm, launcher):
     assert sorted([rank["host"] for rank in record["ranks"]] for record in records) == [["node1"] * 2, ["node2"] * 2]
 
 
+def test_trials_of_a_dead_node_go_on_elsewhere_and_the_node_is_set_aside(searching, slurm):
+    folder = slurm(4)
+    search = searching(TEXT + "budget: {trials: 8}\nranks_per_trial: 2\n")
+    options = ("--no-kill", "--nodes=4", "--ntasks-per-node=2")
+    with search.start("salloc", "--quiet", *options) as process:
+        search.wait_for_checkpoint(0, 1, 2, 3)
+        hosts = json.loads((search.run_folder(1) / "environment.json").read_text())["ranks"]
+        assert hosts[0]["host"] == hosts[1]["host"]
+        dead = hosts[0]["host"]
+        subprocess.run([SCRIPT, folder, "--kill", dead], check=True)
+        output = process.communicate(timeout=900)[0]
+    assert process.returncode == 0, output
+    trials = search.trials()
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 8
+    assert len(trials[1].user_attrs["deaths"]) == 1
+    assert f"trial 1: srun: error: Node failure on {dead}; it goes on from its last checkpoint" in output
+    assert f" on {dead} is set aside: " in output
+
+
 def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, allocation):
     search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 2\n")
     with search.start(*allocation(4)) as process:
@@ -172,7 +191,7 @@ def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, alloc
     trials = search.trials()
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
     assert len(trials[0].user_attrs["deaths"]) == 1
-    assert "ended by SIGKILL" in trials[0].user_attrs["deaths"][0]
+    assert "ended by SIGKILL" in trials[0].user_attrs["deaths"][0][0]
     assert not any("deaths" in trial.user_attrs for trial in trials[1:])
 
 
