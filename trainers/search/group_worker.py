@@ -115,14 +115,14 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
 
     The ranks are split into groups. Rank 0 also starts the supervisor, a separate process without MPI here, too. If one
     rank fails, MPI ends all ranks, and the supervisor ends with rank 0; the same command resumes the search. In a
-    transfer, groups dismissed from the first search wait for the requests of the second.
+    search with a prior, groups dismissed from the first search wait for the requests of the second.
 
     Bytes on the wire, beside those of `worker_loop`: about 80 from each rank to each, 60 from rank 0 to all, a barrier,
     and those of MPI_Comm_split and of `local_rank_of`.
 
     Args:
         folder: of the search.
-        phases: folders of the searches to do, in order: the two of a transfer, else only `folder`.
+        phases: folders of the searches to do, in order: that of the prior, and `folder`.
         each, ranks: of a group, and how many the launcher started, at least `each`.
     """
     from mpi4py import MPI

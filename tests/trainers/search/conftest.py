@@ -188,12 +188,6 @@ class Server:
         self.password = urlsplit(started.stdout.strip()).password
         self.url = hidden(started.stdout.strip())
 
-    def halt(self):
-        subprocess.run([*self._words, "--halt"], check=True)
-
-    def again(self):
-        subprocess.run([*self._words, "--again"], check=True)
-
     def remove(self):
         subprocess.run([*self._words, "--stop"], check=True)
 

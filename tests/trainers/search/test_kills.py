@@ -156,3 +156,14 @@ def test_ends_of_an_allocation_change_no_proposal_and_no_result(searching, tmp_p
         assert (one.number, one.params, one.value) == (other.number, other.params, other.value)
         assert one.intermediate_values == other.intermediate_values
         assert "deaths" not in other.user_attrs
+
+
+def test_a_search_over_postgresql_goes_on_after_a_kill(searching, server):
+    text = TEXT.replace("ranks_per_trial: 2", "budget: {trials: 3}")
+    search = searching(text, "-n", 2, "--storage", server("postgresql").url)
+    with search.start() as process:
+        search.wait_for_checkpoint(0, 1)
+        process.kill()
+        process.communicate()
+    search.complete()
+    search.require_complete(3, updates=UPDATES, reports=REPORTS)
