@@ -76,19 +76,26 @@ def stage(
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Copy a data set's files, from a URL or a folder, to a local folder. Goes on where it was cut off."""
+    """Copy a data set's files, from a URL or a folder, to a local folder, and compare checksums.
+
+    Goes on where it was cut off; a file that is there with other bytes is copied again.
+    """
     from recipes.errors import InputRefused
+    from recipes.reports.wording import size
     from trainers.datasets.progress_bar import showing_progress
-    from trainers.datasets.remote import sizes_at
-    from trainers.datasets.remote import stage as copy
+    from trainers.datasets.staging import Source
+    from trainers.datasets.staging import stage as copy
 
     opened = opened_dataset(dataset, data, allow_code)
     if opened.root is None:
         raise InputRefused(f"data set {opened.name} has no root to copy from; give one with --data")
-    total = sum(sizes_at(opened.root).values())
+    total = sum(Source(opened.root).sizes.values())
     with showing_progress(f"copying {opened.name}", total, unit="bytes") as advance:
-        number, num_bytes = copy(opened.root, to, done=advance)
-    print(f"{number:,} files, {num_bytes / 1e9:,.1f} GB. To train on them: --data {to}")
+        staged = copy(opened.root, to, done=advance)
+    for name in staged.replaced:
+        print(f"{to / name}: had other bytes than the source, copied again")
+    there = f"{staged.num_copied:,} copied, {staged.num_files - staged.num_copied:,} were there"
+    print(f"{staged.num_files:,} files, {size(staged.num_bytes)}: {there}. To train on them: --data {to}")
 
 
 @app.command()
