@@ -70,6 +70,35 @@ def verify(
 
 
 @app.command()
+def get(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A data set's name or file.")],
+    to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Put the files there.")] = None,
+    at_hand: Annotated[
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Copy them from there; download nothing.")
+    ] = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Fetch a data set's files from the first source of its file that can be reached, and check them.
+
+    Without --to they are put where training finds them by itself.
+    """
+    from functools import partial
+
+    from recipes.reading.open import open_dataset
+    from recipes.reading.registry import obtained_folder
+    from trainers.datasets.obtaining import get
+    from trainers.datasets.progress_bar import showing_progress
+    from trainers.launch.vocabulary import vocabulary
+
+    opened = open_dataset(dataset, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
+    target = to or obtained_folder(opened.name)
+    folder = get(opened, target, at_hand=at_hand, showing=partial(showing_progress, unit="bytes"))
+    found = open_dataset(dataset, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code).root
+    here = found is not None and found.resolve() == folder.resolve()
+    print(f"{opened.name}: all files are in {folder}; " + ("training finds them" if here else f"--data {folder}"))
+
+
+@app.command()
 def stage(
     dataset: Dataset,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="On a local disk, or in memory: /dev/shm/...")],
