@@ -79,11 +79,13 @@ class Source:
 def url_of(root: Path | str) -> str | None:
     """The URL of a root that is one, also after `Path` took one of its slashes; None for a folder.
 
-    >>> url_of(Path("s3://bucket/imagenet")), url_of(Path("data/imagenet"))
-    ('s3://bucket/imagenet', None)
+    >>> url_of(Path("s3://bucket/imagenet")), url_of(Path("file:///data")), url_of(Path("data/imagenet"))
+    ('s3://bucket/imagenet', 'file:///data', None)
     """
     found = re.match("([a-z][a-z0-9+]+):/+(.*)", str(root))
-    return None if found is None else f"{found[1]}://{found[2]}"
+    if found is None:
+        return None
+    return f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"  # a file's has no host
 
 
 @dataclass(frozen=True, kw_only=True)
