@@ -15,7 +15,7 @@ from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins, load_tree
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
-from recipes.reading.registry import find, find_or_refuse
+from recipes.reading.registry import find, find_or_refuse, obtained_folder
 from recipes.schema import Dataset, Recipe, Validation
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
@@ -150,6 +150,8 @@ def _open_dataset(
     if root is None and isinstance(tree.get("root"), str):
         text = tree["root"]
         root = Path(text) if url_of(text) else path.parent / os.path.expanduser(text)
+    if data_root is None and (obtained := _obtained(tree)) is not None and (root is None or not root.exists()):
+        root = obtained
     if root is not None and (url := url_of(root)) and "@" in urlsplit(url).netloc:
         what = "the URL of the data holds credentials, and recipes and runs are shared"
         raise InputRefused(f"{what}; leave them to fsspec: its configuration, or variables such as AWS_PROFILE")
@@ -169,6 +171,16 @@ def _open_dataset(
         **resolved,
         "root": root and (url_of(root) or os.path.realpath(root)),
     }
+
+
+def _obtained(tree: Mapping[str, Any]) -> Path | None:
+    """The folder where `kilobatch data get` put the files of a data set; None if it did not."""
+    for source in tree.get("sources") or ():
+        if isinstance(source, dict) and source.get("url"):
+            folder = obtained_folder(str(tree["name"])) / str(source.get("folder") or "")
+            if folder.is_dir():
+                return folder
+    return None
 
 
 def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:

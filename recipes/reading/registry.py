@@ -68,6 +68,16 @@ def find(kind: str, name: str) -> Path:
     raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
 
 
+def cache_folder() -> Path:
+    """Where kilobatch keeps what it can get again: `kilobatch` in XDG_CACHE_HOME, else in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kilobatch"
+
+
+def obtained_folder(name: str) -> Path:
+    """Where `kilobatch data get` puts the files of a data set."""
+    return cache_folder() / "datasets" / name
+
+
 def can_name_folder(name: str) -> bool:
     """Whether the folder of a run or a search can have this name on every machine."""
     return _NAME.fullmatch(name) is not None and name.strip(".") != ""

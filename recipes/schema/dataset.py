@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from recipes.schema.recipe import require
 from recipes.schema.vocabulary import Component
 
-__all__ = ["Dataset", "StopAfter", "Validation"]
+__all__ = ["Dataset", "Source", "SourceFile", "StopAfter", "Validation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +59,65 @@ class Validation:
         return {"num_train": num_samples - num_eval, "num_eval": num_eval}
 
 
+@dataclass(frozen=True, kw_only=True)
+class SourceFile:
+    """A file of a source.
+
+    Args:
+        name: below the source's URL, and in the folder where it is put; `.tar.gz` and `.tar` are unpacked there.
+        sha256: of its bytes, in hexadecimal.
+    """
+
+    name: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        plain = self.name and "/" not in self.name and not self.name.startswith(".")
+        require(plain, f"SourceFile.name must be the name of a file without a folder, got {self.name!r}")
+        is_sum = re.fullmatch("[0-9a-f]{64}", self.sha256)
+        require(is_sum, f"SourceFile.sha256 must have 64 hexadecimal digits, got {self.sha256!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where `kilobatch data get` finds the files of a data set: at a URL, or in a package of Debian.
+
+    Args:
+        url: http:// or https://, without the files' names.
+        files: what is fetched from there.
+        debian: name of the package; then there is no URL.
+        folder: of the data: in the package an absolute one; of a URL, one that unpacking makes, else left out.
+    """
+
+    url: str = ""
+    files: tuple[SourceFile, ...] = ()
+    debian: str = ""
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        require(bool(self.url) != bool(self.debian), "Source has either a url or a debian, got both or none")
+        if self.url:
+            is_web = self.url.startswith(("http://", "https://"))
+            require(is_web, f"Source.url must begin with http:// or https://, got {self.url!r}")
+            require(bool(self.files), "Source.files must name at least one file beside a url")
+            inside = not Path(self.folder).is_absolute() and ".." not in Path(self.folder).parts
+            require(inside, f"Source.folder must lie below the folder of the files, got {self.folder!r}")
+        else:
+            known = re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", self.debian)
+            require(known, f"Source.debian must be the name of a package, got {self.debian!r}")
+            require(Path(self.folder).is_absolute(), f"Source.folder must be absolute, got {self.folder!r}")
+
+
 def url_of(root: Path | str) -> str | None:
     """The URL of a root that is one, also after `Path` took one of its slashes; None for a folder.
 
-    >>> url_of(Path("s3://bucket/imagenet")), url_of(Path("data/imagenet"))
-    ('s3://bucket/imagenet', None)
+    >>> url_of(Path("s3://bucket/imagenet")), url_of(Path("file:///data")), url_of(Path("data/imagenet"))
+    ('s3://bucket/imagenet', 'file:///data', None)
     """
     found = re.match("([a-z][a-z0-9+]+):/+(.*)", str(root))
-    return None if found is None else f"{found[1]}://{found[2]}"
+    if found is None:
+        return None
+    return f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"  # a file's has no host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +140,7 @@ class Dataset:
         root: folder of its files, or a URL that fsspec opens, such as s3://bucket/imagenet, without credentials; a
             relative folder counts from the data set's file. `--data` gives another.
         obtain: how to get that folder, in one line; shown if the data are not found.
+        sources: where `kilobatch data get` finds the files; they are tried in this order. Nothing else uses them.
         on_bad_image: what happens to an image that cannot be decoded. `refuse`: the run ends and names it. `skip`: the
             next readable sample takes its place, the same in every epoch and on any ranks. `{stop_after: n}`: as skip,
             for up to n different images.
@@ -108,6 +160,7 @@ class Dataset:
     validation: Validation | None = None
     root: Path | None = None
     obtain: str = ""
+    sources: tuple[Source, ...] = ()
     on_bad_image: Literal["refuse", "skip"] | StopAfter = "refuse"
     lacks: tuple[str, ...] = ()
 

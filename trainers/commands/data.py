@@ -70,25 +70,61 @@ def verify(
 
 
 @app.command()
+def get(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A data set's name or file.")],
+    to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Put the files there.")] = None,
+    at_hand: Annotated[
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Copy them from there; download nothing.")
+    ] = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Fetch a data set's files from the first source of its file that can be reached, and check them.
+
+    Without --to they are put where training finds them by itself.
+    """
+    from functools import partial
+
+    from recipes.reading.open import open_dataset
+    from recipes.reading.registry import obtained_folder
+    from trainers.datasets.obtaining import get
+    from trainers.datasets.progress_bar import showing_progress
+    from trainers.launch.vocabulary import vocabulary
+
+    opened = open_dataset(dataset, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
+    target = to or obtained_folder(opened.name)
+    folder = get(opened, target, at_hand=at_hand, showing=partial(showing_progress, unit="bytes"))
+    found = open_dataset(dataset, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code).root
+    here = found is not None and found.resolve() == folder.resolve()
+    print(f"{opened.name}: all files are in {folder}; " + ("training finds them" if here else f"--data {folder}"))
+
+
+@app.command()
 def stage(
     dataset: Dataset,
     to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="On a local disk, or in memory: /dev/shm/...")],
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Copy a data set's files, from a URL or a folder, to a local folder. Goes on where it was cut off."""
+    """Copy a data set's files, from a URL or a folder, to a local folder, and compare checksums.
+
+    Goes on where it was cut off; a file that is there with other bytes is copied again.
+    """
     from recipes.errors import InputRefused
+    from recipes.reports.wording import size
     from trainers.datasets.progress_bar import showing_progress
-    from trainers.datasets.remote import sizes_at
-    from trainers.datasets.remote import stage as copy
+    from trainers.datasets.staging import Source
+    from trainers.datasets.staging import stage as copy
 
     opened = opened_dataset(dataset, data, allow_code)
     if opened.root is None:
         raise InputRefused(f"data set {opened.name} has no root to copy from; give one with --data")
-    total = sum(sizes_at(opened.root).values())
+    total = sum(Source(opened.root).sizes.values())
     with showing_progress(f"copying {opened.name}", total, unit="bytes") as advance:
-        number, num_bytes = copy(opened.root, to, done=advance)
-    print(f"{number:,} files, {num_bytes / 1e9:,.1f} GB. To train on them: --data {to}")
+        staged = copy(opened.root, to, done=advance)
+    for name in staged.replaced:
+        print(f"{to / name}: had other bytes than the source, copied again")
+    there = f"{staged.num_copied:,} copied, {staged.num_files - staged.num_copied:,} were there"
+    print(f"{staged.num_files:,} files, {size(staged.num_bytes)}: {there}. To train on them: --data {to}")
 
 
 @app.command()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainers.datasets.place import Place
+from trainers.datasets.remote import Mirror, Piece
 from trainers.datasets.samples import EncodedSamples, FilePaths, UnreadableImage, sha256_of
 
 _MOST_OPEN = 512  # files that stay open; many systems allow 1,024 to a process
@@ -21,11 +23,14 @@ _NUM_READ = 16  # images of a file whose bytes are in the fingerprint
 class ByteRanges(EncodedSamples):
     """Samples whose image files lie whole within larger files. Each is one `pread`, of any number of threads.
 
+    At a URL each is one request for its range of bytes.
+
     Args:
         files: the larger files; the first 512 stay open once they are read from.
         file_of: place in `files` of each sample.
         offsets, sizes: in bytes, of each sample in its file.
         names: what to call each sample within its file; empty where it has no name.
+        place: of the files.
     """
 
     files: Sequence[Path]
@@ -33,6 +38,7 @@ class ByteRanges(EncodedSamples):
     offsets: np.ndarray
     sizes: np.ndarray
     names: FilePaths
+    place: Place
     _open_files: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _opening: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -42,6 +48,8 @@ class ByteRanges(EncodedSamples):
         Raises:
             OSError: the larger file is gone, or cut off.
         """
+        if self.mirror is not None:
+            return self.mirror.read(*self._piece(index))
         number, offset, size = int(self.file_of[index]), int(self.offsets[index]), int(self.sizes[index])
         handle = self._open_files.get(number) or self._opened(number)
         try:
@@ -53,17 +61,34 @@ class ByteRanges(EncodedSamples):
             raise UnreadableImage(f"{self.name_of(index)}: {len(data)} of {size} bytes are there; the file is cut off")
         return data
 
+    @property
+    def mirror(self) -> Mirror | None:
+        """Of a URL."""
+        return self.place.mirror
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Fetch these samples ahead, where they come from a URL."""
+        if self.mirror is not None:
+            self.mirror.will_need(map(self._piece, indices))
+
+    def _piece(self, index: int) -> Piece:
+        path = self.files[int(self.file_of[index])]
+        return self.place.name(path), int(self.offsets[index]), int(self.sizes[index])
+
     def name_of(self, index: int) -> str:
         """The file of a sample, its place in it in bytes, and its name there."""
         name = f" ({self.names[index]})" if len(self.names) else ""
-        return f"{self.files[int(self.file_of[index])]}, byte {int(self.offsets[index])}{name}"
+        return f"{self.place.shown(self.files[int(self.file_of[index])])}, byte {int(self.offsets[index])}{name}"
 
-    def fingerprints(self, root: Path) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """SHA-256 of each file: names, sizes and labels of its samples, and the bytes of 16 evenly spaced ones."""
-        bounds = np.searchsorted(self.file_of, np.arange(len(self.files) + 1))
+        bounds = np.searchsorted(self.file_of, np.arange(len(self.files) + 1)).tolist()
+        ranges = list(map(range, bounds[:-1], bounds[1:]))
+        for samples in ranges:
+            self.will_need(sorted(_read(samples)))
         return {
-            os.path.relpath(path, root): sha256_of(self._identity(int(bounds[number]), int(bounds[number + 1])))
-            for number, path in enumerate(self.files)
+            self.place.name(path): sha256_of(self._identity(samples))
+            for path, samples in zip(self.files, ranges, strict=True)
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,9 +110,14 @@ class ByteRanges(EncodedSamples):
                 self._open_files[number] = handle
             return handle
 
-    def _identity(self, start: int, stop: int) -> Iterator[str | bytes]:
-        read = {start + (stop - start) * number // _NUM_READ for number in range(_NUM_READ)}
-        for index in range(start, stop):
+    def _identity(self, samples: range) -> Iterator[str | bytes]:
+        read = _read(samples)
+        for index in samples:
             yield f"{self.names[index] if len(self.names) else ''} {self.sizes[index]} {self.labels[index]}"
             if index in read:
                 yield self.encoded(index)
+
+
+def _read(samples: range) -> set[int]:
+    """Those of a file whose bytes are in the fingerprint."""
+    return {samples[len(samples) * number // _NUM_READ] for number in range(_NUM_READ)}

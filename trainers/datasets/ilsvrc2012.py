@@ -19,6 +19,7 @@ import numpy as np
 from recipes.errors import InputRefused
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.conversion import SourceImages
+from trainers.datasets.place import Place
 from trainers.datasets.samples import FilePaths, ImageFiles
 from trainers.runs.errors import RunFailed
 
@@ -318,6 +319,7 @@ def _ranges(path: Path, members: Sequence[tuple[str, int, int]], classes: Sequen
         offsets=np.array([offset for _, offset, _ in members], dtype=np.int64),
         sizes=np.array([size for _, _, size in members], dtype=np.int64),
         names=names,
+        place=Place(path.parent),
     )
 
 

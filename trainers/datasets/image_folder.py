@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from trainers.datasets.index_file import indexed, state_of
-from trainers.datasets.manifest import MANIFEST, preparation, refuse_unfinished
+from trainers.datasets.manifest import preparation, refuse_unfinished
+from trainers.datasets.place import place_of
 from trainers.datasets.progress_bar import showing_progress
-from trainers.datasets.remote import Mirror, mirror_of
+from trainers.datasets.remote import Mirror
 from trainers.datasets.samples import (
     FilePaths,
     ImageFiles,
@@ -115,6 +116,8 @@ class ImageFolder:
                 return root / split / name if mirror is None else mirror.fetch(f"{split}/{name}")
 
             paths, sizes, start = FilePaths.of_arrays(index), index["sizes"].tolist(), 0
+            if mirror is not None:
+                mirror.will_need((f"{split}/{paths[number]}", 0, None) for number in _all_read(index["counts"]))
             for name, count in zip(_in_order(classes), index["counts"].tolist(), strict=True):
                 samples = range(start, start + count)
                 found[f"{split}/{name}"] = sha256_of(_identity(path_of, paths, sizes, samples))
@@ -142,11 +145,10 @@ class ImageFolder:
 
 def _mirror_and_folder(root: Path | None) -> tuple[Mirror | None, Path | None]:
     """A URL's mirror, which has all folders and fetches files when they are read, and its folder; else no mirror."""
-    if (mirror := mirror_of(root)) is None:
-        return None, root
-    if MANIFEST in mirror.sizes:
-        mirror.fetch(MANIFEST)
-    return mirror, mirror.folder
+    if root is None:
+        return None, None
+    place = place_of(root)
+    return place.mirror, place.folder
 
 
 def _class_folders(root: Path, split: str, *, instead: str = "") -> list[str]:
@@ -202,13 +204,24 @@ def _index(root: Path, split: str, classes: list[str], mirror: Mirror | None) ->
 def _identity(
     path_of: Callable[[str], Path], paths: FilePaths, sizes: list[int], samples: range
 ) -> Iterator[str | bytes]:
-    read = {samples[len(samples) * number // _NUM_READ] for number in range(_NUM_READ)}
+    read = _read(samples)
     for index in samples:
         path = os.fsencode(paths[index])
         yield from (path.rpartition(b"/")[2], str(sizes[index]))
         if index in read:
             with path_of(paths[index]).open("rb") as file:
                 yield hashlib.file_digest(file, "sha256").digest()
+
+
+def _read(samples: range) -> set[int]:
+    """Those of a class whose bytes are in the fingerprint."""
+    return {samples[len(samples) * number // _NUM_READ] for number in range(_NUM_READ)}
+
+
+def _all_read(counts: np.ndarray) -> Iterator[int]:
+    ends = np.cumsum(counts).tolist()
+    for start, stop in zip([0, *ends[:-1]], ends, strict=True):
+        yield from sorted(_read(range(start, stop)))
 
 
 def _image_name(entry: os.DirEntry) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recipes.reading.registry import cache_folder
 from trainers.datasets.samples import sha256_of
 
 _SETTLED_NS = 2_000_000_000  # the clock of some file systems ticks once in two seconds
@@ -47,11 +48,6 @@ def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str,
             _keep(place, {"stamp": np.array(stamp), **made}, newest)
             break
     return made
-
-
-def cache_folder() -> Path:
-    """Where kilobatch keeps what it can make anew: `kilobatch` in XDG_CACHE_HOME, else in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kilobatch"
 
 
 def state_of(path: str | Path) -> tuple[int, int]:

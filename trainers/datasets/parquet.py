@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
-from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.index_file import indexed
 from trainers.datasets.manifest import preparation, refuse_unfinished
+from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
+from trainers.datasets.remote import Mirror, Piece
 from trainers.datasets.samples import (
     EncodedSamples,
     FilePaths,
@@ -48,7 +50,8 @@ class Parquet:
     Access: where images are stored uncompressed, as `scripts/prepare_imagenet.py` writes them, the index has the place
     of each, and a sample is one read. Elsewhere Parquet gives nothing less than a row group: the whole group of an
     image is read and decompressed for it, and the last 256 MiB of groups are kept. In random order that is about one
-    group for each image, a hundred times its size where groups have 100 rows.
+    group for each image, a hundred times its size where groups have 100 rows. At a URL an image, or a group, is one
+    request for its range of bytes; to make the index of uncompressed files, all bytes are read once.
 
     Args:
         train, eval: names of the files of either split below ROOT; * stands for any characters. `eval` is null if
@@ -83,7 +86,8 @@ class Parquet:
             ValueError: see the class.
         """
         require_split(split, self)
-        arrays, files = self._index(root, split)
+        place = self._place(root)
+        arrays, files = self._index(place, split)
         if len(arrays["offsets"]):
             return ByteRanges(
                 labels=arrays["labels"],
@@ -93,6 +97,7 @@ class Parquet:
                 offsets=arrays["offsets"],
                 sizes=arrays["sizes"],
                 names=FilePaths(),
+                place=place,
             )
         return RowGroups(
             labels=arrays["labels"],
@@ -101,13 +106,15 @@ class Parquet:
             column=self.image,
             starts=arrays["starts"],
             file_of_group=arrays["file_of_group"],
+            chunks=arrays["chunks"],
+            place=place,
         )
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: the largest label and one."""
-        root = self._root(root)
-        refuse_unfinished(root)
-        labels = {split: self._index(root, split)[0]["labels"] for split in splits_of(self)}
+        place = self._place(root)
+        refuse_unfinished(place.folder)
+        labels = {split: self._index(place, split)[0]["labels"] for split in splits_of(self)}
         counts = {f"num_{split}": len(values) for split, values in labels.items()}
         return {**counts, "num_classes": 1 + max(int(values.max()) for values in labels.values())}
 
@@ -117,48 +124,66 @@ class Parquet:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each file, see `ByteRanges` and `RowGroups`."""
-        root = self._root(root)
-        found = preparation(root)
+        found = preparation(self._place(root).folder)
         for split in splits_of(self):
-            found |= self.open(root, split).fingerprints(root)
+            found |= self.open(root, split).fingerprints()
         return found
 
-    def _root(self, root: Path | None) -> Path:
-        return require_root("Parquet", root, " and ".join(getattr(self, split) for split in splits_of(self)))
+    def _place(self, root: Path | None) -> Place:
+        layout = " and ".join(getattr(self, split) for split in splits_of(self))
+        return place_of(require_root("Parquet", root, layout, whole=False))
 
-    def _index(self, root: Path | None, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
-        root, pattern = self._root(root), getattr(self, split)
-        files = sorted(root.glob(pattern), key=os.fsencode)
+    def _index(self, place: Place, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
+        pattern = getattr(self, split)
+        files = place.files(pattern)
         if not files:
-            raise ValueError(f"{root / pattern}: no such file; write `{split}` in the reader for other names")
-        state = {str(path.relative_to(root)): state_of(path) for path in files}
-        state |= {f"columns {self.image}, {self.label}": (0, 0)}
-        return indexed(root, pattern.replace("*", ""), state=state, make=lambda: self._made(files)), files
+            shown = place.shown(place.folder / pattern)
+            raise ValueError(f"{shown}: no such file; write `{split}` in the reader for other names")
+        state = {**place.state(files), f"columns {self.image}, {self.label}, chunks": (0, 0)}
+        name = pattern.replace("*", "")
+        return indexed(place.folder, name, state=state, make=lambda: self._made(place, files)), files
 
-    def _made(self, files: Sequence[Path]) -> dict[str, np.ndarray]:
-        rows, labels, places, are_plain = [], [], [np.zeros((0, 2), dtype=np.int64)], True
-        words = f"{files[0].parent}: finding the images in its files, once"
+    def _made(self, place: Place, files: Sequence[Path]) -> dict[str, np.ndarray]:
+        found, words = [], f"{place.shown(files[0])}: finding the images in it and its like, once"
         with showing_progress(words, len(files), unit="files", after_seconds=_QUIET_SECONDS) as add:
-            for path in files:
-                with _opened(path) as file:
-                    for group in range(file.num_row_groups):
-                        labels.append(_labels(file, group, self.label, path))
-                        rows.append((len(labels[-1]), path))
-                        found = _places(file, group, self.image, path) if are_plain else None
-                        are_plain = found is not None
-                        places = [*places, found] if are_plain else places[:1]
+            for groups in place.map(lambda path: self._groups(place, path), files):
+                found.append(groups)
                 add(1)
-        file_of = {path: number for number, path in enumerate(files)}
-        file_of_group = np.array([file_of[path] for _, path in rows], dtype=np.int32)
-        counts = [count for count, _ in rows]
+        every = [group for groups in found for group in groups]
+        counts = [len(group.labels) for group in every]
+        file_of_group = np.repeat(np.arange(len(files), dtype=np.int32), [len(groups) for groups in found])
+        plain = all(group.places is not None for group in every)
+        places = np.concatenate([group.places for group in every]) if plain else np.zeros((0, 2), dtype=np.int64)
         return {
-            "labels": np.concatenate(labels).astype(np.int32),
+            "labels": np.concatenate([group.labels for group in every]).astype(np.int32),
             "starts": np.cumsum([0, *counts]),
             "file_of_group": file_of_group,
             "file_of": np.repeat(file_of_group, counts),
-            "offsets": np.concatenate(places)[:, 0],
-            "sizes": np.concatenate(places)[:, 1],
+            "offsets": places[:, 0],
+            "sizes": places[:, 1],
+            "chunks": np.array([group.chunk for group in every], dtype=np.int64),
         }
+
+    def _groups(self, place: Place, path: Path) -> list[_Group]:
+        shown = place.shown(path)
+        with place.open(path) as source, _opened(source, shown) as file:
+            groups: list[_Group] = []
+            for number in range(file.num_row_groups):
+                labels = _labels(file, number, self.label, shown)
+                chunk, is_plain = _chunk(file, number, self.image, shown)
+                plain = is_plain and not (groups and groups[-1].places is None)
+                places = _places(source, chunk, _images(file, number, self.image, shown)) if plain else None
+                groups.append(_Group(labels=labels, chunk=chunk, places=places))
+        return groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """A group of rows: its labels, offset and size of its images' column, and those of each image where known."""
+
+    labels: np.ndarray
+    chunk: tuple[int, int]
+    places: np.ndarray | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,12 +195,16 @@ class RowGroups(EncodedSamples):
         column: of the images.
         starts: index of the first sample of each group, and the number of samples.
         file_of_group: place in `files` of each group.
+        chunks: offset and size in bytes of each group's column of images.
+        place: of the files.
     """
 
     files: Sequence[Path]
     column: str
     starts: np.ndarray
     file_of_group: np.ndarray
+    chunks: np.ndarray
+    place: Place
     _kept: OrderedDict[int, list[bytes]] = field(default_factory=OrderedDict, init=False, repr=False)
     _keeping: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -194,19 +223,35 @@ class RowGroups(EncodedSamples):
                     self._kept.popitem(last=False)
         return images[index - int(self.starts[group])]
 
+    @property
+    def mirror(self) -> Mirror | None:
+        """Of a URL."""
+        return self.place.mirror
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Fetch the groups of these samples ahead, where they come from a URL."""
+        if self.mirror is not None:
+            groups = np.searchsorted(self.starts, np.fromiter(indices, dtype=np.int64), side="right") - 1
+            self.mirror.will_need(self._piece(group) for group in dict.fromkeys(groups.tolist()))
+
+    def _piece(self, group: int) -> Piece:
+        offset, size = self.chunks[group].tolist()
+        return self.place.name(self.files[int(self.file_of_group[group])]), offset, size
+
     def name_of(self, index: int) -> str:
         """The file of a sample, and its row."""
         group = int(np.searchsorted(self.starts, index, side="right")) - 1
-        return f"{self.files[int(self.file_of_group[group])]}, row {index - int(self.starts[self._first_group(group)])}"
+        shown = self.place.shown(self.files[int(self.file_of_group[group])])
+        return f"{shown}, row {index - int(self.starts[self._first_group(group)])}"
 
-    def fingerprints(self, root: Path) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """SHA-256 of each file: its labels, its footer, which has the size of each group, and its first image."""
         found = {}
         for number, path in enumerate(self.files):
             groups = np.flatnonzero(self.file_of_group == number)
             start, stop = int(self.starts[groups[0]]), int(self.starts[groups[-1] + 1])
             labels = self.labels[start:stop].astype("<i8").tobytes()
-            found[os.path.relpath(path, root)] = sha256_of([labels, _footer(path), self.encoded(start)])
+            found[self.place.name(path)] = sha256_of([labels, _footer(self.place, path), self.encoded(start)])
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -221,31 +266,33 @@ class RowGroups(EncodedSamples):
 
     def _read(self, group: int) -> list[bytes]:
         path = self.files[int(self.file_of_group[group])]
+        shown = self.place.shown(path)
         try:
-            with _opened(path) as file:
-                images = _images(file, group - self._first_group(group), self.column, path)
+            with self.place.open(path, keep=True) as source, _opened(source, shown) as file:
+                images = _images(file, group - self._first_group(group), self.column, shown)
         except ValueError as error:
             raise UnreadableImage(f"{error}") from error
         return [image.as_py() for image in images]
 
 
-def _opened(path: Path) -> Any:
+def _opened(source: Any, shown: str) -> Any:
+    """An opened file as one of pyarrow's."""
     if find_spec("pyarrow") is None:
-        raise ValueError(f"{path}: Parquet is read with pyarrow; type: pip install 'kilobatch[parquet]'")
+        raise ValueError(f"{shown}: Parquet is read with pyarrow; type: pip install 'kilobatch[parquet]'")
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     try:
-        return ParquetFile(path)
+        return ParquetFile(source, pre_buffer=False)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: {error}; damaged, cut off or no Parquet: copy it again") from error
+        raise ValueError(f"{shown}: {error}; damaged, cut off or no Parquet: copy it again") from error
 
 
-def _column(file: Any, group: int, name: str, path: Path) -> Any:
+def _column(file: Any, group: int, name: str, path: str) -> Any:
     """A column of a group of rows, as an array of pyarrow."""
     import pyarrow
 
-    if name not in (names := file.schema_arrow.names):
+    if name.removesuffix(".bytes") not in (names := file.schema_arrow.names) and name not in names:
         raise ValueError(f"{path}: no column {name!r}, it has {', '.join(names)}; write its name in the reader")
     try:
         return file.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
@@ -253,15 +300,16 @@ def _column(file: Any, group: int, name: str, path: Path) -> Any:
         raise ValueError(f"{path}: {error}; damaged or cut off: copy it again") from error
 
 
-def _labels(file: Any, group: int, name: str, path: Path) -> np.ndarray:
+def _labels(file: Any, group: int, name: str, path: str) -> np.ndarray:
     labels = _column(file, group, name, path)
     if labels.null_count or not str(labels.type).startswith(("int", "uint")) or min(labels.to_numpy()) < 0:
         raise ValueError(f"{path}: column {name!r} must hold whole numbers from 0; a set without labels is not read")
     return labels.to_numpy().astype(np.int64)
 
 
-def _images(file: Any, group: int, name: str, path: Path) -> Any:
-    images = _column(file, group, name, path)
+def _images(file: Any, group: int, name: str, path: str) -> Any:
+    leaves = [file.metadata.schema.column(number).path for number in range(file.metadata.num_columns)]
+    images = _column(file, group, f"{name}.bytes" if f"{name}.bytes" in leaves else name, path)
     if str(images.type).startswith("struct"):
         images = images.field("bytes")
     if images.null_count or "binary" not in str(images.type):
@@ -269,20 +317,27 @@ def _images(file: Any, group: int, name: str, path: Path) -> Any:
     return images
 
 
-def _places(file: Any, group: int, name: str, path: Path) -> np.ndarray | None:
+def _chunk(file: Any, group: int, name: str, path: str) -> tuple[tuple[int, int], bool]:
+    """Offset and size in the file of a group's column of images, and whether it is uncompressed."""
+    columns = [file.metadata.row_group(group).column(number) for number in range(file.metadata.num_columns)]
+    column = next((each for each in columns if each.path_in_schema in (name, f"{name}.bytes")), None)
+    if column is None:
+        _column(file, group, name, path)
+        raise ValueError(f"{path}: column {name!r} must hold the bytes of an image in each row")
+    begin = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+    return (begin, column.total_compressed_size), column.compression == "UNCOMPRESSED"
+
+
+def _places(source: Any, chunk: tuple[int, int], images: Any) -> np.ndarray | None:
     """Offset and size in the file of each image of a group; None where they do not lie there whole.
 
     Parquet's pages have no table of them: they are searched for in the column's bytes, and compared.
     """
-    columns = [file.metadata.row_group(group).column(number) for number in range(file.metadata.num_columns)]
-    column = next(each for each in columns if each.path_in_schema in (name, f"{name}.bytes"))
-    if column.compression != "UNCOMPRESSED":
-        return None
-    begin = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
-    with path.open("rb") as plain:
-        stored = os.pread(plain.fileno(), column.total_compressed_size, begin)
+    begin, size = chunk
+    source.seek(begin)
+    stored = source.read(size)
     places, behind = [], 0
-    for image in _images(file, group, name, path):
+    for image in images:
         data = image.as_py()
         needle = len(data).to_bytes(4, "little") + data[:_NEEDLE]
         at = stored.find(needle, behind)
@@ -295,8 +350,8 @@ def _places(file: Any, group: int, name: str, path: Path) -> np.ndarray | None:
     return np.array(places, dtype=np.int64)
 
 
-def _footer(path: Path) -> bytes:
-    with path.open("rb") as file:
+def _footer(place: Place, path: Path) -> bytes:
+    with place.open(path) as file:
         file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
         file.seek(-8 - length, os.SEEK_END)

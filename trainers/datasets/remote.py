@@ -1,8 +1,9 @@
-"""Data at a URL, such as `s3://bucket/imagenet`: listed once, and each file fetched to a cache when it is first needed.
+"""Data at a URL, such as `s3://bucket/imagenet`: listed once, and what is needed of them fetched to a cache.
 
-fsspec opens the URL and alone knows the credentials: from its configuration, or the environment. The cache is a folder
-for each URL in `KILOBATCH_CACHE`, else `~/.cache/kilobatch/data`, which all processes of the machine share. When the
-files of a URL are larger than `KILOBATCH_CACHE_SIZE`, 200GB by default, those not read for longest are removed.
+That is whole files, or ranges of the bytes of larger ones. fsspec opens the URL and alone knows the credentials: from
+its configuration, or the environment. The cache is a folder for each URL in `KILOBATCH_CACHE`, else
+`~/.cache/kilobatch/data`, which all processes of the machine share. When the data of a URL are larger than
+`KILOBATCH_CACHE_SIZE`, 200GB by default, those not read for longest are removed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.reading.registry import cache_folder
 from recipes.schema.dataset import url_of
-from trainers.datasets.index_file import cache_folder
 from trainers.datasets.samples import sha256_of
 from trainers.runs.errors import RankFailed
 from trainers.runs.mpi_ranks import launched_by_us
@@ -33,10 +34,15 @@ FOLDER_VARIABLE, SIZE_VARIABLE = "KILOBATCH_CACHE", "KILOBATCH_CACHE_SIZE"
 ATTEMPTS = 5  # of a file, before it ends the run
 FIRST_PAUSE = 1.0  # seconds before the second attempt; each further pause is twice as long
 STALLED_SECONDS = 30.0  # without a byte, after which an attempt is given up
-_FETCHERS = 16  # files that are fetched ahead at once
+FETCHERS = 16  # files or ranges that are fetched at once
+_SLOWEST = 100_000  # bytes a second of a range, below which an attempt is given up
 _LISTED_SECONDS = 600.0  # for which processes other than a run's ranks trust a listing
-_LISTING, _LOCK = ".listing.json", ".lock"
+_JUST_NOW_SECONDS = 3.0
+_READS = 3  # by the cache, which may be too small for what is read at once
+_LISTING, _LOCK, _RANGES = ".listing.json", ".lock", ".ranges"
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASS", re.IGNORECASE)  # in the name of a variable
+# A file below the URL, its first byte and the number of bytes; None: the whole file.
+Piece = tuple[str, int, int | None]
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -65,13 +71,14 @@ def _mirror(url: str) -> Mirror:
 
 
 class Mirror:
-    """The files below a URL, and a folder of the cache that gets each of them when it is first read.
+    """The files below a URL, and a folder of the cache that gets each of them, or ranges of it, when it is first read.
 
     Args:
         url: without credentials.
     Attributes:
         folder: in the cache.
         sizes: path below the URL -> bytes.
+        marks: path below the URL -> what changes with the content: an ETag, a checksum, a time of change; may be empty.
     Raises:
         InputRefused: there is no such place, or no package to open it with.
     """
@@ -83,56 +90,78 @@ class Mirror:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._limit = _bytes_of(os.environ.get(SIZE_VARIABLE) or "200GB")
         self._fetched = 0  # bytes since the cache was last made to fit
-        self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[Piece] = queue.SimpleQueue()
         self._fetchers: list[threading.Thread] = []
+        self._coming: dict[Path, threading.Event] = {}  # what some thread of this process is fetching
+        self._choosing = threading.Lock()
         self._files, self._base = _open(self.url)
-        self.sizes, self.version = self._listed()
+        self.sizes, self.marks, self.version = self._listed(_LISTED_SECONDS)
         self._names_in: dict[str, list[str]] = {}
         for name in self.sizes:
             self._names_in.setdefault(name.rpartition("/")[0], []).append(name)
         for folder in self._names_in:
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mirror, (self.url,)
+
     def names_in(self, folder: str) -> list[str]:
         """Names of the files of a folder, without those that begin with a dot."""
         return [name for name in self._names_in.get(folder, []) if not name.rpartition("/")[2].startswith(".")]
 
-    def fetch(self, name: str) -> Path:
-        """The file of this name below the URL, in the cache.
+    def fetch(self, name: str, start: int = 0, size: int | None = None) -> Path:
+        """The file of this name below the URL, or a range of its bytes, in the cache.
 
         Raises:
             CannotFetch: it cannot be read, after several attempts.
         """
-        path = self.folder / name
+        if name not in self.sizes:
+            raise CannotFetch(f"{self.url}/{name}: was not there when the data were listed")
+        path = self.folder / (name if size is None else f"{_RANGES}/{name}/{start}")
+        while True:
+            with suppress(FileNotFoundError):
+                if path.stat().st_size == (self.sizes[name] if size is None else size):
+                    os.utime(path)
+                    return path
+            with self._choosing:
+                coming = self._coming.get(path)
+                if coming is None:
+                    self._coming[path] = threading.Event()
+                    break
+            coming.wait()  # if that thread fails, this one tries
         try:
-            if path.stat().st_size == self.sizes[name]:
-                os.utime(path)
-                return path
-        except FileNotFoundError:
-            pass
-        except KeyError:
-            raise CannotFetch(f"{self.url}/{name}: was not there when the data were listed") from None
-        part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-        self.copy(name, part)
-        part.replace(path)
-        self._fetched += self.sizes[name]
+            self._bring(path, name, start, size)
+        finally:
+            self._coming.pop(path).set()
         if self._fetched > self._limit / 20:
             self._fit()
         return path
 
-    def copy(self, name: str, target: Path) -> None:
-        """Copy a file from the URL, and not by the cache.
+    def _bring(self, path: Path, name: str, start: int, size: int | None) -> None:
+        part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        if size is None:
+            self._attempt(name, lambda: self._get(name, part))
+        else:
+            part.write_bytes(self.range(name, start, size))
+        part.replace(path)
+        self._fetched += self.sizes[name] if size is None else size
+
+    def range(self, name: str, start: int, size: int) -> bytes:
+        """A range of a file's bytes, from the URL and not by the cache.
 
         Raises:
             CannotFetch: it cannot be read, after several attempts.
+            InputRefused: the server gives whole files only.
         """
-        self._attempt(name, lambda: self._get(name, target))
+        return self._attempt(name, lambda: self._get_range(name, start, size))
 
-    def read(self, name: str) -> bytes:
-        """The bytes of a file, which may be removed from the cache at any time."""
-        while True:
-            with suppress(FileNotFoundError):  # removed by another process since it was fetched
-                return self.fetch(name).read_bytes()
+    def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
+        """The bytes of a file, or a range of them; of the cache, unless they are removed from it again and again."""
+        for _ in range(_READS):
+            with suppress(FileNotFoundError):  # removed since it was fetched
+                return self.fetch(name, start, size).read_bytes()
+        return self.range(name, start, self.sizes[name] if size is None else size)
 
     def fetch_all(self, names: Iterable[str], *, done: Callable[[int], None] = lambda count: None) -> None:
         """Fetch files, several at once.
@@ -151,35 +180,40 @@ class Mirror:
             self.fetch(name)
             done(self.sizes[name])
 
-        with ThreadPoolExecutor(_FETCHERS) as threads:
+        with ThreadPoolExecutor(FETCHERS) as threads:
             list(threads.map(one, names))
 
-    def will_need(self, names: Iterable[str]) -> None:
-        """Fetch files ahead, in this order; what fails is tried again, and named, when it is read."""
+    def will_need(self, pieces: Iterable[Piece]) -> None:
+        """Fetch files and ranges ahead, in this order; what fails is tried again, and named, when it is read."""
         if not self._fetchers:
             self._fetchers = [
                 threading.Thread(target=self._fetch_ahead, name=f"fetch ahead {number}", daemon=True)
-                for number in range(_FETCHERS)
+                for number in range(FETCHERS)
             ]
             for thread in self._fetchers:
                 thread.start()
-        for name in names:
-            self._wanted.put(name)
+        for piece in pieces:
+            self._wanted.put(piece)
 
     def _fetch_ahead(self) -> None:
         while True:
-            with suppress(CannotFetch, OSError):
-                self.fetch(self._wanted.get())
+            with suppress(CannotFetch, InputRefused, OSError):
+                self.fetch(*self._wanted.get())
 
-    def _listed(self) -> tuple[dict[str, int], str]:
-        """Sizes of all files, and a name for their present state; kept for the ranks of a run."""
+    def list_again(self) -> Mirror:
+        """The mirror itself, with what lies at the URL now."""
+        self.sizes, self.marks, self.version = self._listed(_JUST_NOW_SECONDS)
+        return self
+
+    def _listed(self, newer_than: float) -> tuple[dict[str, int], dict[str, str], str]:
+        """Sizes and marks of all files, and a name for their present state; kept for the ranks of a run."""
         place = self.folder / _LISTING
         with _locked(self.folder):
             with suppress(OSError, ValueError, KeyError):
                 age = time.time() - place.stat().st_mtime
-                if launched_by_us() or age < _LISTED_SECONDS:
+                if launched_by_us() or age < newer_than:
                     kept = json.loads(place.read_text(encoding="utf-8"))
-                    return kept["sizes"], kept["version"]
+                    return kept["sizes"], kept["marks"], kept["version"]
             found = self._attempt("", lambda: _in_time(lambda: self._files.find(self._base, detail=True)))
             marks, sizes = {}, {}
             for path, facts in sorted(found.items()):
@@ -199,7 +233,7 @@ class Mirror:
             part = place.with_name(f"{place.name}.part")
             part.write_text(json.dumps({"sizes": sizes, "marks": marks, "version": version}), encoding="utf-8")
             part.replace(place)
-            return sizes, version
+            return sizes, marks, version
 
     def _drop_changed(self, place: Path, marks: dict[str, str]) -> None:
         """Remove from the cache what has changed or gone at the URL, and folders of which all has gone."""
@@ -208,6 +242,7 @@ class Mirror:
             for name, mark in before.items():
                 if marks.get(name) != mark:
                     (self.folder / name).unlink(missing_ok=True)
+                    shutil.rmtree(self.folder / _RANGES / name, ignore_errors=True)
                     if name not in marks:
                         with suppress(OSError):  # other files are there
                             (self.folder / name).parent.rmdir()
@@ -240,8 +275,22 @@ class Mirror:
         if (size := part.stat().st_size) != self.sizes[name]:
             raise OSError(f"{size} of {self.sizes[name]} bytes came")
 
+    def _get_range(self, name: str, start: int, size: int) -> bytes:
+        whole = size == self.sizes[name]
+        limits = {} if whole else {"start": start, "end": start + size}
+        read = partial(self._files.cat_file, f"{self._base}/{name}", **limits)
+        data = _in_time(read, seconds=STALLED_SECONDS + size / _SLOWEST)
+        if len(data) > size and not whole:
+            raise InputRefused(
+                f"{self.url}/{name}: the server gives whole files only, and ranges are needed; copy the data: "
+                "kilobatch data stage"
+            )
+        if len(data) != size:
+            raise OSError(f"{len(data)} of {size} bytes from byte {start} on came")
+        return data
+
     def _fit(self) -> None:
-        """Remove files that were not read for longest, until the cache is nine tenths of its limit."""
+        """Remove what was not read for longest, until the cache is nine tenths of its limit."""
         with _locked(self.folder):
             self._fetched = 0
             found = []
@@ -258,62 +307,6 @@ class Mirror:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
                 total -= size
-
-
-def stage(root: Path, target: Path, *, done: Callable[[int], None] = lambda count: None) -> tuple[int, int]:
-    """Copy all files of a URL, or of a folder, to a local folder; those that are there with their size are kept.
-
-    Args:
-        target: is made if it does not exist.
-        done: called with the bytes of each file that is there.
-    Returns:
-        number and bytes of the files.
-    Raises:
-        InputRefused: the target has too little room.
-        CannotFetch: a file cannot be read, after several attempts.
-    """
-    sizes, mirror = sizes_at(root), mirror_of(root)
-    target.mkdir(parents=True, exist_ok=True)
-    missing = [name for name, size in sizes.items() if _size(target / name) != size]
-    needed, free = sum(sizes[name] for name in missing), shutil.disk_usage(target).free
-    if needed > free:
-        raise InputRefused(f"{target}: {free:,} bytes are free, {needed:,} needed; name another folder")
-    done(sum(size for name, size in sizes.items()) - needed)
-
-    def one(name: str) -> None:
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        if mirror is None:
-            shutil.copyfile(root / name, part)
-        else:
-            mirror.copy(name, part)
-        part.replace(path)
-        done(sizes[name])
-
-    with ThreadPoolExecutor(_FETCHERS) as threads:
-        list(threads.map(one, missing))
-    return len(sizes), sum(sizes.values())
-
-
-def sizes_at(root: Path) -> dict[str, int]:
-    """Bytes of each file of a URL or a folder, by its path there.
-
-    Raises:
-        InputRefused: there is none.
-    """
-    if (mirror := mirror_of(root)) is not None:
-        return mirror.sizes
-    sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in root.rglob("*") if path.is_file()}
-    if not sizes:
-        raise InputRefused(f"{root}: no file there; name the folder of the data")
-    return sizes
-
-
-def _size(path: Path) -> int | None:
-    with suppress(OSError):
-        return path.stat().st_size
-    return None
 
 
 def _open(url: str) -> tuple[Any, str]:

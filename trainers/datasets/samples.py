@@ -40,12 +40,13 @@ def splits_of(reader: object) -> tuple[str, ...]:
     return ("train",) if getattr(reader, "eval", "") is None else ("train", "eval")
 
 
-def require_root(kind: str, root: Path | None, layout: str) -> Path:
-    """The folder of the data; for a URL, its whole copy in the cache.
+def require_root(kind: str, root: Path | None, layout: str, *, whole: bool = True) -> Path:
+    """The folder of the data; for a URL, its whole copy in the cache, or the URL.
 
     Args:
         kind: of the reader.
         layout: what the folder holds, for the message.
+        whole: whether a URL is copied.
     Raises:
         ValueError: there is none.
     """
@@ -54,7 +55,7 @@ def require_root(kind: str, root: Path | None, layout: str) -> Path:
             f"{kind} needs the folder of the data: type --data FOLDER, where FOLDER holds {layout}, or write its root "
             "in the data set's file"
         )
-    if url_of(root) is not None:
+    if whole and url_of(root) is not None:
         from trainers.datasets.remote import local_root  # which needs this file
 
         return local_root(root)
@@ -101,7 +102,8 @@ class SamplesInMemory:
 
     def __post_init__(self) -> None:
         assert len(self.images_NHWC) == len(self.labels)
-        self.images_NHWC.flags.writeable = False
+        if isinstance(self.images_NHWC, np.ndarray):
+            self.images_NHWC.flags.writeable = False
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -261,7 +263,7 @@ class ImageFiles(EncodedSamples):
     def will_need(self, indices: Iterable[int]) -> None:
         """Fetch the files of these samples ahead, where they come from a URL."""
         if self.mirror is not None:
-            self.mirror.will_need(map(self._name, indices))
+            self.mirror.will_need((self._name(index), 0, None) for index in indices)
 
     def _name(self, index: int) -> str:
         return f"{self.folder.relative_to(self.mirror.folder).as_posix()}/{self.paths[index]}"

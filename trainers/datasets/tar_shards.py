@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
-from trainers.datasets.index_file import indexed, state_of
+from trainers.datasets.index_file import indexed
 from trainers.datasets.manifest import preparation, refuse_unfinished
+from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
     FilePaths,
@@ -26,6 +27,8 @@ from trainers.datasets.samples import (
 
 _IMAGES = ("jpg", "jpeg", "png")
 _QUIET_SECONDS = 2.0
+_AT_LEAST = 8192  # bytes of a request to a URL: the headers between two images and the class
+_MOST_DIGITS = 20  # of a class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,8 @@ class TarShards:
 
     KEY is the path up to the first dot of its last part. Members with other endings are passed over. The samples are in
     the order of the archives' names as bytes, and in an archive in the order of its images. A sample is one read at its
-    offset; the offsets are in an index, which is made once and again when the size or time of an archive changes.
+    offset; the offsets are in an index, which is made once and again when the size or time of an archive changes. At a
+    URL a sample is one request for its range of bytes, and the index one small request an image.
 
     Args:
         train, eval: names of the archives of either split below ROOT; * stands for any characters. `eval` is null if
@@ -67,8 +71,8 @@ class TarShards:
             ValueError: see the class.
         """
         require_split(split, self)
-        root = self._root(root)
-        found = {each: self._index(root, each) for each in splits_of(self)}
+        place = self._place(root)
+        found = {each: self._index(place, each) for each in splits_of(self)}
         if len({tuple(arrays["classes"]) for arrays, _ in found.values()}) > 1:
             raise ValueError(f"{root}: {self.train} and {self.eval} have other classes; both must have the same")
         arrays, files = found[split]
@@ -80,12 +84,12 @@ class TarShards:
             offsets=arrays["offsets"],
             sizes=arrays["sizes"],
             names=FilePaths.of_arrays(arrays),
+            place=place,
         )
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes: of .cls the largest and one."""
-        root = self._root(root)
-        refuse_unfinished(root)
+        refuse_unfinished(self._place(root).folder)
         opened = {split: self.open(root, split) for split in splits_of(self)}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
@@ -96,26 +100,27 @@ class TarShards:
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each archive, see `ByteRanges`."""
-        root = self._root(root)
-        found = preparation(root)
+        found = preparation(self._place(root).folder)
         for split in splits_of(self):
-            found |= self.open(root, split).fingerprints(root)
+            found |= self.open(root, split).fingerprints()
         return found
 
     def class_names(self, root: Path) -> list[str]:
         """Names of the classes, in the order of their labels; none where the archives have .cls."""
-        return [os.fsdecode(name) for name in self._index(self._root(root), "train")[0]["classes"]]
+        return [os.fsdecode(name) for name in self._index(self._place(root), "train")[0]["classes"]]
 
-    def _root(self, root: Path | None) -> Path:
-        return require_root("TarShards", root, " and ".join(getattr(self, split) for split in splits_of(self)))
+    def _place(self, root: Path | None) -> Place:
+        layout = " and ".join(getattr(self, split) for split in splits_of(self))
+        return place_of(require_root("TarShards", root, layout, whole=False))
 
-    def _index(self, root: Path, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
+    def _index(self, place: Place, split: str) -> tuple[dict[str, np.ndarray], list[Path]]:
         pattern = getattr(self, split)
-        files = sorted(root.glob(pattern), key=os.fsencode)
+        files = place.files(pattern)
         if not files:
-            raise ValueError(f"{root / pattern}: no such archive; write `{split}` in the reader for other names")
-        state = {path.name: state_of(path) for path in files}
-        return indexed(root, pattern.replace("*", ""), state=state, make=lambda: _arrays(files)), files
+            shown = place.shown(place.folder / pattern)
+            raise ValueError(f"{shown}: no such archive; write `{split}` in the reader for other names")
+        name, state = pattern.replace("*", ""), place.state(files)
+        return indexed(place.folder, name, state=state, make=lambda: _arrays(place, files)), files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,17 +131,18 @@ class _Member:
     label: int | str
 
 
-def _arrays(files: Sequence[Path]) -> dict[str, np.ndarray]:
-    members, words = [], f"{files[0].parent}: finding the images in its archives, once"
+def _arrays(place: Place, files: Sequence[Path]) -> dict[str, np.ndarray]:
+    members, words = [], f"{place.shown(files[0])}: finding the images in it and its like, once"
     with showing_progress(words, len(files), unit="archives", after_seconds=_QUIET_SECONDS) as add:
-        for path in files:
-            members.append(list(_images(path)))
+        for found in place.map(lambda path: list(_images(place, path)), files):
+            members.append(found)
             add(1)
     flat = [member for each in members for member in each]
     kinds = {type(member.label) for member in flat}
     if len(kinds) > 1:
         odd = next(member.name for member in flat if isinstance(member.label, str))
-        raise ValueError(f"{files[0].parent}: {odd} has no .cls, and other images have one; add what is missing")
+        what = f"{odd} has no .cls, and other images have one; add what is missing"
+        raise ValueError(f"{place.shown(files[0].parent)}: {what}")
     classes = sorted({member.label for member in flat}, key=os.fsencode) if kinds == {str} else []
     label_of = {name: label for label, name in enumerate(classes)}
     names = FilePaths()
@@ -151,13 +157,14 @@ def _arrays(files: Sequence[Path]) -> dict[str, np.ndarray]:
     }
 
 
-def _images(path: Path) -> Iterator[_Member]:
+def _images(place: Place, file: Path) -> Iterator[_Member]:
     """The images of an archive, in order."""
+    path = place.shown(file)
     images: dict[str, tarfile.TarInfo] = {}
     classes: dict[str, int] = {}
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            end = os.fstat(file.fileno()).st_size
+        with place.open(file, at_least=_AT_LEAST) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
+            end = place.size(file)
             for member in archive:
                 if member.isdir():
                     continue
@@ -174,7 +181,8 @@ def _images(path: Path) -> Iterator[_Member]:
                         raise ValueError(f"{path}: {member.name!r} and {images[key].name!r} have one key; rename one")
                     images[key] = member
                 elif ending == "cls":
-                    classes[key] = _label(os.pread(file.fileno(), member.size, member.offset_data), path, member.name)
+                    opened.seek(member.offset_data)  # tarfile itself seeks to where the next one begins
+                    classes[key] = _label(opened.read(min(member.size, _MOST_DIGITS + 1)), path, member.name)
                 archive.members = []  # else it keeps all of them
     except tarfile.TarError as error:
         raise ValueError(f"{path}: {error}; damaged, cut off or compressed: unpack it, or copy it again") from error
@@ -187,7 +195,7 @@ def _images(path: Path) -> Iterator[_Member]:
         yield _Member(name=member.name, offset=member.offset_data, size=member.size, label=label)
 
 
-def _label(text: bytes, path: Path, name: str) -> int:
-    if not text.strip().isdigit() or len(text) > 20:
+def _label(text: bytes, path: str, name: str) -> int:
+    if not text.strip().isdigit() or len(text) > _MOST_DIGITS:
         raise ValueError(f"{path}: {name!r} holds {text[:20]!r}, where a class is a whole number from 0")
     return int(text)

@@ -19,10 +19,10 @@ from recipes.errors import InputRefused
 from recipes.planning.memory import Model, ModelCosts
 from recipes.reading.image_size import evaluated_size, image_sizes
 from recipes.reading.open import OpenedRecipe
+from recipes.reading.registry import cache_folder
 from recipes.schema.vocabulary import Unbuilt
 from trainers import models
 from trainers.datasets.augmented import augmented_samples
-from trainers.datasets.index_file import cache_folder
 from trainers.runs.identity import code_folders, own_code
 
 SHIPPED = Path(__file__).with_suffix(".json")

@@ -51,7 +51,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     Its folder may differ, and so may `on_bad_image`: one that refuses and one that skips train alike until the first
     bad image, where the first ends.
     """
-    free = ("reader", "root", "obtain", "on_bad_image", "lacks", "validation")
+    free = ("reader", "root", "obtain", "sources", "on_bad_image", "lacks", "validation")
     facts = {key: value for key, value in vars(dataset).items() if key not in free}
     if dataset.validation is not None:
         facts["validation"] = vars(dataset.validation)

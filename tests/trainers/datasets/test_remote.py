@@ -6,7 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -14,10 +17,18 @@ import pytest
 from PIL import Image
 
 from recipes.errors import InputRefused
-from trainers.datasets import ImageFolder, TarShards, remote
-from trainers.datasets.remote import CannotFetch, Mirror, mirror_of, stage
+from recipes.planning.stream import Stream
+from trainers.augmentations import RandomResizedCrop
+from trainers.augmentations.pipeline import Pipeline
+from trainers.datasets import Arrays, Idx, ImageFolder, Parquet, TarShards, remote, staging
+from trainers.datasets.augmented import AugmentedSamples
+from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
+from trainers.datasets.loader import StreamIterator
+from trainers.datasets.remote import CannotFetch, Mirror, mirror_of
+from trainers.datasets.staging import Source, Staged, stage
+from trainers.launch.request import TrainRequest, prepare
 
-for package in ("fsspec", "s3fs", "moto.server", "gcsfs"):
+for package in ("fsspec", "s3fs", "moto.server", "gcsfs", "pyarrow"):
     pytest.importorskip(package, reason=f"{package} is not installed: pip install kilobatch[remote] moto[server]")
 
 KEY, SECRET = "AKIATESTTESTTEST", "s3cr3t-of-the-test"
@@ -79,36 +90,107 @@ def answers(port):
         return not asked.connect_ex(("127.0.0.1", port))
 
 
-def test_samples_and_fingerprints_are_those_of_the_folder(s3, images):
-    url, reader = Path(s3), ImageFolder()
-    assert reader.facts(url) == reader.facts(images)
-    assert reader.fingerprints(url) == reader.fingerprints(images)
+@pytest.fixture(scope="module")
+def forms(s3, images, tmp_path_factory):
+    """Form -> its reader, a folder in that form, and the URL of a copy; Parquet also compressed."""
+    import pyarrow.parquet
+    import s3fs
+
+    splits = {split: ImageFolder().open(images, split) for split in ("train", "eval")}
+    source = SourceImages(name="a test", splits=splits, classes=names_of_classes(splits["train"]))
+    found = {"folder": (ImageFolder(), images, s3)}
+    for form, reader in (("tar", TarShards()), ("parquet", Parquet()), ("arrays", Arrays()), ("compressed", Parquet())):
+        root = tmp_path_factory.mktemp(form)
+        if form == "compressed":
+            for path in (found["parquet"][1] / "data").iterdir():
+                (root / "data").mkdir(exist_ok=True)
+                table = pyarrow.parquet.read_table(path)
+                pyarrow.parquet.write_table(table, root / "data" / path.name, compression="zstd", row_group_size=3)
+        else:
+            conversion = Conversion(form=form, per_chunk=10, shorter=36 if form == "arrays" else None)
+            convert(source, root, conversion, workers=1, showing=lambda words, total: nullcontext(lambda count: None))
+        s3fs.S3FileSystem().put(f"{root}/", f"images/{form}/", recursive=True)
+        found[form] = reader, root, f"s3://images/{form}"
+    return found
+
+
+FORMS = ("folder", "tar", "parquet", "compressed", "arrays")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", ["1GB", "40KB"])
+def test_samples_and_fingerprints_are_those_of_the_folder_in_a_cache_of_any_size(forms, form, size, monkeypatch):
+    monkeypatch.setenv(remote.SIZE_VARIABLE, size)
+    reader, root, url = forms[form]
+    assert reader.facts(Path(url)) == reader.facts(root)
+    assert reader.fingerprints(Path(url)) == reader.fingerprints(root)
     for split in ("train", "eval"):
-        ours, theirs = reader.open(url, split), reader.open(images, split)
+        ours, theirs = reader.open(Path(url), split), reader.open(root, split)
         assert list(ours.labels) == list(theirs.labels)
         for index in range(len(theirs)):
             np.testing.assert_array_equal(ours[index][0], theirs[index][0])
-    assert ours.name_of(0) == f"{s3}/val/ant/0.jpg"
+    if hasattr(ours, "name_of"):
+        assert ours.name_of(0) == theirs.name_of(0).replace(str(root), url)
+    kept = [path.stat().st_size for path in ours.mirror.folder.rglob("*") if path.is_file() and path.name[0] != "."]
+    assert sum(kept) < (10**9 if size == "1GB" else 46_000)
 
 
-def test_a_cache_that_is_too_small_keeps_within_its_size_and_gives_all(s3, images, monkeypatch):
-    monkeypatch.setenv(remote.SIZE_VARIABLE, "10 KB")
-    samples, whole = ImageFolder().open(Path(s3), "train"), ImageFolder().open(images, "train")
-    folder = samples.mirror.folder
-    for _ in range(2):
-        for index in range(len(whole)):
-            assert samples.encoded(index) == whole.encoded(index)
-            assert sum(path.stat().st_size for path in folder.rglob("*.jpg")) < 13_000
+@pytest.mark.parametrize("form", FORMS)
+def test_samples_are_fetched_ahead_in_their_order_and_not_again(forms, form, monkeypatch):
+    reader, root, url = forms[form]
+    samples, theirs, wanted = reader.open(Path(url), "train"), reader.open(root, "train"), [17, 3, 8]
+    folder, asked = samples.mirror.folder, []
 
+    def fetched():
+        return {path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".part")}
 
-def test_files_are_fetched_ahead_in_their_order(s3):
-    samples = ImageFolder().open(Path(s3), "train")
-    samples.will_need(range(5, 9))
+    before = fetched()
+    samples.will_need(wanted)
     until = time.monotonic() + 20
-    while len(found := [path for path in samples.folder.rglob("*.jpg") if not path.name.startswith(".")]) < 4:
+    while len(fetched() - before) < 3:
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert {path.relative_to(samples.folder).as_posix() for path in found} == {samples.paths[i] for i in range(5, 9)}
+    bring = Mirror._bring
+    monkeypatch.setattr(Mirror, "_bring", lambda mirror, path, *what: asked.append(what) or bring(mirror, path, *what))
+    for index in wanted:
+        np.testing.assert_array_equal(samples[index][0], theirs[index][0])
+    files = {name for name, _, _ in asked}
+    assert len(asked) == len(files) * (form == "compressed")  # pyarrow reads the footer of each
+    assert len(fetched() - before) == 3 + len(asked)
+
+
+@pytest.mark.parametrize("form", ["tar", "arrays"])
+def test_a_loader_asks_for_what_it_will_need(forms, form, monkeypatch):
+    reader, _, url = forms[form]
+    samples, asked = reader.open(Path(url), "train"), []
+    monkeypatch.setattr(Mirror, "will_need", lambda mirror, pieces: asked.extend(pieces))
+    crop = (RandomResizedCrop(size=16),)
+    numbers = {"name": "six", "mean": (0.5,) * 3, "std": (0.2,) * 3}
+    load = AugmentedSamples(samples, Pipeline(parts=crop, dataset=SimpleNamespace(**numbers), seed=0), "train")
+    request = TrainRequest(recipe="digits/baseline", overrides=("batch={global: 8, norm_span: 8}",))
+    plan = prepare(request, workers=1).plan
+    iterator = StreamIterator(plan=plan, rank=0, stream=Stream(seed=0, num_samples=len(samples)), load=load)
+    seen = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
+    following = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
+    assert len(seen) == len(following) == 8
+    pieces = [(samples._piece if form == "tar" else samples.images_NHWC.piece)(index) for index in following]
+    assert asked[:8] == pieces
+    assert len(asked) > 400
+
+
+def test_threads_that_need_the_same_bytes_fetch_them_once(forms, monkeypatch):
+    samples, calls = TarShards().open(Path(forms["tar"][2]), "train"), []
+    real = Mirror._get_range
+
+    def counted(mirror, *what):
+        calls.append(what)
+        time.sleep(0.1)
+        return real(mirror, *what)
+
+    monkeypatch.setattr(Mirror, "_get_range", counted)
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(samples.encoded, [4] * 8))) == 1
+    assert len(calls) == 1
 
 
 def test_a_changed_file_is_fetched_anew(s3, monkeypatch):
@@ -118,7 +200,9 @@ def test_a_changed_file_is_fetched_anew(s3, monkeypatch):
     for content in (b"before", b"behind"):
         s3fs.S3FileSystem.clear_instance_cache()
         s3fs.S3FileSystem().pipe("images/other/a.bin", content)
-        assert Mirror("s3://images/other").read("a.bin") == content
+        mirror = Mirror("s3://images/other")
+        assert mirror.read("a.bin") == content
+        assert mirror.read("a.bin", 1, 3) == content[1:4]
 
 
 @pytest.mark.mpi
@@ -152,33 +236,95 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(tmp_path, kilobatch):
         assert "secret" not in done.stdout + done.stderr
 
 
-def test_other_readers_have_a_whole_copy_and_refuse_what_the_cache_cannot_hold(s3, images, monkeypatch, tmp_path):
+def test_other_readers_have_a_whole_copy_and_refuse_what_the_cache_cannot_hold(s3, monkeypatch, tmp_path):
     import s3fs
 
-    for split in ("train", "val"):
-        names = sorted(path.relative_to(images / split) for path in (images / split).rglob("*.jpg"))
-        subprocess.run(["tar", "-C", images / split, "-cf", tmp_path / f"{split}-0.tar", *names], check=True)
-        s3fs.S3FileSystem().put(str(tmp_path / f"{split}-0.tar"), f"images/tars/{split}-0.tar")
-    assert len(TarShards().open(Path("s3://images/tars"), "train")) == 24
-    assert TarShards().fingerprints(Path("s3://images/tars")) == TarShards().fingerprints(tmp_path)
+    for split, count in (("train", 7), ("t10k", 4)):
+        for part, shape in (("images-idx3", (count, 6, 5)), ("labels-idx1", (count,))):
+            header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+            (tmp_path / f"{split}-{part}-ubyte").write_bytes(header + bytes(np.prod(shape)))
+    s3fs.S3FileSystem().put(f"{tmp_path}/", "images/idx/", recursive=True)
+    assert len(Idx().open(Path("s3://images/idx"), "train")) == 7
+    assert Idx().fingerprint(Path("s3://images/idx")) == Idx().fingerprint(tmp_path)
     remote._mirror.cache_clear()
-    monkeypatch.setenv(remote.SIZE_VARIABLE, "1KB")
-    with pytest.raises(
-        InputRefused, match="the cache may have 1,000; .*KILOBATCH_CACHE_SIZE, or .*kilobatch data stage"
-    ):
-        TarShards().open(Path("s3://images/tars"), "train")
+    monkeypatch.setenv(remote.SIZE_VARIABLE, "200")
+    with pytest.raises(InputRefused, match="the cache may have 200; .*KILOBATCH_CACHE_SIZE, or .*kilobatch data stage"):
+        Idx().open(Path("s3://images/idx"), "train")
 
 
-def test_a_staged_copy_is_the_data_and_goes_on_where_it_was_cut_off(s3, images, tmp_path):
+def test_a_staged_copy_is_the_data_and_other_bytes_of_the_same_size_are_found(s3, images, tmp_path):
     target, counted = tmp_path / "staged", []
-    number, num_bytes = stage(Path(s3), target, done=counted.append)
-    assert (number, sum(counted)) == (32, num_bytes)
+    first = stage(Path(s3), target, done=counted.append)
+    assert (first.num_files, first.num_copied, first.replaced, sum(counted)) == (32, 32, [], first.num_bytes)
+    assert stage(Path(s3), target).num_copied == 0
     (target / "train" / "ant" / "3.jpg").write_bytes(b"cut off")
-    written = {path: path.stat().st_mtime_ns for path in target.rglob("*.jpg")}
-    assert stage(Path(s3), target) == (32, num_bytes)
-    again = [path.name for path, before in written.items() if path.stat().st_mtime_ns != before]
-    assert again == ["3.jpg"]
+    other = target / "val" / "bee" / "2.jpg"
+    other.write_bytes(other.read_bytes()[:-3] + b"???")
+    again = stage(Path(s3), target)
+    assert (again.num_copied, again.replaced) == (2, ["val/bee/2.jpg"])
+    (target / staging.RECORD).unlink()  # as after a copy by another program: S3 names the MD5
+    other.write_bytes(other.read_bytes()[:-3] + b"???")
+    assert stage(Path(s3), target).replaced == ["val/bee/2.jpg"]
     assert ImageFolder().fingerprint(target) == ImageFolder().fingerprint(images)
+
+
+def test_what_has_changed_at_the_url_is_staged_again(s3, tmp_path, monkeypatch):
+    import s3fs
+
+    monkeypatch.setattr(remote, "_JUST_NOW_SECONDS", 0)
+    for content in (b"before", b"behind"):
+        s3fs.S3FileSystem().pipe("images/changing/a.bin", content)
+        s3fs.S3FileSystem.clear_instance_cache()
+        mirror_of(Path("s3://images/changing"))._files.invalidate_cache()
+        stage(Path("s3://images/changing"), tmp_path)
+        assert (tmp_path / "a.bin").read_bytes() == content
+
+
+@pytest.mark.parametrize("at_url", [True, False])
+def test_a_file_that_was_cut_off_goes_on_behind_its_last_block(s3, images, tmp_path, monkeypatch, at_url):
+    import s3fs
+
+    monkeypatch.setattr(staging, "_BLOCK", 1000)
+    source, content = tmp_path / "source", bytes(np.random.default_rng(1).integers(0, 256, 3500, dtype=np.uint8))
+    source.mkdir()
+    (source / "large.npy").write_bytes(content)
+    s3fs.S3FileSystem().pipe("images/large/large.npy", content)
+    root, real, asked = Path("s3://images/large") if at_url else source, Source.block, []
+
+    def cut_off(one, name, start, size):
+        asked.append(start)
+        if asked == [0, 1000, 2000]:
+            raise KeyboardInterrupt
+        return real(one, name, start, size)
+
+    monkeypatch.setattr(Source, "block", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        stage(root, tmp_path / "staged")
+    counted = []
+    assert stage(root, tmp_path / "staged", done=counted.append).num_copied == 1
+    assert (asked, sum(counted)) == ([0, 1000, 2000, 2000, 3000], 3500)
+    assert (tmp_path / "staged" / "large.npy").read_bytes() == content
+    assert {path.name for path in (tmp_path / "staged").iterdir()} == {"large.npy", staging.RECORD}
+
+
+def test_bytes_that_changed_on_the_way_are_refused(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(Source, "block", lambda one, name, start, size: bytes(size))
+    with pytest.raises(CannotFetch, match="its bytes are not those of the SHA256 of the source"):
+        stage(images, tmp_path)
+
+
+def test_a_folder_is_staged_and_compared_with_what_is_there(images, tmp_path, kilobatch):
+    assert isinstance(stage(images, tmp_path / "a"), Staged)
+    bad = tmp_path / "a" / "train" / "ant" / "1.jpg"
+    bad.write_bytes(bad.read_bytes()[:-3] + b"???")
+    done = kilobatch("data", "stage", images, "--to", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "train/ant/1.jpg: had other bytes than the source, copied again" in done.stdout
+    assert "32 files, " in done.stdout
+    assert "1 copied, 31 were there" in done.stdout
+    assert bad.read_bytes() == (images / "train" / "ant" / "1.jpg").read_bytes()
+    with pytest.raises(InputRefused, match="lies in the data's own folder"):
+        stage(images, images / "copy")
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -234,6 +380,17 @@ def test_a_server_that_stalls_is_given_up(http_mirror, monkeypatch):
     monkeypatch.setattr(remote, "ATTEMPTS", 2)
     with pytest.raises(CannotFetch, match="/set/stalled: cannot be read after 2 attempts .*no byte came for 0.3 s"):
         http_mirror.read("stalled")
+    with pytest.raises(CannotFetch, match="/set/stalled: cannot be read after 2 attempts .*no byte came for 0.3"):
+        http_mirror.read("stalled", 10, 20)
+
+
+def test_a_server_that_fails_for_a_range_is_asked_again_and_one_without_ranges_refused(http_mirror):
+    with pytest.raises(CannotFetch, match="/set/broken: cannot be read after 5 attempts .*503"):
+        http_mirror.read("broken", 10, 20)
+    assert Server.seen["broken"] == 5
+    with pytest.raises(InputRefused, match="/set/good: the server gives whole files only.* kilobatch data stage"):
+        http_mirror.read("good", 10, 20)
+    assert http_mirror.read("good", 0, 100) == bytes(100)
 
 
 def test_a_server_that_stalls_before_it_lists_is_given_up(monkeypatch):
@@ -252,7 +409,6 @@ def test_a_drivers_message_hides_secrets_of_the_environment(monkeypatch):
 
 
 def test_hdfs_says_what_it_lacks():
-    pytest.importorskip("pyarrow", reason="hdfs:// needs pyarrow")
     with pytest.raises(InputRefused, match="hdfs://nowhere:8020/set: cannot be opened .*(JVM|libhdfs|libjvm|HADOOP)"):
         Mirror("hdfs://nowhere:8020/set")
 

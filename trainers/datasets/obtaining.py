@@ -1,0 +1,162 @@
+"""`kilobatch data get`: the files of a data set, from the first of its sources that can be reached."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from recipes.errors import InputRefused
+from recipes.schema import Dataset
+from recipes.schema.dataset import Source
+
+ATTEMPTS = 3  # of a file, before the next source is tried
+PAUSE_SECONDS = 1.0  # before the second attempt; then twice as long
+_TIMEOUT_SECONDS = 30.0  # without a byte
+_BLOCK = 1 << 20
+
+# (words, total bytes) -> a context with a function that counts bytes
+Showing = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+class Unreached(Exception):
+    """A source that does not serve, and why."""
+
+
+def get(dataset: Dataset, target: Path, *, at_hand: Path | None, showing: Showing) -> Path:
+    """The folder of a data set's files, which are fetched if they are not there.
+
+    Args:
+        dataset: with its sources.
+        target: folder for what is downloaded or copied; is made if it does not exist.
+        at_hand: a folder that has the files: they are copied from there, and nothing is downloaded.
+        showing: shows how much is done.
+    Raises:
+        InputRefused: no source serves, each is named with the cause, such as a file with another SHA-256 than promised.
+    """
+    if at_hand is not None:
+        return _copied(dataset, at_hand, target)
+    for folder in (target, *(target / each.folder for each in dataset.sources if each.folder), dataset.root):
+        if folder is not None and _lacks(dataset, folder) is None:
+            return folder
+    if not dataset.sources:
+        raise InputRefused(
+            f"data set {dataset.name}: its file names no source; {dataset.obtain or 'give its folder with --data'}"
+        )
+    causes = []
+    for source in dataset.sources:
+        try:
+            folder = _installed(source) if source.debian else _downloaded(source, target, showing)
+            if (lacks := _lacks(dataset, folder)) is not None:
+                raise Unreached(f"{folder}: {lacks}")
+            return folder
+        except Unreached as error:
+            causes.append(str(error))
+            print(f"{dataset.name}: {error}", file=sys.stderr, flush=True)
+    raise InputRefused(
+        f"data set {dataset.name}: no source serves: {'; '.join(causes)}. With the files at hand: --from FOLDER"
+    )
+
+
+def _lacks(dataset: Dataset, folder: Path) -> str | None:
+    """What a folder lacks of the data; None if it has all."""
+    try:
+        counts = replace(dataset, root=folder).reader.facts(folder)
+    except (LookupError, OSError, ValueError) as error:
+        return str(error)
+    wrong = {key: count for key, count in counts.items() if count != getattr(dataset, key)}
+    return f"has {wrong}, and the data set's file says otherwise" if wrong else None
+
+
+def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:
+    if (lacks := _lacks(dataset, at_hand)) is not None:
+        raise InputRefused(f"data set {dataset.name}: {at_hand}: {lacks}")
+    for source in dataset.sources:
+        there = [file for file in source.files if (at_hand / file.name).is_file()]
+        if other := [file.name for file in there if _digest(at_hand / file.name) != file.sha256]:
+            what = "not the files of"  # as those that somebody has compressed anew
+            print(f"{dataset.name}: {what} {source.url}, by SHA-256: {', '.join(other)}", file=sys.stderr)
+    shutil.copytree(at_hand, target, dirs_exist_ok=True)
+    return target
+
+
+def _installed(source: Source) -> Path:
+    """The folder of a Debian package, which is installed."""
+    command = ["apt-get", "install", "-y", source.debian]
+    if shutil.which("apt-get") is None:
+        raise Unreached(f"Debian's package {source.debian}: there is no apt-get here")
+    if os.geteuid() != 0:
+        raise Unreached(f"Debian's package {source.debian}: only root installs it; type: sudo {' '.join(command)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in (command, ["apt-get", "update"], command):
+        done = subprocess.run(words, stdout=sys.stderr, env=environment, stdin=subprocess.DEVNULL)
+        if words == command and done.returncode == 0:
+            return Path(source.folder)
+    raise Unreached(f"Debian's package {source.debian}: {' '.join(command)} ended with {done.returncode}")
+
+
+def _downloaded(source: Source, target: Path, showing: Showing) -> Path:
+    """The folder of files from a URL, unpacked if they are archives."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.files:
+        path = target / file.name
+        if not (path.is_file() and _digest(path) == file.sha256):
+            _download(f"{source.url.rstrip('/')}/{file.name}", path, showing)
+            if (found := _digest(path)) != file.sha256:
+                path.unlink()
+                raise Unreached(f"{source.url}: {file.name} has SHA-256 {found}, expected {file.sha256}")
+        if file.name.endswith((".tar.gz", ".tar")):
+            try:
+                with tarfile.open(path) as archive:
+                    archive.extractall(target, filter="data")
+            except tarfile.TarError as error:
+                raise Unreached(f"{path}: {type(error).__name__}: {error}") from error
+    return target / source.folder
+
+
+def _download(url: str, path: Path, showing: Showing) -> None:
+    """Fetch a file; what is there of an attempt that was cut off is kept."""
+    part, pause = path.with_name(f".{path.name}.part"), PAUSE_SECONDS
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _fetch(url, part, showing)
+            part.replace(path)
+            return
+        except (OSError, http.client.HTTPException) as error:
+            cause = f"{type(error).__name__}: {error}"
+            if attempt == ATTEMPTS or isinstance(error, urllib.error.HTTPError) and error.code < 500:
+                raise Unreached(f"{url}: {cause}") from error
+        time.sleep(pause)
+        pause *= 2
+
+
+def _fetch(url: str, part: Path, showing: Showing) -> None:
+    there = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
+        there = there if answer.status == http.client.PARTIAL_CONTENT else 0
+        total = there + int(answer.headers.get("Content-Length") or 0)
+        with part.open("r+b" if there else "wb") as file, showing(url, total) as add:
+            file.seek(there)
+            add(there)
+            while data := answer.read(_BLOCK):
+                file.write(data)
+                add(len(data))
+            if file.tell() < total:
+                raise OSError(f"{file.tell():,} of {total:,} bytes came")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
