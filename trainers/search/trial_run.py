@@ -204,8 +204,8 @@ class TrialRun:
 
     def _failure_of_ranks(self, code: int, errors: str, log: str) -> RunEnd:
         if self.group.never_joined:
-            words = self.group.launcher_words().splitlines() or [_failure(errors).reason]
-            return RunEnd(how="not_started", reason=" | ".join(words[:2]))
+            words = [] if code == EXIT_INPUT else self.group.launcher_words().splitlines()[:2]  # else they say it
+            return RunEnd(how="not_started", reason=" | ".join(words) or _failure(errors).reason)
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             return _failure(errors)
         if code == 0:
