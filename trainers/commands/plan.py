@@ -164,7 +164,7 @@ def _target(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tup
 
 def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None, clusters: list[Priced]) -> str:
     from recipes.reports.curves import points_text
-    from recipes.reports.planning import dollars
+    from recipes.reports.planning import dollars, range_text, rate
     from recipes.reports.wording import counted, duration
 
     within = f"within {duration(wanted.seconds)}"
@@ -173,7 +173,9 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
         lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
     else:
         beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
-        lines = [f"{within}: at least {counted(fewest.devices, 'device')}{beyond}; {duration(fewest.seconds)} then"]
+        few, many = ("no number" if each is None else f"{each:,}" for each in fewest.range_devices)
+        takes = f"{duration(fewest.seconds)} ({' to '.join(map(duration, fewest.range_seconds))}) then"
+        lines = [f"{within}: at least {counted(fewest.devices, 'device')} ({few} to {many}){beyond}; {takes}"]
     if len(answer["micro_batches"]) > 1:
         each = (f"{row['micro_batch_size']}: {row['devices']:,}" for row in answer["micro_batches"])
         lines.append(f"fewest devices by micro-batch: {', '.join(each)}")
@@ -182,9 +184,11 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
             {
                 "cluster": each.cluster,
                 "devices": each.devices,
-                "time": duration(each.seconds),
-                "device-hours": round(each.device_hours, 1),
-                "cost": "no price known" if each.dollars is None else dollars(each.dollars),
+                "time": f"{duration(each.seconds)} ({' to '.join(map(duration, each.range_seconds))})",
+                "device-hours": f"{rate(each.device_hours)} {range_text(each.range_device_hours)}",
+                "cost": "no price known"
+                if each.dollars is None
+                else f"{dollars(each.dollars)} {range_text(each.range_dollars)}",
             }
             for each in clusters
         ]
@@ -222,7 +226,8 @@ def _advice_text(advice: Advice) -> str:
     steps = f" x {advice.steps} steps" if advice.steps > 1 else ""
     lines = [
         f"advice for {advice.workers} workers: batch.global {advice.batch:,}, micro-batch "
-        f"{advice.micro_batch_size}{steps}; {duration(advice.seconds[1])}",
+        f"{advice.micro_batch_size}{steps}; {duration(advice.seconds[1])} "
+        f"({' to '.join(map(duration, advice.range_seconds))})",
         *(f"  - {reason}" for reason in advice.reasons),
     ]
     moving = [change for change in advice.changes if change.moves]
@@ -244,6 +249,8 @@ def _trials_text(shared: list, trials: int) -> str:
             "one after another": each.rounds,
             "a trial": duration(each.trial_seconds),
             "all": duration(each.seconds),
+            "from": duration(each.range_seconds[0]),
+            "to": duration(each.range_seconds[1]),
         }
         for each in shared
     ]

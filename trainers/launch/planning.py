@@ -84,15 +84,21 @@ class Priced:
     Args:
         cluster: its name.
         devices: fewest; more than it has where `beyond`.
+        range_devices: fewest with every constant at the fast and at the slow end of its range; None where none suffice.
         seconds, device_hours, dollars: of the run there; no dollars where no price is known.
+        range_seconds, range_device_hours, range_dollars: of these on `devices`.
         beyond: the cluster has fewer.
     """
 
     cluster: str
     devices: int
+    range_devices: tuple[int | None, int | None]
     seconds: float
+    range_seconds: tuple[float, float]
     device_hours: float
+    range_device_hours: tuple[float, float]
     dollars: float | None
+    range_dollars: tuple[float, float] | None
     beyond: bool
 
 
@@ -106,15 +112,19 @@ def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
     devices = times.fewest(seconds)
     if devices is None:
         return None
-    taken = float(times.seconds[np.flatnonzero(times.devices == devices)[0]])
-    hours = taken * devices / 3600
-    price = cluster.hardware.price
+    taken, *ends = times.at(devices)
+    hours, low, high = (seconds * devices / 3600 for seconds in (taken, *ends))
+    price = None if cluster.hardware.price is None else cluster.hardware.price.dollars_per_device_hour
     return Priced(
         cluster=cluster.name,
         devices=devices,
+        range_devices=(times.fewest(seconds, times.fast), times.fewest(seconds, times.slow)),
         seconds=taken,
+        range_seconds=(ends[0], ends[1]),
         device_hours=hours,
-        dollars=None if price is None else hours * price.dollars_per_device_hour,
+        range_device_hours=(low, high),
+        dollars=None if price is None else hours * price,
+        range_dollars=None if price is None else (low * price, high * price),
         beyond=devices > cluster.num_workers,
     )
 
@@ -193,6 +203,7 @@ class Advice:
     Args:
         workers, batch, micro_batch_size, steps: of an update.
         seconds: of the run at the recipe's batch (None where these workers cannot serve it), and at this one.
+        range_seconds: of the latter, with every constant at the fast and at the slow end of its range.
         reasons: for the batch, one sentence each.
         changes: of the recipe at this batch, from the scaling rules; empty where it stays.
     """
@@ -202,6 +213,7 @@ class Advice:
     micro_batch_size: int
     steps: int
     seconds: tuple[float | None, float]
+    range_seconds: tuple[float, float]
     reasons: tuple[str, ...]
     changes: tuple[Change, ...]
 
@@ -215,7 +227,7 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
     """
     own = made.recipe.batch.global_.sizes[0]
     span = made.recipe.batch.norm_span.sizes[0]
-    candidates: dict[int, tuple[float, tuple[Change, ...]]] = {}
+    candidates: dict[int, tuple[tuple[float, float, float], tuple[Change, ...]]] = {}
     reasons = []
     sizes = {own, *(size for power in range(24) if (size := span * made.workers * 2**power) >= span)}
     for batch in sorted(sizes):
@@ -232,24 +244,25 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
                 break
             continue
         if np.isfinite(times.seconds[0]):
-            candidates[batch] = (float(times.seconds[0]), changes)
+            candidates[batch] = (times.at(made.workers), changes)
     if not candidates:
         raise InputRefused(f"no batch serves {made.workers} workers; {reasons[-1] if reasons else 'ask for fewer'}")
-    best = min(seconds for seconds, _ in candidates.values())
-    batch = min(size for size, (seconds, _) in candidates.items() if seconds <= 1.05 * best)
-    seconds, changes = candidates[batch]
+    best = min(seconds for (seconds, *_), _ in candidates.values())
+    batch = min(size for size, ((seconds, *_), _) in candidates.items() if seconds <= 1.05 * best)
+    (seconds, fast, slow), changes = candidates[batch]
     how = "the recipe's own" if batch == own else f"{batch / made.workers:g} samples a worker"
     reasons.insert(0, f"{batch:,}, {how}: the smallest batch within 5 % of the fastest, and smaller is safer")
     recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
     same = {"dataset": opened.dataset, "cluster": made.cluster, "workers": made.workers}
     division = plan(recipe=recipe, **same).segments[0].division
-    before = candidates.get(own, (None, ()))[0]
+    before = candidates[own][0][0] if own in candidates else None
     return Advice(
         workers=made.workers,
         batch=batch,
         micro_batch_size=division.largest,
         steps=division.num_micro_batches(0),
         seconds=(before, seconds),
+        range_seconds=(fast, slow),
         reasons=tuple(reasons),
         changes=changes,
     )

@@ -108,6 +108,27 @@ def test_batch_of_a_ratio(slow_network):
     assert samples_at(19.0) == 1
 
 
+def test_predictions_from_a_probe_by_hand():
+    from slow_predictions import predictions
+
+    probed = {
+        "bucket_values": [250, 750],  # in the order of backward
+        "ready": [[0.05, 0.1]],
+        "update": [0.1],
+        "all_reduce_values": [500, 1000],
+        "all_reduces": {"float32": [[0.1, 0.2]], "float16": [[0.05, 0.1]]},
+        "rates_beside": {"double float32": [(0.5, 0.8)]},
+    }
+    found = predictions(probed, ranks=3)
+    assert found["compute"] == 0.1
+    assert found["none float32"] == pytest.approx(0.1 + 0.2)
+    # 250 numbers take as long as the smallest buffer timed, 0.1 s, and 750 then 0.15 s.
+    assert found["buckets float32"] == pytest.approx(0.05 + 0.1 + 0.15)
+    assert found["double float16"] == pytest.approx(0.1)
+    # Compute takes twice as long, 0.2 s, in which 0.16 of 0.2 s are sent.
+    assert found["double float32"] == pytest.approx(0.2 + 0.04)
+
+
 def test_the_hidden_share(slow_network):
     hidden = slow_network.hidden
     assert hidden([2.0], none=[2.0], compute=[1.0]) == 0
