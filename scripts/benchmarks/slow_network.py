@@ -19,9 +19,9 @@ processes, the first another one each time: one update to begin with, then `--up
 rank. The table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and
 in the last column of float32's none, as suzuki2018 counts both together; each difference is the median over the rounds.
 
-In each round, before they train, the ranks probe: updates without an exchange, which all begin together, and when each
-bucket is ready on the slowest; all-reduces of several sizes on each wire, back to back; and both at once. From the
-medians of that alone the planner's model of time predicts every way; the second table sets it beside the times.
+In each round the ranks also probe: all-reduces of several sizes on each wire, back to back; those beside compute; and,
+before each way, an update without an exchange, which all begin together, and when each bucket is ready on the slowest.
+From that alone the planner's model of time predicts every way of the round; the second table sets it beside the times.
 
 With `--allreduce` it times instead what `allreduce.py` does, between such hosts: our algorithms beside MPI's own
 flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
@@ -362,8 +362,9 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
         probe = Probe(world, trained[COMPUTE])
         seconds = {name: [] for name in calls}
         for number in range(options.rounds):
-            probe.measure()
+            probe.begin_round()
             for name in in_turns([*calls], number):
+                probe.time_update()
                 seconds[name].append(calls[name]())
         probe.close()
         probed = probe.as_tree()
@@ -398,11 +399,12 @@ def table_lines(figures: dict[str, Any]) -> Iterable[str]:
 
 
 def prediction_lines(figures: dict[str, Any]) -> Iterable[str]:
-    """The lines of the second table: predicted over measured, in percent more."""
+    """The lines of the second table: predicted over measured, in percent more; medians over the rounds."""
     for name, expected in figures["predicted_seconds"].items():
-        measured = statistics.median(figures["seconds"][name])
-        cells = [figures["ranks"], figures["megabits"], figures["ratio"], name, f"{1000 * expected:.0f}"]
-        yield row([*cells, f"{1000 * measured:.0f}", f"{100 * (expected / measured - 1):+.1f} %"])
+        measured = figures["seconds"][name]
+        error = 100 * (statistics.median(map(operator.truediv, expected, measured)) - 1)
+        times = (f"{1000 * statistics.median(each):.0f}" for each in (expected, measured))
+        yield row([figures["ranks"], figures["megabits"], figures["ratio"], name, *times, f"{error:+.1f} %"])
 
 
 def allreduce_lines(figures: dict[str, Any]) -> Iterable[str]:

@@ -20,6 +20,7 @@ from recipes.planning.hardware import MeasuredAllReduce
 COMPUTE, NONE = "compute", "none"  # no exchange at all; all at once after the backward pass
 CALIBRATION_SIZES = (32, 370)  # samples of an update on a rank
 WAYS, WIRES = (NONE, "buckets", "double"), ("float32", "float16")
+_OVERLAPS = {NONE: "none", "buckets": "bucket", "double": "double_buffering"}
 NO_LINKS = Links(  # every all-reduce was timed
     node_bytes_per_second=1.0, node_latency_seconds=0.0, network_bytes_per_second=1.0, network_latency_seconds=0.0
 )
@@ -27,7 +28,7 @@ UPDATES = 3  # of one measurement
 
 
 class Probe:
-    """What a probe measures of the ranks that train, a little in each round; all ranks make and call it together.
+    """What a probe measures of the ranks that train, by round; all ranks make and call it together.
 
     Three things, each of the slowest rank:
 
@@ -53,43 +54,38 @@ class Probe:
         self._wires = {name: FullWire(np.dtype(np.float32)) if name == "float32" else KINDS[name]() for name in WIRES}
         self._spans = {"buckets": spans, "double": [slice(0, spans[-1].stop)]}
         self._numbers = [spans[-1].stop // 4**power for power in (4, 3, 2, 1, 0)]
-        self._links: dict[str, list[list[float]]] = {name: [] for name in WIRES}
-        self._ready: list[list[float]] = []
-        self._update: list[float] = []
-        self._beside: dict[str, list[tuple[float, float]]] = {}
+        self._rounds: list[dict[str, Any]] = []
 
-    def measure(self) -> None:
-        """One round."""
-        for _ in range(UPDATES):
-            self._time_update()
+    def begin_round(self) -> None:
+        """Time links, and links beside compute; `time_update` follows, as often as one likes."""
+        self._rounds.append({"ready": [], "update": [], "all_reduces": {}, "rates_beside": {}})
         for wire in WIRES:
-            self._links[wire].append([self._time_all_reduce(number, wire) for number in self._numbers])
+            self._rounds[-1]["all_reduces"][wire] = [self._time_all_reduce(number, wire) for number in self._numbers]
             for way, spans in self._spans.items():
-                self._time_both(way, spans, wire)
+                self._rounds[-1]["rates_beside"][f"{way} {wire}"] = self._time_both(way, spans, wire)
 
     def as_tree(self) -> dict[str, Any]:
-        """All that was measured, in seconds, by round."""
+        """All that was measured, in seconds."""
         return {
             "bucket_values": [span.stop - span.start for span in self._spans["buckets"]],
-            "ready": self._ready,
-            "update": self._update,
             "all_reduce_values": self._numbers,
-            "all_reduces": self._links,
-            "rates_beside": self._beside,
+            "rounds": self._rounds,
         }
 
     def close(self) -> None:
         self._connection.close()
 
-    def _time_update(self) -> None:
+    def time_update(self) -> float:
+        """Time an update, and when each bucket is ready."""
         found: list[float] = []
         self._trained.exchange.observe = lambda number, began, ended: found.append(began)
         self._world.Barrier()
         began = time.perf_counter()
         self._trained.update()
         ended = time.perf_counter()
-        self._ready.append([self._slowest(at - began) for at in found])
-        self._update.append(self._slowest(ended - began))
+        self._rounds[-1]["ready"].append([self._slowest(at - began) for at in found])
+        self._rounds[-1]["update"].append(self._slowest(ended - began))
+        return self._rounds[-1]["update"][-1]
 
     def _time_all_reduce(self, number: int, wire: str) -> float:
         repeats = max(1, self._numbers[-1] // number // 16)
@@ -99,11 +95,11 @@ class Probe:
             self._mean(slice(0, number), wire)
         return self._slowest(time.perf_counter() - began) / repeats
 
-    def _time_both(self, way: str, spans: Sequence[slice], wire: str) -> None:
+    def _time_both(self, way: str, spans: Sequence[slice], wire: str) -> tuple[float, float]:
         """The rates of compute and of communication beside each other, 1 is alone; both begin together."""
-        update = statistics.median(self._update)
-        seconds_of = _medians(self._numbers, self._links[wire], wire, self._world.size).seconds
-        each = sum(seconds_of(4 * (span.stop - span.start)) for span in spans)
+        update = self.time_update()
+        timed = _timed(self._numbers, self._rounds[-1]["all_reduces"][wire], ranks=self._world.size)
+        each = sum(timed.seconds(4 * (span.stop - span.start)) for span in spans)
         calls = max(1, round(UPDATES * update / each))
         ended = [0.0]
 
@@ -123,8 +119,8 @@ class Probe:
         thread.join()
         sent = self._slowest(ended[0] - began)
         self._connection.set_beside_backward(False)
-        rates = rates_beside(computed, sent, computed_alone=UPDATES * update, sent_alone=calls * each)
-        self._beside.setdefault(f"{way} {wire}", []).append(rates)
+        update = (update + self.time_update()) / 2  # the machine's speed changes
+        return rates_beside(computed, sent, computed_alone=UPDATES * update, sent_alone=calls * each)
 
     def _mean(self, span: slice, wire: str) -> None:
         from trainers.gradients.exchange import mean
@@ -152,15 +148,17 @@ def rates_beside(computed: float, sent: float, *, computed_alone: float, sent_al
     return round(compute / both, 12), round(send / both, 12)
 
 
-def _medians(numbers: Sequence[int], rounds: Sequence[Sequence[float]], wire: str, ranks: int) -> MeasuredAllReduce:
-    """The all-reduces of a wire, medians over the rounds; more bytes take no less."""
-    milliseconds = itertools.accumulate((1000 * statistics.median(times) for times in zip(*rounds, strict=True)), max)
+def _timed(numbers: Sequence[int], seconds: Sequence[float], *, ranks: int) -> MeasuredAllReduce:
+    """The all-reduces of a round; more bytes take no less."""
+    milliseconds = tuple(itertools.accumulate((1000 * each for each in seconds), max))
     sizes = tuple(4 * number for number in numbers)
-    return MeasuredAllReduce(workers=ranks, nodes=ranks, wire=wire, bytes_=sizes, milliseconds=tuple(milliseconds))
+    return MeasuredAllReduce(workers=ranks, nodes=ranks, bytes_=sizes, milliseconds=milliseconds)
 
 
-def predictions(probed: dict[str, Any], *, ranks: int) -> dict[str, float]:
-    """Seconds of an update that the planner's model expects, by way and wire.
+def predictions(probed: dict[str, Any], *, ranks: int) -> dict[str, list[float]]:
+    """Seconds of an update that the planner's model expects of each round, by way and wire.
+
+    Compute and links are those of the round; how both slow each other down is the median of all rounds.
 
     Args:
         probed: see `Probe.as_tree`.
@@ -169,20 +167,23 @@ def predictions(probed: dict[str, Any], *, ranks: int) -> dict[str, float]:
     from recipes.planning.networks import profiled_network
     from recipes.planning.update_time import Compute, Exchange, update_time
 
-    update = statistics.median(probed["update"])
-    ready = [statistics.median(times) for times in zip(*probed["ready"], strict=True)]
-    steps = [round(1e6 * (after - before)) for before, after in itertools.pairwise([0.0, *ready])]
-    network = profiled_network("probed", tuple(probed["bucket_values"][::-1]), tuple(steps[::-1]))
-    compute = Compute(fixed_seconds=update, seconds_per_sample=0.0, forward_share=0.0)  # the first step has forward
-    found = {COMPUTE: update}
-    for wire in WIRES:
-        timed = _medians(probed["all_reduce_values"], probed["all_reduces"][wire], wire, ranks)
-        for way, overlap in zip(WAYS, ("none", "bucket", "double_buffering"), strict=True):
-            rates = probed["rates_beside"].get(f"{way} {wire}", [(1.0, 1.0)])
+    rounds = probed["rounds"]
+    found: dict[str, list[float]] = {}
+    for measured in rounds:
+        update = statistics.median(measured["update"])
+        ready = [statistics.median(times) for times in zip(*measured["ready"], strict=True)]
+        steps = [round(1e6 * (after - before)) for before, after in itertools.pairwise([0.0, *ready])]
+        network = profiled_network("probed", tuple(probed["bucket_values"][::-1]), tuple(steps[::-1]))
+        compute = Compute(fixed_seconds=update, seconds_per_sample=0.0, forward_share=0.0)  # forward: in the first step
+        found.setdefault(COMPUTE, []).append(update)
+        for way, wire in itertools.product(WAYS, WIRES):
+            timed = _timed(probed["all_reduce_values"], measured["all_reduces"][wire], ranks=ranks)
+            name = f"{way} {wire}"
+            rates = [each["rates_beside"].get(name, (1.0, 1.0)) for each in rounds]
             own, sending = (statistics.median(each) for each in zip(*rates, strict=True))
             exchange = Exchange(
                 all_reduce=lambda num_bytes, *_, timed=timed: timed.seconds(num_bytes),
-                overlap=overlap,
+                overlap=_OVERLAPS[way],
                 bucket_bytes=1,  # each array of this network is a bucket
             )
             made = update_time(
@@ -196,5 +197,5 @@ def predictions(probed: dict[str, Any], *, ranks: int) -> dict[str, float]:
                 contention=max(0.0, 1 - own) / sending,
                 slowdown=max(0.0, 1 - sending) / own,
             )
-            found[f"{way} {wire}"] = float(made.total)
+            found.setdefault(name, []).append(float(made.total))
     return found

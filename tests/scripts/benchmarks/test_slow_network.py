@@ -113,13 +113,17 @@ def test_predictions_from_a_probe_by_hand():
 
     probed = {
         "bucket_values": [250, 750],  # in the order of backward
-        "ready": [[0.05, 0.1]],
-        "update": [0.1],
         "all_reduce_values": [500, 1000],
-        "all_reduces": {"float32": [[0.1, 0.2]], "float16": [[0.05, 0.1]]},
-        "rates_beside": {"double float32": [(0.5, 0.8)]},
+        "rounds": [
+            {
+                "ready": [[0.05, 0.1]],
+                "update": [0.1],
+                "all_reduces": {"float32": [0.1, 0.2], "float16": [0.05, 0.1]},
+                "rates_beside": {"double float32": (0.5, 0.8)},
+            }
+        ],
     }
-    found = predictions(probed, ranks=3)
+    found = {name: seconds for name, (seconds,) in predictions(probed, ranks=3).items()}
     assert found["compute"] == 0.1
     assert found["none float32"] == pytest.approx(0.1 + 0.2)
     # 250 numbers take as long as the smallest buffer timed, 0.1 s, and 750 then 0.15 s.
