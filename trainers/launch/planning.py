@@ -305,8 +305,8 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
     return replace(cluster, hardware=replace(known, rates=(*rates, *known.rates)))
 
 
-def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
-    """The rate of each stage of a run that is long enough."""
+def rates_of(run: Run, opened: OpenedRecipe, *, fewest_updates: int = _FEWEST_UPDATES) -> Iterator[Rate]:
+    """The rate of each stage of a run that has so many updates after its first."""
     model, sides, workers = type(opened.recipe.model).__name__, sides_by_size(opened.recipe), run.plan.get("workers")
     segments = run.plan.get("segments")
     if not isinstance(workers, int) or not isinstance(segments, list):
@@ -314,7 +314,7 @@ def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
     for segment in segments:
         first, count = segment["update"], segment["num_updates"]
         within = (run.updates.update > first) & (run.updates.update < first + count)  # the first one compiles and warms
-        if within.sum() < _FEWEST_UPDATES:
+        if within.sum() < fewest_updates:
             continue
         seconds = float(np.median(run.updates.update_seconds[within]))
         size = segment.get("image_size")
