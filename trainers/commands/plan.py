@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from recipes.planning.backward import Choice
     from recipes.planning.planner import Plan
     from recipes.reading.open import OpenedRecipe
-    from trainers.launch.planning import Advice, Priced, Target
+    from trainers.launch.planning import Advice, Priced, RecipeChoice, Target
 
 EXAMPLES = """\b
 Examples:
@@ -143,8 +143,12 @@ def plan(
 
 def _target(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
     """The answer to `--target`, for JSON and as text."""
+    from recipes.planning.backward import has_convergence_points
     from trainers.launch import planning
 
+    if wanted.top1 is not None and not has_convergence_points(made, wanted.top1):
+        reaching = planning.recipes_reaching(made, wanted, made.workers, words)
+        return {"recipes": [asdict(each) for each in reaching]}, _recipes_text(made, wanted, reaching)
     if wanted.top1 is not None:
         found = planning.accuracy_choices(opened, made, wanted, made.workers)
         return {"choices": [asdict(each) for each in found]}, _choices_text(made, wanted, found)
@@ -196,6 +200,31 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
     return "\n".join(lines)
 
 
+def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
+    from recipes.reports.curves import points_text
+    from recipes.reports.wording import duration
+
+    goal = f"{wanted.top1:.1%} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    if not found:
+        return f"{goal}: no recipe that claims it does so on {made.workers:,} devices of {made.cluster.name}"
+    rows = [
+        {
+            "recipe": each.recipe,
+            "top-1": f"{each.top1:.1%}",
+            "here": each.status,
+            "epochs": round(each.epochs, 1),
+            "batch": each.batch,
+            "devices": each.devices,
+            "time": duration(each.seconds),
+            "from": duration(each.range_seconds[0]),
+            "to": duration(each.range_seconds[1]),
+        }
+        for each in found
+    ]
+    how = "recipes of the library that claim it, by published results, the fastest first; each has its own settings"
+    return f"{goal}; {how}\n{points_text(rows)}"
+
+
 def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     from recipes.reports.curves import points_text
     from recipes.reports.wording import duration
@@ -229,6 +258,7 @@ def _advice_text(advice: Advice) -> str:
         f"{advice.micro_batch_size}{steps}; {duration(advice.seconds[1])} "
         f"({' to '.join(map(duration, advice.range_seconds))})",
         *(f"  - {reason}" for reason in advice.reasons),
+        "  - these are rules of published scaling, not measurements of this recipe: try it on seeds of your own",
     ]
     moving = [change for change in advice.changes if change.moves]
     if moving:
@@ -257,7 +287,7 @@ def _trials_text(shared: list, trials: int) -> str:
     random, sequential = (best_sharing(shared, sequential=kind) for kind in (False, True))
     return "\n".join(
         [
-            f"{trials} trials:",
+            f"{trials} trials, if each runs as long as this recipe; the choices below are rules, nothing was measured:",
             points_text(rows),
             f"random search: {counted(random.devices_each, 'device')} a trial, {duration(random.seconds)}",
             f"a sampler that learns from ended trials: {counted(sequential.devices_each, 'device')} a trial, "

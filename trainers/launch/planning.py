@@ -17,7 +17,7 @@ from recipes.planning.backward import (
     Sharing,
     at_batch,
     choices,
-    reaches_target,
+    model_and_dataset,
     scan,
     sharings,
 )
@@ -167,7 +167,6 @@ def micro_batches(opened: OpenedRecipe, made: Plan, seconds: float) -> list[tupl
 
 def accuracy_choices(opened: OpenedRecipe, made: Plan, target: Target, devices: int) -> list[Choice]:
     """Batches that reach an accuracy, with their epochs and devices."""
-    reaches_target(made, target.top1)
     first, last = CONVERGENCE[0].batch, CONVERGENCE[-1].batch
     powers = [2**power for power in range(11, 17)]
     batches = sorted({*(point.batch for point in CONVERGENCE), *(b for b in powers if first <= b <= last)})
@@ -178,6 +177,76 @@ def accuracy_choices(opened: OpenedRecipe, made: Plan, target: Target, devices: 
     return choices(
         plan_at, batches=batches, devices=devices, image_sizes=sides_by_size(opened.recipe), within=target.seconds
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeChoice:
+    """A recipe of the library whose claimed accuracy is enough.
+
+    Args:
+        recipe: its name.
+        top1: that it claims.
+        status: of the claim, such as `reproduced` here or `not run`.
+        epochs, batch: of it; the largest batch of a ramp.
+        devices: on which it takes `seconds`.
+        seconds, range_seconds: of the whole run.
+    """
+
+    recipe: str
+    top1: float
+    status: str
+    epochs: float
+    batch: int
+    devices: int
+    seconds: float
+    range_seconds: tuple[float, float]
+
+
+def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary) -> list[RecipeChoice]:
+    """The library's recipes of a plan's model and data set that claim an accuracy, on its cluster, the fastest first.
+
+    Raises:
+        InputRefused: no recipe claims as much, or the cluster has no rate for those that do.
+    """
+    claimed, found, missing = [], [], ""
+    for name in names("recipes"):
+        opened = open_recipe(name, vocabulary=words)
+        if (type(opened.recipe.model).__name__, opened.dataset.name) != model_and_dataset(made):
+            continue
+        claimed += [(claim.value, claim, name, opened) for claim in opened.recipe.claims if claim.metric == "top1"]
+    best = max(claimed, key=lambda each: each[0], default=None)
+    what = f"--target top1={target.top1:g}: no recipe of {' on '.join(model_and_dataset(made))} claims as much"
+    if best is None:
+        raise InputRefused(f"{what}, nor any accuracy; write a time for the recipe's own epochs")
+    if best[0] < target.top1:
+        raise InputRefused(f"{what}; the most is top1={best[0]:g}, of {best[2]}; ask for that or less")
+    for top1, claim, name, opened in claimed:
+        if top1 < target.top1:
+            continue
+        try:
+            times = scan(_whole(opened, made.cluster), sides_by_size(opened.recipe), range(1, devices + 1))
+        except (NoForecast, PlanError) as error:
+            missing = str(error)
+            continue
+        number = times.fastest if target.seconds is None else times.fewest(target.seconds)
+        if number is None or not np.isfinite(times.at(number)[0]):
+            continue
+        seconds, *ends = times.at(number)
+        found.append(
+            RecipeChoice(
+                recipe=name,
+                top1=top1,
+                status=claim.status,
+                epochs=opened.recipe.epochs,
+                batch=max(opened.recipe.batch.global_.sizes),
+                devices=number,
+                seconds=seconds,
+                range_seconds=(ends[0], ends[1]),
+            )
+        )
+    if not found and missing:
+        raise InputRefused(f"--target top1={target.top1:g}: recipes that claim it cannot be planned here: {missing}")
+    return sorted(found, key=lambda each: each.seconds)
 
 
 def shared_trials(opened: OpenedRecipe, made: Plan, *, trials: int, devices: int) -> list[Sharing]:
