@@ -145,8 +145,8 @@ def update_time(
         communication = communication + seconds
         end = np.maximum(end, total - backward * (1 - bucket.ready)) + seconds
     late = {"double_buffering": communication - total, "none": communication}.get(exchange.overlap, end - total)
-    late = np.where(np.asarray(devices) > 1, late, 0.0)  # after compute; below 0 where it ends before
-    exposed = np.clip(late, 0, communication)
+    late = np.where(np.asarray(devices) > 1, np.minimum(late, communication), 0.0)  # below 0: it ends before compute
+    exposed = np.maximum(late, 0)
     hidden = communication - exposed
     slower = late + (contention if slowdown is None else slowdown) * hidden
     contended = np.maximum(contention * hidden, slower) - exposed

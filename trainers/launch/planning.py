@@ -208,7 +208,7 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
     Raises:
         InputRefused: no recipe claims as much, or the cluster has no rate for those that do.
     """
-    claimed, found, missing = [], [], ""
+    claimed, found, planned, missing = [], [], 0, ""
     for name in names("recipes"):
         opened = open_recipe(name, vocabulary=words)
         if (type(opened.recipe.model).__name__, opened.dataset.name) != model_and_dataset(made):
@@ -228,6 +228,7 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
         except (NoForecast, PlanError) as error:
             missing = str(error)
             continue
+        planned += 1
         number = times.fastest if target.seconds is None else times.fewest(target.seconds)
         if number is None or not np.isfinite(times.at(number)[0]):
             continue
@@ -244,7 +245,7 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
                 range_seconds=(ends[0], ends[1]),
             )
         )
-    if not found and missing:
+    if not planned:
         raise InputRefused(f"--target top1={target.top1:g}: recipes that claim it cannot be planned here: {missing}")
     return sorted(found, key=lambda each: each.seconds)
 
