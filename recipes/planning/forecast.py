@@ -277,10 +277,10 @@ def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None
     )
 
 
-def by_micro_batch(plan: Plan, sides: dict[int | None, int | None], sizes: Sequence[int]) -> dict[int, float]:
-    """Seconds of the run in micro-batches of at most each size; only sizes that hold a norm group."""
+def by_micro_batch(plan: Plan, sides: dict[int | None, int | None], sizes: Sequence[int]) -> dict[int, Forecast]:
+    """The run in micro-batches of at most each size; only sizes that hold a norm group."""
     spans = max(planned.segment.norm_span for planned in plan.segments)
-    return {size: forecast(plan.limited(size), sides).seconds for size in sizes if size >= spans}
+    return {size: forecast(plan.limited(size), sides) for size in sizes if size >= spans}
 
 
 def forecast_tree(plan: Plan, image_sizes: dict[int | None, int | None]) -> dict[str, Any] | None:

@@ -25,12 +25,12 @@ _PART_WORDS = {
 _COLUMNS = ("compute", "exposed", "contention", "stragglers", "input", "coordination")  # of PARTS, short
 
 
-def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, float] | None = None) -> str:
+def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, Forecast] | None = None) -> str:
     """Totals, a row a segment, and what the figures rest on.
 
     Args:
         forecast: of the run.
-        by_micro_batch: its seconds in micro-batches of other sizes.
+        by_micro_batch: the same run in micro-batches of other sizes.
     """
     ranges = forecast.ranges
     low, high = ranges["seconds"]
@@ -52,7 +52,10 @@ def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, float] | None
     ]
     lines.append(points_text(list(_part_rows(forecast))))
     if by_micro_batch and len(by_micro_batch) > 1:
-        each = (f"{size}: {duration(seconds)}" for size, seconds in by_micro_batch.items())
+        each = (
+            f"{size}: {duration(made.seconds)} ({' to '.join(map(duration, made.range_seconds))})"
+            for size, made in by_micro_batch.items()
+        )
         lines.append(f"in micro-batches of {', '.join(each)}")
     lines += ["this rests on:", *(f"  - {line}" for line in forecast.rests_on)]
     return "\n".join(lines)

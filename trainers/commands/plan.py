@@ -111,7 +111,10 @@ def plan(
         time = forecast(made, sides_by_size(opened.recipe))
         sizes = [row["micro_batch_size"] for row in (tree["memory"] or {}).get("choices", [])]
         by_size = by_micro_batch(made, sides_by_size(opened.recipe), sizes)
-        tree["forecast"] = time.as_tree() | {"seconds_by_micro_batch": by_size}
+        tree["forecast"] = time.as_tree() | {
+            "seconds_by_micro_batch": {size: each.seconds for size, each in by_size.items()},
+            "range_seconds_by_micro_batch": {size: list(each.range_seconds) for size, each in by_size.items()},
+        }
         texts.append(forecast_text(time, by_size))
     except NoForecast as error:
         if where.hardware is not None and run is None:  # its file lacks the figure: say where
