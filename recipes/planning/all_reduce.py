@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -99,20 +100,30 @@ def torus(rows: int, columns: int) -> Callable[[Any, Any, Any, Links], Any]:
     def seconds(num_bytes: Any, devices: Any, nodes: Any, links: Links) -> Any:
         if np.ndim(devices) or devices != rows * columns:
             raise ValueError(f"a torus of {rows} x {columns} has {rows * columns} devices, got {devices}")
-        speed, hop = float(links.narrowest(devices, nodes)), float(links.longest_hop(nodes))
-        along = 2 * (columns - 1) * (hop + num_bytes / columns / speed)
-        return along + 2 * (rows - 1) * (hop + num_bytes / columns / rows / speed)
+        return _on_torus(num_bytes, rows, columns, nodes, links)
 
     return seconds
 
 
 def nearest_torus(num_bytes: Any, devices: Any, nodes: Any, links: Links) -> Any:
     """A torus as near to a square as the number of devices allows."""
-    if np.ndim(devices):
-        cells = zip(np.ravel(devices), np.broadcast_to(nodes, np.shape(devices)).ravel(), strict=True)
-        return np.array([nearest_torus(num_bytes, int(d), int(n), links) for d, n in cells])
-    rows = next(side for side in range(math.isqrt(int(devices)), 0, -1) if devices % side == 0)
-    return torus(rows, int(devices) // rows)(num_bytes, devices, nodes, links)
+    rows = _rows_up_to(int(np.max(devices)))[devices]
+    return _on_torus(num_bytes, rows, devices // rows, nodes, links)
+
+
+def _on_torus(num_bytes: Any, rows: Any, columns: Any, nodes: Any, links: Links) -> Any:
+    speed, hop = links.narrowest(rows * columns, nodes), links.longest_hop(nodes)
+    along = 2 * (columns - 1) * (hop + num_bytes / columns / speed)
+    return along + 2 * (rows - 1) * (hop + num_bytes / columns / rows / speed)
+
+
+@cache
+def _rows_up_to(most: int) -> np.ndarray:
+    """The largest divisor up to the root, of each number from 0 to `most`."""
+    found = np.ones(most + 1, dtype=np.int64)
+    for side in range(2, math.isqrt(most) + 1):
+        found[side * side :: side] = side
+    return found
 
 
 def _reduce_and_broadcast(num_bytes: Any, devices: Any, nodes: Any, links: Links) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from recipes.errors import InputRefused
 from recipes.planning.forecast import PARTS, case_of, checkpoint_seconds, num_evaluations
 from recipes.planning.planner import Plan, largest_micro_batch
-from recipes.planning.timing import Timing, timing_of
+from recipes.planning.timing import End, Timing, timing_of
 from recipes.schema.vocabulary import Unbuilt
 
 MOST_DEVICES = 100_000
@@ -78,18 +78,26 @@ class Scan:
     Args:
         devices: rising, shape (n,).
         seconds: of the run, shape (n,).
+        fast, slow: the same, with every constant at that end of its range.
         parts: of the updates, seconds by part, each of shape (n,).
         other: evaluations, checkpoints and start, in seconds, shape (n,).
     """
 
     devices: np.ndarray
     seconds: np.ndarray
+    fast: np.ndarray
+    slow: np.ndarray
     parts: dict[str, np.ndarray]
     other: np.ndarray
 
-    def fewest(self, seconds: float) -> int | None:
-        """The fewest devices on which the run takes at most so long; None if none of them do."""
-        fit = np.flatnonzero(self.seconds <= seconds)
+    def at(self, devices: int) -> tuple[float, float, float]:
+        """Seconds on so many devices: expected, fast and slow."""
+        place = int(np.flatnonzero(self.devices == devices)[0])
+        return float(self.seconds[place]), float(self.fast[place]), float(self.slow[place])
+
+    def fewest(self, seconds: float, times: np.ndarray | None = None) -> int | None:
+        """The fewest devices on which the run takes at most so long, or that of `times`; None if none of them do."""
+        fit = np.flatnonzero((self.seconds if times is None else times) <= seconds)
         return int(self.devices[fit[0]]) if len(fit) else None
 
     @property
@@ -133,7 +141,7 @@ def scan(plan: Plan, image_sizes: dict | None = None, devices: Sequence[int] | n
         found.append(_scanned(plan, image_sizes or {}, numbers[numbers > node]))
     return Scan(
         devices=numbers,
-        seconds=np.concatenate([each.seconds for each in found]),
+        **{name: np.concatenate([getattr(each, name) for each in found]) for name in ("seconds", "fast", "slow")},
         parts={part: np.concatenate([each.parts[part] for each in found]) for part in PARTS},
         other=np.concatenate([each.other for each in found]),
     )
@@ -142,6 +150,7 @@ def scan(plan: Plan, image_sizes: dict | None = None, devices: Sequence[int] | n
 def _scanned(plan: Plan, sides: dict, devices: np.ndarray) -> Scan:
     """Of numbers of devices that one calibration serves: one number within a node, or any beyond."""
     parts = {part: np.zeros(len(devices)) for part in PARTS}
+    ends: dict[End, Any] = {"fast": 0.0, "slow": 0.0}
     serves = np.ones(len(devices), dtype=bool)
     timing: Timing | None = None
     for planned in plan.segments:
@@ -154,29 +163,32 @@ def _scanned(plan: Plan, sides: dict, devices: np.ndarray) -> Scan:
         serves &= micro > 0
         reached = int(micro.max(initial=1)) or 1
         timing = timing_of(case_of(plan, sides.get(size, size)), micro_batch_size=reached, devices=int(devices[-1]))
-        made = timing.update(
-            devices=devices, micro_batch_size=np.maximum(micro, 1), steps=np.maximum(steps, 1), samples=batch
-        )
+        shares = {"micro_batch_size": np.maximum(micro, 1), "steps": np.maximum(steps, 1), "samples": batch}
+        made = timing.update(devices=devices, **shares)
+        for end in ends:
+            ends[end] += segment.num_updates * timing.update(devices=devices, **shares, end=end).total
         for part in PARTS:
             parts[part] += segment.num_updates * np.broadcast_to(getattr(made, part), devices.shape)
     scored = num_evaluations(plan) * -(-plan.dataset.num_eval // devices) * timing.scoring_seconds
     other = scored + checkpoint_seconds(plan) + plan.cluster.hardware.start_seconds
-    seconds = np.where(serves, sum(parts.values()) + other, np.inf)
-    return Scan(devices=devices, seconds=seconds, parts=parts, other=other)
+    return Scan(
+        devices=devices,
+        seconds=np.where(serves, sum(parts.values()) + other, np.inf),
+        **{end: np.where(serves, ends[end] + other * timing.factor(devices, end), np.inf) for end in ends},
+        parts=parts,
+        other=other,
+    )
 
 
-def reaches_target(plan: Plan, top1: float) -> None:
-    """Refuse an accuracy that no published points give epochs for.
+def has_convergence_points(plan: Plan, top1: float) -> bool:
+    """Whether the published epochs by batch are for a plan's model and data set, and for this accuracy."""
+    return model_and_dataset(plan) == ("ResNet50", "imagenet") and abs(top1 - CONVERGENCE_TARGET) <= 5e-4
 
-    Raises:
-        InputRefused: another model or data set, or another accuracy than 75.9 %.
-    """
+
+def model_and_dataset(plan: Plan) -> tuple[str, str]:
+    """The kind of a plan's model, and the name of its data set."""
     model = plan.recipe.model
-    kind = model.kind if isinstance(model, Unbuilt) else type(model).__name__
-    if (kind, plan.dataset.name) != ("ResNet50", "imagenet") or abs(top1 - CONVERGENCE_TARGET) > 5e-4:
-        what = f"epochs by batch are published for ResNet50 on imagenet to {CONVERGENCE_TARGET}"
-        way_out = f"write top1={CONVERGENCE_TARGET}, or a time for the recipe's own epochs"
-        raise InputRefused(f"--target top1={top1:g}: {what}, not for {kind} on {plan.dataset.name}; {way_out}")
+    return model.kind if isinstance(model, Unbuilt) else type(model).__name__, plan.dataset.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +198,7 @@ class Choice:
     Args:
         batch, epochs: and the least and most epochs of published runs.
         devices: on which it takes `seconds`.
-        seconds: expected; at the least and the most epochs.
+        seconds: expected; at the least epochs and the fast end of the constants; at the most and the slow end.
     """
 
     batch: int
@@ -216,10 +228,9 @@ def choices(
         number = times.fastest if within is None else times.fewest(within)
         if number is None:
             continue
-        at = int(np.flatnonzero(times.devices == number)[0])
-        mean = float(times.seconds[at])
-        ends = tuple(float(mean * value / epochs[0]) for value in epochs[1:])
-        found.append(Choice(batch=batch, epochs=epochs, devices=number, seconds=(mean, *ends)))
+        mean, fast, slow = times.at(number)
+        seconds = (mean, fast * epochs[1] / epochs[0], slow * epochs[2] / epochs[0])
+        found.append(Choice(batch=batch, epochs=epochs, devices=number, seconds=seconds))
     return found
 
 
@@ -232,6 +243,7 @@ class Sharing:
         at_once: trials side by side.
         rounds: one after another.
         trial_seconds, seconds: of one trial, and of all.
+        range_seconds: of all, with every constant at the fast and at the slow end of its range.
     """
 
     devices_each: int
@@ -239,19 +251,27 @@ class Sharing:
     rounds: int
     trial_seconds: float
     seconds: float
+    range_seconds: tuple[float, float]
 
 
 def sharings(times: Scan, *, trials: int, devices: int) -> list[Sharing]:
     """Every way to share `devices` evenly among trials, from one device each to all for one; only those that serve."""
     found = []
     for each in (number for number in range(1, devices + 1) if devices % number == 0):
-        trial = float(times.seconds[np.flatnonzero(times.devices == each)[0]])
+        trial, fast, slow = times.at(each)
         if not math.isfinite(trial):
             continue
         at_once = min(devices // each, trials)
         rounds = -(-trials // at_once)
         found.append(
-            Sharing(devices_each=each, at_once=at_once, rounds=rounds, trial_seconds=trial, seconds=rounds * trial)
+            Sharing(
+                devices_each=each,
+                at_once=at_once,
+                rounds=rounds,
+                trial_seconds=trial,
+                seconds=rounds * trial,
+                range_seconds=(rounds * fast, rounds * slow),
+            )
         )
     return found
 

@@ -49,3 +49,6 @@ FITTED = Constants(
 )
 OTHER_FIXED_MS = 10.0  # a device that no table names: that of V100 and A100
 TREE_FACTOR = 2.1  # bytes that a tree moves over the narrowest link, as a multiple of the buffer
+
+# Deviations of a worker's compute that published runs show, 1 to 3 %: the ends of a range.
+SIGMA_ENDS = MappingProxyType({"fast": 0.01, "slow": 0.03})

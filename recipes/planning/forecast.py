@@ -1,4 +1,8 @@
-"""Time, cost and what bounds a run, of a plan on a cluster whose hardware is described, before it starts."""
+"""Time, cost and what bounds a run, of a plan on a cluster whose hardware is described, before it starts.
+
+Each figure is expected to lie between two others: those of the same model with every constant at the fast and at the
+slow end of its range.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from recipes.planning.planner import Plan, PlannedSegment
-from recipes.planning.timing import Case, NoForecast, Timing, timing_of
+from recipes.planning.timing import Case, End, NoForecast, Timing, timing_of
 from recipes.planning.update_time import UpdateTime
 from recipes.schema.vocabulary import Unbuilt
 
 PARTS = ("compute", "exposed", "contention", "straggling", "waiting_for_input", "coordination")
+Range = tuple[float, float]  # low, high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +28,14 @@ class SegmentForecast:
     Args:
         planned: which.
         update: seconds of one update of it.
+        fast, slow: the same, with every constant at that end of its range.
         timing: what they rest on.
     """
 
     planned: PlannedSegment
     update: UpdateTime
+    fast: UpdateTime
+    slow: UpdateTime
     timing: Timing
 
     @property
@@ -38,6 +46,29 @@ class SegmentForecast:
     @property
     def samples_per_second(self) -> float:
         return self.planned.segment.global_batch_size / float(self.update.total)
+
+    def range_of(self, part: str) -> Range:
+        """Seconds of an update in a part of it, or in `total`."""
+        ends = sorted(float(getattr(update, part)) for update in (self.fast, self.slow))
+        return ends[0], ends[1]
+
+    def as_tree(self) -> dict[str, Any]:
+        """The segment as plain data."""
+        segment, parts = self.planned.segment, ("communication", *PARTS)
+        low, high = self.range_of("total")
+        return {
+            "update": segment.update,
+            "seconds": self.seconds,
+            "seconds_per_update": float(self.update.total),
+            **{part: float(getattr(self.update, part)) for part in parts},
+            "samples_per_second": self.samples_per_second,
+            "ranges": {
+                "seconds": [low * segment.num_updates, high * segment.num_updates],
+                "seconds_per_update": [low, high],
+                **{part: list(self.range_of(part)) for part in parts},
+                "samples_per_second": [segment.global_batch_size / high, segment.global_batch_size / low],
+            },
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +105,58 @@ class Forecast:
             total += max(0, min(stop, end) - max(first, begin)) * float(each.update.total)
         return total
 
+    @cached_property
+    def ranges(self) -> dict[str, Range]:
+        """Where each figure of the run is expected, and the seconds of the run in each part."""
+        updates = {part: self._range_of(part) for part in (*PARTS, "total")}
+        found = {part: updates[part] for part in PARTS} | {"update_seconds": updates["total"]}
+        ends: tuple[End, End] = ("fast", "slow")
+        factors = [float(self.segments[-1].timing.factor(self.plan.workers, end)) for end in ends]
+        for name in ("evaluation_seconds", "checkpoint_seconds", "start_seconds"):
+            found[name] = (getattr(self, name) * factors[0], getattr(self, name) * factors[1])
+        names = ("update_seconds", "evaluation_seconds", "checkpoint_seconds", "start_seconds")
+        low, high = (sum(found[name][end] for name in names) for end in (0, 1))
+        hours = (self.plan.workers * low / 3600, self.plan.workers * high / 3600)
+        found |= {"seconds": (low, high), "device_hours": hours}
+        samples = self.plan.timeline.num_samples
+        found["samples_per_second"] = (samples / updates["total"][1], samples / updates["total"][0])
+        if (price := self.plan.cluster.hardware.price) is not None:
+            found["dollars"] = (hours[0] * price.dollars_per_device_hour, hours[1] * price.dollars_per_device_hour)
+        return found
+
+    def _range_of(self, part: str) -> Range:
+        each = [(s.planned.segment.num_updates, s.range_of(part)) for s in self.segments]
+        return sum(count * low for count, (low, _) in each), sum(count * high for count, (_, high) in each)
+
     @property
-    def range_seconds(self) -> tuple[float, float]:
+    def range_seconds(self) -> Range:
         """Where the time of the run is expected, with nine in ten runs of this kind inside."""
-        spread = max(each.timing.spread_at(self.plan.workers) for each in self.segments)
-        return self.seconds / (1 + spread), self.seconds * (1 + spread)
+        return self.ranges["seconds"]
+
+    @cached_property
+    def bases(self) -> dict[str, str]:
+        """What each part of the time rests on, in two or three words."""
+        known: dict[str, list[str]] = {}
+        for each in self.segments:
+            for part, words in each.timing.bases.items():
+                known.setdefault(part, []).append(words)
+        found = {part: "; ".join(dict.fromkeys(words)) for part, words in known.items()}
+        scored = self.segments[-1].timing.rate.scored_per_second
+        return {
+            "compute": found["compute"],
+            "exposed": found["exposed"],
+            "contention": "fitted constant",
+            "straggling": found["straggling"],
+            "waiting_for_input": "cluster's file",
+            "coordination": "cluster's file",
+            "evaluation_seconds": "a third of training a sample" if scored is None else "probe",
+            "checkpoint_seconds": "cluster's file",
+            "start_seconds": "cluster's file",
+        }
+
+    def seconds_in(self, part: str) -> float:
+        """Seconds of the run in one of `PARTS`."""
+        return sum(s.planned.segment.num_updates * float(getattr(s.update, part)) for s in self.segments)
 
     @property
     def device_hours(self) -> float:
@@ -96,8 +174,7 @@ class Forecast:
 
     def share(self, part: str) -> float:
         """Of the time of all updates that a part takes, one of `PARTS`."""
-        each = (s.planned.segment.num_updates * float(getattr(s.update, part)) for s in self.segments)
-        return sum(each) / self.update_seconds
+        return self.seconds_in(part) / self.update_seconds
 
     @property
     def bound_by(self) -> str:
@@ -124,10 +201,9 @@ class Forecast:
 
     def as_tree(self) -> dict[str, Any]:
         """The forecast as plain data, for YAML and JSON."""
-        low, high = self.range_seconds
         return {
             "seconds": self.seconds,
-            "range_seconds": [low, high],
+            "range_seconds": list(self.range_seconds),
             "update_seconds": self.update_seconds,
             "evaluation_seconds": self.evaluation_seconds,
             "checkpoint_seconds": self.checkpoint_seconds,
@@ -140,17 +216,9 @@ class Forecast:
             "efficiency": self.efficiency,
             "bound_by": self.bound_by,
             "shares": {part: self.share(part) for part in PARTS},
-            "segments": [
-                {
-                    "update": s.planned.segment.update,
-                    "seconds": s.seconds,
-                    "seconds_per_update": float(s.update.total),
-                    "communication": float(s.update.communication),
-                    **{part: float(getattr(s.update, part)) for part in PARTS},
-                    "samples_per_second": s.samples_per_second,
-                }
-                for s in self.segments
-            ],
+            "segments": [each.as_tree() for each in self.segments],
+            "ranges": {name: list(ends) for name, ends in self.ranges.items()},
+            "bases": self.bases,
             "rests_on": list(self.rests_on),
         }
 
@@ -195,9 +263,9 @@ def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None
         timing = timing_of(
             case_of(plan, sides.get(size, size)), micro_batch_size=division["micro_batch_size"], devices=plan.workers
         )
-        samples = planned.segment.global_batch_size
-        made = timing.update(devices=plan.workers, samples=samples, **division)
-        segments.append(SegmentForecast(planned=planned, update=made, timing=timing))
+        how = {"devices": plan.workers, "samples": planned.segment.global_batch_size, **division}
+        made, fast, slow = (timing.update(**how, end=end) for end in ("expected", "fast", "slow"))
+        segments.append(SegmentForecast(planned=planned, update=made, fast=fast, slow=slow, timing=timing))
     evaluations = num_evaluations(plan)
     each = -(-plan.dataset.num_eval // plan.workers)
     return Forecast(
@@ -209,10 +277,10 @@ def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None
     )
 
 
-def by_micro_batch(plan: Plan, sides: dict[int | None, int | None], sizes: Sequence[int]) -> dict[int, float]:
-    """Seconds of the run in micro-batches of at most each size; only sizes that hold a norm group."""
+def by_micro_batch(plan: Plan, sides: dict[int | None, int | None], sizes: Sequence[int]) -> dict[int, Forecast]:
+    """The run in micro-batches of at most each size; only sizes that hold a norm group."""
     spans = max(planned.segment.norm_span for planned in plan.segments)
-    return {size: forecast(plan.limited(size), sides).seconds for size in sizes if size >= spans}
+    return {size: forecast(plan.limited(size), sides) for size in sizes if size >= spans}
 
 
 def forecast_tree(plan: Plan, image_sizes: dict[int | None, int | None]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from recipes.planning.cluster import Cluster
 from recipes.planning.division import Division, PlanError, divide, largest_divisor
-from recipes.planning.memory import USABLE, Model, largest_that_fits
+from recipes.planning.memory import SPREAD, USABLE, Model, largest_that_fits
 from recipes.planning.rates import learning_rate_at
 from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.schema import Dataset, Recipe
@@ -113,6 +113,9 @@ class Plan:
                     "total_bytes": self.memory_of(planned, division)["total_bytes"],
                 }
         choices = [rows[size] for size in sorted(rows, reverse=True)]
+        held = sum(self.model.memory(self.recipe.precision.compute).values())
+        memory["range_bytes"] = [max(held, int(memory["total_bytes"] / SPREAD)), int(memory["total_bytes"] * SPREAD)]
+        memory["rests_on"] = "counted; activations and workspace by a measurement of the model on a CPU"
         return {**memory, **device, "update": planned.segment.update, "largest_that_fits": most, "choices": choices}
 
     @property

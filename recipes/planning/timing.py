@@ -7,15 +7,16 @@ of an update then gives the time on others. What is not known exactly widens the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from recipes.errors import InputRefused
 from recipes.planning import all_reduce
 from recipes.planning.cluster import Cluster
-from recipes.planning.constants import FITTED
+from recipes.planning.constants import FITTED, SIGMA_ENDS
 from recipes.planning.hardware import MeasuredAllReduce, Rate
 from recipes.planning.networks import Network, known_network, network, profiled_network
 from recipes.planning.update_time import AllReduce, Compute, Exchange, UpdateTime, calibrated, update_time
@@ -25,6 +26,9 @@ _SCORING = 3  # samples scored in the time of one that is trained, where no prob
 _VALIDATED_DEVICES = 3500  # no published run beyond has been compared
 _OF_COMMUNICATOR = {"HalvingDoubling": "halving_doubling", "Hierarchical": "hierarchical", "Torus": "torus"}
 _SPREADS = {"probe": 0.10, "published": 0.20, "assumed": 0.5}  # of a rate, by its basis; see docs/planner.md
+_BASES = {"probe": "probe", "published": "published rate", "assumed": "assumed rate"}
+
+End = Literal["fast", "expected", "slow"]
 
 
 class NoForecast(InputRefused):
@@ -65,7 +69,9 @@ class Timing:
         network: its layers.
         compute, exchange: of one device and between devices.
         rate: the measured rate that calibrates it.
-        spread: of seconds, as a share of them, down and up.
+        spread: of compute and of all that follows it, as a share of the seconds, down and up.
+        link_spreads: of an all-reduce, down and up.
+        bases: what a part of an update rests on, in two or three words: `compute`, `exposed`, `straggling`.
         rests_on: what its figures rest on, and what is extrapolated, one sentence each.
     """
 
@@ -75,17 +81,33 @@ class Timing:
     exchange: Exchange
     rate: Rate
     spread: float
+    link_spreads: tuple[float, float]
+    bases: Mapping[str, str]
     rests_on: tuple[str, ...]
 
-    def update(self, *, devices: Any, micro_batch_size: Any, steps: Any = 1, samples: Any = None) -> UpdateTime:
+    def update(
+        self, *, devices: Any, micro_batch_size: Any, steps: Any = 1, samples: Any = None, end: End = "expected"
+    ) -> UpdateTime:
         """Seconds of an update; numbers, or arrays of them.
 
         Args:
             devices: how many, filling one node after another.
             micro_batch_size, steps: of the fullest device.
             samples: of the update; those of `devices` such devices where left out.
+            end: `fast` and `slow` take every constant at that end of its range.
         """
         hardware = self.case.cluster.hardware
+        factor, compute, exchange = 1.0, self.compute, self.exchange
+        if end != "expected":
+            factor = self.factor(devices, end)
+            link = 1 + self.link_spreads[1] if end == "slow" else 1 / (1 + self.link_spreads[0])
+            compute = replace(
+                compute,
+                fixed_seconds=factor * compute.fixed_seconds,
+                seconds_per_sample=factor * compute.seconds_per_sample,
+                sigma=compute.sigma * SIGMA_ENDS[end] / FITTED.sigma,
+            )
+            exchange = replace(exchange, all_reduce=lambda *words: link * self.exchange.all_reduce(*words))
         nodes = -(-np.asarray(devices) // self.case.cluster.workers_per_node)
         samples = devices * micro_batch_size * steps if samples is None else samples
         coordination = 0.0
@@ -94,16 +116,16 @@ class Timing:
             coordination = (small.microseconds + small.microseconds_per_doubling * doublings) * 1e-6 * (doublings > 0)
         return update_time(
             self.network,
-            self.compute,
-            self.exchange,
+            compute,
+            exchange,
             hardware.links,
             devices=devices,
             nodes=nodes,
             micro_batch_size=micro_batch_size,
             accumulation_steps=steps,
             contention=FITTED.contention,
-            input_seconds=hardware.input.seconds(samples, nodes) if hardware.input else 0.0,
-            coordination_seconds=coordination,
+            input_seconds=factor * hardware.input.seconds(samples, nodes) if hardware.input else 0.0,
+            coordination_seconds=factor * coordination,
         )
 
     @property
@@ -112,10 +134,11 @@ class Timing:
         scored = self.rate.scored_per_second
         return 1 / scored if scored else self.compute.seconds_per_sample / _SCORING
 
-    def spread_at(self, devices: int) -> float:
-        """Of seconds on so many devices."""
-        beyond = max(0.0, math.log2(devices / _VALIDATED_DEVICES)) if devices else 0.0
-        return self.spread + 0.1 * min(beyond + (beyond > 0), 4)
+    def factor(self, devices: Any, end: End) -> Any:
+        """By which seconds on so many devices are longer at one end of their range."""
+        beyond = np.maximum(0.0, np.log2(np.asarray(devices) / _VALIDATED_DEVICES))
+        wide = 1 + self.spread + 0.1 * np.minimum(beyond + (beyond > 0), 4)
+        return {"fast": 1 / wide, "expected": 1.0, "slow": wide}[end]
 
 
 def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
@@ -135,7 +158,7 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
     first, second = _rates_for(case, micro_batch_size, min(devices, case.cluster.workers_per_node))
     net = _network_of(case, first)
     rests_on = [_rest_of(rate) for rate in (first, second) if rate is not None]
-    spread = _SPREADS[first.basis]
+    spread, known = _SPREADS[first.basis], _BASES[first.basis]
     fixed = hardware.fixed_seconds
     if second is not None:
         fixed = _fixed_seconds(case, _network_of(case, first, of_rate=True), first, second)
@@ -146,30 +169,61 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
     if case.image_size is not None and first.image_size != case.image_size:
         per_sample *= net.multiply_adds / measured.multiply_adds if net.image_size else _area(case, first)
         rests_on.append(f"extrapolated from images of {first.image_size} pixels, by multiply-adds")
-        spread += 0.1
+        spread, known = spread + 0.1, f"{_BASES[first.basis]}, extrapolated"
     sizes = [rate.micro_batch_size for rate in (first, second) if rate is not None]
     if not 0.5 * min(sizes) <= micro_batch_size <= 2 * max(sizes):
         rests_on.append(f"extrapolated to micro-batches of {micro_batch_size} from {' and '.join(map(str, sizes))}")
-        spread += 0.05
-    exchange = _exchange(case, net, devices)
-    if devices > 1 and not _measured(case, devices):
-        if (link := hardware.network) is not None and devices > case.cluster.workers_per_node:
-            known = link.measured_gb_per_second is not None
-            way = "measured" if known else f"{link.cards} x {link.gbit_per_second:g} Gbit/s of a data sheet"
-            rests_on.append(f"network: {way}, {link.transport}; {link.source}")
-            if link.transport == "tcp" and not known:
-                rests_on.append("an unprobed TCP network may be slower by a factor of 2")
-                spread += 0.1
-        elif hardware.node_link is not None:
-            rests_on.append(f"links in a node: {hardware.node_link.source}")
-    elif devices > 1:
-        rests_on.append(f"all-reduces that a probe timed on {devices} workers")
+        spread, known = spread + 0.05, f"{_BASES[first.basis]}, extrapolated"
+    links = _links_known(case, devices)
     if devices > _VALIDATED_DEVICES:
         rests_on.append(f"no published run of more than {_VALIDATED_DEVICES:,} devices has checked the model")
-    compute = _compute(case, first, fixed, per_sample)
     return Timing(
-        case=case, network=net, compute=compute, exchange=exchange, rate=first, spread=spread, rests_on=tuple(rests_on)
+        case=case,
+        network=net,
+        compute=_compute(case, first, fixed, per_sample),
+        exchange=_exchange(case, net, devices),
+        rate=first,
+        spread=spread,
+        link_spreads=links.spreads,
+        bases={
+            "compute": known,
+            "exposed": links.basis,
+            "straggling": "fitted constant" if hardware.variation is None else "cluster's file",
+        },
+        rests_on=(*rests_on, *links.rests_on),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LinksKnown:
+    """How well an all-reduce is known: spreads of its seconds down and up, in a word or two, and in sentences."""
+
+    spreads: tuple[float, float]
+    basis: str
+    rests_on: tuple[str, ...]
+
+
+def _links_known(case: Case, devices: int) -> _LinksKnown:
+    hardware = case.cluster.hardware
+    if devices == 1:
+        return _LinksKnown(spreads=(0.0, 0.0), basis="one device", rests_on=())
+    if _measured(case, devices):
+        line = f"all-reduces that a probe timed on {devices} workers"
+        return _LinksKnown(spreads=(0.1, 0.1), basis="probe", rests_on=(line,))
+    link = hardware.network if devices > case.cluster.workers_per_node else None
+    if link is None:
+        inside = hardware.node_link
+        lines = () if inside is None else (f"links in a node: {inside.source}",)
+        return _LinksKnown(spreads=(0.2, 0.2), basis="spec sheet", rests_on=lines)
+    if link.measured_gb_per_second is not None:
+        line = f"network: measured, {link.transport}; {link.source}"
+        return _LinksKnown(spreads=(0.1, 0.1), basis="probe", rests_on=(line,))
+    sheet = f"{link.cards} x {link.gbit_per_second:g} Gbit/s of a data sheet"
+    lines = (f"network: {sheet}, {link.transport}; {link.source}",)
+    if link.transport != "tcp":
+        return _LinksKnown(spreads=(0.2, 0.2), basis="spec sheet", rests_on=lines)
+    lines = (*lines, "an unprobed TCP network may be slower by a factor of 2")
+    return _LinksKnown(spreads=(0.2, 1.0), basis="spec sheet", rests_on=lines)
 
 
 def _rest_of(rate: Rate) -> str:

@@ -1,6 +1,6 @@
 """Seconds of one update of synchronous data parallelism, in closed form.
 
-    T = max(max(compute, end of communication) + contention + stragglers, input)
+    T = max(max(compute + contention, end of communication + slowdown) + stragglers, input)
 
 Compute of a micro-batch of b samples is t0 + s b. Gradients become ready during the last backward, from the last layer
 to the first, and go in buckets, one after another. Stragglers: all wait for the slowest of P workers, whose compute is
@@ -118,6 +118,7 @@ def update_time(
     micro_batch_size: Any,
     accumulation_steps: Any = 1,
     contention: float = 0.0,
+    slowdown: float | None = None,
     input_seconds: Any = 0.0,
     coordination_seconds: Any = 0.0,
 ) -> UpdateTime:
@@ -128,7 +129,8 @@ def update_time(
         compute, exchange, links: of one worker and between workers.
         devices, nodes: how many, at least 1.
         micro_batch_size, accumulation_steps: of the fullest worker; gradients cross with the last micro-batch.
-        contention: seconds that one second of hidden communication costs.
+        contention: seconds of compute that one second of hidden communication costs.
+        slowdown: seconds of communication that one second of it beside compute costs; None: as `contention`.
         input_seconds: until the samples of an update are there, while the last one is computed.
         coordination_seconds: of small collective calls, which nothing hides.
     """
@@ -142,21 +144,19 @@ def update_time(
         seconds = np.where(alone, seconds, 0.0)
         communication = communication + seconds
         end = np.maximum(end, total - backward * (1 - bucket.ready)) + seconds
-    if exchange.overlap == "double_buffering":
-        exposed = np.maximum(communication - total, 0)
-    elif exchange.overlap == "none":
-        exposed = communication
-    else:
-        exposed = np.clip(end - total, 0, communication)
-    exposed = np.where(np.asarray(devices) > 1, exposed, 0.0)
+    late = {"double_buffering": communication - total, "none": communication}.get(exchange.overlap, end - total)
+    late = np.where(np.asarray(devices) > 1, np.minimum(late, communication), 0.0)  # below 0: it ends before compute
+    exposed = np.maximum(late, 0)
     hidden = communication - exposed
+    slower = late + (contention if slowdown is None else slowdown) * hidden
+    contended = np.maximum(contention * hidden, slower) - exposed
     straggling = compute.sigma * total * expected_maximum(devices)
-    busy = total + exposed + contention * hidden + straggling + coordination_seconds
+    busy = total + exposed + contended + straggling + coordination_seconds
     return UpdateTime(
         compute=total,
         communication=communication,
         exposed=exposed,
-        contention=contention * hidden,
+        contention=contended,
         straggling=straggling,
         waiting_for_input=np.maximum(input_seconds - busy, 0),
         coordination=coordination_seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,48 +25,78 @@ _PART_WORDS = {
 _COLUMNS = ("compute", "exposed", "contention", "stragglers", "input", "coordination")  # of PARTS, short
 
 
-def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, float] | None = None) -> str:
+def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, Forecast] | None = None) -> str:
     """Totals, a row a segment, and what the figures rest on.
 
     Args:
         forecast: of the run.
-        by_micro_batch: its seconds in micro-batches of other sizes.
+        by_micro_batch: the same run in micro-batches of other sizes.
     """
-    low, high = forecast.range_seconds
+    ranges = forecast.ranges
+    low, high = ranges["seconds"]
     workers, node = forecast.plan.workers, forecast.plan.cluster.workers_per_node
-    cost = "" if forecast.dollars is None else f", {dollars(forecast.dollars)}"
-    hours = f"{rate(forecast.device_hours)} device-hours"
+    cost = f", {dollars(forecast.dollars)} {range_text(ranges['dollars'])}" if "dollars" in ranges else ""
+    hours = f"{rate(forecast.device_hours)} device-hours {range_text(ranges['device_hours'])}"
     efficiency = forecast.efficiency
     of = [f"{efficiency['one_device']:.0%} of one device's rate"]
     if workers > node > 1:
         of.append(f"{efficiency['one_node']:.0%} of one node's")
     lines = [
         f"time: {duration(forecast.seconds)}, expected between {duration(low)} and {duration(high)}; {hours}{cost}",
-        f"rate: {rate(forecast.samples_per_second)} samples/s, {', '.join(of)} for each device",
+        f"rate: {rate(forecast.samples_per_second)} samples/s {range_text(ranges['samples_per_second'])}, "
+        f"{', '.join(of)} for each device",
         f"bound by: {_PART_WORDS[forecast.bound_by]}, {forecast.share(forecast.bound_by):.0%} of the updates' time",
         "",
         points_text([_row(each) for each in forecast.segments]),
         "",
     ]
-    beside = {
-        "updates": forecast.update_seconds,
-        "evaluations": forecast.evaluation_seconds,
-        "checkpoints": forecast.checkpoint_seconds,
-        "start": forecast.start_seconds,
-    }
-    lines.append("of it: " + ", ".join(f"{name} {duration(value)}" for name, value in beside.items() if value))
+    lines.append(points_text(list(_part_rows(forecast))))
     if by_micro_batch and len(by_micro_batch) > 1:
-        each = (f"{size}: {duration(seconds)}" for size, seconds in by_micro_batch.items())
+        each = (
+            f"{size}: {duration(made.seconds)} ({' to '.join(map(duration, made.range_seconds))})"
+            for size, made in by_micro_batch.items()
+        )
         lines.append(f"in micro-batches of {', '.join(each)}")
     lines += ["this rests on:", *(f"  - {line}" for line in forecast.rests_on)]
     return "\n".join(lines)
 
 
 def _row(each: SegmentForecast) -> dict:
-    update, segment = each.update, each.planned.segment
+    update, segment, ranges = each.update, each.planned.segment, each.as_tree()["ranges"]
     row = {"update": segment.update, "updates": segment.num_updates, "ms an update": _ms(update.total)}
+    low, high = map(_ms, ranges["seconds_per_update"])
+    row["from-to"] = f"{low:g}-{high:g}"
     row |= {name: _ms(getattr(update, part)) for part, name in zip(PARTS, _COLUMNS, strict=True)}
-    return row | {"samples/s": rate(each.samples_per_second), "stage takes": duration(each.seconds)}
+    takes = f"{duration(each.seconds)} ({' to '.join(map(duration, ranges['seconds']))})"
+    return row | {
+        "samples/s": f"{rate(each.samples_per_second)} {range_text(ranges['samples_per_second'])}",
+        "stage takes": takes,
+    }
+
+
+def _part_rows(forecast: Forecast) -> Iterator[dict]:
+    """What takes the time of the run, with its range and what that rests on; without what takes none."""
+    for part, basis in forecast.bases.items():
+        seconds = forecast.seconds_in(part) if part in PARTS else getattr(forecast, part)
+        low, high = forecast.ranges[part]
+        if high:
+            words = _PART_WORDS.get(part, part.removesuffix("_seconds"))
+            yield {
+                "part of the time": words,
+                "takes": duration(seconds),
+                "from": duration(low),
+                "to": duration(high),
+                "rests on": basis,
+            }
+
+
+def range_text(ends: Sequence[float]) -> str:
+    """Both ends of a range in three digits.
+
+    >>> range_text((188.2, 285.4))
+    '(188 to 285)'
+    """
+    return f"({rate(ends[0])} to {rate(ends[1])})"
 
 
 def _ms(seconds: object) -> float:

@@ -168,8 +168,10 @@ def _memory_lines(memory: dict | None) -> list[str]:
         f"{row['micro_batch_size']}: {size(row['total_bytes'])} in {counted(row['accumulation_steps'], 'step')}"
         for row in memory["choices"]
     )
+    ends = " to ".join(map(size, memory["range_bytes"]))
     return [
-        f"memory of a device: {' + '.join(parts)} = {size(memory['total_bytes'])} of {size(memory['device_bytes'])}",
+        f"memory of a device: {' + '.join(parts)} = {size(memory['total_bytes'])} ({ends}) of "
+        f"{size(memory['device_bytes'])}; {memory['rests_on']}",
         f"micro-batches: {'; '.join(rows)}; the largest that fits is {memory['largest_that_fits'] or 'none'}",
     ]
 

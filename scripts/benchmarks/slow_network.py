@@ -19,9 +19,9 @@ processes, the first another one each time: one update to begin with, then `--up
 rank. The table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and
 in the last column of float32's none, as suzuki2018 counts both together; each difference is the median over the rounds.
 
-Before they train, the ranks time all-reduces of several sizes on each wire, back to back, and compute at two batches,
-as a probe would, and what one costs the other; the planner's model of time then predicts every way. The second table
-sets that beside the times.
+In each round the ranks also probe: all-reduces of several sizes on each wire, back to back; those beside compute; and,
+before each way, an update without an exchange, which all begin together, and when each bucket is ready on the slowest.
+From that alone the planner's model of time predicts every way of the round; the second table sets it beside the times.
 
 With `--allreduce` it times instead what `allreduce.py` does, between such hosts: our algorithms beside MPI's own
 flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
@@ -57,18 +57,16 @@ from pathlib import Path
 from typing import Any
 
 import allreduce
-import numpy as np
 from slow_predictions import (
     CALIBRATION_SIZES,
     COMPUTE,
     NONE,
     WAYS,
     WIRES,
+    Probe,
     predictions,
-    probe_contention,
-    probe_links,
 )
-from timing import Replay, as_rank, head, load_shares, medians_of_turns, parser_of, row, write_json
+from timing import Replay, as_rank, head, in_turns, load_shares, parser_of, row, write_json
 
 from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks
 
@@ -242,7 +240,6 @@ class Trained:
     def __init__(self, world: Any, *, samples: int, way: str, wire: str = "float32") -> None:
         from recipes.planning.cluster import GradientExchange
         from trainers.communicators import Dummy, Ring
-        from trainers.gradients.flat_gradients import backward_profile
         from trainers.launch.request import TrainRequest, prepare
         from trainers.models.batch_norm import NormGroups
         from trainers.training.build import build, build_exchange
@@ -260,12 +257,9 @@ class Trained:
             communicator=Dummy() if way == COMPUTE else Ring(sockets=True),
             wire=wire,
             bucket_bytes=allreduce.WHOLE if way == NONE else "auto",
-            overlap=way in ("buckets", "double"),
+            overlap=way != NONE,
         )
         self._world = world
-        images = np.stack([parts.load_eval(0, index % 256)[0] for index in range(samples)])
-        share, steps = backward_profile(parts.model, images)
-        self.profile = share, [size for size, _ in steps[::-1]], [round(1e6 * seconds) for _, seconds in steps[::-1]]
         self.exchange = build_exchange(settings, parts, world, copies=2 if doubled else 1)
         self._updater = RecipeUpdater(
             {"main": Replay(load_shares(prepared, world.rank, 2))},
@@ -284,6 +278,10 @@ class Trained:
         seconds = self._slowest(lambda: [self._updater.update() for _ in range(updates)])
         self._updater.pending_arrays()  # nothing is on its way when the next one takes its turn
         return seconds / updates
+
+    def update(self) -> None:
+        """One update."""
+        self._updater.update()
 
     def communication_seconds(self) -> float:
         """Of one exchange of all gradients, nothing else going on."""
@@ -353,7 +351,6 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
     """Times of every way at every ratio on the ranks that were launched; all of them call this together."""
     take_core(world.rank, world.size)  # hosts share none
     gradient_bytes, communication, compute = calibrate(world)
-    probed = probe_links(world, gradient_bytes)
     figures = []
     for ratio in options.ratios:
         samples = world.bcast(samples_at(ratio, communication=communication, compute=compute))
@@ -361,13 +358,16 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
         trained = {COMPUTE: Trained(world, samples=samples, way=COMPUTE)}
         for wire in WIRES:
             trained |= {f"{way} {wire}": Trained(world, samples=samples, way=way, wire=wire) for way in WAYS}
-        profile = trained[COMPUTE].profile
-        contention = {
-            wire: probe_contention(world, gradient_bytes, trained[COMPUTE], timed) for wire, timed in probed.items()
-        }
-        predicted = predictions(probed, profile, compute, contention=contention, ranks=world.size, samples=samples)
         calls = {name: functools.partial(one.seconds, options.updates) for name, one in trained.items()}
-        seconds = medians_of_turns(calls, rounds=options.rounds)
+        probe = Probe(world, trained[COMPUTE])
+        seconds = {name: [] for name in calls}
+        for number in range(options.rounds):
+            probe.begin_round()
+            for name in in_turns([*calls], number):
+                probe.time_update()
+                seconds[name].append(calls[name]())
+        probe.close()
+        probed = probe.as_tree()
         for one in trained.values():
             one.close()
         figures.append(
@@ -378,9 +378,8 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
                 "gradient_bytes": gradient_bytes,
                 "communication_seconds": communication,
                 "seconds": seconds,
-                "predicted_seconds": predicted,
-                "contention": contention,
-                "all_reduce_ms": {name: dict(zip(t.bytes_, t.milliseconds, strict=True)) for name, t in probed.items()},
+                "predicted_seconds": predictions(probed, ranks=world.size),
+                "probe": probed,
             }
         )
     return figures
@@ -400,11 +399,12 @@ def table_lines(figures: dict[str, Any]) -> Iterable[str]:
 
 
 def prediction_lines(figures: dict[str, Any]) -> Iterable[str]:
-    """The lines of the second table: predicted over measured, in percent more."""
+    """The lines of the second table: predicted over measured, in percent more; medians over the rounds."""
     for name, expected in figures["predicted_seconds"].items():
-        measured = statistics.median(figures["seconds"][name])
-        cells = [figures["ranks"], figures["megabits"], figures["ratio"], name, f"{1000 * expected:.0f}"]
-        yield row([*cells, f"{1000 * measured:.0f}", f"{100 * (expected / measured - 1):+.1f} %"])
+        measured = figures["seconds"][name]
+        error = 100 * (statistics.median(map(operator.truediv, expected, measured)) - 1)
+        times = (f"{1000 * statistics.median(each):.0f}" for each in (expected, measured))
+        yield row([figures["ranks"], figures["megabits"], figures["ratio"], name, *times, f"{error:+.1f} %"])
 
 
 def allreduce_lines(figures: dict[str, Any]) -> Iterable[str]:

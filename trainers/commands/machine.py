@@ -34,14 +34,17 @@ def probe(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine. Training of a recipe, links and disk, as a cluster's file for `kilobatch plan`."""
+    """Measure this machine. Training of a recipe, links and disk, as a cluster's file for `kilobatch plan`.
+
+    Under mpiexec or srun it adds the links between these ranks to the file that -o names, also between hosts.
+    """
     from recipes.errors import InputRefused
     from trainers.launch.probe import ProbeRequest, cluster_text
     from trainers.launch.probe import probe as measure
     from trainers.runs.mpi_ranks import launched_ranks, threads_per_rank
 
     if launched_ranks() is not None:  # under mpiexec or srun: the links between these ranks
-        return probe_links()
+        return _add_links(out)
     if out.suffix != ".yaml" or out.exists():
         what = "exists, and nothing is overwritten" if out.exists() else "is no .yaml file"
         raise InputRefused(f"-o {out}: {what}; give another")
@@ -69,6 +72,28 @@ def _write_new(file: Path, text: str) -> Path:
     with file.open("x", encoding="utf-8") as new:
         new.write(text)
     return file
+
+
+def _add_links(file: Path) -> None:
+    """One of the ranks that time all-reduces; rank 0 adds them to a cluster's file."""
+    import yaml
+    from mpi4py import MPI
+
+    from recipes.errors import InputRefused
+    from trainers.launch.probe import cluster_text, time_links, with_links
+
+    world = MPI.COMM_WORLD
+    if not world.bcast(file.exists() if world.rank == 0 else None):
+        if world.rank:
+            raise typer.Exit(2)
+        way_out = f"write it first on one host, without mpiexec: kilobatch probe RECIPE -n N -o {file}"
+        raise InputRefused(f"-o {file}: no such file to add the links between these ranks to; {way_out}")
+    timed = time_links(world)
+    if world.rank == 0:
+        tree = with_links(yaml.safe_load(file.read_text(encoding="utf-8")), timed)
+        new = file.with_suffix(".new")
+        written(lambda: [_write_new(new, cluster_text(tree)).replace(file)], "-o")
+        print(f"{file}: all-reduces of {timed['workers']} ranks on {timed['nodes']} nodes, and its size", flush=True)
 
 
 def probe_links() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from recipes.planning.backward import Choice
     from recipes.planning.planner import Plan
     from recipes.reading.open import OpenedRecipe
-    from trainers.launch.planning import Advice, Priced, Target
+    from trainers.launch.planning import Advice, Priced, RecipeChoice, Target
 
 EXAMPLES = """\b
 Examples:
@@ -111,7 +111,10 @@ def plan(
         time = forecast(made, sides_by_size(opened.recipe))
         sizes = [row["micro_batch_size"] for row in (tree["memory"] or {}).get("choices", [])]
         by_size = by_micro_batch(made, sides_by_size(opened.recipe), sizes)
-        tree["forecast"] = time.as_tree() | {"seconds_by_micro_batch": by_size}
+        tree["forecast"] = time.as_tree() | {
+            "seconds_by_micro_batch": {size: each.seconds for size, each in by_size.items()},
+            "range_seconds_by_micro_batch": {size: list(each.range_seconds) for size, each in by_size.items()},
+        }
         texts.append(forecast_text(time, by_size))
     except NoForecast as error:
         if where.hardware is not None and run is None:  # its file lacks the figure: say where
@@ -143,8 +146,12 @@ def plan(
 
 def _target(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
     """The answer to `--target`, for JSON and as text."""
+    from recipes.planning.backward import has_convergence_points
     from trainers.launch import planning
 
+    if wanted.top1 is not None and not has_convergence_points(made, wanted.top1):
+        reaching = planning.recipes_reaching(made, wanted, made.workers, words)
+        return {"recipes": [asdict(each) for each in reaching]}, _recipes_text(made, wanted, reaching)
     if wanted.top1 is not None:
         found = planning.accuracy_choices(opened, made, wanted, made.workers)
         return {"choices": [asdict(each) for each in found]}, _choices_text(made, wanted, found)
@@ -164,7 +171,7 @@ def _target(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tup
 
 def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None, clusters: list[Priced]) -> str:
     from recipes.reports.curves import points_text
-    from recipes.reports.planning import dollars
+    from recipes.reports.planning import dollars, range_text, rate
     from recipes.reports.wording import counted, duration
 
     within = f"within {duration(wanted.seconds)}"
@@ -173,7 +180,9 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
         lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
     else:
         beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
-        lines = [f"{within}: at least {counted(fewest.devices, 'device')}{beyond}; {duration(fewest.seconds)} then"]
+        few, many = ("no number" if each is None else f"{each:,}" for each in fewest.range_devices)
+        takes = f"{duration(fewest.seconds)} ({' to '.join(map(duration, fewest.range_seconds))}) then"
+        lines = [f"{within}: at least {counted(fewest.devices, 'device')} ({few} to {many}){beyond}; {takes}"]
     if len(answer["micro_batches"]) > 1:
         each = (f"{row['micro_batch_size']}: {row['devices']:,}" for row in answer["micro_batches"])
         lines.append(f"fewest devices by micro-batch: {', '.join(each)}")
@@ -182,14 +191,41 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
             {
                 "cluster": each.cluster,
                 "devices": each.devices,
-                "time": duration(each.seconds),
-                "device-hours": round(each.device_hours, 1),
-                "cost": "no price known" if each.dollars is None else dollars(each.dollars),
+                "time": f"{duration(each.seconds)} ({' to '.join(map(duration, each.range_seconds))})",
+                "device-hours": f"{rate(each.device_hours)} {range_text(each.range_device_hours)}",
+                "cost": "no price known"
+                if each.dollars is None
+                else f"{dollars(each.dollars)} {range_text(each.range_dollars)}",
             }
             for each in clusters
         ]
         lines += ["on the clusters that have a name, the cheapest first:", points_text(rows)]
     return "\n".join(lines)
+
+
+def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
+    from recipes.reports.curves import points_text
+    from recipes.reports.wording import duration
+
+    goal = f"{wanted.top1:.1%} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    if not found:
+        return f"{goal}: no recipe that claims it does so on {made.workers:,} devices of {made.cluster.name}"
+    rows = [
+        {
+            "recipe": each.recipe,
+            "top-1": f"{each.top1:.1%}",
+            "here": each.status,
+            "epochs": round(each.epochs, 1),
+            "batch": each.batch,
+            "devices": each.devices,
+            "time": duration(each.seconds),
+            "from": duration(each.range_seconds[0]),
+            "to": duration(each.range_seconds[1]),
+        }
+        for each in found
+    ]
+    how = "recipes of the library that claim it, by published results, the fastest first; each has its own settings"
+    return f"{goal}; {how}\n{points_text(rows)}"
 
 
 def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
@@ -222,8 +258,10 @@ def _advice_text(advice: Advice) -> str:
     steps = f" x {advice.steps} steps" if advice.steps > 1 else ""
     lines = [
         f"advice for {advice.workers} workers: batch.global {advice.batch:,}, micro-batch "
-        f"{advice.micro_batch_size}{steps}; {duration(advice.seconds[1])}",
+        f"{advice.micro_batch_size}{steps}; {duration(advice.seconds[1])} "
+        f"({' to '.join(map(duration, advice.range_seconds))})",
         *(f"  - {reason}" for reason in advice.reasons),
+        "  - these are rules of published scaling, not measurements of this recipe: try it on seeds of your own",
     ]
     moving = [change for change in advice.changes if change.moves]
     if moving:
@@ -244,13 +282,15 @@ def _trials_text(shared: list, trials: int) -> str:
             "one after another": each.rounds,
             "a trial": duration(each.trial_seconds),
             "all": duration(each.seconds),
+            "from": duration(each.range_seconds[0]),
+            "to": duration(each.range_seconds[1]),
         }
         for each in shared
     ]
     random, sequential = (best_sharing(shared, sequential=kind) for kind in (False, True))
     return "\n".join(
         [
-            f"{trials} trials:",
+            f"{trials} trials, if each runs as long as this recipe; the choices below are rules, nothing was measured:",
             points_text(rows),
             f"random search: {counted(random.devices_each, 'device')} a trial, {duration(random.seconds)}",
             f"a sampler that learns from ended trials: {counted(sequential.devices_each, 'device')} a trial, "

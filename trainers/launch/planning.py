@@ -17,7 +17,7 @@ from recipes.planning.backward import (
     Sharing,
     at_batch,
     choices,
-    reaches_target,
+    model_and_dataset,
     scan,
     sharings,
 )
@@ -84,15 +84,21 @@ class Priced:
     Args:
         cluster: its name.
         devices: fewest; more than it has where `beyond`.
+        range_devices: fewest with every constant at the fast and at the slow end of its range; None where none suffice.
         seconds, device_hours, dollars: of the run there; no dollars where no price is known.
+        range_seconds, range_device_hours, range_dollars: of these on `devices`.
         beyond: the cluster has fewer.
     """
 
     cluster: str
     devices: int
+    range_devices: tuple[int | None, int | None]
     seconds: float
+    range_seconds: tuple[float, float]
     device_hours: float
+    range_device_hours: tuple[float, float]
     dollars: float | None
+    range_dollars: tuple[float, float] | None
     beyond: bool
 
 
@@ -106,15 +112,19 @@ def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
     devices = times.fewest(seconds)
     if devices is None:
         return None
-    taken = float(times.seconds[np.flatnonzero(times.devices == devices)[0]])
-    hours = taken * devices / 3600
-    price = cluster.hardware.price
+    taken, *ends = times.at(devices)
+    hours, low, high = (seconds * devices / 3600 for seconds in (taken, *ends))
+    price = None if cluster.hardware.price is None else cluster.hardware.price.dollars_per_device_hour
     return Priced(
         cluster=cluster.name,
         devices=devices,
+        range_devices=(times.fewest(seconds, times.fast), times.fewest(seconds, times.slow)),
         seconds=taken,
+        range_seconds=(ends[0], ends[1]),
         device_hours=hours,
-        dollars=None if price is None else hours * price.dollars_per_device_hour,
+        range_device_hours=(low, high),
+        dollars=None if price is None else hours * price,
+        range_dollars=None if price is None else (low * price, high * price),
         beyond=devices > cluster.num_workers,
     )
 
@@ -157,7 +167,6 @@ def micro_batches(opened: OpenedRecipe, made: Plan, seconds: float) -> list[tupl
 
 def accuracy_choices(opened: OpenedRecipe, made: Plan, target: Target, devices: int) -> list[Choice]:
     """Batches that reach an accuracy, with their epochs and devices."""
-    reaches_target(made, target.top1)
     first, last = CONVERGENCE[0].batch, CONVERGENCE[-1].batch
     powers = [2**power for power in range(11, 17)]
     batches = sorted({*(point.batch for point in CONVERGENCE), *(b for b in powers if first <= b <= last)})
@@ -168,6 +177,77 @@ def accuracy_choices(opened: OpenedRecipe, made: Plan, target: Target, devices: 
     return choices(
         plan_at, batches=batches, devices=devices, image_sizes=sides_by_size(opened.recipe), within=target.seconds
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeChoice:
+    """A recipe of the library whose claimed accuracy is enough.
+
+    Args:
+        recipe: its name.
+        top1: that it claims.
+        status: of the claim, such as `reproduced` here or `not run`.
+        epochs, batch: of it; the largest batch of a ramp.
+        devices: on which it takes `seconds`.
+        seconds, range_seconds: of the whole run.
+    """
+
+    recipe: str
+    top1: float
+    status: str
+    epochs: float
+    batch: int
+    devices: int
+    seconds: float
+    range_seconds: tuple[float, float]
+
+
+def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary) -> list[RecipeChoice]:
+    """The library's recipes of a plan's model and data set that claim an accuracy, on its cluster, the fastest first.
+
+    Raises:
+        InputRefused: no recipe claims as much, or the cluster has no rate for those that do.
+    """
+    claimed, found, planned, missing = [], [], 0, ""
+    for name in names("recipes"):
+        opened = open_recipe(name, vocabulary=words)
+        if (type(opened.recipe.model).__name__, opened.dataset.name) != model_and_dataset(made):
+            continue
+        claimed += [(claim.value, claim, name, opened) for claim in opened.recipe.claims if claim.metric == "top1"]
+    best = max(claimed, key=lambda each: each[0], default=None)
+    what = f"--target top1={target.top1:g}: no recipe of {' on '.join(model_and_dataset(made))} claims as much"
+    if best is None:
+        raise InputRefused(f"{what}, nor any accuracy; write a time for the recipe's own epochs")
+    if best[0] < target.top1:
+        raise InputRefused(f"{what}; the most is top1={best[0]:g}, of {best[2]}; ask for that or less")
+    for top1, claim, name, opened in claimed:
+        if top1 < target.top1:
+            continue
+        try:
+            times = scan(_whole(opened, made.cluster), sides_by_size(opened.recipe), range(1, devices + 1))
+        except (NoForecast, PlanError) as error:
+            missing = str(error)
+            continue
+        planned += 1
+        number = times.fastest if target.seconds is None else times.fewest(target.seconds)
+        if number is None or not np.isfinite(times.at(number)[0]):
+            continue
+        seconds, *ends = times.at(number)
+        found.append(
+            RecipeChoice(
+                recipe=name,
+                top1=top1,
+                status=claim.status,
+                epochs=opened.recipe.epochs,
+                batch=max(opened.recipe.batch.global_.sizes),
+                devices=number,
+                seconds=seconds,
+                range_seconds=(ends[0], ends[1]),
+            )
+        )
+    if not planned:
+        raise InputRefused(f"--target top1={target.top1:g}: recipes that claim it cannot be planned here: {missing}")
+    return sorted(found, key=lambda each: each.seconds)
 
 
 def shared_trials(opened: OpenedRecipe, made: Plan, *, trials: int, devices: int) -> list[Sharing]:
@@ -193,6 +273,7 @@ class Advice:
     Args:
         workers, batch, micro_batch_size, steps: of an update.
         seconds: of the run at the recipe's batch (None where these workers cannot serve it), and at this one.
+        range_seconds: of the latter, with every constant at the fast and at the slow end of its range.
         reasons: for the batch, one sentence each.
         changes: of the recipe at this batch, from the scaling rules; empty where it stays.
     """
@@ -202,6 +283,7 @@ class Advice:
     micro_batch_size: int
     steps: int
     seconds: tuple[float | None, float]
+    range_seconds: tuple[float, float]
     reasons: tuple[str, ...]
     changes: tuple[Change, ...]
 
@@ -215,7 +297,7 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
     """
     own = made.recipe.batch.global_.sizes[0]
     span = made.recipe.batch.norm_span.sizes[0]
-    candidates: dict[int, tuple[float, tuple[Change, ...]]] = {}
+    candidates: dict[int, tuple[tuple[float, float, float], tuple[Change, ...]]] = {}
     reasons = []
     sizes = {own, *(size for power in range(24) if (size := span * made.workers * 2**power) >= span)}
     for batch in sorted(sizes):
@@ -232,24 +314,25 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
                 break
             continue
         if np.isfinite(times.seconds[0]):
-            candidates[batch] = (float(times.seconds[0]), changes)
+            candidates[batch] = (times.at(made.workers), changes)
     if not candidates:
         raise InputRefused(f"no batch serves {made.workers} workers; {reasons[-1] if reasons else 'ask for fewer'}")
-    best = min(seconds for seconds, _ in candidates.values())
-    batch = min(size for size, (seconds, _) in candidates.items() if seconds <= 1.05 * best)
-    seconds, changes = candidates[batch]
+    best = min(seconds for (seconds, *_), _ in candidates.values())
+    batch = min(size for size, ((seconds, *_), _) in candidates.items() if seconds <= 1.05 * best)
+    (seconds, fast, slow), changes = candidates[batch]
     how = "the recipe's own" if batch == own else f"{batch / made.workers:g} samples a worker"
     reasons.insert(0, f"{batch:,}, {how}: the smallest batch within 5 % of the fastest, and smaller is safer")
     recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
     same = {"dataset": opened.dataset, "cluster": made.cluster, "workers": made.workers}
     division = plan(recipe=recipe, **same).segments[0].division
-    before = candidates.get(own, (None, ()))[0]
+    before = candidates[own][0][0] if own in candidates else None
     return Advice(
         workers=made.workers,
         batch=batch,
         micro_batch_size=division.largest,
         steps=division.num_micro_batches(0),
         seconds=(before, seconds),
+        range_seconds=(fast, slow),
         reasons=tuple(reasons),
         changes=changes,
     )
@@ -292,8 +375,8 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
     return replace(cluster, hardware=replace(known, rates=(*rates, *known.rates)))
 
 
-def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
-    """The rate of each stage of a run that is long enough."""
+def rates_of(run: Run, opened: OpenedRecipe, *, fewest_updates: int = _FEWEST_UPDATES) -> Iterator[Rate]:
+    """The rate of each stage of a run that has so many updates after its first."""
     model, sides, workers = type(opened.recipe.model).__name__, sides_by_size(opened.recipe), run.plan.get("workers")
     segments = run.plan.get("segments")
     if not isinstance(workers, int) or not isinstance(segments, list):
@@ -301,7 +384,7 @@ def rates_of(run: Run, opened: OpenedRecipe) -> Iterator[Rate]:
     for segment in segments:
         first, count = segment["update"], segment["num_updates"]
         within = (run.updates.update > first) & (run.updates.update < first + count)  # the first one compiles and warms
-        if within.sum() < _FEWEST_UPDATES:
+        if within.sum() < fewest_updates:
             continue
         seconds = float(np.median(run.updates.update_seconds[within]))
         size = segment.get("image_size")

@@ -28,6 +28,7 @@ import yaml
 from recipes.errors import InputRefused
 from recipes.planning.hardware import MeasuredAllReduce, Rate
 from recipes.planning.networks import known_network
+from recipes.planning.planner import largest_micro_batch
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
 from trainers.launch.planning import rates_of
@@ -35,7 +36,9 @@ from trainers.runs.mpi_ranks import find_mpiexec, users_environment
 
 _SIZES = tuple(4 * 4**power for power in range(4, 12))  # bytes of a buffer: 1 kB to 17 MB
 _REPEATS, _LONG_SECONDS = 7, 0.5  # of each size; one that takes so long is timed twice
-_FEWEST_UPDATES = 8
+_WANTED_UPDATES = 8
+_FEWEST_UPDATES = 2  # after the first, which warms up, where an update takes long
+_GRACE_SECONDS = 5.0  # for a run to end by itself
 _DISK_BYTES = 64_000_000
 _POLL_SECONDS = 0.1
 
@@ -48,6 +51,7 @@ class ProbeRequest:
         recipe, overrides, data, allow_code, device: as for training.
         workers: of the largest run, at least 1.
         seconds: of all training together; starts of ranks and the other measurements come on top.
+        limit_seconds: of one run with its start; four of them and the links are less than five minutes.
         tell: is called with a line for each measurement that begins.
     """
 
@@ -58,6 +62,7 @@ class ProbeRequest:
     device: str | None = None
     workers: int = 1
     seconds: float = 60.0
+    limit_seconds: float = 60.0
     tell: Callable[[str], None] = lambda line: None
 
 
@@ -70,9 +75,11 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
     began = datetime.datetime.now(datetime.UTC)
     source = f"kilobatch probe {request.recipe}, {began:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     with tempfile.TemporaryDirectory(prefix="kilobatch-probe-") as folder:
-        runs = list(_trained(request, Path(folder)))
+        runs = list(_trained(request, opened, Path(folder)))
         profile = _profile(opened, next(runs[0].rates(opened)))
-        rates = [replace(rate, source=source, **profile) for one in runs for rate in one.rates(opened)]
+        rates = [
+            replace(rate, source=f"{source}{one.reduced}", **profile) for one in runs for rate in one.rates(opened)
+        ]
         request.tell("reading and writing a file of 64 MB")
         written, read = _disk(Path(folder))
     links: dict[str, Any] = {}
@@ -106,56 +113,118 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trained:
-    """One short run."""
+    """One short run.
+
+    Args:
+        reduced: what is smaller than in a run of the recipe, to be added to a source; empty if nothing.
+    """
 
     run: Run
     start_seconds: float
     scored_per_second: float | None
+    reduced: str = ""
 
     def rates(self, opened: OpenedRecipe) -> Iterator[Rate]:
-        for rate in rates_of(self.run, opened):
+        for rate in rates_of(self.run, opened, fewest_updates=_FEWEST_UPDATES):
             yield replace(rate, scored_per_second=self.scored_per_second)
 
 
-def _trained(request: ProbeRequest, folder: Path) -> Iterator[_Trained]:
-    """Runs on one rank, on one rank with half the micro-batch where that is possible, and on all ranks."""
-    cases: list[tuple[int, int | None]] = [(1, None)]
-    if request.workers > 1:
-        cases.append((request.workers, None))
-    each = request.seconds / (len(cases) + 1)
-    done = []
-    for number, (workers, micro_batch) in enumerate(cases):
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """A short run: so many workers, for so many seconds.
+
+    Args:
+        micro_batch: its size; None: the run's own.
+        samples: of an update on each worker; None: those of the recipe.
+    """
+
+    workers: int
+    seconds: float
+    micro_batch: int | None = None
+    samples: int | None = None
+
+
+def _trained(request: ProbeRequest, opened: OpenedRecipe, folder: Path) -> Iterator[_Trained]:
+    """Runs on one rank, on all ranks, and on one rank with half the micro-batch where that is possible."""
+    numbers = (1, request.workers) if request.workers > 1 else (1,)
+    each = request.seconds / (len(numbers) + 1)
+    span = opened.recipe.batch.norm_span.sizes[0]
+    one_step = largest_micro_batch("auto", span) // span * span
+    first, samples = None, None
+    for workers in numbers:
         request.tell(f"training on {workers} rank{'s' if workers > 1 else ''} for {each:.0f} s")
-        done.append(_train(request, folder / str(number), workers, micro_batch, each))
-        yield done[-1]
-    segment = done[0].run.plan["segments"][0]
+        case = _Case(workers=workers, seconds=each, samples=samples)
+        made = _train(request, folder / str(workers), case)
+        if made is None and samples is None:  # the next ones need not try
+            samples = one_step
+            request.tell(f"an update takes too long: again with updates of {samples} samples a rank")
+            made = _train(request, folder / f"{workers}-one-step", replace(case, samples=samples))
+        if made is None:
+            what = f"{_FEWEST_UPDATES + 1} updates of {samples} samples a rank take over {request.limit_seconds:g} s"
+            raise InputRefused(
+                f"{what} on {workers} ranks; probe smaller images or a smaller batch.norm_span with --set"
+            )
+        first = first or made
+        yield made
+    segment = first.run.plan["segments"][0]
     half = segment["micro_batch_size"] // 2
     if half >= segment["norm_span"]:
         request.tell(f"training on 1 rank in micro-batches of {half} for {each:.0f} s")
-        yield _train(request, folder / "half", 1, half, each)
+        case = _Case(workers=1, seconds=each, micro_batch=half, samples=samples)
+        if (made := _train(request, folder / "half", case)) is not None:
+            yield made
 
 
-def _train(request: ProbeRequest, folder: Path, workers: int, micro_batch: int | None, seconds: float) -> _Trained:
-    words = [sys.executable, "-P", "-m", "kilobatch", "train", request.recipe, "-n", str(workers), "-q", "--no-report"]
-    words += ["--out", str(folder), "--checkpoint-every", "1000000ep"]
+def _train(request: ProbeRequest, folder: Path, case: _Case) -> _Trained | None:
+    """One run, up to the limit; None if it made too few updates."""
+    words = [sys.executable, "-P", "-m", "kilobatch", "train", request.recipe, "-n", str(case.workers)]
+    words += ["-q", "--no-report", "--out", str(folder), "--checkpoint-every", "1000000ep"]
     words += [word for text in request.overrides for word in ("--set", text)]
     words += ["--data", str(request.data)] if request.data else []
     words += ["--allow-code"] if request.allow_code else []
     words += ["--device", request.device] if request.device else []
-    words += ["--micro-batch-size", str(micro_batch)] if micro_batch else []
+    reduced = []
+    if case.samples:
+        words += ["--set", f"batch.global={case.workers * case.samples}"]
+        reduced.append(f"in updates of {case.samples} samples a rank")
+    words += ["--micro-batch-size", str(case.micro_batch)] if case.micro_batch else []
     began = time.time()
     with subprocess.Popen(words, env=users_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
-            while process.poll() is None and not _enough(folder / "metrics.jsonl", seconds):
+            while process.poll() is None and not _enough(folder / "metrics.jsonl", case.seconds):
+                if time.time() - began > request.limit_seconds:
+                    break
                 time.sleep(_POLL_SECONDS)
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+            _end(process)
         said = process.stderr.read().decode(errors="replace").strip()
-    if process.returncode not in (0, 4):
-        raise InputRefused(f"a run on {workers} ranks for the probe failed: {said[-2000:]}")
+    number = len(_updates(folder / "metrics.jsonl"))
+    ended = process.returncode in (0, 4, -signal.SIGKILL)
+    if not ended:
+        raise InputRefused(f"a run on {case.workers} ranks for the probe failed: {said[-2000:]}")
+    if number <= _FEWEST_UPDATES:
+        if process.returncode == 0:
+            raise InputRefused(f"the recipe has {number} updates, too few for a rate; give it more epochs or data")
+        return None
+    if number <= _WANTED_UPDATES:
+        reduced.append(f"over {number - 1} updates only")
     run = open_run(folder)
-    return _Trained(run=run, start_seconds=_start_seconds(folder, began), scored_per_second=_scored(folder, run))
+    return _Trained(
+        run=run,
+        start_seconds=_start_seconds(folder, began),
+        scored_per_second=_scored(folder, run),
+        reduced="".join(f", {each}" for each in reduced),
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a run. It ends after its update; one that takes long is killed, and with it its ranks."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _profile(opened: OpenedRecipe, rate: Rate) -> dict[str, tuple[int, ...]]:
@@ -181,16 +250,20 @@ def _lines(metrics: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n")[:-1] if line]
 
 
+def _updates(metrics: Path) -> list[dict[str, Any]]:
+    return [line for line in _lines(metrics) if line["key"] == "train_loss"]
+
+
 def _enough(metrics: Path, seconds: float) -> bool:
-    updates = [line for line in _lines(metrics) if line["key"] == "train_loss"]
-    if len(updates) <= _FEWEST_UPDATES:
+    updates = _updates(metrics)
+    if len(updates) <= _WANTED_UPDATES:
         return False
     return (updates[-1]["time_ms"] - updates[0]["time_ms"]) / 1000 >= seconds
 
 
 def _start_seconds(folder: Path, began: float) -> float:
     """From the command to the end of the first update, less the median update."""
-    updates = [line for line in _lines(folder / "metrics.jsonl") if line["key"] == "train_loss"]
+    updates = _updates(folder / "metrics.jsonl")
     usual = statistics.median(line["update_seconds"] for line in updates)
     return max(updates[0]["time_ms"] / 1000 - began - usual, 0.0)
 
@@ -278,7 +351,9 @@ def time_links(mpi: Any, sizes: Sequence[int] = _SIZES) -> dict[str, Any]:
     from trainers.communicators.auto import Auto
     from trainers.communicators.wire import FullWire
 
-    nodes = len(set(mpi.allgather(platform.node())))
+    shared = mpi.Split_type(MPI.COMM_TYPE_SHARED)
+    nodes = mpi.allreduce(int(shared.rank == 0))
+    shared.Free()
     connection = Auto().connect(mpi.Dup())
     wire = FullWire(np.dtype(np.float32))
     values = connection.allocate(max(sizes) // 4, np.float32)
@@ -298,22 +373,58 @@ def time_links(mpi: Any, sizes: Sequence[int] = _SIZES) -> dict[str, Any]:
     return {"workers": mpi.size, "nodes": nodes, "wire": "float32", "bytes": list(sizes), "milliseconds": milliseconds}
 
 
+def _measured(timed: dict[str, Any]) -> MeasuredAllReduce:
+    return MeasuredAllReduce(
+        workers=timed["workers"],
+        nodes=timed["nodes"],
+        bytes_=tuple(timed["bytes"]),
+        milliseconds=tuple(timed["milliseconds"]),
+    )
+
+
 def _link(timed: dict[str, Any], source: str) -> dict[str, Any]:
     """The latency of a hop and the bandwidth of a ring that give these times."""
-    latency_us, gb_per_second = fitted_link(
-        MeasuredAllReduce(
-            workers=timed["workers"],
-            nodes=timed["nodes"],
-            bytes_=tuple(timed["bytes"]),
-            milliseconds=tuple(timed["milliseconds"]),
-        )
-    )
+    latency_us, gb_per_second = fitted_link(_measured(timed))
     return {
         "kind": "shared_memory",
         "gb_per_second": float(f"{gb_per_second:.3g}"),
         "latency_us": float(f"{latency_us:.3g}"),
         "source": source,
     }
+
+
+def with_links(tree: dict[str, Any], timed: dict[str, Any]) -> dict[str, Any]:
+    """A cluster's file with the all-reduces that ranks timed, and where these were on several nodes, the network.
+
+    Args:
+        tree: of the file that `probe` wrote on one host.
+        timed: see `time_links`.
+    Raises:
+        InputRefused: the ranks are not spread evenly over the nodes, or fewer on each than one.
+
+    The network's bandwidth is what the all-reduce reached, so its line rate is given as the same.
+    """
+    workers, nodes = timed["workers"], timed["nodes"]
+    if workers % nodes:
+        raise InputRefused(f"{workers} ranks on {nodes} nodes: start as many on each node")
+    now = datetime.datetime.now(datetime.UTC)
+    source = f"kilobatch probe on {workers} ranks of {nodes} nodes, {now:%Y-%m-%d %H:%M} UTC"
+    hardware = dict(tree["hardware"])
+    others = [each for each in hardware.get("all_reduces", []) if each["workers"] != workers]
+    hardware["all_reduces"] = [*others, {**timed, "source": source}]
+    if nodes > 1:
+        measured, inside = _measured(timed), hardware.get("node_link", {}).get("latency_us", 0.0)
+        latency_us, gb_per_second = fitted_link(measured)
+        within = (workers - nodes) * inside  # of the 2(P-1) hops 2(N-1) cross nodes
+        crossing = max((latency_us * (workers - 1) - within) / (nodes - 1), 0.01)
+        hardware["network"] = {
+            "transport": "rdma" if any(Path("/sys/class/infiniband").glob("*")) else "tcp",
+            "gbit_per_second": float(f"{8 * gb_per_second:.3g}"),
+            "measured_gb_per_second": float(f"{gb_per_second:.3g}"),
+            "latency_us": float(f"{crossing:.3g}"),
+            "source": source,
+        }
+    return {**tree, "nodes": nodes, "workers_per_node": workers // nodes, "hardware": hardware}
 
 
 def fitted_link(timed: MeasuredAllReduce) -> tuple[float, float]:

@@ -37,6 +37,7 @@ def scaling_figure(plan: Plan, times: Scan, published: Sequence[tuple[int, float
     devices, seconds = times.devices[serve], times.seconds[serve]
     with stacked([3.2, 1.6], width=7.0) as (figure, (above, below)):
         above.plot(devices, seconds / 60, color=SERIES[0], label="predicted")
+        above.fill_between(devices, times.fast[serve] / 60, times.slow[serve] / 60, color=SERIES[0], alpha=0.18, lw=0)
         ideal = seconds[0] * devices[0] / devices
         above.plot(devices, ideal / 60, color=MUTED, linewidth=0.9, linestyle="--", label="if it scaled perfectly")
         drawn: list[tuple[int, float]] = []

@@ -21,9 +21,9 @@ from recipes.planning.forecast import PARTS
 def scan_of(seconds: dict[int, float]) -> Scan:
     number = len(seconds)
     empty = {part: np.zeros(number) for part in PARTS}
-    return Scan(
-        devices=np.array(list(seconds)), seconds=np.array(list(seconds.values())), parts=empty, other=np.zeros(number)
-    )
+    expected = np.array(list(seconds.values()))
+    ends = {"fast": expected / 2, "slow": 2 * expected}
+    return Scan(devices=np.array(list(seconds)), seconds=expected, **ends, parts=empty, other=np.zeros(number))
 
 
 def test_shares_on_arrays_are_those_of_the_division() -> None:
@@ -87,6 +87,7 @@ def test_trials_are_shared_over_divisors_of_the_devices() -> None:
         (4, 2, 5, 150.0),
     ]
     assert best_sharing(found, sequential=False).devices_each == 4
+    assert found[0].range_seconds == (100.0, 400.0)
 
 
 def test_a_sampler_that_learns_gets_ten_rounds_where_that_is_possible() -> None:
@@ -104,3 +105,4 @@ def test_more_devices_than_trials_stay_idle() -> None:
 def test_fewest_and_fastest() -> None:
     times = scan_of({1: 10.0, 2: 6.0, 3: 7.0, 4: 5.0, 5: 5.0})
     assert (times.fewest(6.5), times.fewest(4.0), times.fastest) == (2, None, 4)
+    assert (times.fewest(4.0, times.fast), times.fewest(4.0, times.slow)) == (2, None)

@@ -89,3 +89,30 @@ def test_slow_input_and_coordination_bound_an_update(foretold: Callable) -> None
     late = replace(where, hardware=replace(where.hardware, coordination=small))
     assert foretold("akiba2017", late, 1024).bound_by == "coordination"
     assert foretold("akiba2017", late, 1).share("coordination") == 0
+
+
+def test_every_figure_has_a_range_that_the_constants_give(foretold: Callable) -> None:
+    tree = foretold("goyal2017", open_cluster("aws-p3.16xlarge", vocabulary=vocabulary()), 128).as_tree()
+    for name, (low, high) in tree["ranges"].items():
+        assert low <= tree.get(name, low) <= high, name
+    # A published rate: a fifth. Network cards of a data sheet over TCP: as slow as half.
+    segment = tree["segments"][0]
+    assert segment["ranges"]["compute"] == [
+        pytest.approx(segment["compute"] / 1.2),
+        pytest.approx(segment["compute"] * 1.2),
+    ]
+    assert segment["ranges"]["communication"][1] == pytest.approx(2 * segment["communication"])
+    assert segment["ranges"]["samples_per_second"][1] == pytest.approx(
+        8192 / segment["ranges"]["seconds_per_update"][0]
+    )
+    hours = [128 * seconds / 3600 for seconds in tree["range_seconds"]]
+    assert tree["ranges"]["device_hours"] == pytest.approx(hours)
+    assert tree["ranges"]["dollars"] == pytest.approx([3.06 * each for each in hours])
+    assert (tree["bases"]["compute"], tree["bases"]["exposed"]) == ("published rate", "spec sheet")
+
+
+def test_a_scan_has_the_ranges_of_a_forecast(planned: Callable) -> None:
+    made = planned("suzuki2018", "mn1", 32)
+    times = scan(made, SIDES, [8, 32, 100])
+    low, high = forecast(made, SIDES).range_seconds
+    assert times.at(32) == (pytest.approx(forecast(made, SIDES).seconds), pytest.approx(low), pytest.approx(high))

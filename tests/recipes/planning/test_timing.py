@@ -67,7 +67,8 @@ def test_extrapolations_are_said_and_widen_the_range(planned: Callable, foretold
     sized = forecast(planned("goyal2017", "dgx-1", 64, "batch.norm_span=128"), {None: 128}).segments[0].timing
     assert any("extrapolated from images of 224 pixels" in line for line in sized.rests_on)
     assert sized.compute.seconds_per_sample < plain.compute.seconds_per_sample / 2.5
-    assert plain.spread_at(4000) > plain.spread_at(3000) == plain.spread
+    assert plain.factor(4000, "slow") > plain.factor(3000, "slow") == 1 + plain.spread
+    assert plain.factor(3000, "fast") == 1 / (1 + plain.spread)
 
 
 def test_a_rate_that_contradicts_the_links_is_refused(foretold: Callable) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[3]
 PROBE = """
@@ -108,6 +109,31 @@ def test_batch_of_a_ratio(slow_network):
     assert samples_at(19.0) == 1
 
 
+def test_predictions_from_a_probe_by_hand():
+    from slow_predictions import predictions
+
+    probed = {
+        "bucket_values": [250, 750],  # in the order of backward
+        "all_reduce_values": [500, 1000],
+        "rounds": [
+            {
+                "ready": [[0.05, 0.1]],
+                "update": [0.1],
+                "all_reduces": {"float32": [0.1, 0.2], "float16": [0.05, 0.1]},
+                "rates_beside": {"double float32": (0.5, 0.8)},
+            }
+        ],
+    }
+    found = {name: seconds for name, (seconds,) in predictions(probed, ranks=3).items()}
+    assert found["compute"] == 0.1
+    assert found["none float32"] == pytest.approx(0.1 + 0.2)
+    # 250 numbers take as long as the smallest buffer timed, 0.1 s, and 750 then 0.15 s.
+    assert found["buckets float32"] == pytest.approx(0.05 + 0.1 + 0.15)
+    assert found["double float16"] == pytest.approx(0.1)
+    # Compute takes twice as long, 0.2 s, in which 0.16 of 0.2 s are sent.
+    assert found["double float32"] == pytest.approx(0.2 + 0.04)
+
+
 def test_the_hidden_share(slow_network):
     hidden = slow_network.hidden
     assert hidden([2.0], none=[2.0], compute=[1.0]) == 0
@@ -155,6 +181,19 @@ def test_between_such_hosts_auto_finds_that_rings_by_sockets_cost_less(slow_netw
     assert bucket.endswith(" ms)")
 
 
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.usefixtures("allowed")
+def test_a_probe_between_hosts_writes_their_link_into_the_clusters_file(slow_network, tmp_path):
+    file = tmp_path / "ours.yaml"
+    file.write_text("hardware: {node_link: {latency_us: 2.0}}\n")
+    with slow_network.SlowNetwork(hosts=2, megabits=200) as network:
+        network.run([sys.executable, str(ROOT / "kilobatch.py"), "probe", "-o", str(file)], timeout=100)
+    tree = yaml.safe_load(file.read_text())
+    assert (tree["nodes"], tree["workers_per_node"]) == (2, 1)
+    assert tree["hardware"]["network"]["measured_gb_per_second"] == pytest.approx(0.025, rel=0.15)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -184,4 +223,4 @@ def test_figures_of_every_way(run):
     assert actual["seconds"].keys() == {"compute", *ways}
     assert actual["communication_seconds"] > actual["gradient_bytes"] / 25e6 * 0.9
     assert actual["seconds"]["none float32"][0] > actual["seconds"]["compute"][0]
-    assert len([line for line in lines if line.startswith("| 2 | 200 |")]) == 2
+    assert len([line for line in lines if line.startswith("| 2 | 200 |")]) == 2 + 7  # of both tables

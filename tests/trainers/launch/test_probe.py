@@ -1,14 +1,17 @@
 """`kilobatch probe`: the fit of links, and a real probe of this machine on real ranks."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+import yaml
 
-from recipes import open_cluster
+from recipes import open_cluster, open_recipe
+from recipes.errors import InputRefused
 from recipes.planning.all_reduce import Links, ring
 from recipes.planning.hardware import MeasuredAllReduce
-from trainers.launch.probe import cluster_text, fitted_link
+from trainers.launch.probe import ProbeRequest, cluster_text, fitted_link, probe, with_links
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -27,15 +30,61 @@ def test_a_fitted_link_gives_the_times_back(workers: int) -> None:
 
 
 @pytest.mark.mpi
-def test_ranks_time_all_reduces(run_on_ranks) -> None:
-    program = Path(__file__).parents[3] / "kilobatch.py"
-    done = run_on_ranks(2, program, "probe-links")
-    timed = json.loads(done.stdout.strip().splitlines()[-1])
+def test_ranks_add_the_all_reduces_that_they_time_to_a_clusters_file(run_on_ranks, tmp_path: Path) -> None:
+    program, file = Path(__file__).parents[3] / "kilobatch.py", tmp_path / "ours.yaml"
+    old = {"workers": 2, "bytes": [4, 8], "milliseconds": [1, 2], "source": "before"}
+    file.write_text(cluster_text({"name": "ours", "hardware": {"all_reduces": [old, old | {"workers": 4}]}}))
+    run_on_ranks(2, program, "probe", "-o", file)
+    tree = yaml.safe_load(file.read_text())
+    assert (tree["name"], tree["nodes"], tree["workers_per_node"]) == ("ours", 1, 2)
+    kept, timed = tree["hardware"]["all_reduces"]
+    assert kept["workers"] == 4
     assert (timed["workers"], timed["nodes"]) == (2, 1)
+    assert "network" not in tree["hardware"]
     assert timed["bytes"] == sorted(timed["bytes"])
     assert len(timed["milliseconds"]) == len(timed["bytes"])
     assert all(value > 0 for value in timed["milliseconds"])
     assert timed["milliseconds"][-1] > timed["milliseconds"][2]  # 17 MB take longer than 16 kB
+
+
+@pytest.mark.parametrize(("workers", "nodes"), [(2, 2), (16, 2), (12, 4)])
+def test_a_network_is_fitted_on_all_reduces_between_nodes(workers: int, nodes: int) -> None:
+    links = Links(
+        node_bytes_per_second=3e9,
+        node_latency_seconds=7e-6,
+        network_bytes_per_second=1e9,
+        network_latency_seconds=40e-6,
+    )
+    sizes = [1000, 100_000, 10_000_000]
+    times = [1000 * float(ring(size, workers, nodes, links)) for size in sizes]
+    timed = {"workers": workers, "nodes": nodes, "wire": "float32", "bytes": sizes, "milliseconds": times}
+    made = with_links({"hardware": {"node_link": {"latency_us": 7.0}}}, timed)
+    assert (made["nodes"], made["workers_per_node"]) == (nodes, workers // nodes)
+    network = made["hardware"]["network"]
+    assert network["measured_gb_per_second"] == pytest.approx(1.0, rel=0.01)
+    assert network["latency_us"] == pytest.approx(40.0, rel=0.01)
+
+
+def test_ranks_that_are_not_spread_evenly_are_refused() -> None:
+    with pytest.raises(InputRefused, match="3 ranks on 2 nodes: start as many on each node"):
+        with_links({"hardware": {}}, {"workers": 3, "nodes": 2})
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_where_an_update_takes_long_the_probe_makes_it_smaller_and_says_so() -> None:
+    large = ("model={kind: SmallResNet, width: 96}", "batch.global=1408", "batch.norm_span=64")
+    opened = open_recipe("digits/large_batch", overrides=large, vocabulary=vocabulary())
+    said: list[str] = []
+    request = ProbeRequest(
+        recipe="digits/large_batch", overrides=large, seconds=3.0, limit_seconds=8.0, tell=said.append
+    )
+    began = time.monotonic()
+    rates = probe(request, opened)["hardware"]["rates"]
+    assert time.monotonic() - began < 60.0
+    assert "an update takes too long: again with updates of 64 samples a rank" in said
+    assert [(rate["micro_batch_size"], rate["accumulation_steps"]) for rate in rates] == [(64, 1)]
+    assert "in updates of 64 samples a rank" in rates[0]["source"]
 
 
 @pytest.mark.mpi
