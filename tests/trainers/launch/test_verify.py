@@ -10,6 +10,7 @@ from PIL import Image
 
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
+from trainers.launch.verify import _small
 from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
@@ -163,6 +164,14 @@ def test_a_model_without_a_fault_passes(verified):
     assert set(verified("digits/baseline", "model={kind: faults.Net}").values()) == {""}
 
 
+@pytest.mark.parametrize(("per", "has_warmup"), [(32, True), (512, False)])
+def test_a_warmup_from_the_reference_rate_is_left_out_where_the_small_batch_has_a_lower_one(per, has_warmup):
+    changes = _small("digits/large_batch", [f"learning_rate.per={per}"], None, False)
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary(), overrides=changes)
+    assert opened.recipe.batch.global_.sizes == (96,)
+    assert bool(opened.tree["learning_rate"]["warmup"]) == has_warmup
+
+
 TRAINABLE = [
     name
     for name in names("recipes")
@@ -211,9 +220,10 @@ def four_classes(tmp_path_factory):
 @pytest.mark.parametrize("name", ON_IMAGENET)
 def test_recipes_for_imagenet_pass_with_a_smaller_model(four_classes, name):
     tree = open_recipe(name, vocabulary=vocabulary()).tree
+    changes = [*SMALLER, "learning_rate.warmup=null"] if tree["learning_rate"].get("warmup") else SMALLER
     # `assumed` names keys of the model that is replaced.
     assumed = [path for path in tree.get("assumed") or () if not path.startswith("model.")]
-    words = ["verify", name, "--json", *(word for each in SMALLER for word in ("--set", each))]
+    words = ["verify", name, "--json", *(word for each in changes for word in ("--set", each))]
     command = [sys.executable, "-P", "-m", "kilobatch", *words, "--set", f"assumed={json.dumps(assumed)}"]
     done = subprocess.run(command, cwd=four_classes, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 1), done.stderr
