@@ -138,7 +138,8 @@ def _small(recipe: str, overrides: Sequence[str], data: Path | None, allow_code:
     try:
         _opened(recipe, aimed, data, allow_code)
     except InputRefused:  # it starts at a rate above the full one of so small a batch
-        return [*small, "learning_rate.warmup=null"]
+        assumed = [path for path in opened.tree.get("assumed") or () if not path.startswith("learning_rate.warmup")]
+        return [*small, "learning_rate.warmup=null", f"assumed={json.dumps(assumed)}"]
     return aimed
 
 

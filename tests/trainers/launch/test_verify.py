@@ -216,13 +216,19 @@ def four_classes(tmp_path_factory):
     return folder
 
 
+@pytest.mark.parametrize("name", ["goyal2017", "suzuki2018", "akiba2017", "you2019"])
+def test_a_recipe_for_imagenet_can_be_made_small(name):
+    opened = open_recipe(name, vocabulary=vocabulary(), overrides=_small(name, [], None, False))
+    assert opened.recipe.batch.global_.sizes == (96,)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_IMAGENET)
 def test_recipes_for_imagenet_pass_with_a_smaller_model(four_classes, name):
     tree = open_recipe(name, vocabulary=vocabulary()).tree
     changes = [*SMALLER, "learning_rate.warmup=null"] if tree["learning_rate"].get("warmup") else SMALLER
-    # `assumed` names keys of the model that is replaced.
-    assumed = [path for path in tree.get("assumed") or () if not path.startswith("model.")]
+    # `assumed` names keys of what is replaced.
+    assumed = [path for path in tree.get("assumed") or () if not path.startswith(("model.", "learning_rate.warmup"))]
     words = ["verify", name, "--json", *(word for each in changes for word in ("--set", each))]
     command = [sys.executable, "-P", "-m", "kilobatch", *words, "--set", f"assumed={json.dumps(assumed)}"]
     done = subprocess.run(command, cwd=four_classes, capture_output=True, text=True, timeout=600)
