@@ -3,7 +3,10 @@
     .venv/bin/python scripts/benchmarks/exact.py
     .venv/bin/python scripts/benchmarks/exact.py --cases digits --ranks 2 --rounds 9 --updates 8 --json F
 
-Two updaters train the same model from the same weights on the same samples at the same rates, on one thread a rank:
+    KILOBATCH_KERNELS=torch KILOBATCH_THREADS=2 .venv/bin/python scripts/benchmarks/exact.py --ranks 1
+
+Two updaters train the same model from the same weights on the same samples at the same rates, on one thread a rank
+unless KILOBATCH_THREADS has more:
 
     fast        sums by the communicator that `Auto` chooses, beside backward; a team may share a norm group
     exact       the default of `kilobatch train`: the bits do not depend on the number of ranks
@@ -44,7 +47,9 @@ CASES = {
 MODES = ("fast", "exact")
 
 
-def updater(mode: str, case: str, world: Any, updates: int) -> tuple[Callable[[], None], dict[str, int]]:
+def updater(
+    mode: str, case: str, world: Any, updates: int, size: int | None
+) -> tuple[Callable[[], None], dict[str, int]]:
     """A function that does one update, and the sizes of its forwards."""
     from trainers.communicators.tree_sum import TreeSum
     from trainers.launch.request import TrainRequest, prepare
@@ -53,7 +58,8 @@ def updater(mode: str, case: str, world: Any, updates: int) -> tuple[Callable[[]
     from trainers.training.updater import RecipeUpdater
 
     recipe, overrides = CASES[case]
-    prepared = prepare(TrainRequest(recipe=recipe, overrides=overrides, exact=mode == "exact"), workers=world.size)
+    request = TrainRequest(recipe=recipe, overrides=overrides, exact=mode == "exact", micro_batch_size=size)
+    prepared = prepare(request, workers=world.size)
     parts = build(prepared.opened.recipe, prepared.opened.dataset)
     groups = NormGroups(prepared.opened.recipe.evaluation, TreeSum(world.Dup()) if mode == "exact" else None)
     groups.install(parts.model)
@@ -65,11 +71,11 @@ def updater(mode: str, case: str, world: Any, updates: int) -> tuple[Callable[[]
     return RecipeUpdater({"main": Replay(shares)}, parts.optimizer, **given).update, sizes
 
 
-def measure(case: str, world: Any, *, rounds: int, updates: int, clock: str) -> dict[str, Any]:
+def measure(case: str, world: Any, *, rounds: int, updates: int, clock: str, size: int | None) -> dict[str, Any]:
     """Times of one case on the ranks that were launched; all of them call this together."""
     import chainer
 
-    now, made = CLOCKS[clock], {mode: updater(mode, case, world, updates) for mode in MODES}
+    now, made = CLOCKS[clock], {mode: updater(mode, case, world, updates, size) for mode in MODES}
 
     def seconds_of(update: Callable[[], None]) -> float:
         world.Barrier()
@@ -108,8 +114,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=6, help="turns of a round")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--micro-batch-size", type=int, help="samples of a forward at most; left out: 64")
     options = parser.parse_args()
     how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
+    how["size"] = options.micro_batch_size
     if launched_ranks() is not None:
         measures = lambda world: [measure(case, world, **how) for case in options.cases]  # noqa: E731
         return timing.as_rank(measures, options.json, threads=1)

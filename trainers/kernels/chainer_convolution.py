@@ -77,11 +77,8 @@ def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> t
     if ours is None:
         return None
     how |= by_group.options()
-    if 0 in indexes and 1 in indexes and hasattr(ours, "convolution_gradients"):
-        gx, gW = ours.convolution_gradients(x, W, gy, **how)
-    else:
-        gx = ours.convolution_data(gy, W, size=x.shape[2:], **how) if 0 in indexes else ()
-        gW = ours.convolution_weights(x, gy, kernel=W.shape[2:], **how) if 1 in indexes else ()
+    gx = ours.convolution_data(gy, W, size=x.shape[2:], **how) if 0 in indexes else ()
+    gW = ours.convolution_weights(x, gy, kernel=W.shape[2:], **how) if 1 in indexes else ()
     if gx is None or gW is None:
         return None
     if 1 in indexes and W.flags.c_contiguous:  # others are no parameters, whose gradients are averaged

@@ -1,59 +1,54 @@
 """The kernels called `torch`: PyTorch's operators for CPUs on NumPy's memory, channels last, without copies.
 
-What PyTorch does not cover (padding above half a pooling window, windows that begin in the padding) NumPy computes.
+PyTorch has one thread, and `trainers.kernels.threads` calls it from several: its own threads spin between operators,
+and what they add up depends on how many they are.
+
+What PyTorch does not cover (padding above half a pooling window, windows that begin in the padding) NumPy computes, and
+the convolutions that it computes in less time.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from trainers.kernels.by_group import tree_sum
+from trainers.kernels import by_group
+from trainers.kernels.cpu import convolution as by_numpy
 from trainers.kernels.cpu import normalization, pooling
-from trainers.kernels.cpu.compiled import Steps, Threads, address
+from trainers.kernels.cpu.compiled import Steps
 from trainers.kernels.cpu.compiled_normalization import Passes
-from trainers.kernels.cpu.convolution import Pair
+from trainers.kernels.cpu.convolution import WORTH_THREADS, Pair, out_size
 from trainers.kernels.cpu.elementwise import WORTH
 from trainers.kernels.cpu.normalization import sums_of_groups
-from trainers.kernels.threads import num_threads
+from trainers.kernels.threads import THREADS, num_threads, shared
 
-
-def _openmp() -> int | None:
-    """Address of the OpenMP function that starts PyTorch's threads; None where it was built with another library.
-
-    Threads of our own would wait for PyTorch's, which spin between operators.
-    """
-    try:
-        return address(ctypes.CDLL(torch._C.__file__), "GOMP_parallel")
-    except OSError:
-        return None
-
-
-torch.set_num_threads(num_threads())
+torch.set_num_threads(1)
 COMPUTES_MASK = COMPUTES_GROUPS = normalization.COMPUTES_MASK
 scales = normalization.scales
 _aten = torch.ops.aten
-_threads = Threads(torch.get_num_threads, _openmp())
-_compiled, _steps = Passes(_threads), Steps(_threads)
+_compiled, _steps = Passes(THREADS), Steps(THREADS)
 whole_scales, optimizer_step, finite = _compiled.whole_scales, _steps.optimizer_step, _steps.finite
 STEPS = _steps.types
 _LAST = torch.channels_last
+# Pixels of an output, up to which NumPy is as fast or faster: fixed, so that ranks and hosts choose alike.
+_FEW_FOR_WEIGHTS, _FEW_FOR_STRIDED = 4, 16  # with 512 channels the first takes oneDNN five times as long
 
 
 def convolution(
     x: np.ndarray, W: np.ndarray, b: np.ndarray | None, *, stride: Pair, pad: Pair, groups: int = 1
 ) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
-    if groups > 1:
-        return _joined([convolution(part, W, b, stride=stride, pad=pad) for part in np.split(x, groups)])
-    x_tensor, W_tensor = _tensor(x), _tensor(W)
-    images = _images(W, stride, pad, x_tensor)
-    y = torch.conv2d(_cut(x_tensor, images), W_tensor, None if b is None else _tensor(b), stride, pad)
-    return _cut(y, len(x)).numpy()
+    if _suits_numpy(W, stride, pad, x.shape[2:]):
+        return by_numpy.convolution(x, W, b, stride=stride, pad=pad, groups=groups)
+    out = (len(W), *out_size(x.shape[2:], W.shape[2:], stride, pad))
+    y = _by_samples(_convolved, x, W, out, (stride, pad), groups)
+    if b is not None:
+        y += b.reshape(1, -1, 1, 1)
+    return y
 
 
 def in_order(W: np.ndarray) -> np.ndarray:
@@ -65,44 +60,32 @@ def convolution_data(
     gy: np.ndarray, W: np.ndarray, *, size: Pair, stride: Pair, pad: Pair, groups: int = 1
 ) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
-    if groups > 1:
-        return _joined([convolution_data(part, W, size=size, stride=stride, pad=pad) for part in np.split(gy, groups)])
-    gy_tensor = _tensor(gy)
-    # Of the input only shape and order are read.
-    x = torch.empty((len(gy), W.shape[1], *size), dtype=gy_tensor.dtype, memory_format=_LAST)
-    images = _images(W, stride, pad, x)
-    gx = _backward(_cut(gy_tensor, images), _cut(x, images), _tensor(W), stride, pad, [True, False, False])[0]
-    return _cut(gx, len(gy)).numpy()
+    if _suits_numpy(W, stride, pad, size):
+        return by_numpy.convolution_data(gy, W, size=size, stride=stride, pad=pad, groups=groups)
+    return _by_samples(_convolved_back, gy, W, (W.shape[1], *size), (stride, pad, size), groups)
 
 
 def convolution_weights(
     x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, groups: int = 1
 ) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
-    if groups > 1:
-        how = {"kernel": kernel, "stride": stride, "pad": pad}
-        return tree_sum([convolution_weights(*parts, **how) for parts in _split(groups, x, gy)])
-    x_tensor = _tensor(x)
-    W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=x_tensor.dtype, memory_format=_LAST)
-    images = _images(W, stride, pad, x_tensor)
-    gW = _backward(_cut(_tensor(gy), images), _cut(x_tensor, images), W, stride, pad, [False, True, False])[1]
-    return gW.contiguous().numpy()
+    W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=torch.from_numpy(x[:0]).dtype, memory_format=_LAST)
+    if gy.shape[2] * gy.shape[3] <= _FEW_FOR_WEIGHTS or _suits_numpy(W, stride, pad, x.shape[2:]):
+        return by_numpy.convolution_weights(x, gy, kernel=kernel, stride=stride, pad=pad, groups=groups)
+    worth = gy.size * W[0].numel() >= WORTH_THREADS
+    count = groups if groups > 1 or by_group.count or not worth else min(num_threads(), len(x))
+    x_parts, gy_parts = (_tensor(array).tensor_split(count) for array in (x, gy))
+    parts = [W] * count
 
+    def task(start: int, stop: int) -> None:
+        for number in range(start, stop):
+            part = x_parts[number]
+            images = _images(W, stride, pad, part)
+            given = (_cut(gy_parts[number], images), _cut(part, images), W, stride, pad)
+            parts[number] = _backward(*given, [False, True, False])[1]
 
-def convolution_gradients(
-    x: np.ndarray, W: np.ndarray, gy: np.ndarray, *, stride: Pair, pad: Pair, groups: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    """What `convolution_data` and `convolution_weights` return, by one call."""
-    x_tensor, W_tensor, gy_tensor = map(_tensor, (x, W, gy))
-    of_x, of_W = [], []
-    for gy_part, x_part in zip(gy_tensor.chunk(groups), x_tensor.chunk(groups), strict=True):
-        images = _images(W, stride, pad, x_part)
-        given = (_cut(gy_part, images), _cut(x_part, images), W_tensor)
-        gx, gW, _ = _backward(*given, stride, pad, [True, True, False])
-        of_x.append(_cut(gx, len(x_part)))
-        of_W.append(gW)
-    gx = of_x[0] if groups == 1 else torch.cat([part.permute(0, 2, 3, 1) for part in of_x]).permute(0, 3, 1, 2)
-    return gx.numpy(), tree_sum(of_W).contiguous().numpy()
+    _on_threads(task, count, worth=worth)
+    return _summed(parts, in_tree=groups > 1).contiguous().numpy()
 
 
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -233,13 +216,88 @@ def relu_gradient(y: np.ndarray, gy: np.ndarray) -> np.ndarray:
     return _aten.threshold_backward(_tensor(gy, order=None), _tensor(y, order=None), 0).numpy()
 
 
-def _split(groups: int, *arrays: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-    return zip(*(np.split(array, groups) for array in arrays), strict=True)
+def _suits_numpy(W: Any, stride: Pair, pad: Pair, size: Pair) -> bool:
+    """Whether a convolution is a product of a few pixels and a matrix, which NumPy does in half the time."""
+    if tuple(W.shape[2:]) != (1, 1) or tuple(stride) == (1, 1) or tuple(pad) != (0, 0):
+        return False
+    height, width = out_size(size, (1, 1), stride, pad)
+    return height * width <= _FEW_FOR_STRIDED
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Images of several groups, NCHW with channels last in memory, as one array."""
-    return np.concatenate([part.transpose(0, 2, 3, 1) for part in parts]).transpose(0, 3, 1, 2)
+def _convolved(x: torch.Tensor, W: torch.Tensor, stride: Pair, pad: Pair) -> torch.Tensor:
+    images = _images(W, stride, pad, x)
+    return _cut(torch.conv2d(_cut(x, images), W, None, stride, pad), len(x))
+
+
+def _convolved_back(gy: torch.Tensor, W: torch.Tensor, stride: Pair, pad: Pair, size: Pair) -> torch.Tensor:
+    # Of the input only shape and order are read.
+    x = torch.empty((len(gy), W.shape[1], *size), dtype=gy.dtype, memory_format=_LAST)
+    images = _images(W, stride, pad, x)
+    return _cut(_backward(_cut(gy, images), _cut(x, images), W, stride, pad, [True, False, False])[0], len(gy))
+
+
+_Calls = Callable[..., torch.Tensor]
+
+
+def _by_samples(of: _Calls, x: np.ndarray, W: np.ndarray, out: tuple[int, ...], how: Any, groups: int) -> np.ndarray:
+    """of(x, W, *how), (n, *out), on several threads, with the bits that each group has alone."""
+    x_tensor, W_tensor = _tensor(x), _tensor(W)
+    threads = num_threads() if len(x) * W.size * out[1] * out[2] >= WORTH_THREADS else 1
+    size = _samples_a_call(of, x.dtype, x.shape, W.shape, how, groups, threads)
+    if size == len(x):
+        return of(x_tensor, W_tensor, *how).numpy()
+    y = torch.empty((len(x), *out), dtype=x_tensor.dtype, memory_format=_LAST)
+
+    def task(start: int, stop: int) -> None:
+        for first in range(start * size, stop * size, size):
+            y[first : first + size] = of(x_tensor[first : first + size], W_tensor, *how)
+
+    _on_threads(task, len(x) // size, worth=threads > 1)
+    return y.numpy()
+
+
+def _on_threads(task: Callable[[int, int], None], count: int, *, worth: bool) -> None:
+    """See `trainers.kernels.threads.shared`; on each thread PyTorch has but this one, which it must be told on each."""
+
+    def alone(start: int, stop: int) -> None:
+        torch.set_num_threads(1)
+        task(start, stop)
+
+    shared(alone, count, worth=worth)
+
+
+@functools.cache
+def _samples_a_call(
+    of: _Calls,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    W_shape: tuple[int, ...],
+    how: Any,
+    groups: int,
+    threads: int,
+) -> int:
+    """The samples of a call, for `threads` at once: so many that bits stay those of a call for each norm group.
+
+    PyTorch may choose another way to compute for another number of samples, so it is tried: once, for random numbers.
+    """
+    n, span = shape[0], shape[0] // groups
+    sizes = (n // k for k in range(threads, 0, -1) if n % k == 0)
+    size = next(size for size in sizes if size % span == 0 or span % size == 0)
+    if size == span:
+        return size
+    draws, shapes = np.random.default_rng(0), ((max(size, span), *shape[1:]), W_shape)
+    x, W = (_tensor(draws.standard_normal(each).astype(dtype)) for each in shapes)
+    ways = (torch.cat([of(part, W, *how) for part in x.split(number)]) for number in (size, span))
+    return size if torch.equal(*ways) else span
+
+
+def _summed(parts: Sequence[torch.Tensor], *, in_tree: bool) -> torch.Tensor:
+    """The sum of the parts, which it overwrites; in the order of `by_group.tree_sum`, or one after the other."""
+    if not in_tree:
+        return functools.reduce(torch.Tensor.add_, parts)
+    while len(parts) > 1:
+        parts = [a.add_(b) for a, b in zip(parts[0::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 def _backward(gy, x, W, stride, pad, wanted):
@@ -249,11 +307,11 @@ def _backward(gy, x, W, stride, pad, wanted):
 def _images(W: Any, stride: Pair, pad: Pair, x: torch.Tensor) -> int:
     """Number of images that a convolution's input is cut into.
 
-    A 1x1 convolution gives the same for any number. With one thread and fewer than 16 images PyTorch does not use
-    oneDNN, which takes half as long.
+    A 1x1 convolution gives the same for any number. With fewer than 16 images PyTorch does not use oneDNN on one
+    thread, which takes half as long.
     """
     count, _, height, _ = x.shape
-    if W.shape[2:] != (1, 1) or stride != (1, 1) or pad != (0, 0) or torch.get_num_threads() > 1:
+    if W.shape[2:] != (1, 1) or stride != (1, 1) or pad != (0, 0):
         return count
     parts = (k for k in range(1, height + 1) if height % k == 0)
     return count * next(k for k in parts if count * k >= 16 or k == height)
@@ -277,4 +335,11 @@ def _tensor(array: np.ndarray, *, order: torch.memory_format | None = _LAST) -> 
     if not array.flags.writeable or min(array.strides, default=0) < 0:
         array = array.copy(order="K")
     tensor = torch.from_numpy(array)
-    return tensor.contiguous(memory_format=order) if order is not None and array.ndim == 4 else tensor
+    if order is None or array.ndim != 4:
+        return tensor
+    tensor = tensor.contiguous(memory_format=order)
+    if tensor.shape[1] > 1:
+        return tensor
+    # One channel is in both orders at once, and PyTorch would give a convolution's output the other one.
+    _, _, height, width = tensor.shape
+    return tensor.as_strided(tensor.shape, (height * width, 1, width, 1))

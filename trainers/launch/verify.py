@@ -131,10 +131,16 @@ def _small(recipe: str, overrides: Sequence[str], data: Path | None, allow_code:
     most = min(_MOST_SAMPLES, opened.dataset.num_train // _GROUPS)
     span = largest_divisor(most, [opened.recipe.batch.norm_span.sizes[0]])
     small = [*overrides, f"batch={{global: {_GROUPS * span}, norm_span: {span}}}"]
-    warmup = opened.tree["learning_rate"].get("warmup")
-    if warmup:
-        small.append(f"learning_rate.warmup.target_batch={_GROUPS * span}")
-    return [*small, "evaluation.every=1run"]
+    small.append("evaluation.every=1run")
+    if not opened.tree["learning_rate"].get("warmup"):
+        return small
+    aimed = [*small, f"learning_rate.warmup.target_batch={_GROUPS * span}"]
+    try:
+        _opened(recipe, aimed, data, allow_code)
+    except InputRefused:  # it starts at a rate above the full one of so small a batch
+        assumed = [path for path in opened.tree.get("assumed") or () if not path.startswith("learning_rate.warmup")]
+        return [*small, "learning_rate.warmup=null", f"assumed={json.dumps(assumed)}"]
+    return aimed
 
 
 def _opened(recipe: str, overrides: Sequence[str], data: Path | None, allow_code: bool) -> OpenedRecipe:

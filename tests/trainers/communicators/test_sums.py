@@ -22,7 +22,7 @@ from chainer import links as L
 from mpi4py import MPI
 
 from trainers import communicators
-from trainers.communicators import auto
+from trainers.communicators import auto, ring
 from trainers.communicators.connection import Connection
 from trainers.communicators.gpu import Gpu
 from trainers.communicators.host_staging import Staged, connect_on_gpu, fastest_without_nccl
@@ -240,7 +240,10 @@ def connected(name):
         return fastest_without_nccl(component, WORLD.Dup(), HostInPlaceOfGpu() if DEVICE.xp is np else Gpu())
     if DEVICE.xp is not np:
         return connect_on_gpu(component, WORLD.Dup())
-    connection = component.connect(WORLD.Dup())
+    # Within one host such rings go by MPI: as if each rank had a host of its own.
+    alone = {"ranks_here": lambda mpi: frozenset({mpi.rank})} if name.endswith("sockets") else {}
+    with mock.patch.multiple(ring, **alone) if alone else contextlib.nullcontext():
+        connection = component.connect(WORLD.Dup())
     return Staged(connection, HostInPlaceOfGpu()) if name.endswith("staged") else connection
 
 

@@ -8,12 +8,15 @@ import socket
 import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from trainers.communicators import Auto, Torus, auto, tcp_ring
+from trainers.communicators import Auto, Ring, Torus, auto, tcp_ring
+from trainers.communicators import ring as ring_module
+from trainers.communicators.ring import MpiRing
 from trainers.communicators.tcp_ring import (
     Handshake,
     SocketRing,
@@ -300,12 +303,22 @@ def check_auto_reports_what_rings_cost_and_uses_mpi_where_sockets_do_not_reach()
     assert first.startswith("rings by MPI: rank 0 on ")
 
 
-def check_a_component_whose_rings_cannot_be_connected_sums_without_sockets():
-    connection = where_rank_1_has(UNREACHABLE, lambda: auto._connected(Torus(sockets=True), WORLD.Dup()))
+def check_sum(connection):
     values = np.full(SIZE, RANK, np.float32)
     connection.sum(values, FullWire())
     assert (values == sum(range(SIZE))).all()
     connection.close()
+
+
+def check_a_component_whose_rings_cannot_be_connected_sums_without_sockets():
+    with mock.patch.object(ring_module, "ranks_here", lambda mpi: frozenset({mpi.rank})):  # each on another host
+        check_sum(where_rank_1_has(UNREACHABLE, lambda: auto._connected(Torus(sockets=True), WORLD.Dup())))
+
+
+def check_a_ring_within_a_host_goes_by_mpi():
+    connection = where_rank_1_has(UNREACHABLE, lambda: Ring(sockets=True).connect(WORLD.Dup()))
+    assert isinstance(connection._ring, MpiRing)
+    check_sum(connection)
 
 
 if __name__ == "__main__":  # on a rank
@@ -325,5 +338,6 @@ if __name__ == "__main__":  # on a rank
     check_neighbours_that_have_left_are_named(ring)
     check_a_rank_out_of_reach_is_reported_on_all_ranks_alike()
     check_a_component_whose_rings_cannot_be_connected_sums_without_sockets()
+    check_a_ring_within_a_host_goes_by_mpi()
     check_auto_reports_what_rings_cost_and_uses_mpi_where_sockets_do_not_reach()
     vars(tcp_ring).update(kept)  # for the next program on these ranks

@@ -1,5 +1,7 @@
 """Our kernels compute what Chainer's own do, as exactly, and gradients of gradients go through them."""
 
+import importlib
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -12,6 +14,7 @@ from recipes.schema import Evaluation
 from trainers import kernels
 from trainers.gradients.mixed_precision import forward_in
 from trainers.kernels import threads as pool
+from trainers.kernels.by_group import tree_sum
 from trainers.kernels.cpu import compiled_normalization, convolution, elementwise, normalization, pooling
 from trainers.models import SmallResNet
 from trainers.models.batch_norm import NormGroups
@@ -306,34 +309,51 @@ def test_a_step_in_mixed16_is_chainers_to_the_bit(ours):
     assert any(not np.array_equal(array, single[path]) for path, array in mixed_step("float32").items())
 
 
+@pytest.mark.parametrize("channels", [64, 1])
 @pytest.mark.parametrize(("kernel", "stride"), [((3, 3), (1, 1)), ((3, 3), (2, 2)), ((1, 1), (1, 1)), ((1, 1), (2, 2))])
-def test_threads_that_share_norm_groups_change_no_bit(monkeypatch, kernel, stride):
+@pytest.mark.parametrize("kind", OURS)
+def test_a_norm_group_has_the_bits_it_has_alone_on_any_threads(monkeypatch, kind, kernel, stride, channels):
+    by = importlib.import_module(kernels._MODULES[kind])
     random = np.random.RandomState(0)
-    x = array(random, 20, 64, 16, 16, dtype=np.float32)
-    W, b = array(random, 48, 64, *kernel, dtype=np.float32, channels_last=False), random.normal(size=48).astype("f")
-    pad = tuple(k // 2 for k in kernel)
+    x = array(random, 20, channels, 16, 16, dtype=np.float32)
+    W = array(random, 48, channels, *kernel, dtype=np.float32, channels_last=False)
+    b, pad = random.normal(size=48).astype("f"), tuple(k // 2 for k in kernel)
     out = convolution.out_size((16, 16), kernel, stride, pad)
     gy = array(random, 20, 48, *out, dtype=np.float32)
-    how = {"stride": stride, "pad": pad, "groups": 4}
-    monkeypatch.setattr(convolution, "_WORTH_THREADS", 0)
+    modules = [convolution] if kind == "numpy" else [convolution, by]
 
-    def computed(threads):
-        for module in (pool, convolution):
+    def computed(threads, x, gy, groups):
+        how = {"stride": stride, "pad": pad, "groups": groups}
+        for module in modules:
+            monkeypatch.setattr(module, "WORTH_THREADS", 0)
+        for module in (pool, *modules):
             monkeypatch.setattr(module, "num_threads", lambda: threads)
         pool._pool.cache_clear()
         try:
-            return [
-                convolution.convolution(x, W, b, **how),
-                convolution.convolution_data(gy, W, size=(16, 16), **how),
-                convolution.convolution_weights(x, gy, kernel=kernel, **how),
-            ]
+            y = by.convolution(x, W, b, **how)
+            assert y.transpose(0, 2, 3, 1).flags.c_contiguous
+            of_data = by.convolution_data(gy, W, size=(16, 16), **how)
+            return [y, of_data, by.convolution_weights(x, gy, kernel=kernel, **how)]
         finally:
             pool._pool.cache_clear()
 
-    one = computed(1)
-    for threads in (2, 3, 7):
-        for alone, shared in zip(one, computed(threads), strict=True):
-            np.testing.assert_array_equal(shared, alone)
+    alone = [computed(1, *parts, 1) for parts in zip(np.split(x, 4), np.split(gy, 4), strict=True)]
+    *of_samples, of_weights = zip(*alone, strict=True)
+    expected = [*map(np.concatenate, of_samples), tree_sum(of_weights)]
+    for threads in (1, 2, 3, 7):
+        for actual, each in zip(computed(threads, x, gy, 4), expected, strict=True):
+            np.testing.assert_array_equal(actual, each)
+
+
+@pytest.mark.torch
+def test_pytorch_is_called_for_each_group_where_more_samples_have_other_bits():
+    """No convolution is known here of which this is true: an operator that looks at all samples is in its place."""
+    by = importlib.import_module(kernels._MODULES["torch"])
+    given = {"dtype": np.dtype("f"), "shape": (64, 4, 8, 8), "W_shape": (4, 4, 3, 3), "how": ((1, 1), (1, 1))}
+    assert by._samples_a_call(by._convolved, **given, groups=2, threads=1) == 64
+    assert by._samples_a_call(by._convolved, **given, groups=2, threads=4) == 16
+    assert by._samples_a_call(lambda x, *_: x - x.mean(), **given, groups=2, threads=1) == 32
+    assert by._samples_a_call(lambda x, *_: x - x.mean(), **given, groups=2, threads=4) == 32
 
 
 def test_threads_that_share_images_change_rounding_only(monkeypatch):
@@ -341,7 +361,7 @@ def test_threads_that_share_images_change_rounding_only(monkeypatch):
     x, gy = array(random, 7, 8, 6, 6), array(random, 7, 5, 6, 6)
     W = array(random, 5, 8, 3, 3, channels_last=False)
     how = {"stride": (1, 1), "pad": (1, 1)}
-    monkeypatch.setattr(convolution, "_WORTH_THREADS", 0)
+    monkeypatch.setattr(convolution, "WORTH_THREADS", 0)
 
     def computed(threads):
         for module in (pool, convolution):

@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
+from trainers.launch.verify import _small
 from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
@@ -161,6 +164,14 @@ def test_a_model_without_a_fault_passes(verified):
     assert set(verified("digits/baseline", "model={kind: faults.Net}").values()) == {""}
 
 
+@pytest.mark.parametrize(("per", "has_warmup"), [(32, True), (512, False)])
+def test_a_warmup_from_the_reference_rate_is_left_out_where_the_small_batch_has_a_lower_one(per, has_warmup):
+    changes = _small("digits/large_batch", [f"learning_rate.per={per}"], None, False)
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary(), overrides=changes)
+    assert opened.recipe.batch.global_.sizes == (96,)
+    assert bool(opened.tree["learning_rate"]["warmup"]) == has_warmup
+
+
 TRAINABLE = [
     name
     for name in names("recipes")
@@ -173,3 +184,53 @@ TRAINABLE = [
 @pytest.mark.parametrize("name", [name for name in TRAINABLE if name.startswith("digits")])
 def test_recipes_of_the_library_pass(verified, name):
     assert set(verified(name).values()) == {""}
+
+
+ON_IMAGENET = [
+    name
+    for name in names("recipes")
+    if not (opened := open_recipe(name, vocabulary=vocabulary())).obstacles and opened.dataset.name == "imagenet"
+]
+SMALLER = ("dataset=four.yaml", "batch={global: 24, norm_span: 4}", "model={kind: SmallResNet, width: 4}")
+FACTS = """\
+name: imagenet
+reader: {kind: ImageFolder}
+root: images
+channels: 3
+mean: [0.485, 0.456, 0.406]
+std: [0.229, 0.224, 0.225]
+"""
+
+
+@pytest.fixture(scope="module")
+def four_classes(tmp_path_factory):
+    """A folder in ImageNet's form, 24 JPEGs to train on, and the data set's file beside it."""
+    folder, draws = tmp_path_factory.mktemp("imagenet"), np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 2)):
+        for name in ("n01440764", "n01443537", "n02105855", "n15075141"):
+            (folder / "images" / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 256, (260, 300, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "images" / split / name / f"{name}_{number}.JPEG")
+    (folder / "four.yaml").write_text(FACTS)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["goyal2017", "suzuki2018", "akiba2017", "you2019"])
+def test_a_recipe_for_imagenet_can_be_made_small(name):
+    opened = open_recipe(name, vocabulary=vocabulary(), overrides=_small(name, [], None, False))
+    assert opened.recipe.batch.global_.sizes == (96,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_IMAGENET)
+def test_recipes_for_imagenet_pass_with_a_smaller_model(four_classes, name):
+    tree = open_recipe(name, vocabulary=vocabulary()).tree
+    changes = [*SMALLER, "learning_rate.warmup=null"] if tree["learning_rate"].get("warmup") else SMALLER
+    # `assumed` names keys of what is replaced.
+    assumed = [path for path in tree.get("assumed") or () if not path.startswith(("model.", "learning_rate.warmup"))]
+    words = ["verify", name, "--json", *(word for each in changes for word in ("--set", each))]
+    command = [sys.executable, "-P", "-m", "kilobatch", *words, "--set", f"assumed={json.dumps(assumed)}"]
+    done = subprocess.run(command, cwd=four_classes, capture_output=True, text=True, timeout=600)
+    assert done.returncode in (0, 1), done.stderr
+    assert {check["name"]: check["why"] for check in json.loads(done.stdout) if not check["holds"]} == {}

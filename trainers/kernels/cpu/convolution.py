@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from trainers.kernels import by_group
-from trainers.kernels.by_group import sum_of_groups, tree_sum
+from trainers.kernels.by_group import sum_of_groups
 from trainers.kernels.threads import num_threads, shared
 
 _BLOCK_VALUES = 1 << 19  # patches gathered at once: 2 MiB of float32
 _BLOCK_ROWS = 1024  # at least, where blocks are summed: adding the product of few rows costs as much as the product
-_WORTH_THREADS = 1 << 23  # multiplications
+WORTH_THREADS = 1 << 23  # multiplications
 _kept = threading.local()
 
 Pair = tuple[int, int]
@@ -115,7 +115,9 @@ def convolution_weights(
                 gW_some[first] += (gy_rows @ patches)[0]
 
     _on_threads(of_images, pieces)
-    return (tree_sum(gW) if groups > 1 else sum_of_groups(gW)).reshape(num_out, *kernel, -1).transpose(0, 3, 1, 2)
+    while groups > 1 and len(gW) > 1:  # `tree_sum` in the memory that is there: new memory costs page faults
+        gW = np.add(gW[0::2], gW[1::2], out=gW[0::2])
+    return sum_of_groups(gW).reshape(num_out, *kernel, -1).transpose(0, 3, 1, 2)
 
 
 def channels_last(x_NCHW: np.ndarray) -> np.ndarray:
@@ -162,7 +164,7 @@ def _pieces(y_NHWC: np.ndarray, *, row: int, groups: int) -> list[_Piece]:
     Norm groups that are computed apart stay whole, so that the number of threads changes no bit.
     """
     n = len(y_NHWC)
-    threads = num_threads() if y_NHWC.size * row >= _WORTH_THREADS else 1
+    threads = num_threads() if y_NHWC.size * row >= WORTH_THREADS else 1
     if groups > 1 or by_group.count:
         cuts, span = [groups * k // min(threads, groups) for k in range(min(threads, groups) + 1)], n // groups
         return [(slice(a * span, b * span), slice(a, b)) for a, b in itertools.pairwise(cuts)]
