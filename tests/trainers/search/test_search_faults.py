@@ -155,8 +155,9 @@ enqueue:
     raised, nan, memory, left, unplanned = (reason_of(trial) for trial in trials[:5])
     assert raised == "ValueError: trouble on purpose"
     assert "ValueError: trouble on purpose" in (search.run_folder(0) / "log.txt").read_text()
-    assert nan == "the loss or a weight is not finite at update 0"
-    assert (trials[1].value, trials[1].user_attrs["diverged"]) == (0.0, 0)
+    update = trials[1].user_attrs["diverged"]
+    assert nan == f"the loss or a weight is not finite at update {update}"
+    assert (trials[1].value, update < 3) == (0.0, True)  # the fifth forward, however groups are put together
     assert "MemoryError: Unable to allocate" in memory
     assert left == "rank 1 left before the run ended, without an error of its own; ended once without a new checkpoint"
     assert [trial.user_attrs.get("rank") for trial in trials[:4]] == [1, None, 1, 1]
