@@ -13,6 +13,7 @@ from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
 from trainers.gradients.mixed_precision import forward_in
+from trainers.kernels import by_group
 from trainers.kernels import threads as pool
 from trainers.kernels.by_group import tree_sum
 from trainers.kernels.cpu import compiled_normalization, convolution, elementwise, normalization, pooling
@@ -330,10 +331,11 @@ def test_a_norm_group_has_the_bits_it_has_alone_on_any_threads(monkeypatch, kind
             monkeypatch.setattr(module, "num_threads", lambda: threads)
         pool._pool.cache_clear()
         try:
-            y = by.convolution(x, W, b, **how)
-            assert y.transpose(0, 2, 3, 1).flags.c_contiguous
-            of_data = by.convolution_data(gy, W, size=(16, 16), **how)
-            return [y, of_data, by.convolution_weights(x, gy, kernel=kernel, **how)]
+            with by_group.apart(groups):
+                y = by.convolution(x, W, b, **how)
+                assert y.transpose(0, 2, 3, 1).flags.c_contiguous
+                of_data = by.convolution_data(gy, W, size=(16, 16), **how)
+                return [y, of_data, by.convolution_weights(x, gy, kernel=kernel, **how)]
         finally:
             pool._pool.cache_clear()
 
@@ -356,9 +358,10 @@ def test_pytorch_is_called_for_each_group_where_more_samples_have_other_bits():
     assert by._samples_a_call(lambda x, *_: x - x.mean(), **given, groups=2, threads=4) == 32
 
 
-def test_threads_that_share_images_change_rounding_only(monkeypatch):
+def test_threads_that_share_images_change_no_bit_of_an_image_and_of_a_sum_the_rounding_only(monkeypatch):
+    """As in an evaluation, which has no norm groups."""
     random = np.random.RandomState(0)
-    x, gy = array(random, 7, 8, 6, 6), array(random, 7, 5, 6, 6)
+    x, gy = array(random, 97, 8, 6, 6), array(random, 97, 5, 6, 6)
     W = array(random, 5, 8, 3, 3, channels_last=False)
     how = {"stride": (1, 1), "pad": (1, 1)}
     monkeypatch.setattr(convolution, "WORTH_THREADS", 0)
@@ -376,5 +379,7 @@ def test_threads_that_share_images_change_rounding_only(monkeypatch):
         finally:
             pool._pool.cache_clear()
 
-    for one, several in zip(computed(1), computed(3), strict=True):
-        np.testing.assert_allclose(several, one, rtol=1e-12, atol=1e-12)
+    (*of_images, of_weights), (*others, other) = computed(1), computed(3)
+    for one, several in zip(of_images, others, strict=True):
+        np.testing.assert_array_equal(several, one)
+    np.testing.assert_allclose(other, of_weights, rtol=1e-12, atol=1e-12)

@@ -154,21 +154,25 @@ def _products(
     return y
 
 
-# Images that a thread computes, and the rows of a sum over images that it makes: one a norm group, else one a thread.
+# Images that are computed at once, and the rows of a sum over images that they give: one a norm group, else one.
 _Piece = tuple[slice, slice]
+_PIECES = 4  # of images without norm groups: an evaluation has the same bits on any number of threads
 
 
 def _pieces(y_NHWC: np.ndarray, *, row: int, groups: int) -> list[_Piece]:
     """What threads compute at once for an output, or its gradient; `row`: multiplications for a value of it.
 
-    Norm groups that are computed apart stay whole, so that the number of threads changes no bit.
+    Norm groups that are computed apart stay whole, and other images are cut by their number alone, so that the number
+    of threads changes no bit.
     """
     n = len(y_NHWC)
-    threads = num_threads() if y_NHWC.size * row >= WORTH_THREADS else 1
+    is_worth = y_NHWC.size * row >= WORTH_THREADS
     if groups > 1 or by_group.count:
-        cuts, span = [groups * k // min(threads, groups) for k in range(min(threads, groups) + 1)], n // groups
+        threads = min(num_threads(), groups) if is_worth else 1
+        cuts, span = [groups * k // threads for k in range(threads + 1)], n // groups
         return [(slice(a * span, b * span), slice(a, b)) for a, b in itertools.pairwise(cuts)]
-    cuts = [n * k // min(threads, n) for k in range(min(threads, n) + 1)]
+    pieces = min(_PIECES, n) if is_worth else 1
+    cuts = [n * k // pieces for k in range(pieces + 1)]
     return [(slice(a, b), slice(k, k + 1)) for k, (a, b) in enumerate(itertools.pairwise(cuts))]
 
 
