@@ -20,7 +20,7 @@ from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate
 from recipes.reading.image_size import check_image_size
-from recipes.reading.read import REFUSED, Path, Reading, names_in, value_at
+from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
@@ -130,35 +130,58 @@ class TimeReading:
         boundaries: list[float] = []
         sizes: list[int] = []
         trees = []
+        origins: list[tuple[int, bool]] = []  # of each step: where it is written, and whether as a straight line
+        refused = False
         outer = self.ramp
         for index, item in enumerate(raw):
-            if outer is None and boundaries and len(boundaries) == index:  # no step before this one was refused
+            if outer is None and boundaries and not refused:
                 self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
             step, tree = self.reading.record(RampStep, item, (*path, index))
-            trees.append(tree)
-            fault = None if step is REFUSED else self._fault_of_step(step.from_, index, boundaries)
+            fault = None if step is REFUSED else self._fault_of_step(step, index, boundaries)
             if fault:
-                self.reading.refuse((*path, index, "from"), *fault)
+                self.reading.refuse((*path, index, fault[0]), *fault[1:])
             if step is REFUSED or fault:
+                trees.append(tree)
+                refused = True
                 continue
-            boundaries.append(step.from_)
-            sizes.append(step.size)
+            is_line = step.grow_to is not None
+            for start, size in step.steps:
+                if is_line and start == self.epochs:
+                    break  # the end of a line that takes the whole run
+                boundaries.append(start)
+                sizes.append(size)
+                trees.append({"from": start, "size": size} if is_line else tree)
+                origins.append((index, is_line))
+        if len(origins) > len(raw):
+            self._note_origins(path, origins)
         self.ramp = outer
         if not raw:
             self.reading.refuse(path, "is an empty list", "write `[{from: 0, size: 256}]`, or one number")
-        if not raw or len(sizes) < len(raw):
+        if not raw or refused:
             return REFUSED, trees
         return BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes)), trees
 
-    def _fault_of_step(self, start: float, index: int, before: list[float]) -> tuple[str, str] | None:
-        """What is wrong with the start of a step, and a way out; None if nothing is."""
+    def _note_origins(self, path: Path, origins: list[tuple[int, bool]]) -> None:
+        """The origins of steps whose place is not that of the file, because a straight line stands for several."""
+        for number, (index, is_line) in enumerate(origins):
+            for key in ("from", "size"):
+                written = self.reading.origins.get((*path, index, key))
+                text = f"rule: the straight line of {dotted((*path, index))}" if is_line else str(written)
+                self.reading.notes[(*path, number, key)] = text
+
+    def _fault_of_step(self, step: RampStep, index: int, before: list[float]) -> tuple[str, str, str] | None:
+        """The key of a position of a step that is wrong, what is wrong, and a way out; None if nothing is."""
+        start, until = step.from_, step.until
         if index == 0 and start != 0:
-            return f"the ramp begins at {start:g}", "its first step begins at 0"
+            return "from", f"the ramp begins at {start:g}", "its first step begins at 0"
         if before and start <= before[-1]:
-            return f"{start:g} does not come after {before[-1]:g}", "put the steps in the order of time"
+            return "from", f"{start:g} does not come after {before[-1]:g}", "put the steps in the order of time"
         if self.epochs is not None and start >= self.epochs:
             what = f"{start:g} lies at or after the end of the run, {self.epochs:g}"
-            return what, "remove this step, or lengthen `epochs`"
+            return "from", what, "remove this step, or lengthen `epochs`"
+        if self.epochs is not None and until is not None and until > self.epochs:
+            what = f"{until:g} lies after the end of the run, {self.epochs:g}"
+            return "until", what, "end the line earlier, or lengthen `epochs`"
         return None
 
     def _read_span(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -298,9 +321,6 @@ def read_recipe(
         "learning_rate": RateReading(reading=reading, time=time).read,
     }
     recipe, resolved = reading.record(Recipe, given, (), using=using)
-    if not resolved.get("extensions"):  # a younger key: older runs resume only if their resolved recipe stays the same
-        resolved.pop("extensions", None)
-        reading.notes.pop(("extensions",), None)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         _check_batch(reading, recipe, time.dataset)

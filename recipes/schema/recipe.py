@@ -33,6 +33,14 @@ __all__ = [
 ]
 
 
+_MOST_STEPS = 256  # of a ramp in a straight line
+
+
+def younger(default: Any) -> Any:
+    """The default of a key that was added after runs were made: left out of the resolved recipe where it has it."""
+    return field(default=default, metadata={"younger": True})
+
+
 def require(condition: bool, message: str) -> None:
     """Raise unless a condition holds.
 
@@ -45,18 +53,46 @@ def require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RampStep:
-    """A step of a ramp.
+    """A step of a ramp, or a straight line of steps.
+
+    With `grow_to`, the size grows from `size` at `from` to `grow_to` at `until`, always by `by`, at equal distances in
+    samples. The resolved recipe lists these steps.
 
     Args:
         from_: position from which on the size holds; 0 in the first step.
         size: samples of a batch or a norm group, or pixels of an image's side; at least 1.
+        grow_to: the size that the line reaches, more than `size`; null for one step.
+        until: position at which it reaches `grow_to`.
+        by: by how much a step grows; it divides the whole growth into at most 256 steps.
     """
 
     from_: Epochs
     size: int
+    grow_to: int | None = younger(None)
+    until: Epochs | None = younger(None)
+    by: int | None = younger(None)
 
     def __post_init__(self) -> None:
         require(self.size >= 1, f"RampStep.size must be at least 1, got {self.size}")
+        line = {"grow_to": self.grow_to, "until": self.until, "by": self.by}
+        missing = [key for key, value in line.items() if value is None]
+        require(len(missing) in (0, 3), f"is a straight line without {' and '.join(missing)}")
+        if not missing:
+            growth = self.grow_to - self.size
+            require(growth > 0, f"RampStep.grow_to must be more than size {self.size}, got {self.grow_to}")
+            require(self.until > self.from_, f"RampStep.until must be after from {self.from_:g}, got {self.until:g}")
+            fits = self.by >= 1 and growth % self.by == 0 and growth // self.by <= _MOST_STEPS
+            require(fits, f"RampStep.by must divide {growth} into at most {_MOST_STEPS} steps, got {self.by}")
+
+    @property
+    def steps(self) -> list[tuple[float, int]]:
+        """(position, size) of each step of the line; of one step that itself."""
+        if self.grow_to is None:
+            return [(self.from_, self.size)]
+        number = (self.grow_to - self.size) // self.by
+        distance = self.until - self.from_
+        line = [(self.from_ + distance * step / number, self.size + self.by * step) for step in range(number)]
+        return [*line, (self.until, self.grow_to)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +101,8 @@ class Batch:
 
     Args:
         global_: samples averaged into one update: a number, or a ramp such as
-            `[{from: 0, size: 2048}, {from: 30, size: 4096}]`.
+            `[{from: 0, size: 2048}, {from: 30, size: 4096}]`, or in a straight line
+            `[{from: 0, size: 256, until: 10, grow_to: 4096, by: 256}]`.
         norm_span: samples whose batch-normalisation statistics are shared: a number or a ramp with the steps of
             `global`. Every batch must be a multiple of its span. Left out: the largest number up to 32 that divides
             every batch.
@@ -393,7 +430,7 @@ class Recipe:
     weight_average: WeightAverage | None = None
     precision: Precision = Precision()
     updater: Updater = Updater()
-    extensions: tuple[Annotated[object, Component("extensions")], ...] = ()
+    extensions: tuple[Annotated[object, Component("extensions")], ...] = younger(())
     seed: int = 0
     claims: tuple[Claim, ...] = ()
     card: Card | None = None

@@ -19,6 +19,7 @@ from lr_schedules import (
     Constant,
     ConstantWarmup,
     Cosine,
+    CosineRestarts,
     Exponential,
     GradualWarmup,
     Joined,
@@ -36,6 +37,7 @@ ARGUMENTS = {
     "Constant": {"factor": 1},
     "ConstantWarmup": {"epochs": 5, "start": 1},
     "Cosine": {"epochs": 90, "end": 0},
+    "CosineRestarts": {"first": 10, "times": 2, "end": 0, "peak": 1},
     "Exponential": {"ratio": 1},
     "GradualWarmup": {"epochs": 5, "start": 0},
     "Joined": {"warmup": GradualWarmup(epochs=5.0), "schedule": Cosine(epochs=90.0), "joins": "before"},
@@ -64,6 +66,10 @@ REFUSED = [
     (Cosine, {"epochs": 0.0}, "Cosine.epochs must be > 0, got 0.0"),
     (Cosine, {"epochs": True}, "Cosine.epochs must be a finite number, got True"),
     (Cosine, {"epochs": 90.0, "end": 1.5}, "Cosine.end must be <= 1, got 1.5"),
+    (CosineRestarts, {"first": 0.0}, "CosineRestarts.first must be > 0, got 0.0"),
+    (CosineRestarts, {"first": 1.0, "times": 0.5}, "CosineRestarts.times must be >= 1, got 0.5"),
+    (CosineRestarts, {"first": 1.0, "end": 1.5}, "CosineRestarts.end must be <= 1, got 1.5"),
+    (CosineRestarts, {"first": 1.0, "peak": 0.0}, "CosineRestarts.peak must be > 0, got 0.0"),
     (Exponential, {"ratio": 0.0}, "Exponential.ratio must be > 0"),
     (Exponential, {"ratio": 1.01}, "Exponential.ratio must be <= 1"),
     (GradualWarmup, {"epochs": 0.0}, "GradualWarmup.epochs must be > 0"),
@@ -82,7 +88,9 @@ REFUSED = [
     (PiecewiseLinear, {"points": ()}, "PiecewiseLinear.points must be a tuple of at least one position"),
     (PiecewiseLinear, {"points": ((0.0, 1.0, 2.0),)}, "PiecewiseLinear.points must be a tuple of pairs"),
     (PiecewiseLinear, {"points": ([0.0, 1.0],)}, "PiecewiseLinear.points must be a tuple of pairs"),
-    (PiecewiseLinear, {"points": ((0.0, 1.0), (0.0, 2.0))}, "PiecewiseLinear.points must increase"),
+    (PiecewiseLinear, {"points": ((1.0, 1.0), (0.0, 2.0))}, "PiecewiseLinear.points must increase"),
+    (PiecewiseLinear, {"points": ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))}, "PiecewiseLinear.points must increase"),
+    (PiecewiseLinear, {"points": ((0.0, 1.0),) * 3}, "PiecewiseLinear.points must have at most two points at one"),
     (PiecewiseLinear, {"points": ((0.0, -1.0),)}, "PiecewiseLinear.points must be >= 0"),
     (Polynomial, {"epochs": 90.0, "power": 0.0}, "Polynomial.power must be > 0"),
     (Polynomial, {"epochs": 0.0}, "Polynomial.epochs must be > 0"),
@@ -132,7 +140,8 @@ class TestSchedule:
 
     def test_its_positions_may_be_written_with_a_unit(self, name):
         hints = typing.get_type_hints(getattr(lr_schedules, name), include_extras=True)
-        marked = {"epochs": Epochs, "boundaries": tuple[Epochs, ...], "points": tuple[tuple[Epochs, float], ...]}
+        marked = {"boundaries": tuple[Epochs, ...], "points": tuple[tuple[Epochs, float], ...]}
+        marked |= {"epochs": Epochs, "first": Epochs}
         assert all(hints[field] == hint for field, hint in marked.items() if field in hints)
 
     def test_is_equal_hashable_and_pickles(self, name):

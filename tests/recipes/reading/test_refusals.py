@@ -171,6 +171,18 @@ CASES = r"""
 => 6:25 batch.global.0.from: begins at 1; begins at 0
 6| batch: {global: [{from: 0, size: 96}, {from: 20, size: 192}]}
 => 6:46 batch.global.1.from: 20 lies at or after the end of the run; lengthen `epochs`
+6| batch: {global: [{from: 0, size: 96, until: 21, grow_to: 192, by: 96}]}
+=> 6:45 batch.global.0.until: 21 lies after the end of the run; lengthen `epochs`
+6| batch: {global: [{from: 0, size: 96, until: 9, grow_to: 192, by: 96}, {from: 9, size: 288}]}
+=> 6:78 batch.global.1.from: 9 does not come after 9; order of time
+6| batch: {global: [{from: 0, size: 96, grow_to: 192}]}
+=> 6:18 batch.global.0: without until and by; RampStep
+6| batch: {global: [{from: 0, size: 96, until: 9, grow_to: 192, by: 64}]}
+=> 6:66 batch.global.0.by: is 64; divide 96 into at most 256 steps
+6| batch: {global: [{from: 0, size: 96, until: 9, grow_to: 96, by: 1}]}
+=> 6:57 batch.global.0.grow_to: is 96; more than size 96
+6| batch: {global: [{from: 0, size: 96}, {from: 5, size: 96, until: 5, grow_to: 97, by: 1}]}
+=> 6:66 batch.global.1.until: is 5; after from 5
 6| batch: {global: [{from: 0}]}
 => 6:18 batch.global.0.size: is missing; add `size: ...`
 6| batch: {global: []}
