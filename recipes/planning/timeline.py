@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lr_schedules import BatchRamp
-from recipes.schema.positions import first_sample_at, next_multiple
+from recipes.schema.positions import exact_sum, first_sample_at, next_multiple
 
 if TYPE_CHECKING:
     from recipes.schema import Dataset, Recipe
@@ -81,7 +82,7 @@ class Timeline:
         segment = self.segments[bisect_right(self.segments, sample, key=lambda s: s.samples) - 1]
         return segment.update + (sample - segment.samples) // segment.global_batch_size
 
-    def next_due(self, every: float | Literal["update"], *, after: int) -> int:
+    def next_due(self, every: float | Literal["update"], *, after: int, offset: float = 0.0) -> int:
         """After how many updates a thing that is done every so often is due next: evaluations, checkpoints.
 
         It is due after the first update that reaches each multiple of `every`, and after the last update of the run.
@@ -89,17 +90,31 @@ class Timeline:
         Args:
             every: epochs, above 0, or `update` for every update.
             after: updates done, from 0 to `num_updates` - 1.
+            offset: epochs from which multiples count; at an offset above 0 it is due too, and never before.
         """
-        if every == "update":
-            return after + 1
-        reached = self.first_update_at(next_multiple(self.epoch_at(after), every))
+        done = self.epoch_at(after)
+        if offset and done < offset:
+            reached = self.first_update_at(offset)
+        elif every == "update":
+            reached = after + 1
+        elif offset:
+            reached = self._first_beyond(every, offset, after)
+        else:
+            reached = self.first_update_at(next_multiple(done, every))
         return min(max(reached, after + 1), self.num_updates)
 
-    def all_due(self, every: float | Literal["update"]) -> Iterator[int]:
+    def _first_beyond(self, every: float, offset: float, after: int) -> int:
+        """The first update after `after` that reaches `offset` and a multiple of `every`."""
+        times = max(0, math.floor((self.epoch_at(after) - offset) / every) - 1)  # a quotient may be rounded up
+        while (reached := self.first_update_at(exact_sum(offset, every, times))) <= after:
+            times += 1
+        return reached
+
+    def all_due(self, every: float | Literal["update"], *, offset: float = 0.0) -> Iterator[int]:
         """Every number of updates after which it is due, see `next_due`."""
         update = 0
         while update < self.num_updates:
-            update = self.next_due(every, after=update)
+            update = self.next_due(every, after=update, offset=offset)
             yield update
 
 

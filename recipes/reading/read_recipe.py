@@ -18,18 +18,19 @@ from lr_schedules import BatchRamp
 from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
-from recipes.planning.rates import full_rate
+from recipes.planning.rates import full_rate, momentum_key, optimizer_at
 from recipes.reading.image_size import check_image_size
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.registry import UnknownNameError, can_name_folder
-from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmup
+from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Schedules, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
-from recipes.schema.vocabulary import Component
+from recipes.schema.vocabulary import Component, Unbuilt
 
 # Keys of a warmup that stand beside those of its kind.
 _BESIDE = ("joins", "target_batch")
 
 _LARGEST_DEFAULT_SPAN = 32
+_LOOKED = 2000  # positions of a run at which the optimizer's schedules are looked at
 
 
 @dataclass(kw_only=True)
@@ -226,6 +227,13 @@ class RateReading:
         self.reading.rest_of_run = None
         return value, resolved
 
+    def read_schedules(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Schedules of the optimizer, on the clock of the run."""
+        self.reading.rest_of_run = self.time.epochs or 1.0
+        value, resolved = self.reading.record(Schedules, raw, path)
+        self.reading.rest_of_run = None
+        return value, resolved
+
     def _read_warmup(self, raw: Any, path: Path, before: Mapping[str, Any]) -> tuple[Any, Any]:
         if raw is None:
             return None, None
@@ -312,19 +320,22 @@ def read_recipe(
         reading.notes[("name",)] = "rule: the name of the file"
     reading.lacks = names_in(given.get("lacks"))
     time = TimeReading(reading=reading, open_dataset=open_dataset)
+    rate = RateReading(reading=reading, time=time)
     batch = given.get("batch")
     using = {
         "dataset": time.read_dataset,
         "epochs": partial(time.read_epochs, global_=batch.get("global") if isinstance(batch, dict) else None),
         "batch": time.read_batch,
         "image_size": time.read_image_size,
-        "learning_rate": RateReading(reading=reading, time=time).read,
+        "learning_rate": rate.read,
+        "schedules": rate.read_schedules,
     }
     recipe, resolved = reading.record(Recipe, given, (), using=using)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         _check_batch(reading, recipe, time.dataset)
         _check_comparison(reading, recipe)
+        _check_schedules(reading, recipe)
         _check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
     return recipe, time.dataset, {"kilobatch": 1, **resolved}
@@ -376,6 +387,28 @@ def _check_comparison(reading: Reading, recipe: Recipe) -> None:
             what = f"{compares}, and the batch of {size} from {start:g} on is one group"
             reading.refuse(("batch", "norm_span"), what, way_out)
             return
+
+
+def _check_schedules(reading: Reading, recipe: Recipe) -> None:
+    """What a schedule moves must be there, and stay in its range over the run."""
+    schedules, optimizer = recipe.schedules, recipe.optimizer
+    if isinstance(optimizer, Unbuilt):
+        return
+    kind = type(optimizer).__name__
+    for key, name in (("momentum", momentum_key(optimizer)), ("weight_decay", "weight_decay")):
+        if getattr(schedules, key) is None:
+            continue
+        if not getattr(optimizer, name or key, 0.0):
+            what = f"{kind} has no {key}, or it is 0" if name else f"{kind} has no momentum"
+            reading.refuse(("schedules", key), what, f"give `optimizer` a {key}, or remove this")
+            continue
+        for epoch in (recipe.epochs * number / _LOOKED for number in range(_LOOKED)):
+            try:
+                optimizer_at(recipe, epoch)
+            except ValueError as error:
+                what = f"at epoch {epoch:g}: {error}"
+                reading.refuse(("schedules", key), what, f"it is a factor on `optimizer.{name}`: make it smaller")
+                break
 
 
 def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 _WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
-_TIMED_BY_BATCH = ("epochs", "image_size", "learning_rate", "evaluation", "weight_average", "optimizer")
+_TIMED_BY_BATCH = (
+    "epochs",
+    "image_size",
+    "learning_rate",
+    "schedules",
+    "augmentation",
+    "evaluation",
+    "weight_average",
+    "optimizer",
+)
 _COUNTED = 2**53  # samples up to which a float is exact; beyond, searches by single samples would not terminate
 _SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}
 UNITS = "30 or 30ep (epochs), 500up (updates), 1.5Msp (samples) or 0.5run"
@@ -109,6 +118,15 @@ def multiple(every: float, times: int) -> float:
     (0.30000000000000004, 0.3)
     """
     return float(times * _period(every))
+
+
+def exact_sum(offset: float, every: float, times: int) -> float:
+    """`offset + times * every` as if neither had ever been rounded to a float.
+
+    >>> 0.1 + 2 * 0.1, exact_sum(0.1, 0.1, 2)
+    (0.30000000000000004, 0.3)
+    """
+    return float(_period(offset) + times * _period(every))
 
 
 @functools.lru_cache

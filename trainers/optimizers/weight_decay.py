@@ -86,6 +86,7 @@ def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
 
     Source: times_rate is what PyTorch's AdamW documents; times_relative_rate what Composer's DecoupledSGDW does.
     """
+    optimizer.hyperparam.component = component
     exempt = parameters_without_decay(optimizer.target, component.no_decay)
     decays = component.weight_decay > 0 and not getattr(component, "decays_itself", False)
     for path, parameter in optimizer.target.namedparams():
@@ -98,14 +99,16 @@ def _hook(component: Any) -> Callable[[chainer.UpdateRule, chainer.Parameter], N
     """What Chainer calls with a rule and its parameter before each of its updates."""
     import chainer.optimizer_hooks
 
-    form, weight_decay = getattr(component, "decay", "coupled"), component.weight_decay
-    if form == "coupled":
-        return chainer.optimizer_hooks.WeightDecay(weight_decay)
+    form = getattr(component, "decay", "coupled")
     rate_attribute = component.rate_attribute if form == "times_rate" else "relative_rate"
+
+    def couple(rule: chainer.UpdateRule, param: chainer.Parameter) -> None:
+        chainer.optimizer_hooks.WeightDecay(rule.hyperparam.component.weight_decay)(rule, param)
 
     def shrink(rule: chainer.UpdateRule, param: chainer.Parameter) -> None:
         if param.grad is not None:
+            weight_decay = rule.hyperparam.component.weight_decay
             # Not `*= 1 - x`: in float32 that rounds x itself, by up to 0.3 % where x is 1e-5.
             param.array -= (getattr(rule.hyperparam, rate_attribute) * weight_decay) * param.array
 
-    return shrink
+    return couple if form == "coupled" else shrink

@@ -30,6 +30,7 @@ from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.mixed_precision import images_dtype
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
+from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
 
@@ -74,6 +75,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
+    set_rate_factors(optimizer, recipe.learning_rate.factors)
     train, evaluated = (augmented_samples(recipe, dataset, split) for split in ("train", "eval"))
     for load, expected in ((train, dataset.num_train), (evaluated, dataset.num_eval)):
         if len(load.samples) != expected:
