@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lr_schedules import BatchRamp
-from recipes.schema.positions import exact_sum, first_sample_at, next_multiple
+from recipes.schema.positions import first_sample_at, next_multiple
 
 if TYPE_CHECKING:
     from recipes.schema import Dataset, Recipe
@@ -97,18 +96,9 @@ class Timeline:
             reached = self.first_update_at(offset)
         elif every == "update":
             reached = after + 1
-        elif offset:
-            reached = self._first_beyond(every, offset, after)
         else:
-            reached = self.first_update_at(next_multiple(done, every))
+            reached = self.first_update_at(next_multiple(done, every, offset))
         return min(max(reached, after + 1), self.num_updates)
-
-    def _first_beyond(self, every: float, offset: float, after: int) -> int:
-        """The first update after `after` that reaches `offset` and a multiple of `every`."""
-        times = max(0, math.floor((self.epoch_at(after) - offset) / every) - 1)  # a quotient may be rounded up
-        while (reached := self.first_update_at(exact_sum(offset, every, times))) <= after:
-            times += 1
-        return reached
 
     def all_due(self, every: float | Literal["update"], *, offset: float = 0.0) -> Iterator[int]:
         """Every number of updates after which it is due, see `next_due`."""

@@ -354,6 +354,9 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         kind = type(recipe.optimizer).__name__
         way_out = "set it to false, or choose another optimizer"
         reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
+    if recipe.evaluation.offset >= recipe.epochs:
+        what = f"{recipe.evaluation.offset:g} lies at or after the end of the run, {recipe.epochs:g}"
+        reading.refuse(("evaluation", "offset"), what, "begin earlier, or lengthen `epochs`")
     for index, name in enumerate(recipe.lacks):
         if any(name in getattr(reading.vocabulary, field.name) for field in dataclasses.fields(reading.vocabulary)):
             reading.refuse(("lacks", index), f"{name} is built", "remove it from `lacks`")
@@ -413,10 +416,14 @@ def _check_schedules(reading: Reading, recipe: Recipe) -> None:
 
 def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
     """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`."""
-    for split in ("train", "eval"):
+    lists = {("train",): recipe.augmentation.train, ("eval",): recipe.augmentation.eval}
+    end = recipe.augmentation.end
+    if end is not None and end.train is not None:
+        lists["end", "train"] = end.train
+    for keys, entries in lists.items():
         scaled_by = None
-        for index, entry in enumerate(getattr(recipe.augmentation, split)):
-            path = ("augmentation", split, index)
+        for index, entry in enumerate(entries):
+            path = ("augmentation", *keys, index)
             if scaled_by and getattr(entry, "needs_pixels", False):
                 what = f"stands after {scaled_by}, whose result is no longer in 0..255"
                 reading.refuse((*path, "kind"), what, f"put it before {scaled_by}")
@@ -429,3 +436,20 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
                     entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
             except ValueError as error:
                 reading.refuse_error(error, type(entry), path)
+    if end is not None:
+        _check_augmentation_end(reading, recipe, end.at)
+
+
+def _check_augmentation_end(reading: Reading, recipe: Recipe, at: float) -> None:
+    """The last part of a run goes on with images of the same size and scale."""
+    path = ("augmentation", "end")
+    if at >= recipe.epochs:
+        what = f"{at:g} lies at or after the end of the run, {recipe.epochs:g}"
+        reading.refuse((*path, "at"), what, "let augmentation end earlier, or remove this")
+    before, after = (
+        [entry for entry in entries if getattr(entry, "scales_pixels", False)]
+        for entries in (recipe.augmentation.train, recipe.augmentation.late)
+    )
+    if before != after:
+        what = "scales pixels otherwise than `augmentation.train`"
+        reading.refuse(path, what, "write `end.train` with the same `Normalize`")

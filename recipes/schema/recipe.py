@@ -78,20 +78,18 @@ class StreamOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationEnd:
-    """The end of augmentation: what happens to training samples from an epoch on.
+    """The end of augmentation: what happens to training samples at the end of the run. They are not mixed then.
 
     Args:
-        at: a whole number of epochs, at least 1: samples of this permutation and later ones, even if their update began
-            before. They are not mixed; a norm group that begins before the epoch still is.
-        train: their transforms, in order, with the same `Normalize` at the end; null: those of `eval`.
+        at: position, above 0; holds for updates that start there or later.
+        train: their transforms, in order, with the same size and `Normalize` as before; null: those of `eval`.
     """
 
     at: Epochs
     train: tuple[Annotated[object, Component("augmentations")], ...] | None = None
 
     def __post_init__(self) -> None:
-        whole = self.at >= 1 and float(self.at).is_integer()
-        require(whole, f"AugmentationEnd.at must be a whole number of epochs of at least 1, got {self.at:g}")
+        require(self.at > 0, f"AugmentationEnd.at must be above 0, got {self.at:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +109,11 @@ class Augmentation:
     mix: tuple[Annotated[object, Component("mixes")], ...] = ()
     eval: tuple[Annotated[object, Component("augmentations")], ...] = ()
     end: AugmentationEnd | None = younger(None)
+
+    @property
+    def late(self) -> tuple[object, ...]:
+        """The transforms of training samples after `end`."""
+        return self.eval if self.end is None or self.end.train is None else self.end.train
 
 
 @dataclass(frozen=True, kw_only=True)
