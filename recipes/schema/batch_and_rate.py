@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from lr_schedules import BatchRamp, Constant
 from lr_schedules.units import Epochs, Schedule
+from recipes.arguments import younger
 from recipes.schema.vocabulary import Component
 
 __all__ = ["Batch", "LearningRate", "RampStep", "RateFactor", "Schedules", "Warmup"]
 
 _MOST_STEPS = 256  # of a ramp in a straight line
-
-
-def younger(default: Any) -> Any:
-    """The default of a key that was added after runs were made: left out of the resolved recipe where it has it."""
-    return field(default=default, metadata={"younger": True})
 
 
 def require(condition: bool, message: str) -> None:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs
-from recipes.schema.batch_and_rate import Batch, LearningRate, Schedules, require, younger
+from recipes.arguments import younger
+from recipes.schema.batch_and_rate import Batch, LearningRate, Schedules, require
 from recipes.schema.vocabulary import Component
 
 __all__ = [
