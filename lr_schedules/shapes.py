@@ -25,6 +25,7 @@ __all__ = [
     "PiecewiseLinear",
     "Polynomial",
     "SlowStart",
+    "StableDecay",
 ]
 
 
@@ -324,3 +325,44 @@ class SlowStart:
 
     def __call__(self, epoch: float) -> float:
         return float(self.factors[bisect_right(self.boundaries, epoch)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StableDecay:
+    """Stay at 1, then fall to `end` by one minus a root at the end of the run: the stable and decay parts of WSD.
+
+        f(t) = 1                                                         t < decay_from
+        f(t) = end + (1 - end) * (1 - sqrt((t - decay_from) / (epochs - decay_from)))
+        f(t) = end                                                       t >= epochs
+
+    Its warmup is the recipe's. The run may be made longer from a checkpoint before `decay_from`.
+
+    Args:
+        decay_from: the epoch at which the decay starts, at least 0 and before `epochs`; about 0.8 to 0.9 of the run.
+        epochs: the epoch at which it ends, greater than 0.
+        end: the last factor, in [0, 1].
+    Raises:
+        ValueError: an argument is not finite or outside its range; `decay_from` is not before `epochs`.
+
+    >>> wsd = StableDecay(decay_from=80.0, epochs=100.0)
+    >>> [round(wsd(t), 3) for t in (0.0, 80.0, 85.0, 100.0)]
+    [1.0, 1.0, 0.5, 0.0]
+
+    Source: Hu et al. 2024, arXiv 2404.06395 (warmup, stable, decay; not checked); the root: Haegele et al. 2024, arXiv
+        2405.18392 (not checked).
+    """
+
+    decay_from: Epochs
+    epochs: Epochs
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("StableDecay.decay_from", self.decay_from, at_least=0)
+        require_number("StableDecay.epochs", self.epochs, above=0)
+        if self.decay_from >= self.epochs:
+            raise ValueError(f"StableDecay.decay_from must be before epochs {self.epochs}, got {self.decay_from!r}")
+        require_number("StableDecay.end", self.end, at_least=0, at_most=1)
+
+    def __call__(self, epoch: float) -> float:
+        seen = (epoch - self.decay_from) / (self.epochs - self.decay_from)
+        return self.end + (1.0 - self.end) * (1.0 - math.sqrt(min(max(seen, 0.0), 1.0)))

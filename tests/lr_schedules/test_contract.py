@@ -28,6 +28,7 @@ from lr_schedules import (
     Polynomial,
     Product,
     SlowStart,
+    StableDecay,
 )
 from lr_schedules.units import Epochs
 
@@ -46,6 +47,7 @@ ARGUMENTS = {
     "Polynomial": {"epochs": 90, "power": 2, "end": 0},
     "Product": {"factors": (Constant(factor=0.5), Exponential(ratio=0.9))},
     "SlowStart": {"boundaries": (40, 70), "factors": (1, 1, 0)},
+    "StableDecay": {"decay_from": 60, "epochs": 90, "end": 0},
 }
 RULES = ("linear_scaling", "no_scaling", "sqrt_scaling")
 EPOCHS = (0.0, 1 / 3, 4.999, 5.0, 29.999, 30.0, 60.0, 89.999, 90.0, 90.02, 1e6)
@@ -100,6 +102,9 @@ REFUSED = [
     (SlowStart, {"factors": (1.0, 0.1)}, "SlowStart.factors must be a tuple of 4"),
     (SlowStart, {"boundaries": (0.0,), "factors": (1.0, 0.1)}, "SlowStart.boundaries must be > 0"),
     (SlowStart, {"boundaries": (9.0,), "factors": (1.0, -0.1)}, "SlowStart.factors must be >= 0"),
+    (StableDecay, {"decay_from": 9.0, "epochs": 9.0}, "StableDecay.decay_from must be before epochs 9.0, got 9.0"),
+    (StableDecay, {"decay_from": -1.0, "epochs": 9.0}, "StableDecay.decay_from must be >= 0"),
+    (StableDecay, {"decay_from": 1.0, "epochs": 9.0, "end": 2.0}, "StableDecay.end must be <= 1"),
 ]
 
 
@@ -141,7 +146,7 @@ class TestSchedule:
     def test_its_positions_may_be_written_with_a_unit(self, name):
         hints = typing.get_type_hints(getattr(lr_schedules, name), include_extras=True)
         marked = {"boundaries": tuple[Epochs, ...], "points": tuple[tuple[Epochs, float], ...]}
-        marked |= {"epochs": Epochs, "first": Epochs}
+        marked |= {"epochs": Epochs, "first": Epochs, "decay_from": Epochs}
         assert all(hints[field] == hint for field, hint in marked.items() if field in hints)
 
     def test_is_equal_hashable_and_pickles(self, name):

@@ -11,6 +11,7 @@ from lr_schedules import (
     PiecewiseLinear,
     Polynomial,
     SlowStart,
+    StableDecay,
 )
 
 
@@ -119,3 +120,10 @@ def test_piecewise_linear_jumps_at_two_points_of_one_position():
     assert {epoch: schedule(epoch) for epoch in by_hand} == pytest.approx(by_hand)
     assert schedule(4.0) == 0.25
     assert PiecewiseLinear(points=((0.0, 0.5), (0.0, 1.0)))(0.0) == 1.0
+
+
+def test_stable_decay_falls_by_one_minus_the_root_at_the_end():
+    schedule = StableDecay(decay_from=4.0, epochs=8.0)
+    by_hand = {0.0: 1.0, 4.0: 1.0, 5.0: 0.5, 8.0: 0.0, 9.0: 0.0}
+    assert {epoch: schedule(epoch) for epoch in by_hand} == by_hand
+    assert StableDecay(decay_from=4.0, epochs=8.0, end=0.5)(5.0) == 0.75

@@ -74,7 +74,7 @@ def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
     Gradients are summed over the workers before, so each parameter decays once, whatever the number of workers. Chainer
     adds the coupled form in place: the gradient that is left after an update contains it. An optimizer whose
     `decays_itself` is true gets no hook: its rules read from `hyperparam.exempt` whether `no_decay` names their
-    parameter.
+    parameter, and from `hyperparam.path` which it is.
 
     Notation: g gradient, w weights, lambda `weight_decay`, eta the rate of this update; the full rate is the one that
     warmup and schedule are factors of.
@@ -90,6 +90,7 @@ def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
     exempt = parameters_without_decay(optimizer.target, component.no_decay)
     decays = component.weight_decay > 0 and not getattr(component, "decays_itself", False)
     for path, parameter in optimizer.target.namedparams():
+        parameter.update_rule.hyperparam.path = path
         parameter.update_rule.hyperparam.exempt = path in exempt
         if decays and path not in exempt:
             parameter.update_rule.add_hook(_hook(component), name="WeightDecay", timing="pre")

@@ -21,6 +21,7 @@ from trainers.optimizers import (
     Lamb,
     Lars,
     MomentumSGD,
+    Muon,
     NesterovAG,
     RmspropWarmup,
 )
@@ -114,12 +115,35 @@ def lamb(w, g, now, state, of):
     return w - now.rate * min(max(norm_w, low), high) / norm_r * r
 
 
+def muon(w, g, now, state, of):
+    """muon.py of Jordan et al., its polynomial applied to the singular values; not for vectors and the last layer."""
+    state["m"] = of.momentum * state.get("m", 0) + (1 - of.momentum) * g
+    u = (1 - of.momentum) * g + of.momentum * state["m"]
+    if w.ndim == 1 or (w.ndim == 2 and of.others):  # the network's only matrix is its last layer
+        return w - now.rate * u
+    rows, columns = len(w), w.size // len(w)
+    left, values, right = np.linalg.svd(u.reshape(rows, columns), full_matrices=False)
+    values = values / (np.sqrt(np.sum(values**2)) + 1e-7)
+    for _ in range(of.iterations):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    s = {"rows": max(1, rows / columns) ** 0.5, "largest": 0.2 * max(rows, columns) ** 0.5, "none": 1}[of.scale]
+    return w - now.rate * s * ((left * values) @ right).reshape(w.shape)
+
+
 WARMUP = {"mu1": 0.8, "mu2": 0.95, "eps": 1e-3, "rmsprop_learning_rate": 3e-3, "weight_decay": DECAY}
 FORMULAS = {
     "AdaScale": (AdaScale(momentum=0.8, weight_decay=DECAY), momentum_outside),  # its gain comes with the rate
     "RmspropWarmup": (RmspropWarmup(**WARMUP), rmsprop_warmup),
     "RmspropWarmup printed": (RmspropWarmup(**WARMUP, transition="printed"), rmsprop_warmup),
 }
+MUON = {"momentum": 0.8, "weight_decay": DECAY}
+for _name, _options in {
+    "": {},
+    "of the last layer too": {"others": ()},
+    "as long as Adam": {"scale": "largest"},
+    "unscaled in 3": {"scale": "none", "iterations": 3, "others": ()},
+}.items():
+    FORMULAS[f"Muon {_name}"] = (Muon(**{**MUON, **_options}), muon)
 LARS = {"momentum": 0.8, "trust_coefficient": 0.05, "weight_decay": DECAY}
 LAMB = {"beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": DECAY}
 for _name, _options in {
