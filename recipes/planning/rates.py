@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from lr_schedules import Joined, Product, linear_scaling, no_scaling, sqrt_scaling
+from lr_schedules import Joined, Product, linear_scaling, no_scaling, power_scaling, sqrt_scaling
 from lr_schedules.units import Schedule
 from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
@@ -49,12 +49,14 @@ def full_rate_at(recipe: Recipe, epoch: float) -> float:
     return full_rate(formula.reference, size, rule=formula.rule, per=formula.per)
 
 
-def full_rate(reference: float, global_batch_size: int, *, rule: str, per: int) -> float:
-    """The rate of a batch before any schedule: `reference * rule(B / per)`.
+def full_rate(reference: float, global_batch_size: int, *, rule: str | float, per: int) -> float:
+    """The rate of a batch before any schedule: `reference * rule(B / per)`; a number as rule is a power.
 
     >>> full_rate(0.1, 8192, rule="linear", per=256)
     3.2
     """
+    if not isinstance(rule, str):
+        return reference * power_scaling(global_batch_size, per=per, exponent=rule)
     return reference * _RULES[rule](global_batch_size, per=per)
 
 

@@ -276,7 +276,8 @@ class RateReading:
         reference, per, rule = (learning_rate[name] for name in ("reference", "per", "rule"))
         if REFUSED in (reference, per, rule, target_batch):
             return REFUSED, raw
-        if reference <= 0 or per < 1 or target_batch < 1:
+        in_range = isinstance(rule, str) or 0 <= rule <= 2
+        if reference <= 0 or per < 1 or target_batch < 1 or not in_range:
             return 1.0, raw  # any value will do: the dataclasses of these refuse them later
         target = full_rate(reference, target_batch, rule=rule, per=per)
         if raw == "reference":

@@ -187,6 +187,8 @@ def _rate_ratio(request: Request, changes: Sequence[Change]) -> float:
         return next(change.after for change in changes if change.key == "learning_rate.reference") / request.rate
     if kind == "AdaScale" and rule == "none":  # the measured gain scales it
         return 1.0
+    if not isinstance(rule, str):
+        return float(request.kappa) ** rule
     if rule == "sqrt" or rate_rule(request.recipe.optimizer) == "sqrt":
         return math.sqrt(request.kappa)
     return float(request.kappa)

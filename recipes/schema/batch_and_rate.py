@@ -144,7 +144,7 @@ class LearningRate:
     Args:
         reference: the rate at a global batch of `per`, above 0.
         per: the global batch at which `reference` holds, at least 1.
-        rule: how the rate follows the batch: `linear`, `sqrt` or `none`.
+        rule: how the rate follows the batch: `linear`, `sqrt`, `none`, or the power p of (B / per)^p, in [0, 2].
         scale_with: the batch that the rule uses in a batch ramp: the `current` or the `initial` one.
         every: how often the schedule is read: `update`, or a duration such as `1ep`.
         warmup: warmup of the rate; null for none.
@@ -155,7 +155,7 @@ class LearningRate:
 
     reference: float
     per: int
-    rule: Literal["linear", "sqrt", "none"] = "linear"
+    rule: Literal["linear", "sqrt", "none"] | float = "linear"
     scale_with: Literal["current", "initial"] = "current"
     every: Literal["update"] | Epochs = "update"
     warmup: Warmup | None = None
@@ -165,6 +165,8 @@ class LearningRate:
     def __post_init__(self) -> None:
         require(self.reference > 0, f"LearningRate.reference must be above 0, got {self.reference}")
         require(self.per >= 1, f"LearningRate.per must be at least 1, got {self.per}")
+        in_range = isinstance(self.rule, str) or 0 <= self.rule <= 2
+        require(in_range, f"LearningRate.rule must be linear, sqrt, none or a power from 0 to 2, got {self.rule}")
         require(self.every == "update" or self.every > 0, f"LearningRate.every must be above 0, got {self.every}")
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import typing
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -49,7 +50,7 @@ ARGUMENTS = {
     "SlowStart": {"boundaries": (40, 70), "factors": (1, 1, 0)},
     "StableDecay": {"decay_from": 60, "epochs": 90, "end": 0},
 }
-RULES = ("linear_scaling", "no_scaling", "sqrt_scaling")
+RULES = ("linear_scaling", "no_scaling", "power_scaling", "sqrt_scaling")
 EPOCHS = (0.0, 1 / 3, 4.999, 5.0, 29.999, 30.0, 60.0, 89.999, 90.0, 90.02, 1e6)
 
 # Every one of these once trained something the author of the recipe did not mean.
@@ -192,6 +193,7 @@ def test_wrong_argument_is_refused_by_name(kind, arguments, message):
 @pytest.mark.parametrize("name", RULES)
 def test_scaling_rule_is_pure_takes_per_by_keyword_and_refuses_nonsense(name):
     rule = getattr(lr_schedules, name)
+    rule = partial(rule, exponent=0.7) if name == "power_scaling" else rule
     assert type(rule(512, per=32)) is float
     assert rule(512, per=32) == rule(512, per=32)
     assert rule(256, per=256) == 1.0
