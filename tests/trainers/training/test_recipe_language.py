@@ -13,7 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from recipes.planning.stream import Stream
+from recipes.reading.open import open_recipe
 from trainers.datasets import Digits
+from trainers.launch.score_run import score_run
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.checkpoint import load_into, read_checkpoint
+from trainers.training.build import build
 
 pytestmark = pytest.mark.mpi
 
@@ -84,14 +89,19 @@ def test_the_trace_follows_the_formulas_by_hand(alone):
     assert scored == [next(n for n, start in enumerate(starts) if start >= at) for at in (0.2, 0.6, 1.0)]
 
 
-def test_images_are_no_longer_augmented_or_mixed_after_the_end(train, tmp_path):
-    """From 0.8 epochs on the images are those of a run without augmentation; loader processes load them too."""
+def test_images_are_no_longer_augmented_or_mixed_after_the_end(alone, train, tmp_path):
+    """From 0.8 epochs on the images are those of a run without augmentation."""
     plain = "augmentation={train: [{kind: Normalize, with: digits}], mix: null, end: null}"
     never = train(tmp_path / "never", 1, "--exact", *words([*SETTINGS, plain]), stop_after=UPDATES)
-    ended = train(tmp_path / "ended", 2, "--exact", "--loader", "processes", *words(SETTINGS), stop_after=UPDATES)
-    for one, other in zip(never.trace, ended.trace, strict=True):
+    for one, other in zip(never.trace, alone.trace, strict=True):
         assert one["sample_ids"] == other["sample_ids"]
         assert (one["images_sha256"] == other["images_sha256"]) == (one["samples"] >= 0.8 * N), one["update"]
+
+
+@pytest.mark.slow
+def test_loader_processes_end_augmentation_too(alone, train, tmp_path):
+    other = train(tmp_path / "run", 2, "--exact", "--loader", "processes", *words(SETTINGS), stop_after=UPDATES)
+    assert other.trace == alone.trace
 
 
 def test_a_run_equals_a_loop_in_float64(alone, train, tmp_path):
@@ -139,7 +149,8 @@ def digits():
 
 
 def test_a_goal_ends_the_run_with_a_checkpoint_and_a_resume_does_nothing_more(kilobatch, tmp_path):
-    recipe = ["digits/baseline", "--set", "model.width=4", "--set", "evaluation.every=20up", "--no-report"]
+    recipe = ["digits/baseline", "--set", "model.width=4", "--set", "evaluation={every: 20up, flipped: true}"]
+    recipe += ["--no-report"]
     goal = ["--set", "stop_at.accuracy=0.5", "--out", tmp_path / "run"]
     runs = []
     for more in ([], ["--resume"]):
@@ -158,3 +169,12 @@ def test_a_goal_ends_the_run_with_a_checkpoint_and_a_resume_does_nothing_more(ki
         where = {name: goal[name] for name in ("loss", "update", "epoch", "samples")}
         assert stop["goal"] == {"accuracy": scores[reached], **where}
         assert (tmp_path / "run" / "checkpoints" / f"update-{reached:06d}" / "weights.safetensors").is_file()
+    score = score_run(tmp_path / "run")
+    assert (score["accuracy"], score["loss"]) == (goal["value"], goal["loss"])
+    opened = open_recipe(tmp_path / "run" / "recipe.yaml", vocabulary=vocabulary())
+    parts = build(opened.recipe, opened.dataset)
+    load_into(parts.model, None, read_checkpoint(tmp_path / "run" / "checkpoints" / f"update-{reached:06d}"))
+    images, labels = zip(*(parts.load_eval(0, index) for index in range(parts.num_eval)), strict=True)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        logits = parts.model(np.stack(images)).array + parts.model(np.stack(images)[..., ::-1].copy()).array
+    assert float((logits.argmax(axis=1) == labels).mean()) == pytest.approx(goal["value"])
