@@ -9,7 +9,7 @@ import math
 
 from lr_schedules.units import require_number
 
-__all__ = ["linear_scaling", "no_scaling", "sqrt_scaling"]
+__all__ = ["linear_scaling", "no_scaling", "power_scaling", "sqrt_scaling"]
 
 
 def linear_scaling(global_batch_size: int, *, per: int) -> float:
@@ -54,6 +54,31 @@ def sqrt_scaling(global_batch_size: int, *, per: int) -> float:
     """
     _require_sizes("sqrt_scaling", global_batch_size, per)
     return math.sqrt(global_batch_size / per)
+
+
+def power_scaling(global_batch_size: int, *, per: int, exponent: float) -> float:
+    """The learning rate grows with a power of the batch that you have measured: rate = c B^p.
+
+        s(B) = (B / per) ** exponent
+
+    Args:
+        global_batch_size: B, samples averaged into one update.
+        per: the batch size at which the reference rate was found.
+        exponent: p, at least 0; 1 is the linear rule, 1/2 the root, 0 no scaling.
+    Returns:
+        The factor on the reference rate.
+    Raises:
+        ValueError: a size is not a finite number greater than 0; `exponent` is none of at least 0.
+
+    >>> power_scaling(4096, per=256, exponent=0.75)
+    8.0
+
+    Source: the formula itself, between Goyal et al. 2017, arXiv 1706.02677 (p = 1), and Hoffer et al. 2017, arXiv
+        1705.08741 (p = 1/2). Shallue et al. 2018, arXiv 1811.03600: the best rates follow neither everywhere.
+    """
+    _require_sizes("power_scaling", global_batch_size, per)
+    require_number("power_scaling: exponent", exponent, at_least=0)
+    return float((global_batch_size / per) ** exponent)
 
 
 def no_scaling(global_batch_size: int, *, per: int) -> float:

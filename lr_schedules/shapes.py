@@ -11,10 +11,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import groupby
 
 from lr_schedules.units import Epochs, require_increasing, require_number
 
-__all__ = ["Constant", "Cosine", "Exponential", "MultiStep", "PiecewiseLinear", "Polynomial", "SlowStart"]
+__all__ = [
+    "Constant",
+    "Cosine",
+    "CosineRestarts",
+    "Exponential",
+    "MultiStep",
+    "PiecewiseLinear",
+    "Polynomial",
+    "SlowStart",
+    "StableDecay",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +155,61 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CosineRestarts:
+    """Fall from 1 to `end` along half a cosine, again and again, each period `times` as long as the one before.
+
+        f(t) = peak ** i * (end + (1 - end) * (1 + cos(pi * (t - start_i) / length_i)) / 2)   start_i <= t < start_{i+1}
+        length_i = first * times ** i,   start_i = length_0 + ... + length_{i-1}
+
+    Args:
+        first: length of the first period, greater than 0.
+        times: how many times longer each period is than the one before, at least 1.
+        end: the last factor of a period, in [0, 1], of its first.
+        peak: what is left of the factor at each restart, in (0, 1].
+    Raises:
+        ValueError: an argument is not finite or outside its range.
+
+    >>> sgdr = CosineRestarts(first=10.0, times=2.0)
+    >>> [round(sgdr(t), 3) for t in (0.0, 5.0, 9.999, 10.0, 20.0, 30.0)]
+    [1.0, 0.5, 0.0, 1.0, 0.5, 1.0]
+
+    Source: Loshchilov and Hutter 2016, arXiv 1608.03983 (T_0 is `first`, T_mult `times`; not checked).
+    Differs: read at every update. `peak` below 1 is not in the paper.
+    """
+
+    first: Epochs
+    times: float = 1.0
+    end: float = 0.0
+    peak: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_number("CosineRestarts.first", self.first, above=0)
+        require_number("CosineRestarts.times", self.times, at_least=1)
+        require_number("CosineRestarts.end", self.end, at_least=0, at_most=1)
+        require_number("CosineRestarts.peak", self.peak, above=0, at_most=1)
+
+    def __call__(self, epoch: float) -> float:
+        number = self._restarts(epoch)
+        start, stop = self._start(number), self._start(number + 1)
+        seen = (epoch - start) / (stop - start)
+        return self.peak**number * (self.end + (1.0 - self.end) * (1.0 + math.cos(math.pi * seen)) / 2.0)
+
+    def _restarts(self, epoch: float) -> int:
+        """How many restarts lie at or before an epoch."""
+        in_first = epoch / self.first
+        number = in_first if self.times == 1 else math.log1p(in_first * (self.times - 1)) / math.log(self.times)
+        number = max(0, math.floor(number) - 1)  # rounding moves it by one at most
+        while self._start(number + 1) <= epoch:
+            number += 1
+        return number
+
+    def _start(self, number: int) -> float:
+        """The start of a period, rounded once: 3 periods of 0.1 end at 0.3, where 3 * 0.1 is more."""
+        first, times = (Fraction(value).limit_denominator(10**8) for value in (self.first, self.times))
+        return float(first * (number if times == 1 else (times**number - 1) / (times - 1)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Exponential:
     """Decay by the same ratio every epoch.
 
@@ -176,14 +243,18 @@ class PiecewiseLinear:
         f(t) = y_first for t < x_first, y_last for t >= x_last
 
     Args:
-        points: pairs of (epochs, factor); the epochs increase, no factor is negative. A step is not a line: two
-            points at one position are refused.
+        points: pairs of (epochs, factor); the epochs increase, no factor is negative. Two points at one position are a
+            jump: the line before runs to the first, and from the position on the second holds.
     Raises:
-        ValueError: `points` is empty, not a tuple of pairs, not increasing, or a factor is negative or not finite.
+        ValueError: `points` is empty, not a tuple of pairs, goes backwards or has three at one position, or a factor is
+            negative or not finite.
 
     >>> ffcv = PiecewiseLinear(points=((0.0, 1e-4), (2.0, 1.0), (16.0, 0.0)))
     >>> ffcv(2.0), ffcv(9.0)
     (1.0, 0.5)
+    >>> jump = PiecewiseLinear(points=((0.0, 1.0), (30.0, 0.5), (30.0, 0.1)))
+    >>> jump(15.0), jump(30.0)
+    (0.75, 0.1)
 
     Source: FFCV's ResNet-50 recipes rise to the peak at epoch 2 and fall to 0 at the end in straight lines.
     """
@@ -194,7 +265,10 @@ class PiecewiseLinear:
         points = self.points
         if not isinstance(points, tuple) or any(not isinstance(point, tuple) or len(point) != 2 for point in points):
             raise ValueError(f"PiecewiseLinear.points must be a tuple of pairs (epochs, factor), got {points!r}")
-        require_increasing("PiecewiseLinear.points", tuple(position for position, _ in points))
+        runs = [(position, len([*same])) for position, same in groupby(position for position, _ in points)]
+        if any(length > 2 for _, length in runs):
+            raise ValueError(f"PiecewiseLinear.points must have at most two points at one position, got {points!r}")
+        require_increasing("PiecewiseLinear.points", tuple(position for position, _ in runs))
         for _, factor in points:
             require_number("PiecewiseLinear.points", factor, at_least=0)
 
@@ -251,3 +325,44 @@ class SlowStart:
 
     def __call__(self, epoch: float) -> float:
         return float(self.factors[bisect_right(self.boundaries, epoch)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StableDecay:
+    """Stay at 1, then fall to `end` by one minus a root at the end of the run: the stable and decay parts of WSD.
+
+        f(t) = 1                                                         t < decay_from
+        f(t) = end + (1 - end) * (1 - sqrt((t - decay_from) / (epochs - decay_from)))
+        f(t) = end                                                       t >= epochs
+
+    Its warmup is the recipe's. The run may be made longer from a checkpoint before `decay_from`.
+
+    Args:
+        decay_from: the epoch at which the decay starts, at least 0 and before `epochs`; about 0.8 to 0.9 of the run.
+        epochs: the epoch at which it ends, greater than 0.
+        end: the last factor, in [0, 1].
+    Raises:
+        ValueError: an argument is not finite or outside its range; `decay_from` is not before `epochs`.
+
+    >>> wsd = StableDecay(decay_from=80.0, epochs=100.0)
+    >>> [round(wsd(t), 3) for t in (0.0, 80.0, 85.0, 100.0)]
+    [1.0, 1.0, 0.5, 0.0]
+
+    Source: Hu et al. 2024, arXiv 2404.06395 (warmup, stable, decay; not checked); the root: Haegele et al. 2024, arXiv
+        2405.18392 (not checked).
+    """
+
+    decay_from: Epochs
+    epochs: Epochs
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_number("StableDecay.decay_from", self.decay_from, at_least=0)
+        require_number("StableDecay.epochs", self.epochs, above=0)
+        if self.decay_from >= self.epochs:
+            raise ValueError(f"StableDecay.decay_from must be before epochs {self.epochs}, got {self.decay_from!r}")
+        require_number("StableDecay.end", self.end, at_least=0, at_most=1)
+
+    def __call__(self, epoch: float) -> float:
+        seen = (epoch - self.decay_from) / (self.epochs - self.decay_from)
+        return self.end + (1.0 - self.end) * (1.0 - math.sqrt(min(max(seen, 0.0), 1.0)))

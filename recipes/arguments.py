@@ -1,11 +1,12 @@
-"""The refusals that the fields of all components share, beside `lr_schedules.units.require_number`.
+"""What the fields of all components share: refusals, beside `lr_schedules.units.require_number`, and late defaults.
 
 `name` is class and field, for the message; `value` is what was given, of any type.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import field
+from typing import Any, Literal
 
 from lr_schedules.units import require_number
 
@@ -16,6 +17,11 @@ ImageSize = int | Literal["image_size"]
 # Limits of a network, because a recipe may come from a stranger: each layer takes time to make, each weight memory.
 # ResNet-152 has 60 million weights, the deepest network of arXiv 1512.03385 has 600 blocks. Assumed.
 _MAX_WEIGHTS, _MAX_BLOCKS = 10**9, 2000
+
+
+def younger(default: Any) -> Any:
+    """The default of a key that was added after runs were made: left out of the resolved recipe where it has it."""
+    return field(default=default, metadata={"younger": True})
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> None:

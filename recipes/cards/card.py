@@ -134,7 +134,8 @@ def _rate_text(recipe: Recipe) -> str:
     peak = f"{peak_rate(recipe):.4g}"
     if rate.rule == "none":
         return f"{peak} at most"
-    return f"{peak} at most: {rate.reference:g} for {number(rate.per)} samples, {rate.rule}"
+    rule = rate.rule if isinstance(rate.rule, str) else f"to the power {rate.rule:g} of the batch"
+    return f"{peak} at most: {rate.reference:g} for {number(rate.per)} samples, {rule}"
 
 
 def _every(value: Any) -> str:

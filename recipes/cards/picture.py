@@ -49,7 +49,8 @@ def _constants(recipe: Recipe) -> str:
     sizes = set(recipe.batch.global_.sizes)
     words = [f"batch {recipe.batch.global_.sizes[0]:,}"] if len(sizes) == 1 else []
     momentum = momentum_at(recipe, 0.0)
-    words += [] if momentum is None else [f"momentum {momentum:g}"]
+    moves = " at first" if recipe.schedules.momentum is not None else ""
+    words += [] if momentum is None else [f"momentum {momentum:g}{moves}"]
     words += ["stand-ins for what nobody published"] if recipe.open else []
     return ", ".join(words)
 

@@ -302,7 +302,9 @@ def checkpoint_seconds(plan: Plan) -> float:
 
 def num_evaluations(plan: Plan) -> int:
     """Evaluations of a run: after the first update that reaches each multiple, and at the end."""
-    every = plan.recipe.evaluation.every
+    every, offset = plan.recipe.evaluation.every, plan.recipe.evaluation.offset
+    before = max(0, plan.timeline.first_update_at(offset) - 1)
     if every == "update":
-        return plan.timeline.num_updates
-    return min(plan.timeline.num_updates, math.ceil(plan.recipe.epochs / every - 1e-9))
+        return plan.timeline.num_updates - before
+    after = math.ceil((plan.recipe.epochs - offset) / every - 1e-9) + (1 if offset else 0)
+    return max(1, min(plan.timeline.num_updates - before, after))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import string
 from dataclasses import fields, replace
+from functools import partial
+from typing import Any
 
-from lr_schedules import Joined, Product, linear_scaling, no_scaling, sqrt_scaling
+from lr_schedules import Joined, Product, linear_scaling, no_scaling, power_scaling, sqrt_scaling
 from lr_schedules.units import Schedule
 from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
@@ -47,12 +49,14 @@ def full_rate_at(recipe: Recipe, epoch: float) -> float:
     return full_rate(formula.reference, size, rule=formula.rule, per=formula.per)
 
 
-def full_rate(reference: float, global_batch_size: int, *, rule: str, per: int) -> float:
-    """The rate of a batch before any schedule: `reference * rule(B / per)`.
+def full_rate(reference: float, global_batch_size: int, *, rule: str | float, per: int) -> float:
+    """The rate of a batch before any schedule: `reference * rule(B / per)`; a number as rule is a power.
 
     >>> full_rate(0.1, 8192, rule="linear", per=256)
     3.2
     """
+    if not isinstance(rule, str):
+        return reference * power_scaling(global_batch_size, per=per, exponent=rule)
     return reference * _RULES[rule](global_batch_size, per=per)
 
 
@@ -72,14 +76,41 @@ def image_size_at(recipe: Recipe, epoch: float) -> int | None:
 
 
 def momentum_at(recipe: Recipe, epoch: float) -> float | None:
-    """The momentum coefficient of the optimizer, None where it has none; no published recipe moves it over time."""
-    optimizer = recipe.optimizer
-    if isinstance(optimizer, Unbuilt):
-        value = next((optimizer.fields[name] for name in _MOMENTUM_NAMES if name in optimizer.fields), None)
-    else:
-        there = {field.name for field in fields(optimizer)}
-        value = next((getattr(optimizer, name) for name in _MOMENTUM_NAMES if name in there), None)
-    return None if value is None else float(value)
+    """The momentum coefficient of an update that starts at `epoch`, None where the optimizer has none."""
+    optimizer, schedule = recipe.optimizer, recipe.schedules.momentum
+    key = momentum_key(optimizer)
+    if key is None:
+        return None
+    value = optimizer.fields[key] if isinstance(optimizer, Unbuilt) else getattr(optimizer, key)
+    return float(value) * (1.0 if schedule is None else schedule(epoch))
+
+
+def momentum_key(optimizer: object) -> str | None:
+    """The key of an optimizer's momentum coefficient, None where it has none."""
+    there = optimizer.fields if isinstance(optimizer, Unbuilt) else {field.name for field in fields(optimizer)}
+    return next((name for name in _MOMENTUM_NAMES if name in there), None)
+
+
+def weight_decay_at(recipe: Recipe, epoch: float) -> float:
+    """The weight decay of an update that starts at `epoch`, 0 where the optimizer has none."""
+    optimizer, schedule = recipe.optimizer, recipe.schedules.weight_decay
+    value = optimizer.fields.get if isinstance(optimizer, Unbuilt) else partial(getattr, optimizer)
+    return float(value("weight_decay", 0.0)) * (1.0 if schedule is None else schedule(epoch))
+
+
+def optimizer_at(recipe: Recipe, epoch: float) -> Any:
+    """The optimizer of an update that starts at `epoch`, with its momentum and weight decay of that time.
+
+    Raises:
+        ValueError: a value leaves its range.
+    """
+    optimizer, schedules = recipe.optimizer, recipe.schedules
+    moved = {}
+    if schedules.momentum is not None:
+        moved[momentum_key(optimizer)] = momentum_at(recipe, epoch)
+    if schedules.weight_decay is not None:
+        moved["weight_decay"] = weight_decay_at(recipe, epoch)
+    return replace(optimizer, **moved) if moved else optimizer
 
 
 def _read_at(formula: LearningRate, epoch: float) -> float:

@@ -269,7 +269,7 @@ def rehearse(
         order=order,
         learning_rates=rates,
         checkpoints=checkpoints,
-        evaluations=tuple(timeline.all_due(recipe.evaluation.every)),
+        evaluations=tuple(timeline.all_due(recipe.evaluation.every, offset=recipe.evaluation.offset)),
         restarts=tuple(restarts),
         storage=storage,
     )

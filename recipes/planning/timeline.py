@@ -81,7 +81,7 @@ class Timeline:
         segment = self.segments[bisect_right(self.segments, sample, key=lambda s: s.samples) - 1]
         return segment.update + (sample - segment.samples) // segment.global_batch_size
 
-    def next_due(self, every: float | Literal["update"], *, after: int) -> int:
+    def next_due(self, every: float | Literal["update"], *, after: int, offset: float = 0.0) -> int:
         """After how many updates a thing that is done every so often is due next: evaluations, checkpoints.
 
         It is due after the first update that reaches each multiple of `every`, and after the last update of the run.
@@ -89,17 +89,22 @@ class Timeline:
         Args:
             every: epochs, above 0, or `update` for every update.
             after: updates done, from 0 to `num_updates` - 1.
+            offset: epochs from which multiples count; at an offset above 0 it is due too, and never before.
         """
-        if every == "update":
-            return after + 1
-        reached = self.first_update_at(next_multiple(self.epoch_at(after), every))
+        done = self.epoch_at(after)
+        if offset and done < offset:
+            reached = self.first_update_at(offset)
+        elif every == "update":
+            reached = after + 1
+        else:
+            reached = self.first_update_at(next_multiple(done, every, offset))
         return min(max(reached, after + 1), self.num_updates)
 
-    def all_due(self, every: float | Literal["update"]) -> Iterator[int]:
+    def all_due(self, every: float | Literal["update"], *, offset: float = 0.0) -> Iterator[int]:
         """Every number of updates after which it is due, see `next_due`."""
         update = 0
         while update < self.num_updates:
-            update = self.next_due(every, after=update)
+            update = self.next_due(every, after=update, offset=offset)
             yield update
 
 

@@ -45,6 +45,15 @@ def sides_by_size(recipe: Recipe) -> dict[int | None, int | None]:
     return dict(zip(steps, image_sizes(recipe), strict=True))
 
 
+def late_sizes(recipe: Recipe) -> list[int | None]:
+    """Side of the training images after the end of augmentation, for each step of `image_size` from there on."""
+    late, ramp, at = recipe.augmentation.late, recipe.image_size, recipe.augmentation.end.at
+    if ramp is None:
+        return [_side(late)]
+    steps = [size for start, size in zip(ramp.boundaries, ramp.sizes, strict=True) if start > at]
+    return [_side([at_image_size(part, size) for part in late]) for size in (ramp(at), *steps)]
+
+
 def evaluated_size(recipe: Recipe) -> int | None:
     """Side of the images that the model is scored on, as of `image_sizes`."""
     return _side(recipe.augmentation.eval)
@@ -68,6 +77,19 @@ def check_image_size(reading: Reading, recipe: Recipe) -> None:
         for key in keys_of_image_size(entry):
             what = "is the size of training images, which is not that of evaluation"
             reading.refuse(("augmentation", "eval", index, key), what, "write the number of pixels")
+    end = recipe.augmentation.end
+    if end is not None and end.train is not None and recipe.image_size is None:
+        for index, entry in enumerate(end.train):
+            for key in keys_of_image_size(entry):
+                what, way_out = "means the recipe's `image_size`, which is not there", "add `image_size: 224`"
+                reading.refuse(("augmentation", "end", "train", index, key), what, way_out)
+    elif end is not None:
+        late = late_sizes(recipe)
+        for size, before in zip(late, image_sizes(recipe)[-len(late) :], strict=True):
+            if None not in (size, before) and size != before:
+                what = f"makes images of {size} pixels, where `augmentation.train` makes {before}"
+                reading.refuse(("augmentation", "end"), what, "write `end.train` with that size")
+                break
     if recipe.image_size is not None and not users:
         way_out = "write `size: image_size` into an entry of `augmentation.train`, or remove `image_size`"
         reading.refuse((IMAGE_SIZE,), "is used by no augmentation", way_out)

@@ -37,12 +37,15 @@ class Field:
         name: of the dataclass's field: the key, with an underscore appended if Python reserves the word.
         hint: its type.
         default: the value if it is left out; `dataclasses.MISSING` if it must be given.
+        younger: the key was added after runs were made: the resolved tree leaves it out where it has its default, so
+            that recipes without it resolve to the same bytes, and their runs resume.
     """
 
     key: str
     name: str
     hint: Any
     default: Any
+    younger: bool = False
 
     @property
     def required(self) -> bool:
@@ -58,7 +61,8 @@ def fields_of(cls: type) -> tuple[Field, ...]:
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        fields_.append(Field(key=field.name.rstrip("_"), name=field.name, hint=hints[field.name], default=default))
+        key, younger = field.name.rstrip("_"), field.metadata.get("younger", False)
+        fields_.append(Field(key=key, name=field.name, hint=hints[field.name], default=default, younger=younger))
     return tuple(fields_)
 
 
@@ -198,6 +202,9 @@ class Reading:
             else:
                 value, tree = self.value(field.hint, given, inner)
             values[field.name], resolved[field.key] = value, tree
+            if field.younger and value == field.default:
+                del resolved[field.key]
+                self.notes = {noted: note for noted, note in self.notes.items() if noted[: len(inner)] != inner}
         if any(value is REFUSED for value in values.values()):
             return REFUSED, resolved
         try:

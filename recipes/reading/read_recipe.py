@@ -18,18 +18,19 @@ from lr_schedules import BatchRamp
 from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
-from recipes.planning.rates import full_rate
+from recipes.planning.rates import full_rate, momentum_key, optimizer_at
 from recipes.reading.image_size import check_image_size
-from recipes.reading.read import REFUSED, Path, Reading, names_in, value_at
+from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.registry import UnknownNameError, can_name_folder
-from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Warmup
+from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Schedules, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
-from recipes.schema.vocabulary import Component
+from recipes.schema.vocabulary import Component, Unbuilt
 
 # Keys of a warmup that stand beside those of its kind.
 _BESIDE = ("joins", "target_batch")
 
 _LARGEST_DEFAULT_SPAN = 32
+_LOOKED = 2000  # positions of a run at which the optimizer's schedules are looked at
 
 
 @dataclass(kw_only=True)
@@ -150,35 +151,58 @@ class TimeReading:
         boundaries: list[float] = []
         sizes: list[int] = []
         trees = []
+        origins: list[tuple[int, bool]] = []  # of each step: where it is written, and whether as a straight line
+        refused = False
         outer = self.ramp
         for index, item in enumerate(raw):
-            if outer is None and boundaries and len(boundaries) == index:  # no step before this one was refused
+            if outer is None and boundaries and not refused:
                 self.ramp = BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes))
             step, tree = self.reading.record(RampStep, item, (*path, index))
-            trees.append(tree)
-            fault = None if step is REFUSED else self._fault_of_step(step.from_, index, boundaries)
+            fault = None if step is REFUSED else self._fault_of_step(step, index, boundaries)
             if fault:
-                self.reading.refuse((*path, index, "from"), *fault)
+                self.reading.refuse((*path, index, fault[0]), *fault[1:])
             if step is REFUSED or fault:
+                trees.append(tree)
+                refused = True
                 continue
-            boundaries.append(step.from_)
-            sizes.append(step.size)
+            is_line = step.grow_to is not None
+            for start, size in step.steps:
+                if is_line and start == self.epochs:
+                    break  # the end of a line that takes the whole run
+                boundaries.append(start)
+                sizes.append(size)
+                trees.append({"from": start, "size": size} if is_line else tree)
+                origins.append((index, is_line))
+        if len(origins) > len(raw):
+            self._note_origins(path, origins)
         self.ramp = outer
         if not raw:
             self.reading.refuse(path, "is an empty list", "write `[{from: 0, size: 256}]`, or one number")
-        if not raw or len(sizes) < len(raw):
+        if not raw or refused:
             return REFUSED, trees
         return BatchRamp(boundaries=tuple(boundaries), sizes=tuple(sizes)), trees
 
-    def _fault_of_step(self, start: float, index: int, before: list[float]) -> tuple[str, str] | None:
-        """What is wrong with the start of a step, and a way out; None if nothing is."""
+    def _note_origins(self, path: Path, origins: list[tuple[int, bool]]) -> None:
+        """The origins of steps whose place is not that of the file, because a straight line stands for several."""
+        for number, (index, is_line) in enumerate(origins):
+            for key in ("from", "size"):
+                written = self.reading.origins.get((*path, index, key))
+                text = f"rule: the straight line of {dotted((*path, index))}" if is_line else str(written)
+                self.reading.notes[(*path, number, key)] = text
+
+    def _fault_of_step(self, step: RampStep, index: int, before: list[float]) -> tuple[str, str, str] | None:
+        """The key of a position of a step that is wrong, what is wrong, and a way out; None if nothing is."""
+        start, until = step.from_, step.until
         if index == 0 and start != 0:
-            return f"the ramp begins at {start:g}", "its first step begins at 0"
+            return "from", f"the ramp begins at {start:g}", "its first step begins at 0"
         if before and start <= before[-1]:
-            return f"{start:g} does not come after {before[-1]:g}", "put the steps in the order of time"
+            return "from", f"{start:g} does not come after {before[-1]:g}", "put the steps in the order of time"
         if self.epochs is not None and start >= self.epochs:
             what = f"{start:g} lies at or after the end of the run, {self.epochs:g}"
-            return what, "remove this step, or lengthen `epochs`"
+            return "from", what, "remove this step, or lengthen `epochs`"
+        if self.epochs is not None and until is not None and until > self.epochs:
+            what = f"{until:g} lies after the end of the run, {self.epochs:g}"
+            return "until", what, "end the line earlier, or lengthen `epochs`"
         return None
 
     def _read_span(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -220,6 +244,13 @@ class RateReading:
             given = {**raw, "per": self.time.ramp.sizes[0]}
             self.reading.notes[(*path, "per")] = "rule: without effect, the first batch"
         value, resolved = self.reading.record(LearningRate, given, path, using={"warmup": self._read_warmup})
+        self.reading.rest_of_run = None
+        return value, resolved
+
+    def read_schedules(self, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Schedules of the optimizer, on the clock of the run."""
+        self.reading.rest_of_run = self.time.epochs or 1.0
+        value, resolved = self.reading.record(Schedules, raw, path)
         self.reading.rest_of_run = None
         return value, resolved
 
@@ -265,7 +296,8 @@ class RateReading:
         reference, per, rule = (learning_rate[name] for name in ("reference", "per", "rule"))
         if REFUSED in (reference, per, rule, target_batch):
             return REFUSED, raw
-        if reference <= 0 or per < 1 or target_batch < 1:
+        in_range = isinstance(rule, str) or 0 <= rule <= 2
+        if reference <= 0 or per < 1 or target_batch < 1 or not in_range:
             return 1.0, raw  # any value will do: the dataclasses of these refuse them later
         target = full_rate(reference, target_batch, rule=rule, per=per)
         if raw == "reference":
@@ -311,25 +343,22 @@ def read_recipe(
     evaluation = given.get("evaluation")
     held_out = evaluation.get("held_out") if isinstance(evaluation, dict) else None
     time = TimeReading(reading=reading, open_dataset=open_dataset, held_out=held_out)
+    rate = RateReading(reading=reading, time=time)
     batch = given.get("batch")
     using = {
         "dataset": time.read_dataset,
         "epochs": partial(time.read_epochs, global_=batch.get("global") if isinstance(batch, dict) else None),
         "batch": time.read_batch,
         "image_size": time.read_image_size,
-        "learning_rate": RateReading(reading=reading, time=time).read,
+        "learning_rate": rate.read,
+        "schedules": rate.read_schedules,
     }
     recipe, resolved = reading.record(Recipe, given, (), using=using)
-    if not resolved.get("extensions"):  # a younger key: older runs resume only if their resolved recipe stays the same
-        resolved.pop("extensions", None)
-        reading.notes.pop(("extensions",), None)
-    if isinstance(evaluation := resolved["evaluation"], dict) and evaluation.get("held_out") is None:  # another one
-        resolved["evaluation"] = {key: value for key, value in evaluation.items() if key != "held_out"}
-        reading.notes.pop(("evaluation", "held_out"), None)
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         _check_batch(reading, recipe, time.dataset)
         _check_comparison(reading, recipe)
+        _check_schedules(reading, recipe)
         _check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
     return recipe, time.dataset, {"kilobatch": 1, **resolved}
@@ -348,6 +377,9 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         kind = type(recipe.optimizer).__name__
         way_out = "set it to false, or choose another optimizer"
         reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
+    if recipe.evaluation.offset >= recipe.epochs:
+        what = f"{recipe.evaluation.offset:g} lies at or after the end of the run, {recipe.epochs:g}"
+        reading.refuse(("evaluation", "offset"), what, "begin earlier, or lengthen `epochs`")
     for index, name in enumerate(recipe.lacks):
         if any(name in getattr(reading.vocabulary, field.name) for field in dataclasses.fields(reading.vocabulary)):
             reading.refuse(("lacks", index), f"{name} is built", "remove it from `lacks`")
@@ -383,12 +415,38 @@ def _check_comparison(reading: Reading, recipe: Recipe) -> None:
             return
 
 
+def _check_schedules(reading: Reading, recipe: Recipe) -> None:
+    """What a schedule moves must be there, and stay in its range over the run."""
+    schedules, optimizer = recipe.schedules, recipe.optimizer
+    if isinstance(optimizer, Unbuilt):
+        return
+    kind = type(optimizer).__name__
+    for key, name in (("momentum", momentum_key(optimizer)), ("weight_decay", "weight_decay")):
+        if getattr(schedules, key) is None:
+            continue
+        if not getattr(optimizer, name or key, 0.0):
+            what = f"{kind} has no {key}, or it is 0" if name else f"{kind} has no momentum"
+            reading.refuse(("schedules", key), what, f"give `optimizer` a {key}, or remove this")
+            continue
+        for epoch in (recipe.epochs * number / _LOOKED for number in range(_LOOKED)):
+            try:
+                optimizer_at(recipe, epoch)
+            except ValueError as error:
+                what = f"at epoch {epoch:g}: {error}"
+                reading.refuse(("schedules", key), what, f"it is a factor on `optimizer.{name}`: make it smaller")
+                break
+
+
 def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
     """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`."""
-    for split in ("train", "eval"):
+    lists = {("train",): recipe.augmentation.train, ("eval",): recipe.augmentation.eval}
+    end = recipe.augmentation.end
+    if end is not None and end.train is not None:
+        lists["end", "train"] = end.train
+    for keys, entries in lists.items():
         scaled_by = None
-        for index, entry in enumerate(getattr(recipe.augmentation, split)):
-            path = ("augmentation", split, index)
+        for index, entry in enumerate(entries):
+            path = ("augmentation", *keys, index)
             if scaled_by and getattr(entry, "needs_pixels", False):
                 what = f"stands after {scaled_by}, whose result is no longer in 0..255"
                 reading.refuse((*path, "kind"), what, f"put it before {scaled_by}")
@@ -401,3 +459,20 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
                     entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
             except ValueError as error:
                 reading.refuse_error(error, type(entry), path)
+    if end is not None:
+        _check_augmentation_end(reading, recipe, end.at)
+
+
+def _check_augmentation_end(reading: Reading, recipe: Recipe, at: float) -> None:
+    """The last part of a run goes on with images of the same size and scale."""
+    path = ("augmentation", "end")
+    if at >= recipe.epochs:
+        what = f"{at:g} lies at or after the end of the run, {recipe.epochs:g}"
+        reading.refuse((*path, "at"), what, "let augmentation end earlier, or remove this")
+    before, after = (
+        [entry for entry in entries if getattr(entry, "scales_pixels", False)]
+        for entries in (recipe.augmentation.train, recipe.augmentation.late)
+    )
+    if before != after:
+        what = "scales pixels otherwise than `augmentation.train`"
+        reading.refuse(path, what, "write `end.train` with the same `Normalize`")

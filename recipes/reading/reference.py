@@ -72,7 +72,7 @@ and `card` are not inherited, because nobody has measured the derived recipe. `-
 more layer; `--set augmentation.train.0.size=128` changes an entry of a list.
 
 **`lacks`** names methods that kilobatch does not implement. The recipe may then use a `kind` of that name, or a key
-with the name in snake case (`AugmentationEnd`: `augmentation_end`). `validate`, `show`, `curve` and `plan` work;
+with the name in snake case (`SharpnessAware`: `sharpness_aware`). `validate`, `show`, `curve` and `plan` work;
 `train` refuses the recipe and names the method.
 
 **`assumed`, `open`, `card`** record how far the values can be trusted. `assumed` lists keys whose value the source does
@@ -94,10 +94,14 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("A step of a ramp", schema.RampStep),
     ("`learning_rate`", schema.LearningRate),
     ("`learning_rate.warmup`", schema.Warmup),
+    ("An entry of `learning_rate.factors`", schema.RateFactor),
+    ("`schedules`", schema.Schedules),
     ("`stream`", schema.StreamOrder),
     ("`augmentation`", schema.Augmentation),
+    ("`augmentation.end`", schema.AugmentationEnd),
     ("`evaluation`", schema.Evaluation),
     ("`evaluation.norm_momentum`", schema.NormMomentum),
+    ("`stop_at`", schema.StopAt),
     ("`gradient`", schema.Gradient),
     ("`weight_average`", schema.WeightAverage),
     ("`precision`", schema.Precision),

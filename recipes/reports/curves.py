@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from recipes.errors import Problem, RecipeError
-from recipes.planning.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at
+from recipes.planning.rates import batch_size_at, image_size_at, learning_rate_at, momentum_at, weight_decay_at
 from recipes.planning.timeline import timeline_of
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
@@ -111,6 +111,7 @@ def curve_points(opened: OpenedRecipe, epochs: Sequence[float]) -> list[dict[str
                 "global_batch_size": batch_size_at(recipe, epoch),
                 "learning_rate": learning_rate_at(recipe, epoch),
                 "momentum": momentum_at(recipe, epoch),
+                **({} if recipe.schedules.weight_decay is None else {"weight_decay": weight_decay_at(recipe, epoch)}),
                 **({} if recipe.image_size is None else {"image_size": image_size_at(recipe, epoch)}),
             }
         )

@@ -58,7 +58,7 @@ def not_promised(request: Request) -> Iterator[str]:
 
 
 _WIDTH = 116  # columns of the printed text
-_HEADER = "# Derived by `kilobatch recipes scale`, which names the source of each reason.\n"
+HEADER = "# Derived by `kilobatch recipes scale`, which names the source of each reason.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +117,14 @@ def scale_recipe(
     request = _request(opened, batch=batch, beyond=beyond)
     changes = _required_changes(request, vocabulary)
     file = out or Path(f"{opened.recipe.name}-{batch}.yaml")
-    _require_name(file)
+    require_name(file)
 
     def check() -> OpenedRecipe:
         made = open_recipe(file, **options)
         require_promise(opened.recipe, made.recipe, ratio=_rate_ratio(request, changes))
         return made
 
-    made = _write(file, _text(request, changes, file), check)
+    made = write_new(file, _text(request, changes, file), check)
     return Scaled(
         recipe=opened.recipe.name,
         before=opened.recipe.batch.global_.sizes[0],
@@ -187,6 +187,8 @@ def _rate_ratio(request: Request, changes: Sequence[Change]) -> float:
         return next(change.after for change in changes if change.key == "learning_rate.reference") / request.rate
     if kind == "AdaScale" and rule == "none":  # the measured gain scales it
         return 1.0
+    if not isinstance(rule, str):
+        return float(request.kappa) ** rule
     if rule == "sqrt" or rate_rule(request.recipe.optimizer) == "sqrt":
         return math.sqrt(request.kappa)
     return float(request.kappa)
@@ -219,7 +221,7 @@ def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
     tree: dict[str, Any] = {
         "kilobatch": 1,
         "title": f"{reference} at batch {request.batch}, derived by rule and not measured",
-        "extends": _link(request.opened.path, file),
+        "extends": link(request.opened.path, file),
     }
     origins = dict.fromkeys(tree, "")
     order = [field.key for field in fields_of(Recipe)]
@@ -234,10 +236,10 @@ def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
     kept = [path for path in request.recipe.assumed if not path.startswith(gone)]
     tree["assumed"] = sorted({*kept, *(change.key for change in moving)})
     origins |= dict.fromkeys(map(dotted, leaves(tree["assumed"], ("assumed",))), "")
-    return _HEADER + resolved_text(tree, origins)
+    return HEADER + resolved_text(tree, origins)
 
 
-def _require_name(file: Path) -> None:
+def require_name(file: Path) -> None:
     """Refuse a file whose name, which is also the new recipe's name, cannot name a run's folder."""
     if not can_name_folder(file.stem):
         what = f"{file.stem!r} is the new recipe's name too, and cannot name a run's folder"
@@ -245,7 +247,7 @@ def _require_name(file: Path) -> None:
         raise RecipeError([Problem(file=shown(file), what=what, way_out=way_out)])
 
 
-def _link(path: Path, file: Path) -> str:
+def link(path: Path, file: Path) -> str:
     """The value of `extends` in `file` that refers to the recipe at `path`."""
     name = library_name(path)
     if name is not None:
@@ -258,7 +260,7 @@ def _link(path: Path, file: Path) -> str:
     return str(path.resolve().relative_to(folder))
 
 
-def _write(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> OpenedRecipe:
+def write_new(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> OpenedRecipe:
     """Writes a new file, and removes it again if it does not open as a recipe."""
     require_suffix(file)
     try:

@@ -171,7 +171,7 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
     """The rate of SGD; `holds_to` is the largest batch with a published result."""
     formula = request.recipe.learning_rate
     reach = largest_linear_batch(request.recipe) * request.kappa
-    if formula.rule != "sqrt" and reach > holds_to and not request.beyond:
+    if formula.rule in ("linear", "none") and reach > holds_to and not request.beyond:
         raise InputRefused(
             f"linear scaling is published up to a batch of {holds_to:,}, this would be {float(reach):,.0f}; "
             f"--beyond goes on: {_GOYAL}, figure 3: {ERRORS_BEYOND}"
@@ -186,8 +186,9 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
     after = full_rate(formula.reference, request.batch, rule=rule, per=per)
     words = {"linear": "k times the batch, k times the rate", "sqrt": "the recipe's own rule, the root of k"}
     sources = {"linear": f"{_GOYAL}, linear scaling rule", "sqrt": "Hoffer et al. 2017, arXiv 1705.08741"}
-    reason = f"{words[rule]}: the full rate moves from {request.rate:.6g} to {after:.6g}"
-    yield request.kept("learning_rate.reference", reason, sources[rule])
+    word = words.get(rule, "the recipe's own rule, this power of k")
+    reason = f"{word}: the full rate moves from {request.rate:.6g} to {after:.6g}"
+    yield request.kept("learning_rate.reference", reason, sources.get(rule, ""))
 
 
 def _warmup(request: Request) -> Change:
@@ -201,7 +202,7 @@ def _warmup(request: Request) -> Change:
         given = _without_target(given)
     if is_reference:
         return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
-    if warmup is None and (request.kappa <= 1 or request.recipe.learning_rate.rule == "sqrt"):
+    if warmup is None and (request.kappa <= 1 or formula.rule not in ("linear", "none")):
         return request.kept(key, "none, as before")
     if warmup is None and getattr(formula.schedule, "slow_until", 0.0) > 0:
         return request.kept(key, f"none: the schedule rises by itself, until epoch {formula.schedule.slow_until:g}")
@@ -262,9 +263,10 @@ def square_root(request: Request) -> Iterator[Change]:
     """Adam: rate times the root of k, each 1 - beta times k, epsilon over the root. LAMB: rate and warmup only."""
     formula = request.recipe.learning_rate
     first = request.recipe.batch.global_.sizes[0]
-    if formula.rule == "sqrt":
-        after = full_rate(formula.reference, request.batch, rule="sqrt", per=formula.per)
-        reason = f"the rule is the root already: the full rate moves from {request.rate:.6g} to {after:.6g}"
+    if formula.rule not in ("linear", "none"):
+        after = full_rate(formula.reference, request.batch, rule=formula.rule, per=formula.per)
+        word = "the root" if formula.rule == "sqrt" else "this power of k"
+        reason = f"the rule is {word} already: the full rate moves from {request.rate:.6g} to {after:.6g}"
         yield request.kept("learning_rate.reference", reason, _MALLADI)
     else:
         yield request.moved("learning_rate.rule", "sqrt", "noise falls with the root of the batch", _MALLADI)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from recipes.schema.recipe import require
+from recipes.schema.batch_and_rate import require
 from recipes.schema.vocabulary import Component
 
 __all__ = ["Dataset", "Source", "SourceFile", "StopAfter", "Validation"]

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 _WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
-_TIMED_BY_BATCH = ("epochs", "image_size", "learning_rate", "evaluation", "weight_average", "optimizer")
+_TIMED_BY_BATCH = (
+    "epochs",
+    "image_size",
+    "learning_rate",
+    "schedules",
+    "augmentation",
+    "evaluation",
+    "weight_average",
+    "optimizer",
+)
 _COUNTED = 2**53  # samples up to which a float is exact; beyond, searches by single samples would not terminate
 _SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}
 UNITS = "30 or 30ep (epochs), 500up (updates), 1.5Msp (samples) or 0.5run"
@@ -102,13 +111,13 @@ def first_sample_at(position: float, num_train: int) -> int:
     return samples
 
 
-def multiple(every: float, times: int) -> float:
-    """`times * every` as if `every` had never been rounded to a float.
+def multiple(every: float, times: int, offset: float = 0.0) -> float:
+    """`offset + times * every` as if neither had ever been rounded to a float.
 
-    >>> 3 * 0.1, multiple(0.1, 3)
-    (0.30000000000000004, 0.3)
+    >>> 3 * 0.1, multiple(0.1, 3), multiple(0.1, 2, offset=0.1)
+    (0.30000000000000004, 0.3, 0.3)
     """
-    return float(times * _period(every))
+    return float((_period(offset) if offset else 0) + times * _period(every))
 
 
 @functools.lru_cache
@@ -128,18 +137,18 @@ def last_multiple(epoch: float, every: float) -> float:
     return multiple(every, _times(epoch, every))
 
 
-def next_multiple(epoch: float, every: float) -> float:
-    """The smallest multiple of `every` that is after `epoch`.
+def next_multiple(epoch: float, every: float, offset: float = 0.0) -> float:
+    """The smallest multiple of `every`, counted from `offset`, that is after `epoch`.
 
-    >>> next_multiple(0.3, 0.1), next_multiple(2.9, 1.0)
-    (0.4, 3.0)
+    >>> next_multiple(0.3, 0.1), next_multiple(2.9, 1.0), next_multiple(2.9, 1.0, offset=0.5)
+    (0.4, 3.0, 3.5)
     """
-    return multiple(every, _times(epoch, every) + 1)
+    return multiple(every, _times(epoch, every, offset) + 1, offset)
 
 
-def _times(epoch: float, every: float) -> int:
-    """How often `every` fits into `epoch`."""
-    times = int(Fraction(epoch) / _period(every)) + 1
-    while multiple(every, times) > epoch:
+def _times(epoch: float, every: float, offset: float = 0.0) -> int:
+    """How often `every` fits between `offset` and `epoch`."""
+    times = int((Fraction(epoch) - (_period(offset) if offset else 0)) / _period(every)) + 1
+    while multiple(every, times, offset) > epoch:
         times -= 1
     return times

@@ -9,125 +9,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from lr_schedules import BatchRamp, Constant
-from lr_schedules.units import Epochs, Schedule
+from lr_schedules import BatchRamp
+from lr_schedules.units import Epochs
+from recipes.arguments import younger
+from recipes.schema.batch_and_rate import Batch, LearningRate, Schedules, require
 from recipes.schema.vocabulary import Component
 
 __all__ = [
     "Augmentation",
-    "Batch",
+    "AugmentationEnd",
     "Card",
     "Claim",
     "Evaluation",
     "Evidence",
     "Gradient",
-    "LearningRate",
     "NormMomentum",
     "Precision",
-    "RampStep",
     "Recipe",
+    "StopAt",
     "StreamOrder",
     "Updater",
-    "Warmup",
     "WeightAverage",
 ]
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise unless a condition holds.
-
-    Raises:
-        ValueError: `condition` is false.
-    """
-    if not condition:
-        raise ValueError(message)
-
-
 @dataclass(frozen=True, kw_only=True)
-class RampStep:
-    """A step of a ramp.
+class StopAt:
+    """The goal of a run, which ends after the evaluation that reaches it.
+
+    Its last checkpoint, exit code 0 and the update, epoch and samples of the goal are those of that moment; without the
+    goal it ends at `epochs`. Of two goals, both must be reached in one evaluation.
 
     Args:
-        from_: position from which on the size holds; 0 in the first step.
-        size: samples of a batch or a norm group, or pixels of an image's side; at least 1.
+        accuracy: evaluated accuracy of at least this, above 0 and up to 1; null for none.
+        loss: evaluated loss of at most this, above 0; null for none.
     """
 
-    from_: Epochs
-    size: int
+    accuracy: float | None = None
+    loss: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.size >= 1, f"RampStep.size must be at least 1, got {self.size}")
+        in_range = self.accuracy is None or 0 < self.accuracy <= 1
+        require(in_range, f"StopAt.accuracy must be above 0 and at most 1, got {self.accuracy}")
+        require(self.loss is None or self.loss > 0, f"StopAt.loss must be above 0, got {self.loss}")
+        require((self.accuracy, self.loss) != (None, None), "StopAt.accuracy must be given, or loss")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """How many samples an update averages.
-
-    Args:
-        global_: samples averaged into one update: a number, or a ramp such as
-            `[{from: 0, size: 2048}, {from: 30, size: 4096}]`.
-        norm_span: samples whose batch-normalisation statistics are shared: a number or a ramp with the steps of
-            `global`. Every batch must be a multiple of its span. Left out: the largest number up to 32 that divides
-            every batch.
-    """
-
-    global_: BatchRamp
-    norm_span: BatchRamp
-
-
-@dataclass(frozen=True, kw_only=True)
-class Warmup:
-    """The first epochs of the learning rate.
-
-        rate(t) = target * w(t)        w(0) = start, w(epochs) = 1
-        target  = reference * rule(target_batch / per)
-
-    Args:
-        joins: `multiply`: times the schedule, whose clock runs from 0 (Goyal et al. 2017); `before`: the schedule's
-            clock starts when the warmup ends (MLPerf, torchvision); `over`: the warmup replaces the beginning of a
-            schedule that runs from 0 (the code of You et al. 2019).
-        target_batch: the global batch whose rate the warmup reaches. Left out: the first batch; required if the batch
-            changes during the warmup.
-        shape: the factor w. Its `kind` and keys stand beside `joins`; its `start` is `reference` (the unscaled rate),
-            0, `{rate: 0.1}` or `{factor: 0.03125}`.
-    """
-
-    joins: Literal["multiply", "before", "over"] = "multiply"
-    target_batch: int
-    shape: Annotated[object, Component("warmups")]
-
-    def __post_init__(self) -> None:
-        require(self.target_batch >= 1, f"Warmup.target_batch must be at least 1, got {self.target_batch}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningRate:
-    """How the learning rate follows batch and time.
-
-        rate(t) = reference * rule(B(t) / per) * schedule(t)
-
-    Args:
-        reference: the rate at a global batch of `per`, above 0.
-        per: the global batch at which `reference` holds, at least 1.
-        rule: how the rate follows the batch: `linear`, `sqrt` or `none`.
-        scale_with: the batch that the rule uses in a batch ramp: the `current` or the `initial` one.
-        every: how often the schedule is read: `update`, or a duration such as `1ep`.
-        warmup: warmup of the rate; null for none.
-        schedule: the factor over time. A required `epochs` that is left out defaults to the rest of the run.
-    """
-
-    reference: float
-    per: int
-    rule: Literal["linear", "sqrt", "none"] = "linear"
-    scale_with: Literal["current", "initial"] = "current"
-    every: Literal["update"] | Epochs = "update"
-    warmup: Warmup | None = None
-    schedule: Schedule = Constant()
-
-    def __post_init__(self) -> None:
-        require(self.reference > 0, f"LearningRate.reference must be above 0, got {self.reference}")
-        require(self.per >= 1, f"LearningRate.per must be at least 1, got {self.per}")
-        require(self.every == "update" or self.every > 0, f"LearningRate.every must be above 0, got {self.every}")
+    def reached(self, *, accuracy: float, loss: float) -> bool:
+        """Whether an evaluation reaches the goal."""
+        is_accurate = self.accuracy is None or accuracy >= self.accuracy
+        return is_accurate and (self.loss is None or loss <= self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +78,22 @@ class StreamOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AugmentationEnd:
+    """The end of augmentation: what happens to training samples at the end of the run. They are not mixed then.
+
+    Args:
+        at: position, above 0; holds for updates that start there or later.
+        train: their transforms, in order, with the same size and `Normalize` as before; null: those of `eval`.
+    """
+
+    at: Epochs
+    train: tuple[Annotated[object, Component("augmentations")], ...] | None = None
+
+    def __post_init__(self) -> None:
+        require(self.at > 0, f"AugmentationEnd.at must be above 0, got {self.at:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Augmentation:
     """What happens to an image before the model sees it.
 
@@ -157,11 +103,18 @@ class Augmentation:
             every image and its label with another of the group. Evaluation samples are never mixed; the training loss
             is that of the mixed targets.
         eval: transforms of evaluation samples, in order.
+        end: from when on training samples are not augmented, or otherwise; null: never.
     """
 
     train: tuple[Annotated[object, Component("augmentations")], ...] = ()
     mix: tuple[Annotated[object, Component("mixes")], ...] = ()
     eval: tuple[Annotated[object, Component("augmentations")], ...] = ()
+    end: AugmentationEnd | None = younger(None)
+
+    @property
+    def late(self) -> tuple[object, ...]:
+        """The transforms of training samples after `end`."""
+        return self.eval if self.end is None or self.end.train is None else self.end.train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +149,20 @@ class Evaluation:
         held_out: share of the training samples, in (0, 1), that is scored in place of the data set's evaluation split
             and never trained on, so that choices by the score leave that split alone. Which ones is drawn for the data
             set, not by `seed`. An epoch is a pass over the others. null: nothing is held out.
+        offset: position of the first evaluation, from which the multiples of `every` count; 0: the first is at `every`.
+            With `every: update`, none before it. The end of the run is evaluated in any case.
+        flipped: whether the logits of an image and of its mirror image are added; loss and accuracy are of the sum.
     """
 
     every: Literal["update"] | Epochs = 1.0
     norm_statistics: Literal["moving_average", "pooled", "last_batch", "by_group"] = "moving_average"
     norm_momentum: NormMomentum = NormMomentum()
-    held_out: float | None = None
+    held_out: float | None = younger(None)
+    offset: Epochs = younger(0.0)
+    flipped: bool = younger(False)
 
     def __post_init__(self) -> None:
+        require(self.offset >= 0, f"Evaluation.offset must be at least 0, got {self.offset}")
         require(self.every == "update" or self.every > 0, f"Evaluation.every must be above 0, got {self.every}")
         fits = self.held_out is None or 0 < self.held_out < 1
         require(fits, f"Evaluation.held_out must be above 0 and below 1, got {self.held_out}")
@@ -359,6 +318,7 @@ class Recipe:
         batch: samples an update.
         learning_rate: the learning rate over time.
         optimizer: the rule that turns a gradient into a step.
+        schedules: how its momentum and weight decay move.
         loss: the loss, whose mean over the global batch is minimised.
         image_size: side of training images in pixels: a number, or steps such as
             `[{from: 0, size: 128}, {from: 30, size: 160}]`. The size at an update's start holds for all of it. Entries
@@ -366,6 +326,7 @@ class Recipe:
         stream: the order of training samples.
         augmentation: transforms of the images.
         evaluation: when and how the model is scored on the evaluation samples.
+        stop_at: the goal at which the run ends before `epochs`, such as `{accuracy: 0.9}`; null: it has none.
         gradient: processing of the mean gradient before the optimizer.
         weight_average: moving average of the weights, which is evaluated; null: evaluate the last weights.
         precision: number formats of the computation.
@@ -390,16 +351,18 @@ class Recipe:
     batch: Batch
     learning_rate: LearningRate
     optimizer: Annotated[object, Component("optimizers")]
+    schedules: Schedules = younger(Schedules())
     loss: Annotated[object, Component("losses")]
     image_size: BatchRamp | None = None
     stream: StreamOrder = StreamOrder()
     augmentation: Augmentation = Augmentation()
     evaluation: Evaluation = Evaluation()
+    stop_at: StopAt | None = younger(None)
     gradient: Gradient = Gradient()
     weight_average: WeightAverage | None = None
     precision: Precision = Precision()
     updater: Updater = Updater()
-    extensions: tuple[Annotated[object, Component("extensions")], ...] = ()
+    extensions: tuple[Annotated[object, Component("extensions")], ...] = younger(())
     seed: int = 0
     claims: tuple[Claim, ...] = ()
     card: Card | None = None

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from recipes.schema.batch_and_rate import require
 from recipes.schema.constraints import Expression
-from recipes.schema.recipe import require
 from recipes.schema.vocabulary import Component
 
 __all__ = ["Budget", "Confirm", "Constraint", "Objective", "Prior", "Search"]

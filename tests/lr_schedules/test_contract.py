@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import typing
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from lr_schedules import (
     Constant,
     ConstantWarmup,
     Cosine,
+    CosineRestarts,
     Exponential,
     GradualWarmup,
     Joined,
@@ -27,6 +29,7 @@ from lr_schedules import (
     Polynomial,
     Product,
     SlowStart,
+    StableDecay,
 )
 from lr_schedules.units import Epochs
 
@@ -36,6 +39,7 @@ ARGUMENTS = {
     "Constant": {"factor": 1},
     "ConstantWarmup": {"epochs": 5, "start": 1},
     "Cosine": {"epochs": 90, "end": 0},
+    "CosineRestarts": {"first": 10, "times": 2, "end": 0, "peak": 1},
     "Exponential": {"ratio": 1},
     "GradualWarmup": {"epochs": 5, "start": 0},
     "Joined": {"warmup": GradualWarmup(epochs=5.0), "schedule": Cosine(epochs=90.0), "joins": "before"},
@@ -44,8 +48,9 @@ ARGUMENTS = {
     "Polynomial": {"epochs": 90, "power": 2, "end": 0},
     "Product": {"factors": (Constant(factor=0.5), Exponential(ratio=0.9))},
     "SlowStart": {"boundaries": (40, 70), "factors": (1, 1, 0)},
+    "StableDecay": {"decay_from": 60, "epochs": 90, "end": 0},
 }
-RULES = ("linear_scaling", "no_scaling", "sqrt_scaling")
+RULES = ("linear_scaling", "no_scaling", "power_scaling", "sqrt_scaling")
 EPOCHS = (0.0, 1 / 3, 4.999, 5.0, 29.999, 30.0, 60.0, 89.999, 90.0, 90.02, 1e6)
 
 # Every one of these once trained something the author of the recipe did not mean.
@@ -64,6 +69,10 @@ REFUSED = [
     (Cosine, {"epochs": 0.0}, "Cosine.epochs must be > 0, got 0.0"),
     (Cosine, {"epochs": True}, "Cosine.epochs must be a finite number, got True"),
     (Cosine, {"epochs": 90.0, "end": 1.5}, "Cosine.end must be <= 1, got 1.5"),
+    (CosineRestarts, {"first": 0.0}, "CosineRestarts.first must be > 0, got 0.0"),
+    (CosineRestarts, {"first": 1.0, "times": 0.5}, "CosineRestarts.times must be >= 1, got 0.5"),
+    (CosineRestarts, {"first": 1.0, "end": 1.5}, "CosineRestarts.end must be <= 1, got 1.5"),
+    (CosineRestarts, {"first": 1.0, "peak": 0.0}, "CosineRestarts.peak must be > 0, got 0.0"),
     (Exponential, {"ratio": 0.0}, "Exponential.ratio must be > 0"),
     (Exponential, {"ratio": 1.01}, "Exponential.ratio must be <= 1"),
     (GradualWarmup, {"epochs": 0.0}, "GradualWarmup.epochs must be > 0"),
@@ -82,7 +91,9 @@ REFUSED = [
     (PiecewiseLinear, {"points": ()}, "PiecewiseLinear.points must be a tuple of at least one position"),
     (PiecewiseLinear, {"points": ((0.0, 1.0, 2.0),)}, "PiecewiseLinear.points must be a tuple of pairs"),
     (PiecewiseLinear, {"points": ([0.0, 1.0],)}, "PiecewiseLinear.points must be a tuple of pairs"),
-    (PiecewiseLinear, {"points": ((0.0, 1.0), (0.0, 2.0))}, "PiecewiseLinear.points must increase"),
+    (PiecewiseLinear, {"points": ((1.0, 1.0), (0.0, 2.0))}, "PiecewiseLinear.points must increase"),
+    (PiecewiseLinear, {"points": ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))}, "PiecewiseLinear.points must increase"),
+    (PiecewiseLinear, {"points": ((0.0, 1.0),) * 3}, "PiecewiseLinear.points must have at most two points at one"),
     (PiecewiseLinear, {"points": ((0.0, -1.0),)}, "PiecewiseLinear.points must be >= 0"),
     (Polynomial, {"epochs": 90.0, "power": 0.0}, "Polynomial.power must be > 0"),
     (Polynomial, {"epochs": 0.0}, "Polynomial.epochs must be > 0"),
@@ -92,6 +103,9 @@ REFUSED = [
     (SlowStart, {"factors": (1.0, 0.1)}, "SlowStart.factors must be a tuple of 4"),
     (SlowStart, {"boundaries": (0.0,), "factors": (1.0, 0.1)}, "SlowStart.boundaries must be > 0"),
     (SlowStart, {"boundaries": (9.0,), "factors": (1.0, -0.1)}, "SlowStart.factors must be >= 0"),
+    (StableDecay, {"decay_from": 9.0, "epochs": 9.0}, "StableDecay.decay_from must be before epochs 9.0, got 9.0"),
+    (StableDecay, {"decay_from": -1.0, "epochs": 9.0}, "StableDecay.decay_from must be >= 0"),
+    (StableDecay, {"decay_from": 1.0, "epochs": 9.0, "end": 2.0}, "StableDecay.end must be <= 1"),
 ]
 
 
@@ -132,7 +146,8 @@ class TestSchedule:
 
     def test_its_positions_may_be_written_with_a_unit(self, name):
         hints = typing.get_type_hints(getattr(lr_schedules, name), include_extras=True)
-        marked = {"epochs": Epochs, "boundaries": tuple[Epochs, ...], "points": tuple[tuple[Epochs, float], ...]}
+        marked = {"boundaries": tuple[Epochs, ...], "points": tuple[tuple[Epochs, float], ...]}
+        marked |= {"epochs": Epochs, "first": Epochs, "decay_from": Epochs}
         assert all(hints[field] == hint for field, hint in marked.items() if field in hints)
 
     def test_is_equal_hashable_and_pickles(self, name):
@@ -178,6 +193,7 @@ def test_wrong_argument_is_refused_by_name(kind, arguments, message):
 @pytest.mark.parametrize("name", RULES)
 def test_scaling_rule_is_pure_takes_per_by_keyword_and_refuses_nonsense(name):
     rule = getattr(lr_schedules, name)
+    rule = partial(rule, exponent=0.7) if name == "power_scaling" else rule
     assert type(rule(512, per=32)) is float
     assert rule(512, per=32) == rule(512, per=32)
     assert rule(256, per=256) == 1.0

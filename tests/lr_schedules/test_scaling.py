@@ -1,6 +1,6 @@
 import pytest
 
-from lr_schedules import linear_scaling, no_scaling, sqrt_scaling
+from lr_schedules import linear_scaling, no_scaling, power_scaling, sqrt_scaling
 
 
 @pytest.mark.parametrize(
@@ -13,3 +13,9 @@ from lr_schedules import linear_scaling, no_scaling, sqrt_scaling
 )
 def test_rule_by_hand(rule, per, factors):
     assert {size: rule(size, per=per) for size in factors} == factors
+
+
+def test_a_power_between_the_root_and_the_linear_rule():
+    assert [power_scaling(512, per=32, exponent=p) for p in (0, 0.25, 0.5, 1)] == [1.0, 2.0, 4.0, 16.0]
+    with pytest.raises(ValueError, match="power_scaling: exponent must be >= 0, got -1"):
+        power_scaling(512, per=32, exponent=-1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from typing import Literal
 
 import numpy as np
 
-from recipes.arguments import ImageSize, require_count, require_range, require_size
+from recipes.arguments import ImageSize, require_count, require_range, require_size, younger
 from recipes.planning.random_bits import Draws
-from trainers.augmentations.decoders import EncodedImage, resampled
+from trainers.augmentations.decoders import EncodedImage, Interpolation, resampled
 from trainers.runs.errors import UnfitImage
 
 _NUM_ATTEMPTS = 10
@@ -88,36 +90,44 @@ class RandomCrop:
 class RandomResizedCrop:
     """A rectangle of random area, shape and place, resampled to a square.
 
-        A ~ U(area) * height * width;   r ~ U(ratio)
-        crop width = round(sqrt(A r)), crop height = round(sqrt(A / r)), exchanged with probability 1/2
+        A ~ U(area) * height * width;   r ~ U(ratio), or log r ~ U(log ratio)
+        crop width = round(sqrt(A r)), crop height = round(sqrt(A / r)), with U(ratio) exchanged with probability 1/2
         top, left: uniform over the places where the crop fits
 
-    A crop that does not fit is redrawn, up to 10 draws in all; after that it is the largest square in the middle. Only
-    sums, products and roots are computed, which round alike on every machine.
+    A crop that does not fit is redrawn, up to 10 draws in all; after that it is the largest square in the middle. Sums,
+    products and roots round alike on every machine; the exponential of a logarithm is taken in decimals for that.
 
     Args:
         size: side of the result in pixels, or `image_size`, the recipe's.
         area: smallest and largest share of the image's area, in (0, 1].
         ratio: smallest and largest width over height, before the exchange, above 0.
+        ratio_draw: `uniform`, or `log_uniform`, without an exchange.
+        interpolation: `bilinear` or `bicubic`.
     Raises:
         ValueError: `size` is neither a whole number above 0 nor `image_size`; `area` or `ratio` are not two
-            numbers in range, low first.
+            numbers in range, low first; `ratio_draw` or `interpolation` is another word.
 
     Source: fb.resnet.torch, datasets/transforms.lua, RandomSizedCrop (the attempts, the uniform draws, the exchange);
-        the augmentation of Goyal et al. 2017, arXiv 1706.02677.
+        the augmentation of Goyal et al. 2017, arXiv 1706.02677. torchvision, transforms/transforms.py (the logarithm,
+        without an exchange).
     Differs: fb.resnet.torch interpolates bicubically. Its first commit, 6f9402d, multiplied the side by the ratio, not
-        by its root, so that shapes reached from 9:16 to 16:9; d4b9406 corrected that. Others draw the logarithm of the
-        ratio uniformly.
+        by its root, so that shapes reached from 9:16 to 16:9; d4b9406 corrected that. torchvision's last
+        resort keeps to `ratio` where the image does not.
     """
 
     size: ImageSize
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio_draw: Literal["uniform", "log_uniform"] = younger("uniform")
+    interpolation: Interpolation = younger("bilinear")
 
     def __post_init__(self) -> None:
         require_size("RandomResizedCrop.size", self.size)
         require_range("RandomResizedCrop.area", self.area, at_most=1)
         require_range("RandomResizedCrop.ratio", self.ratio)
+        if self.ratio_draw not in ("uniform", "log_uniform"):
+            raise ValueError(f"RandomResizedCrop.ratio_draw must be uniform or log_uniform, got {self.ratio_draw!r}")
+        _require_interpolation("RandomResizedCrop", self.interpolation)
 
     def __call__(self, image_HWC: np.ndarray | EncodedImage, draws: Draws) -> np.ndarray:
         """`size` x `size` pixels, channels and type as given."""
@@ -126,15 +136,15 @@ class RandomResizedCrop:
             crop_HWC = image_HWC.crop(top, left, height, width)
         else:
             crop_HWC = image_HWC[top : top + height, left : left + width]
-        return resampled(crop_HWC, height=self.size, width=self.size)
+        return resampled(crop_HWC, height=self.size, width=self.size, interpolation=self.interpolation)
 
     def rectangle(self, height: int, width: int, draws: Draws) -> tuple[int, int, int, int]:
         """(top, left, height, width) of the crop in an image of this height and width, all in pixels."""
         for _ in range(_NUM_ATTEMPTS):
             area = _between(self.area, draws.uniform()) * height * width
-            ratio = _between(self.ratio, draws.uniform())
+            ratio = self._ratio(draws.uniform())
             crop_height, crop_width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-            if draws.uniform() < 0.5:
+            if self.ratio_draw == "uniform" and draws.uniform() < 0.5:
                 crop_height, crop_width = crop_width, crop_height
             if 0 < crop_height <= height and 0 < crop_width <= width:
                 top = draws.integers(height - crop_height + 1)
@@ -142,6 +152,19 @@ class RandomResizedCrop:
                 return top, left, crop_height, crop_width
         side = min(height, width)
         return (height - side) // 2, (width - side) // 2, side, side
+
+
+    def _ratio(self, share: float) -> float:
+        if self.ratio_draw == "uniform":
+            return _between(self.ratio, share)
+        low, high = map(Decimal, self.ratio)
+        with localcontext(prec=20):  # libraries of mathematics differ in the last bit of exp
+            return float(low * ((high / low).ln() * Decimal(share)).exp())
+
+
+def _require_interpolation(name: str, interpolation: object) -> None:
+    if interpolation not in ("bilinear", "bicubic"):
+        raise ValueError(f"{name}.interpolation must be bilinear or bicubic, got {interpolation!r}")
 
 
 def _between(bounds: tuple[float, float], share: float) -> float:
@@ -154,22 +177,25 @@ class Resize:
 
     Args:
         shorter: length of the shorter side in pixels, or `image_size`, the recipe's.
+        interpolation: `bilinear` or `bicubic`.
     Raises:
-        ValueError: `shorter` is neither a whole number above 0 nor `image_size`.
+        ValueError: `shorter` is neither a whole number above 0 nor `image_size`; `interpolation` is another word.
 
     Source: fb.resnet.torch, datasets/transforms.lua, Scale; torchvision, transforms/functional.py, whose
         int(size * long / short) rounds down as well.
-    Differs: bilinear and antialiased, where fb.resnet.torch is bicubic.
+    Differs: antialiased, and bilinear by default, where fb.resnet.torch is bicubic.
     """
 
     shorter: ImageSize
+    interpolation: Interpolation = younger("bilinear")
 
     def __post_init__(self) -> None:
         require_size("Resize.shorter", self.shorter)
+        _require_interpolation("Resize", self.interpolation)
 
     def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
         """The resampled image, channels and type as given."""
         height, width, _ = image_HWC.shape
         side = min(height, width)
         height, width = (length * self.shorter // side for length in (height, width))
-        return resampled(image_HWC, height=height, width=width)
+        return resampled(image_HWC, height=height, width=width, interpolation=self.interpolation)

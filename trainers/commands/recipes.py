@@ -167,17 +167,23 @@ def scale(
     recipe: Recipe,
     batch: Annotated[str, typer.Option("--batch", metavar="32k", help="The new global batch; k is 1,024.")],
     beyond: Annotated[bool, typer.Option("--beyond", help="Allow batches beyond published linear scaling.")] = False,
+    seesaw: Annotated[
+        bool, typer.Option("--seesaw", help="Grow the batch, up to --batch, where the rate would fall.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here.")] = None,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Derive a recipe for another batch. A new file, and a reason for every value; nothing is ever overwritten."""
-    from recipes.scale import parse_batch, scale_recipe, scaled_text
+    from recipes.scale import parse_batch, scale_recipe, scaled_text, seesaw_recipe
     from trainers.launch.vocabulary import vocabulary
 
     options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
-    scaled = scale_recipe(recipe, batch=parse_batch(batch), beyond=beyond, out=out, **options)
+    if seesaw:
+        scaled = seesaw_recipe(recipe, batch=parse_batch(batch), out=out, **options)
+    else:
+        scaled = scale_recipe(recipe, batch=parse_batch(batch), beyond=beyond, out=out, **options)
     print(scaled_text(scaled, as_json), end="")
 
 

@@ -13,7 +13,7 @@ from trainers.datasets.bad_images import can_skip, open_samples
 from trainers.datasets.samples import EncodedSamples, UnreadableImage
 from trainers.runs.errors import UnfitImage
 
-Split = Literal["train", "eval"]
+Split = Literal["train", "late", "eval"]  # late: training samples after the end of augmentation
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,4 +51,5 @@ class AugmentedSamples:
 def augmented_samples(recipe: Recipe, dataset: Dataset, split: Split, *, pixels: bool = False) -> AugmentedSamples:
     """Open a split of the data set, with the recipe's augmentation."""
     pipeline = Pipeline(parts=getattr(recipe.augmentation, split), dataset=dataset, seed=recipe.seed)
-    return AugmentedSamples(open_samples(dataset, split), pipeline, split, pixels)
+    samples = open_samples(dataset, "train" if split == "late" else split)
+    return AugmentedSamples(samples, pipeline, split, pixels)

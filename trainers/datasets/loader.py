@@ -102,6 +102,7 @@ class StreamIterator(chainer.dataset.Iterator):
         mixing: mixes samples, where the recipe does.
         trace: note index and digest of every sample.
         feed: sends the micro-batches to the GPU; None on a CPU.
+        late: the end of augmentation, and `load` for updates that start there or later, which are not mixed.
     """
 
     def __init__(
@@ -115,11 +116,15 @@ class StreamIterator(chainer.dataset.Iterator):
         mixing: GroupMixing | None = None,
         trace: bool = False,
         feed: DeviceFeed | None = None,
+        late: tuple[float, LoadImage] | None = None,
     ) -> None:
         self.plan = plan
         self._rank = rank
         self._stream = stream
-        self._load = load if feed is None or mixing is not None else feed.load
+        self._load, self._late = load, late
+        if feed is not None and mixing is None:  # of mixed images, pixels are finished before they are sent
+            self._load = feed.load
+            self._late = late and (late[0], replace(late[1], pixels=True))
         self._ahead = LoadedAhead(workers or LoaderWorkers(), self._loading, self._parts_after)
         self._dtype = chainer.get_dtype()  # of this thread
         self._fetching: deque[tuple[int, MicroBatch]] = deque()  # micro-batches whose files are being fetched
@@ -214,17 +219,20 @@ class StreamIterator(chainer.dataset.Iterator):
         samples, norm_span = timeline.samples_at(update), division.norm_span
         start = samples + part.offset
         positions: Sequence[int] = range(start, start + part.size)
-        if self._mixing is not None:
-            positions = self._mixing.needed(part, samples=samples, norm_span=norm_span)
+        load_image, mixing = self._load, self._mixing
+        if self._late is not None and timeline.epoch_at(update) >= self._late[0]:
+            load_image, mixing = self._late[1], None
+        if mixing is not None:
+            positions = mixing.needed(part, samples=samples, norm_span=norm_span)
         needed = list(zip(*(numbers.tolist() for numbers in self._stream.at(positions)), strict=True))
         self._fetch_ahead(key)
         epochs, indices = self._stream.samples(start, part.size)
 
         def finish(images: Any, labels: np.ndarray) -> LoadedMicroBatch:
             targets = labels
-            if self._mixing is not None:
+            if mixing is not None:
                 take = _Rows(images, labels)
-                images, targets = self._mixing.load(part, samples=samples, norm_span=norm_span, load=take)
+                images, targets = mixing.load(part, samples=samples, norm_span=norm_span, load=take)
             seen = tuple(self._seen(part, indices, images)) if self._trace else ()
             if isinstance(images, np.ndarray) and self._feed is None:
                 images = images.astype(self._dtype, copy=False)
@@ -233,7 +241,7 @@ class StreamIterator(chainer.dataset.Iterator):
             )
 
         size = timeline.segment_of(update).image_size
-        return Loading(self._load, needed, image_size=size, key="augmentation.train", finish=finish)
+        return Loading(load_image, needed, image_size=size, key="augmentation.train", finish=finish)
 
     def _fetch_ahead(self, key: tuple[int, MicroBatch]) -> None:
         """Have files fetched of samples that follow a micro-batch, where they come from a URL."""

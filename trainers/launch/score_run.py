@@ -97,7 +97,8 @@ def score_run(
     pays = getattr(parts.load_eval.samples, "threads_pay", False)
     try:
         with LoaderWorkers(num_threads() if pays else 0) as workers:
-            result = score(parts.model, **read, loss=parts.loss, mpi=MPI.COMM_SELF, workers=workers)
+            how = {"loss": parts.loss, "workers": workers, "flipped": opened.recipe.evaluation.flipped}
+            result = score(parts.model, **read, **how, mpi=MPI.COMM_SELF)
     except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
     for image in (image for images in parts.skipped for image in images.values()):

@@ -191,7 +191,7 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
     finished = {record.rank for record in records if record is not None and record.finished}
     if code == 0 and ended and last["value"] != "failed" and len(finished) == ranks.num_ranks:
         clear_heartbeats(folder, anew=False)
-        if last["reason"] in ("", "--stop-after"):
+        if last["value"] == "success" or last["reason"] == "--stop-after":
             return 0
         print_error(f"kilobatch: stopped by {requester_text(last['reason'], folder / STOP_FILE)}; {_way_on(folder)}")
         return EXIT_STOPPED

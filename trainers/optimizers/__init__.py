@@ -13,6 +13,7 @@ from trainers.optimizers.ada_scale import AdaScale
 from trainers.optimizers.adam import Adam
 from trainers.optimizers.lamb import Lamb
 from trainers.optimizers.lars import Lars
+from trainers.optimizers.muon import Muon
 from trainers.optimizers.rmsprop_warmup import RmspropWarmup
 from trainers.optimizers.sgd import SGD, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
 
@@ -24,6 +25,7 @@ __all__ = [
     "Lamb",
     "Lars",
     "MomentumSGD",
+    "Muon",
     "NesterovAG",
     "RmspropWarmup",
     "SGD",

@@ -19,24 +19,27 @@ _MAX_REMEMBERED = 2  # sets of arrays remembered: double buffering has gradients
 class FusedStep:
     """Moves the weights of an optimizer's model by its gradients: what `optimizer.update()` does.
 
+    All parameters at once where the recipe's optimizer has a `fused_step`, and they have one rate.
+
     Args:
         optimizer: set up; its hyperparameters are set for each update.
-        component: the recipe's optimizer; all parameters at once where it has a `fused_step`.
     """
 
-    def __init__(self, optimizer: chainer.Optimizer, component: Any) -> None:
-        self._optimizer, self._component = optimizer, component
+    def __init__(self, optimizer: chainer.Optimizer) -> None:
+        self._optimizer = optimizer
         self._parameters = list(optimizer.target.params())
         self._check = ArrayCheck()
 
     def __call__(self) -> None:
         """Do one step."""
         optimizer, parameters = self._optimizer, self._parameters
+        component = optimizer.hyperparam.component
         rules = [parameter.update_rule for parameter in parameters]
-        if not hasattr(self._component, "fused_step") or _hooks(optimizer) or not _are_plain(rules):
+        factored = getattr(optimizer.hyperparam, "rate_factors", ())
+        if not hasattr(component, "fused_step") or factored or _hooks(optimizer) or not _are_plain(rules):
             optimizer.update()
             return
-        form = self._component.fused_step(optimizer.hyperparam, rules[0].t + 1)
+        form = component.fused_step(optimizer.hyperparam, rules[0].t + 1)
         arrays = [[getattr(parameter, name) for parameter in parameters] for name in ("array", "grad")]
         states = _states(form.states, rules)
         if not self._check.covers(*arrays, *states):
@@ -50,7 +53,7 @@ class FusedStep:
         optimizer.t += 1
         for rule in rules:
             rule.t += 1
-        decay = _decay(optimizer.hyperparam, self._component, rules)
+        decay = _decay(optimizer.hyperparam, component, rules)
         chainer_hooks.operators_for(arrays[0][0]).optimizer_step(form, decay, *arrays, states)
 
 

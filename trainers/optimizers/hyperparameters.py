@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+
+from recipes.planning.rates import momentum_key
+from recipes.schema import RateFactor
+from trainers.optimizers.weight_decay import parameters_without_decay
 
 if TYPE_CHECKING:
     import chainer
@@ -31,9 +37,44 @@ class Hyperparameters:
 def set_hyperparameters(component: Any, optimizer: chainer.Optimizer, values: Hyperparameters) -> None:
     """Set the hyperparameters that an update rule reads, all to Python floats: a NumPy float64 would widen its arrays.
 
-    Beside the rate, under the component's `rate_attribute`: `relative_rate` (rate over full rate) and `epoch`.
+    Beside the rate, under the component's `rate_attribute`: `component`, whose momentum and weight decay are those of
+    this update, `relative_rate` (rate over full rate) and `epoch`. A parameter with a rate factor gets its own rate.
     """
-    hyperparam = optimizer.hyperparam
-    setattr(hyperparam, component.rate_attribute, float(values.learning_rate))
+    hyperparam, rate = optimizer.hyperparam, float(values.learning_rate)
+    setattr(hyperparam, component.rate_attribute, rate)
+    hyperparam.component = component
     hyperparam.relative_rate = float(values.learning_rate / values.full_rate)
     hyperparam.epoch = float(values.epoch)
+    momentum = momentum_key(component)
+    if momentum in vars(hyperparam):  # of Chainer's own rules, which do not read `component`
+        setattr(hyperparam, momentum, float(getattr(component, momentum)))
+    for of_parameter, factor in getattr(hyperparam, "rate_factors", ()):
+        setattr(of_parameter, component.rate_attribute, factor * rate)
+
+
+def set_rate_factors(optimizer: chainer.Optimizer, factors: Sequence[RateFactor]) -> None:
+    """Give parameters rates of their own, from the next `set_hyperparameters` on.
+
+    Args:
+        optimizer: set up with its model.
+        factors: of the recipe; the first that names a parameter holds for it.
+    Raises:
+        ValueError: an entry names no parameter.
+    """
+    parameters = dict(optimizer.target.namedparams())
+    left = dict(parameters)
+    optimizer.hyperparam.rate_factors = []
+    for entry in factors:
+        words = tuple(word for word in entry.parameters if not word.startswith("/"))
+        paths = parameters_without_decay(optimizer.target, words)  # those that the words name
+        patterns = [word for word in entry.parameters if word.startswith("/")]
+        named = [path for path in parameters if path in paths or any(fnmatchcase(path, each) for each in patterns)]
+        if not named:
+            shown = ", ".join(list(parameters)[:5])
+            raise ValueError(
+                f"learning_rate.factors: {', '.join(entry.parameters)} names no parameter of the model; its paths are "
+                f"such as {shown}"
+            )
+        for path in named:
+            if (parameter := left.pop(path, None)) is not None:
+                optimizer.hyperparam.rate_factors.append((parameter.update_rule.hyperparam, float(entry.factor)))

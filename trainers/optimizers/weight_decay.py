@@ -74,7 +74,7 @@ def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
     Gradients are summed over the workers before, so each parameter decays once, whatever the number of workers. Chainer
     adds the coupled form in place: the gradient that is left after an update contains it. An optimizer whose
     `decays_itself` is true gets no hook: its rules read from `hyperparam.exempt` whether `no_decay` names their
-    parameter.
+    parameter, and from `hyperparam.path` which it is.
 
     Notation: g gradient, w weights, lambda `weight_decay`, eta the rate of this update; the full rate is the one that
     warmup and schedule are factors of.
@@ -86,9 +86,11 @@ def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
 
     Source: times_rate is what PyTorch's AdamW documents; times_relative_rate what Composer's DecoupledSGDW does.
     """
+    optimizer.hyperparam.component = component
     exempt = parameters_without_decay(optimizer.target, component.no_decay)
     decays = component.weight_decay > 0 and not getattr(component, "decays_itself", False)
     for path, parameter in optimizer.target.namedparams():
+        parameter.update_rule.hyperparam.path = path
         parameter.update_rule.hyperparam.exempt = path in exempt
         if decays and path not in exempt:
             parameter.update_rule.add_hook(_hook(component), name="WeightDecay", timing="pre")
@@ -98,14 +100,16 @@ def _hook(component: Any) -> Callable[[chainer.UpdateRule, chainer.Parameter], N
     """What Chainer calls with a rule and its parameter before each of its updates."""
     import chainer.optimizer_hooks
 
-    form, weight_decay = getattr(component, "decay", "coupled"), component.weight_decay
-    if form == "coupled":
-        return chainer.optimizer_hooks.WeightDecay(weight_decay)
+    form = getattr(component, "decay", "coupled")
     rate_attribute = component.rate_attribute if form == "times_rate" else "relative_rate"
+
+    def couple(rule: chainer.UpdateRule, param: chainer.Parameter) -> None:
+        chainer.optimizer_hooks.WeightDecay(rule.hyperparam.component.weight_decay)(rule, param)
 
     def shrink(rule: chainer.UpdateRule, param: chainer.Parameter) -> None:
         if param.grad is not None:
+            weight_decay = rule.hyperparam.component.weight_decay
             # Not `*= 1 - x`: in float32 that rounds x itself, by up to 0.3 % where x is 1e-5.
             param.array -= (getattr(rule.hyperparam, rate_attribute) * weight_decay) * param.array
 
-    return shrink
+    return couple if form == "coupled" else shrink

@@ -17,7 +17,7 @@ from recipes.planning.memory import Model
 from recipes.reading.image_size import evaluated_size, image_sizes
 from recipes.schema import Dataset, Recipe
 from trainers.augmentations.mixing import GroupMixing
-from trainers.augmentations.pipeline import Finish
+from trainers.augmentations.pipeline import Finish, Pipeline
 from trainers.communicators import Auto, Direct
 from trainers.communicators.gpu import Gpu
 from trainers.communicators.host_staging import connect_on_gpu
@@ -30,6 +30,7 @@ from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.mixed_precision import images_dtype
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
+from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
 
@@ -45,6 +46,7 @@ class Parts:
         optimizer: set up with the model.
         loss: (logits, targets) -> mean over the samples given.
         load_train, load_eval: (epoch, index, image_size=None) -> image as the model gets it, label.
+        load_late: training samples after the end of augmentation, likewise; None where it does not end.
         load_pixels: as `load_train`, but gives `Pixels`, which `finish` makes an image of.
         finish: pixels -> image.
         mixing: of training samples, None where the recipe does not mix.
@@ -57,6 +59,7 @@ class Parts:
     loss: Callable[..., chainer.Variable]
     load_train: AugmentedSamples
     load_eval: AugmentedSamples
+    load_late: AugmentedSamples | None
     load_pixels: AugmentedSamples
     finish: Finish
     mixing: GroupMixing | None
@@ -74,6 +77,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
+    set_rate_factors(optimizer, recipe.learning_rate.factors)
     train, evaluated = (augmented_samples(recipe, dataset, split) for split in ("train", "eval"))
     for load, expected in ((train, dataset.num_train), (evaluated, dataset.num_eval)):
         if len(load.samples) != expected:
@@ -87,12 +91,27 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         loss=recipe.loss.build(),
         load_train=train,
         load_eval=evaluated,
+        load_late=_late(recipe, dataset, train),
         load_pixels=replace(train, pixels=True),
         finish=train.pipeline.finish,
         mixing=_mixing(recipe, dataset),
         num_eval=dataset.num_eval,
         skipped=tuple(load.samples.skipped for load in (train, evaluated) if isinstance(load.samples, SkippingSamples)),
     )
+
+
+def _late(recipe: Recipe, dataset: Dataset, train: AugmentedSamples) -> AugmentedSamples | None:
+    """Training samples as they are after the end of augmentation, of the same open data set."""
+    if recipe.augmentation.end is None:
+        return None
+    pipeline = Pipeline(parts=recipe.augmentation.late, dataset=dataset, seed=recipe.seed)
+    if pipeline.finish != train.pipeline.finish:
+        raise ValueError("augmentation.end: its `Normalize` must end the list, as in augmentation.train")
+    late = replace(train, pipeline=pipeline, split="late")
+    before, after = (load(0, 0, image_size=image_sizes(recipe)[-1])[0].shape for load in (train, late))
+    if before != after:
+        raise ValueError(f"augmentation.end: makes images of {after} where augmentation.train makes {before}")
+    return late
 
 
 def build_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
@@ -175,13 +194,15 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
     Raises:
         InputRefused: an augmentation fails, or images come out in several sizes.
     """
-    for split, key in (("train", "augmentation.train"), ("eval", "augmentation.eval")):
+    keys = {"train": "augmentation.train", "eval": "augmentation.eval"}
+    keys |= {} if recipe.augmentation.end is None else {"late": "augmentation.end"}
+    for split, key in keys.items():
         load = augmented_samples(recipe, dataset, split)
         samples, parts = load.samples, getattr(recipe.augmentation, split)
         own = [part for part in parts if not type(part).__module__.startswith("trainers.")]
         if not own and not hasattr(samples, "size_of"):
             continue
-        for size in dict.fromkeys(image_sizes(recipe) if split == "train" else image_sizes(recipe)[-1:]):
+        for size in dict.fromkeys(image_sizes(recipe) if split != "eval" else image_sizes(recipe)[-1:]):
             shapes: dict[tuple[int, ...], int] = {}
             for index in _extremes(samples):
                 try:

@@ -172,6 +172,7 @@ class _Run:
 
     def _updater(self, parts: Parts) -> RecipeUpdater:
         recipe = self.opened.recipe
+        end = recipe.augmentation.end
         iterator = StreamIterator(
             plan=self.plan,
             rank=self.mpi.rank,
@@ -181,6 +182,7 @@ class _Run:
             mixing=parts.mixing,
             trace=self.request.trace,
             feed=build_feed(recipe, parts, self.device),
+            late=end and (end.at, parts.load_late),
         )
         copies = 2 if recipe.updater.double_buffering else 1
         return RecipeUpdater(
@@ -312,7 +314,9 @@ class _Run:
         folder, timeline = self.folder, self.plan.timeline
         trainer = Trainer(self.updater, lambda trainer: self._ends(), out=str(folder))
         timed = self.updater.clock.around
-        evaluation = Evaluation(timed("evaluation", self._score), self.metrics)
+        self.evaluation = evaluation = Evaluation(
+            timed("evaluation", self._score), self.metrics, stop_at=self.opened.recipe.stop_at, resumed=resumed
+        )
         self.checkpoints = Checkpoints(
             folder / CHECKPOINTS,
             writes=self.leads,
@@ -323,7 +327,8 @@ class _Run:
             moved=self.heartbeat.moved,
         )
         every = Every(epochs=self.prepared.checkpoint_every, timeline=timeline)
-        evaluates = Every(epochs=self.opened.recipe.evaluation.every, timeline=timeline)
+        recipe = self.opened.recipe.evaluation
+        evaluates = Every(epochs=recipe.every, timeline=timeline, offset=recipe.offset)
 
         def saves(trainer: Trainer) -> bool:
             return self._ends() or every(trainer)
@@ -381,10 +386,12 @@ class _Run:
                 loss=parts.loss,
                 mpi=self.mpi,
                 whole_forwards=self.plan.exact,
+                flipped=self.opened.recipe.evaluation.flipped,
             )
 
     def _ends(self) -> bool:
-        return self.updater.stopping or self.updater.iteration >= self.end_update
+        done = self.evaluation.goal is not None or self.updater.iteration >= self.end_update
+        return done or self.updater.stopping
 
     def failed(self, error: RunFailed) -> RunFailed:
         """The error for the user: the cause, and where the last good checkpoint is."""
@@ -398,14 +405,16 @@ class _Run:
     def end(self) -> int:
         """Write the last line of the metrics; returns the exit code."""
         self.heartbeat.ending()
-        stopped = self.updater.stopping and self.updater.iteration < self.end_update
-        whole = self.updater.iteration >= self.plan.timeline.num_updates
+        goal = self.evaluation.goal
+        whole = goal is not None or self.updater.iteration >= self.plan.timeline.num_updates
+        stopped = self.updater.stopping and not whole and self.updater.iteration < self.end_update
         how = "success" if whole else "stopped"
         by = self.stop_request.by if self.updater.asked_to_stop else "extension"
-        reason = by if stopped else "" if whole else "--stop-after"
+        reason = "goal reached" if goal else by if stopped else "" if whole else "--stop-after"
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         peaks = self._peaks()
+        reached |= {} if goal is None else {"goal": goal}
         self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached, **peaks)
         log.log(ENDING, "%s at update %d", how, self.updater.iteration)
         return EXIT_STOPPED if stopped else 0
@@ -430,11 +439,13 @@ class Every:
     Args:
         epochs: above 0, or `update` for every update.
         timeline: of the whole run.
+        offset: epochs, see there.
     """
 
     epochs: float | Literal["update"]
     timeline: Timeline
+    offset: float = 0.0
 
     def __call__(self, trainer: Trainer) -> bool:
         done = trainer.updater.iteration
-        return self.timeline.next_due(self.epochs, after=done - 1) == done
+        return self.timeline.next_due(self.epochs, after=done - 1, offset=self.offset) == done

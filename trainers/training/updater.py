@@ -14,7 +14,7 @@ from chainer.training.updaters import StandardUpdater
 
 from recipes.planning.noise_scale import Norms
 from recipes.planning.planner import Plan
-from recipes.planning.rates import full_rate_at, learning_rate_at, momentum_at
+from recipes.planning.rates import full_rate_at, learning_rate_at, momentum_at, optimizer_at
 from trainers.communicators.mpi_messages import first_message, gather_flags_and_losses
 from trainers.datasets.loader import StreamIterator, TracedSample, UpdateShare
 from trainers.gradients.exchange import Exchange
@@ -156,7 +156,7 @@ class RecipeUpdater(StandardUpdater):
         with_gain = getattr(plan.recipe.optimizer, "gain", None)  # see AdaScale
         self._gain = with_gain and with_gain(per=plan.recipe.learning_rate.per)
         self._mixed = LossScale.of(plan.recipe.precision)
-        self._stop_asked, self._move = stop_asked, FusedStep(optimizer, plan.recipe.optimizer)
+        self._stop_asked, self._move = stop_asked, FusedStep(optimizer)
         self._doubled = plan.recipe.updater.double_buffering
         self._ran_out: list[RanOut] = []  # in the current update
         self._teams, self._parameters = Teams(mpi), sorted(optimizer.target.namedparams())
@@ -275,7 +275,7 @@ class RecipeUpdater(StandardUpdater):
         hyperparameters = replace(
             hyperparameters, learning_rate=hyperparameters.learning_rate * (1.0 if gain is None else gain)
         )
-        set_hyperparameters(recipe.optimizer, optimizer, hyperparameters)
+        set_hyperparameters(optimizer_at(recipe, hyperparameters.epoch), optimizer, hyperparameters)
         self._move()
         self._require_finite_weights(hyperparameters)
         if self.averaged is not None:

@@ -62,7 +62,9 @@ def test_card_has_claims_values_evidence_and_deviations():
 def test_card_has_the_obstacles_to_training():
     assert "Can be trained here." in card_text(facts("digits/baseline"))
     assert "Can be trained here." in card_text(facts("suzuki2018/10gbe_double_buffering"))
-    assert "not built: AugmentationEnd" in card_text(facts("yamazaki2019"))
+    assert "Can be trained here." in card_text(facts("yamazaki2019"))
+    lacking = open_recipe("yamazaki2019", vocabulary=vocabulary(), overrides=["lacks=[Shampoo]"])
+    assert "not built: Shampoo" in card_text(card_facts("yamazaki2019", lacking))
     text = " ".join(card_text(facts("mikami2018")).split())
     assert "left open: batch.global.1.from, batch.norm_span.1.from, learning_rate.reference" in text
 

@@ -186,6 +186,21 @@ def digits_ramp(t):
     return (0.05 + 0.1 * t if t < 1 else 0.3) * cosine(t), 96 if t < 1 else 192, 0.9
 
 
+def fashion(size, full, *, start=0.1, warmup=2, epochs=10):
+    """From `start` over the warmup to the full rate, times a cosine over the run that runs from the start."""
+
+    def at(t):
+        rate = start + (full - start) * t / warmup if t < warmup else full
+        return rate * (1 + cos(pi * t / epochs)) / 2, size, 0.9
+
+    return at
+
+
+def fashion_ramp(t):
+    """From 128 to 4,096 samples in 31 equal steps over 8 epochs, at the rate of 128."""
+    return 0.1 * (1 + cos(pi * t / 10)) / 2, 128 * (1 + min(int(t * 31 / 8), 31)), 0.9
+
+
 # name: (formula, epochs of the run)
 PUBLISHED = {
     "akiba2017": (akiba2017, 90),
@@ -195,6 +210,15 @@ PUBLISHED = {
     "digits/large_batch": (digits_scaled(512), 20),
     "digits/naive": (lambda t: (0.05 * cosine(t), 512, 0.9), 20),
     "digits/ramp": (digits_ramp, 20),
+    **{f"fashion/{name}": (fashion(128, 0.1), 10) for name in ("baseline", "resnet")},
+    **{f"fashion/linear_{size}": (fashion(size, 0.1 * size / 128), 10) for size in (1024, 4096)},
+    "fashion/linear_16384": (fashion(16384, 12.8, warmup=6, epochs=30), 30),
+    "fashion/sqrt_4096": (fashion(4096, 0.1 * 32**0.5), 10),
+    "fashion/ramp_4096": (fashion_ramp, 10),
+    "fashion/lars_4096": (fashion(4096, 4.0, start=0), 10),
+    "fashion/lamb_4096": (fashion(4096, 0.02, start=0), 10),
+    "fashion/adascale_4096": (fashion(4096, 0.1), 10),
+    "fashion/rmsprop_warmup_4096": (lambda t: (3.2 * (1 - t / 10), 4096, 0.9), 10),
     "ffcv2022": (ffcv2022(88), 88),
     **{f"ffcv2022/{epochs}": (ffcv2022(epochs), epochs) for epochs in (16, 24, 32, 40, 56)},
     "goyal2017": (goyal2017(8192), 90),

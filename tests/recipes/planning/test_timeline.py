@@ -1,5 +1,6 @@
 """The timeline: whole updates, boundaries by samples, the end of the run."""
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -92,6 +93,22 @@ def test_a_thing_is_due_after_the_first_update_that_reaches_a_multiple_and_after
     assert list(made.all_due(every)) == expected
     one_by_one = [n for n in range(1, made.num_updates + 1) if made.next_due(every, after=n - 1) == n]
     assert one_by_one == expected
+
+
+@pytest.mark.parametrize("offset", [0.1, 0.3, 1.0, 2.0, 2.99, 5.0])
+@pytest.mark.parametrize("every", [1.0, 0.1, 0.128, 7.0, 1e-9, 1 / 3, "update"])
+def test_with_an_offset_a_thing_is_first_due_there_and_multiples_count_from_there(every, offset):
+    made = ramp_of_two()
+    starts = [made.epoch_at(update) for update in range(made.num_updates + 1)]
+    due = {update for update in range(1, made.num_updates) if starts[update] >= offset}
+    if every not in ("update", 1e-9):
+        first, step = (Fraction(position).limit_denominator(10**6) for position in (offset, every))
+        positions = [float(first + number * step) for number in range(math.ceil(5 / every))]
+        due = {next((n for n, start in enumerate(starts) if start >= at), made.num_updates) for at in positions}
+    expected = sorted({*due, made.num_updates})
+    assert list(made.all_due(every, offset=offset)) == expected
+    each = range(1, made.num_updates + 1)
+    assert [n for n in each if made.next_due(every, after=n - 1, offset=offset) == n] == expected
 
 
 def test_every_update_is_due_where_that_is_asked():

@@ -88,6 +88,30 @@ def test_updates_and_left_out_values_follow_from_the_rest_of_the_file(opened, li
     assert attrgetter(path)(opened(**lines).recipe) == value
 
 
+def test_a_batch_that_grows_in_a_straight_line_is_its_steps(opened):
+    """From 96 to 384 between 2 and 8: a step of 48 every epoch, none above the line."""
+    line = "{from: 2, size: 96, until: 8, grow_to: 384, by: 48}"
+    result = opened(line_6=f"batch: {{global: [{{from: 0, size: 48}}, {line}, {{from: 9, size: 480}}]}}")
+    ramp = result.recipe.batch.global_
+    assert ramp.boundaries == (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    assert ramp.sizes == (48, 96, 144, 192, 240, 288, 336, 384, 480)
+    for epoch in (2 + number * 6 / 97 for number in range(97)):
+        assert 0 <= 96 + (384 - 96) * (epoch - 2) / 6 - ramp(epoch) < 48
+    assert result.recipe.batch.norm_span.sizes == (24,)
+    assert result.tree["batch"]["global"][1:3] == [{"from": 2, "size": 96}, {"from": 3, "size": 144}]
+    assert result.origins["batch.global.2.size"] == "rule: the straight line of batch.global.1"
+    assert result.origins["batch.global.0.size"] == result.origins["batch.global.8.from"] == "mine.yaml:6"
+
+
+def test_a_straight_line_may_take_the_whole_run_and_its_resolved_text_is_the_same_recipe(opened, write):
+    line = "{from: 0, size: 30, until: 1run, grow_to: 300, by: 30}"
+    before = opened(line_6=f"batch: {{global: [{line}]}}")
+    assert before.recipe.batch.global_.sizes == (*range(30, 300, 30),)  # 300 would begin where the run ends
+    again = open_recipe(write(resolved_text(before.tree, before.origins), "again.yaml"), vocabulary=vocabulary())
+    assert again.recipe == before.recipe
+    assert again.tree == before.tree
+
+
 def test_units_inside_nested_lists_and_schedules(opened):
     schedule = (
         "{kind: Product, factors: [{kind: PiecewiseLinear, points: [[0, 1], [0.5run, 0.1]]}, {kind: Polynomial}]}"

@@ -171,6 +171,47 @@ CASES = r"""
 => 6:25 batch.global.0.from: begins at 1; begins at 0
 6| batch: {global: [{from: 0, size: 96}, {from: 20, size: 192}]}
 => 6:46 batch.global.1.from: 20 lies at or after the end of the run; lengthen `epochs`
+# Studies: schedules of the optimizer, single rates, a goal, the end of augmentation
+8| optimizer: {kind: SGD}
+ | schedules: {momentum: {kind: Cosine}}
+=> 9:23 schedules.momentum: SGD has no momentum; remove this
+8| optimizer: {kind: MomentumSGD, momentum: 0.9}
+ | schedules: {weight_decay: {kind: Cosine}}
+=> 9:27 schedules.weight_decay: no weight_decay, or it is 0; give `optimizer` a weight_decay
+10| schedules: {momentum: {kind: PiecewiseLinear, points: [[0, 1], [10, 2]]}}
+=> 10:23 schedules.momentum: must be < 1; factor on `optimizer.momentum`
+7| learning_rate: {reference: 0.05, per: 32, factors: [{parameters: [gamma], factor: 2}]}
+=> 7:66 learning_rate.factors.0.parameters: is ['gamma']; norm, bias or paths
+7| learning_rate: {reference: 0.05, per: 32, factors: [{parameters: [norm], factor: -1}]}
+=> 7:82 learning_rate.factors.0.factor: is -1; at least 0
+10| stop_at: {}
+=> 10:10 stop_at.accuracy: not possible; must be given, or loss
+10| stop_at: {accuracy: 90}
+=> 10:21 stop_at.accuracy: is 90; above 0 and at most 1
+10| evaluation: {offset: 20}
+=> 10:22 evaluation.offset: 20 lies at or after the end; lengthen `epochs`
+10| augmentation: {end: {at: 20}}
+=> 10:26 augmentation.end.at: 20 lies at or after the end; end earlier
+10| augmentation: {end: {at: 0}}
+=> 10:26 augmentation.end.at: is 0; above 0
+10| augmentation: {train: [{kind: Normalize, with: digits}], end: {at: 5}}
+=> 10:63 augmentation.end: scales pixels otherwise; same `Normalize`
+10| augmentation: {train: [{kind: RandomCrop, size: 6}], eval: [{kind: CenterCrop, size: 4}], end: {at: 5}}
+=> 10:96 augmentation.end: images of 4 pixels; that size
+10| augmentation: {end: {at: 5, train: [{kind: RandomCrop, size: image_size}]}}
+=> 10:62 augmentation.end.train.0.size: means the recipe's `image_size`; add `image_size
+6| batch: {global: [{from: 0, size: 96, until: 21, grow_to: 192, by: 96}]}
+=> 6:45 batch.global.0.until: 21 lies after the end of the run; lengthen `epochs`
+6| batch: {global: [{from: 0, size: 96, until: 9, grow_to: 192, by: 96}, {from: 9, size: 288}]}
+=> 6:78 batch.global.1.from: 9 does not come after 9; order of time
+6| batch: {global: [{from: 0, size: 96, grow_to: 192}]}
+=> 6:18 batch.global.0: without until and by; RampStep
+6| batch: {global: [{from: 0, size: 96, until: 9, grow_to: 192, by: 64}]}
+=> 6:66 batch.global.0.by: is 64; divide 96 into at most 256 steps
+6| batch: {global: [{from: 0, size: 96, until: 9, grow_to: 96, by: 1}]}
+=> 6:57 batch.global.0.grow_to: is 96; more than size 96
+6| batch: {global: [{from: 0, size: 96}, {from: 5, size: 96, until: 5, grow_to: 97, by: 1}]}
+=> 6:66 batch.global.1.until: is 5; after from 5
 6| batch: {global: [{from: 0}]}
 => 6:18 batch.global.0.size: is missing; add `size: ...`
 6| batch: {global: []}

@@ -5,10 +5,11 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from recipes.planning.random_bits import draws
 from trainers.augmentations import CenterCrop, RandomCrop, RandomResizedCrop, Resize
-from trainers.augmentations.decoders import resampled
+from trainers.augmentations.decoders import resampled, use
 
 HEIGHT, WIDTH = 120, 100
 GOLDEN = [(36, 219, 256, 193), (143, 69, 151, 136), (64, 55, 300, 295), (59, 145, 269, 301), (65, 130, 196, 179)]
@@ -192,3 +193,42 @@ def test_the_image_is_the_crop_resampled():
     top, left, height, width = crop.rectangle(HEIGHT, WIDTH, draws(0, "augmentation", 1, 2, 0))
     expected = resampled(image_HWC[top : top + height, left : left + width], height=16, width=16)
     np.testing.assert_array_equal(crop(image_HWC, draws(0, "augmentation", 1, 2, 0)), expected)
+
+
+def test_log_uniform_ratios_are_even_in_the_logarithm_and_of_numpys_exp():
+    """Between 1/2 and 2 half the crops are wide, and a quarter are wider than the root of 2."""
+    crop = RandomResizedCrop(size=8, area=(0.25, 0.25), ratio=(0.5, 2.0), ratio_draw="log_uniform")
+    for index in range(200):
+        u = keyed(index).uniforms(2)
+        area, ratio = 0.25 * 1000 * 1000, 0.5 * np.exp(u[1] * np.log(4.0))
+        _, _, height, width = crop.rectangle(1000, 1000, keyed(index))
+        assert (height, width) == (round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio)))
+    shapes = rectangles(crop, 2000, height=1000, width=1000)[:, 2:]
+    logs = np.log2(shapes[:, 1] / shapes[:, 0])
+    for below, share in ((-0.5, 0.25), (0.0, 0.5), (0.5, 0.75)):
+        assert np.mean(logs < below) == pytest.approx(share, abs=0.05)
+
+
+def test_bicubic_resampling_is_pillows_with_every_decoder():
+    image_HWC = np.random.RandomState(0).randint(0, 256, (50, 40, 3)).astype(np.uint8)
+    rows = Image.fromarray(image_HWC).resize((20, 50), Image.Resampling.BICUBIC)
+    expected = np.asarray(rows.resize((20, 25), Image.Resampling.BICUBIC))
+    for kind in ("turbo", "pillow"):
+        use(kind)
+        try:
+            actual = Resize(shorter=20, interpolation="bicubic")(image_HWC, keyed())
+        finally:
+            use(None)
+        np.testing.assert_array_equal(actual, expected)
+    assert (Resize(shorter=20)(image_HWC, keyed()) != expected).any()
+
+
+def test_a_bicubic_crop_passes_beyond_a_step_and_is_clipped():
+    """Bicubic interpolation overshoots at an edge, bilinear does not."""
+    image_HWC = np.full((8, 8, 1), 100, np.uint8)
+    image_HWC[:, 4:] = 200
+    whole = {"size": 16, "area": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    crops = [RandomResizedCrop(**whole, interpolation=how)(image_HWC, keyed()) for how in ("bicubic", "bilinear")]
+    smooth, plain = [(int(crop.min()), int(crop.max())) for crop in crops]
+    assert smooth[0] < 100 < 200 < smooth[1]
+    assert plain == (100, 200)

@@ -79,7 +79,7 @@ def set_up(component, dtype=np.float32, device="@numpy"):
 def step_of(optimizer, component):
     """One and the same in all updates."""
     if optimizer not in STEPS:
-        STEPS[optimizer] = FusedStep(optimizer, component)
+        STEPS[optimizer] = FusedStep(optimizer)
     return STEPS[optimizer]
 
 
@@ -311,8 +311,8 @@ def test_arrays_that_are_weights_no_longer_are_not_kept(cuda_on_cpu, monkeypatch
     component, launched = optimizers.MomentumSGD(momentum=0.9), cuda_on_cpu()
     model, optimizer = L.Linear(3, 2), component.build()
     optimizer.setup(model)
-    optimizer.lr = 0.1
-    step = FusedStep(optimizer, component)
+    optimizer.lr, optimizer.hyperparam.component = 0.1, component
+    step = FusedStep(optimizer)
     model.W.grad, model.b.grad = np.ones((2, 3), "f"), np.ones(2, "f")
     step()
     weights = weakref.ref(model.W.array)

@@ -65,8 +65,8 @@ class Recording:
         decay_parameters(optimizer, component)
         return model, optimizer
 
-    def replay(self, component, model, optimizer, updates=range(NUM_UPDATES)):
-        """Give the optimizer these updates' gradients; returns the weights by path."""
+    def replay(self, component, model, optimizer, updates=range(NUM_UPDATES), at=lambda component, update: component):
+        """Give the optimizer, `at` each update, these updates' gradients; returns the weights by path."""
         for update in updates:
             moment = Hyperparameters(
                 update=update,
@@ -75,7 +75,7 @@ class Recording:
                 learning_rate=self.rates[update],
                 full_rate=self.full_rate,
             )
-            set_hyperparameters(component, optimizer, moment)
+            set_hyperparameters(at(component, update), optimizer, moment)
             for path, parameter in model.namedparams():
                 parameter.grad = self.gradients[update][path].astype(parameter.dtype)
             optimizer.update()

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from recipes.planning.rates import momentum_key
+from recipes.schema import RateFactor
 from trainers import optimizers
 from trainers.optimizers import (
     SGD,
@@ -19,9 +21,11 @@ from trainers.optimizers import (
     Lamb,
     Lars,
     MomentumSGD,
+    Muon,
     NesterovAG,
     RmspropWarmup,
 )
+from trainers.optimizers.hyperparameters import set_rate_factors
 
 DECAY = 0.1
 
@@ -111,12 +115,35 @@ def lamb(w, g, now, state, of):
     return w - now.rate * min(max(norm_w, low), high) / norm_r * r
 
 
+def muon(w, g, now, state, of):
+    """muon.py of Jordan et al., its polynomial applied to the singular values; not for vectors and the last layer."""
+    state["m"] = of.momentum * state.get("m", 0) + (1 - of.momentum) * g
+    u = (1 - of.momentum) * g + of.momentum * state["m"]
+    if w.ndim == 1 or (w.ndim == 2 and of.others):  # the network's only matrix is its last layer
+        return w - now.rate * u
+    rows, columns = len(w), w.size // len(w)
+    left, values, right = np.linalg.svd(u.reshape(rows, columns), full_matrices=False)
+    values = values / (np.sqrt(np.sum(values**2)) + 1e-7)
+    for _ in range(of.iterations):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    s = {"rows": max(1, rows / columns) ** 0.5, "largest": 0.2 * max(rows, columns) ** 0.5, "none": 1}[of.scale]
+    return w - now.rate * s * ((left * values) @ right).reshape(w.shape)
+
+
 WARMUP = {"mu1": 0.8, "mu2": 0.95, "eps": 1e-3, "rmsprop_learning_rate": 3e-3, "weight_decay": DECAY}
 FORMULAS = {
     "AdaScale": (AdaScale(momentum=0.8, weight_decay=DECAY), momentum_outside),  # its gain comes with the rate
     "RmspropWarmup": (RmspropWarmup(**WARMUP), rmsprop_warmup),
     "RmspropWarmup printed": (RmspropWarmup(**WARMUP, transition="printed"), rmsprop_warmup),
 }
+MUON = {"momentum": 0.8, "weight_decay": DECAY}
+for _name, _options in {
+    "": {},
+    "of the last layer too": {"others": ()},
+    "as long as Adam": {"scale": "largest"},
+    "unscaled in 3": {"scale": "none", "iterations": 3, "others": ()},
+}.items():
+    FORMULAS[f"Muon {_name}"] = (Muon(**{**MUON, **_options}), muon)
 LARS = {"momentum": 0.8, "trust_coefficient": 0.05, "weight_decay": DECAY}
 LAMB = {"beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": DECAY}
 for _name, _options in {
@@ -161,21 +188,27 @@ def is_exempt(path, no_decay):
     return ("norm" in no_decay and path.startswith("/bn/")) or ("bias" in no_decay and path.endswith("/b"))
 
 
-def transcribed(component, formula, recorded):
-    """The weights by path where the paper's formula does all updates in float64."""
+def as_is(component, update):
+    return component
+
+
+def transcribed(component, formula, recorded, at=as_is, factor_of=lambda path: 1.0):
+    """The weights by path where the paper's formula, with the component `at` each update, does all in float64."""
     ends = {}
     for path, w in recorded.weights.items():
         w, state, exempt = w.astype(np.float64), {}, is_exempt(path, component.no_decay)
-        decay = 0.0 if exempt or getattr(component, "decays_itself", False) else component.weight_decay
+        undecayed = exempt or getattr(component, "decays_itself", False)
         form = getattr(component, "decay", "coupled")
-        for update, rate in enumerate(recorded.rates):
+        for update, full in enumerate(recorded.rates):
+            now_of, rate = at(component, update), factor_of(path) * full
+            decay = 0.0 if undecayed else now_of.weight_decay
             g = recorded.gradients[update][path].astype(np.float64)
             now = SimpleNamespace(rate=rate, epoch=recorded.epochs[update], exempt=exempt)
             if form == "coupled":
                 g = g + decay * w
             else:
-                w = (1 - decay * (rate if form == "times_rate" else rate / recorded.full_rate)) * w
-            w = formula(w, g, now, state, component)
+                w = (1 - decay * (rate if form == "times_rate" else full / recorded.full_rate)) * w
+            w = formula(w, g, now, state, now_of)
         ends[path] = w
     return ends
 
@@ -213,6 +246,41 @@ def test_50_updates_in_float64_are_within_1e_10(case, recorded):
     ours = weights(case[0], recorded, np.float64)
     assert {array.dtype for array in ours.values()} == {np.dtype(np.float64)}
     assert largest_deviation(ours, transcribed(*case, recorded)) <= 1e-10
+
+
+def moving(component, update):
+    """Momentum from 0.6 to 1 and decay from 2 to 0 times the component's, both in a straight line."""
+    share = update / 49
+    moved = {"weight_decay": component.weight_decay * 2 * (1 - share)}
+    key = momentum_key(component)
+    if key:
+        moved[key] = getattr(component, key) * (0.6 + 0.4 * share)
+    return dataclasses.replace(component, **moved)
+
+
+def test_50_updates_while_momentum_and_decay_move(case, recorded):
+    ours = recorded.replay(case[0], *recorded.setup(case[0], np.float64), at=moving)
+    assert largest_deviation(ours, transcribed(*case, recorded, at=moving)) <= 1e-10
+    assert largest_deviation(ours, transcribed(*case, recorded)) > 1e-3
+
+
+FACTORS = (RateFactor(parameters=("bias", "/conv/*"), factor=0.5), RateFactor(parameters=("/c*", "norm"), factor=3.0))
+
+
+def test_50_updates_with_rates_of_single_parameters(case, recorded):
+    """The first entry that names a parameter holds: the convolution has 0.5, and not 3."""
+    model, optimizer = recorded.setup(case[0], np.float64)
+    set_rate_factors(optimizer, FACTORS)
+    by_path = {"/conv/W": 0.5, "/fc/b": 0.5, "/bn/gamma": 3.0, "/bn/beta": 3.0}
+    ours = recorded.replay(case[0], model, optimizer)
+    theirs = transcribed(*case, recorded, factor_of=lambda path: by_path.get(path, 1.0))
+    assert largest_deviation(ours, theirs) <= 1e-10
+
+
+def test_a_rate_factor_that_names_nothing_is_refused(recorded):
+    _, optimizer = recorded.setup(SGD())
+    with pytest.raises(ValueError, match=r"learning_rate.factors: /head/\* names no parameter of the model; its paths"):
+        set_rate_factors(optimizer, [RateFactor(parameters=("/head/*",), factor=1.0)])
 
 
 def test_half_precision_weights_follow_the_formula_in_their_float32_copies(case, recorded):

@@ -73,6 +73,8 @@ class Checkpoints(Extension):
                 "updater": updater.state,
                 **self._identity,
             }
+            if self._evaluation.goal is not None:
+                state["goal"] = self._evaluation.goal
             if self.extensions:
                 state["extensions"] = [getattr(extension, "state", None) for extension in self.extensions]
             optimizer = updater.get_optimizer("main")

@@ -13,6 +13,7 @@ import chainer
 import numpy as np
 from chainer.training import Extension, Trainer
 
+from recipes.schema import StopAt
 from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImage, Loading
 from trainers.runs.memory import is_out_of_memory
 from trainers.training.extensions.metrics import Metrics
@@ -31,19 +32,32 @@ class Score:
 
 
 class Evaluation(Extension):
-    """Scores the model and writes `eval_accuracy` and `eval_loss`.
+    """Scores the model and writes `eval_accuracy` and `eval_loss`, and `goal` once, where the run reaches it.
 
     Args:
         score: computes the score, called by all ranks together.
         metrics: where the lines go.
+        stop_at: the goal of the run; None: it has none.
+        resumed: the state of the checkpoint that a resumed run began with; None in a new run.
+    Attributes:
+        goal: accuracy, loss, update, epoch and samples of the evaluation that reached the goal; None before.
     """
 
     priority = 240
     default_name = "evaluation"
 
-    def __init__(self, score: Callable[[], Score], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        score: Callable[[], Score],
+        metrics: Metrics,
+        *,
+        stop_at: StopAt | None = None,
+        resumed: dict[str, Any] | None = None,
+    ) -> None:
         self._score = score
         self._metrics = metrics
+        self._stop_at = stop_at
+        self.goal: dict[str, Any] | None = resumed and resumed.get("goal")
         self._scores: dict[int, Score] = {}
 
     def score_after(self, update: int) -> Score | None:
@@ -61,6 +75,9 @@ class Evaluation(Extension):
         }
         self._metrics.write("eval_accuracy", score.accuracy, **reached)
         self._metrics.write("eval_loss", score.loss, **reached)
+        if self._stop_at and self.goal is None and self._stop_at.reached(accuracy=score.accuracy, loss=score.loss):
+            self.goal = {"accuracy": score.accuracy, "loss": score.loss, **reached}
+            self._metrics.write("goal", score.accuracy, loss=score.loss, **reached)
         self._metrics.restart_clock()
 
 
@@ -73,6 +90,7 @@ def score(
     mpi: Any,
     workers: LoaderWorkers | None = None,
     whole_forwards: bool = False,
+    flipped: bool = False,
 ) -> Score:
     """Score a model over samples 0 ... num_samples - 1, split contiguously over the workers.
 
@@ -89,6 +107,7 @@ def score(
         workers: load ahead; None loads on the thread that asks.
         whole_forwards: split the samples into the forwards of a single worker and deal these out: the score then has
             the same bits on any number of workers, and some workers score up to 100 samples more than others.
+        flipped: add the logits of the mirror images, left and right exchanged.
     """
     unit = _CHUNK if whole_forwards else 1
     units = -(-num_samples // unit)
@@ -102,7 +121,7 @@ def score(
     while first < stop:
         indices = range(first, min(first + size, stop))
         try:
-            num_correct, mean_loss = _forward(model, *ahead.take(indices), loss)
+            num_correct, mean_loss = _forward(model, *ahead.take(indices), loss, flipped)
         except Exception as error:
             if whole_forwards or len(indices) == 1 or not is_out_of_memory(error):
                 raise
@@ -122,12 +141,18 @@ def _pair(images_NCHW: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _forward(
-    model: chainer.Chain, images_NCHW: np.ndarray, labels: np.ndarray, loss: Callable[..., chainer.Variable]
+    model: chainer.Chain,
+    images_NCHW: np.ndarray,
+    labels: np.ndarray,
+    loss: Callable[..., chainer.Variable],
+    flipped: bool,
 ) -> tuple[int, float]:
     """How many samples are classified correctly, and the mean loss of all."""
     images_NCHW = images_NCHW.astype(chainer.get_dtype(), copy=False)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         labels = model.device.send(labels)
         logits = model(model.device.send(images_NCHW))
+        if flipped:
+            logits = logits + model(model.device.send(np.ascontiguousarray(images_NCHW[..., ::-1])))
         mean_loss = float(loss(logits, labels).array)
     return int((logits.array.argmax(axis=1) == labels).sum()), mean_loss

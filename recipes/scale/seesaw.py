@@ -1,0 +1,149 @@
+"""`recipes scale --seesaw`: where the schedule would cut the rate, grow the batch instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.planning.rates import full_rate_at, learning_rate_at
+from recipes.reading.load import load_tree, resolved_text
+from recipes.reading.open import OpenedRecipe, leaves, open_recipe
+from recipes.reading.read import dotted
+from recipes.scale.derive import HEADER, Scaled, link, require_name, write_new
+from recipes.scale.request import Change, Request, rounded
+from recipes.schema.vocabulary import Vocabulary, rate_rule
+
+_GRID = 4096  # positions at which the schedule is looked at before a halving is found between two of them
+_FURTHER = 6  # halvings after the batch has stopped growing
+_SOURCE = "Meterez et al. 2025, arXiv 2510.14717 (abstract); for SGD Smith et al. 2017, arXiv 1711.00489"
+
+
+def seesaw_recipe(
+    name_or_path: str | Path,
+    *,
+    batch: int,
+    vocabulary: Vocabulary,
+    out: Path | None = None,
+    allow_code: bool = False,
+    data_root: Path | None = None,
+) -> Scaled:
+    """A new recipe that extends another one and doubles its batch where the schedule halves the rate.
+
+        batch 2^k B, rate eta / sqrt(2)^k        Adam, LAMB: where the schedule first is at most 2^-k
+        batch 2^k B, rate eta                    SGD, with momentum or without
+
+    After the largest batch the rate is halved where the schedule halves it, at most six times.
+
+    Args:
+        name_or_path, vocabulary, out, allow_code, data_root: as for `scale_recipe`.
+        batch: the largest batch, which the doublings do not pass.
+    Raises:
+        InputRefused: the batch moves already, the schedule rises after the warmup or never halves, no doubling fits,
+            or no rule is known for this optimizer.
+    """
+    options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+    opened = open_recipe(name_or_path, **options)
+    request = Request(opened=opened, written=load_tree(opened.path)[0], batch=batch)
+    changes = tuple(_changes(request))
+    file = out or Path(f"{opened.recipe.name}-seesaw-{batch}.yaml")
+    require_name(file)
+    made = write_new(file, _text(opened, changes, file), lambda: open_recipe(file, **options))
+    first = opened.recipe.batch.global_.sizes[0]
+    return Scaled(
+        recipe=opened.recipe.name,
+        before=first,
+        batch=max(made.recipe.batch.global_.sizes),
+        rates=(request.rate, learning_rate_at(made.recipe, made.recipe.epochs)),
+        file=file,
+        changes=changes,
+        not_promised=(
+            "accuracy: nobody has trained this file",
+            "the same loss: the equivalence holds while the batch is below the noise scale of the gradient",
+        ),
+    )
+
+
+def _changes(request: Request) -> Iterator[Change]:
+    recipe = request.recipe
+    first = recipe.batch.global_.sizes[0]
+    doublings = int(math.log2(max(1, request.batch // first)))
+    if len(recipe.batch.global_.sizes) > 1:
+        raise InputRefused(f"{recipe.name}: its batch moves already")
+    if doublings < 1:
+        raise InputRefused(f"--batch {request.batch} is not twice the batch of {first}; it is the largest of the ramp")
+    rule = rate_rule(recipe.optimizer)
+    if rule is None:
+        kind = request.value("optimizer.kind")
+        raise InputRefused(f"no rule says how {kind} exchanges rate and batch; known: optimizers of SGD and of Adam")
+    share = {"linear": 1.0, "sqrt": math.sqrt(0.5)}[rule]
+    boundaries, sizes, factors, number = [0.0], [first], [1.0], 0
+    for position, same in groupby(_halvings(request, doublings + _FURTHER)):
+        number += len([*same])
+        grown = min(number, doublings)
+        boundaries.append(position)
+        factors.append(rounded(share**grown * 0.5 ** (number - grown)))
+        sizes.append(first * 2**grown)
+    steps = [
+        {"from": start, "size": size}
+        for index, (start, size) in enumerate(zip(boundaries, sizes, strict=True))
+        if not index or size != sizes[index - 1]
+    ]
+    reason = "twice the batch where the schedule would have halved the rate"
+    yield request.moved("batch.global", steps, reason, _SOURCE)
+    reason = "falls by the root of 2 there" if rule == "sqrt" else "stays there"
+    schedule = {"kind": "SlowStart", "boundaries": boundaries[1:], "factors": factors}
+    yield request.moved("learning_rate.schedule", schedule, f"{reason}, then is halved as before", _SOURCE)
+    yield request.moved("learning_rate.scale_with", "initial", "the rate does not follow the growing batch", _SOURCE)
+    warmup = recipe.learning_rate.warmup
+    if warmup is not None and warmup.joins != "multiply":
+        yield request.moved("learning_rate.warmup.joins", "multiply", "the new stages count from the start of the run")
+
+
+def _halvings(request: Request, most: int) -> Iterator[float]:
+    """The epochs at which the rate is first 2^-1, 2^-2, ... of the full one, after the warmup."""
+    recipe = request.recipe
+    warmup = recipe.learning_rate.warmup
+    begin = 0.0 if warmup is None else warmup.shape.epochs
+
+    def share_at(epoch: float) -> float:
+        return learning_rate_at(recipe, epoch) / full_rate_at(recipe, epoch)
+
+    grid = [begin + (recipe.epochs - begin) * number / _GRID for number in range(_GRID)]
+    shares = [share_at(epoch) for epoch in grid]
+    if any(after > before * (1 + 1e-9) for before, after in zip(shares, shares[1:], strict=False)):
+        raise InputRefused(f"{recipe.name}: its rate rises after the warmup; seesaw replaces rates that only fall")
+    found = 0
+    for number in range(1, most + 1):
+        index = next((index for index, share in enumerate(shares) if share <= 2.0**-number), None)
+        if not index:
+            break
+        low, high = grid[index - 1], grid[index]
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            low, high = (low, middle) if share_at(middle) <= 2.0**-number else (middle, high)
+        found += 1
+        yield float(f"{high:.6g}")
+    if not found:
+        raise InputRefused(f"{recipe.name}: its schedule never halves the rate, so there is nothing to exchange")
+
+
+def _text(opened: OpenedRecipe, changes: tuple[Change, ...], file: Path) -> str:
+    tree: dict[str, Any] = {
+        "kilobatch": 1,
+        "title": f"{opened.recipe.name} with a batch that grows where the rate would fall, derived and not measured",
+        "extends": link(opened.path, file),
+    }
+    origins = dict.fromkeys(tree, "")
+    for change in changes:
+        inner, (*parents, last) = tree, change.key.split(".")
+        for key in parents:
+            inner = inner.setdefault(key, {})
+        inner[last] = change.after
+        origins |= dict.fromkeys(map(dotted, leaves(change.after, (*parents, last))), change.reason)
+    tree["assumed"] = sorted({*opened.recipe.assumed, *(change.key for change in changes)})
+    origins |= dict.fromkeys(map(dotted, leaves(tree["assumed"], ("assumed",))), "")
+    return HEADER + resolved_text(tree, origins)

@@ -1,0 +1,85 @@
+"""Seesaw: the batch doubles where the schedule would have halved the rate."""
+
+import math
+
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.planning.rates import batch_size_at, learning_rate_at
+from recipes.planning.timeline import timeline_of
+from recipes.reading.open import open_recipe
+from recipes.scale import seesaw_recipe
+from trainers.launch.vocabulary import vocabulary
+
+ADAM = "kilobatch: 1\nextends: digits/baseline\noptimizer: {kind: Adam}\n"
+WARMUP = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 2, joins: before}, schedule: {kind: Polynomial}}\n"
+
+
+@pytest.fixture
+def seesaw(tmp_path, monkeypatch):
+    """Writes a recipe and derives another from it: (the first, the second, what was derived)."""
+    monkeypatch.chdir(tmp_path)
+
+    def derived(text, batch):
+        (tmp_path / "mine.yaml").write_text(text)
+        scaled = seesaw_recipe("mine.yaml", batch=batch, vocabulary=vocabulary())
+        return *(open_recipe(path, vocabulary=vocabulary()) for path in ("mine.yaml", scaled.file)), scaled
+
+    return derived
+
+
+def test_adam_under_a_cosine_doubles_its_batch_while_the_rate_falls_by_the_root_of_two(seesaw):
+    before, after, scaled = seesaw(ADAM, 128)
+    halved, quartered, eighth = (20 * math.acos(2 * share - 1) / math.pi for share in (1 / 2, 1 / 4, 1 / 8))
+    for epoch, size, rate in (
+        (0.0, 32, 1.0),
+        (halved - 1e-3, 32, 1.0),
+        (halved + 1e-3, 64, math.sqrt(1 / 2)),
+        (quartered + 1e-3, 128, 1 / 2),
+        (eighth + 1e-3, 128, 1 / 4),  # the batch has its largest size, so the rate is halved
+    ):
+        assert batch_size_at(after.recipe, epoch) == size
+        assert learning_rate_at(after.recipe, epoch) == pytest.approx(0.05 * rate, rel=1e-5)
+    assert scaled.batch == 128
+    updates = [timeline_of(opened.recipe, opened.dataset).num_updates for opened in (before, after)]
+    assert updates[1] < 0.8 * updates[0]
+
+
+def test_sgd_keeps_its_rate_and_the_clock_of_its_warmup(seesaw):
+    """A straight line over 18 epochs after a warmup of 2 has halved at 11 and has a quarter left at 15.5."""
+    _, after, _ = seesaw(f"kilobatch: 1\nextends: digits/baseline\n{WARMUP}", 200)
+    points = {1.0: (32, 0.5), 10.9: (32, 1.0), 11.1: (64, 1.0), 15.6: (128, 1.0), 17.8: (128, 0.5)}
+    for epoch, (size, share) in points.items():
+        assert (batch_size_at(after.recipe, epoch), learning_rate_at(after.recipe, epoch)) == (
+            size,
+            pytest.approx(0.05 * share),
+        )
+
+
+def test_a_fall_by_ten_is_three_doublings_at_once(seesaw):
+    steps = "learning_rate: {schedule: {kind: MultiStep, boundaries: [10], factor: 0.1}}\n"
+    _, after, _ = seesaw(f"kilobatch: 1\nextends: digits/baseline\n{steps}", 1024)
+    assert after.recipe.batch.global_.sizes == (32, 256)
+    assert after.recipe.batch.global_.boundaries[1] == pytest.approx(10, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("more", "batch", "message"),
+    [
+        ("batch: {global: [{from: 0, size: 32}, {from: 5, size: 64}]}", 128, "its batch moves already"),
+        ("seed: 1", 63, "--batch 63 is not twice the batch of 32"),
+        ("optimizer: {kind: Lars}", 128, "no rule says how Lars exchanges rate and batch"),
+        ("learning_rate: {schedule: {kind: Constant}}", 128, "never halves the rate"),
+        ("learning_rate: {schedule: {kind: CosineRestarts, first: 5}}", 128, "rises after the warmup"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused(seesaw, more, batch, message):
+    with pytest.raises(InputRefused, match=message):
+        seesaw(f"kilobatch: 1\nextends: digits/baseline\n{more}\n", batch)
+
+
+def test_the_command_writes_a_valid_recipe(run):
+    code, out = run("scale", "digits/baseline", "--batch", "256", "--seesaw")
+    assert code == 0
+    assert "batch.global" in out
+    assert run("validate", "digits-baseline-seesaw-256.yaml")[0] == 0
