@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import recipes
+
 ROOT = Path(__file__).parent.parent
 HEAVY = {"chainer", "chainermn", "chainercv", "cupy", "matplotlib", "mpi4py", "sklearn", "scipy"}
 NOT_IN_A_RANK = HEAVY - {"chainer", "cupy", "mpi4py"} | {"optuna", "rich", "sqlalchemy"}
@@ -42,6 +44,24 @@ def loaded_by(code):
 )
 def test_nothing_heavy_is_loaded_by(code):
     assert loaded_by(code) & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import kilobatch",
+        "import trainers.runs.mpi_ranks, trainers.runs.rank_exits",
+        "import trainers.commands.train, trainers.commands.search",
+    ],
+)
+def test_a_rank_limits_the_threads_of_blas_before_numpy_is_loaded(code):
+    """Else every rank of mpiexec and of a search has a thread of BLAS for each core, and is six times as slow."""
+    assert "numpy" not in loaded_by(code)
+
+
+def test_public_names_of_recipes_are_those_that_are_there():
+    assert all(hasattr(recipes, name) for name in recipes.__all__)
+    assert sorted(name for names in recipes._MODULES.values() for name in names) == recipes.__all__
 
 
 def test_schedules_load_nothing_but_the_standard_library():
