@@ -105,7 +105,7 @@ def stage(
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Copy a data set's files, from a URL or a folder, to a local folder, and compare checksums.
+    """Copy a data set's files to a local folder, and compare checksums.
 
     Goes on where it was cut off; a file that is there with other bytes is copied again.
     """

@@ -203,7 +203,7 @@ def _at_url(place: Place, path: Path) -> ArrayAtUrl:
     Raises:
         ValueError: it is no such file, is cut off, or holds something else than numbers in C order.
     """
-    with place.open(path, at_least=_HEADER_BYTES) as file:
+    with place.opened(path, at_least=_HEADER_BYTES) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, in_columns, dtype = read(file)

@@ -166,7 +166,7 @@ class Parquet:
 
     def _groups(self, place: Place, path: Path) -> list[_Group]:
         shown = place.shown(path)
-        with place.open(path) as source, _opened(source, shown) as file:
+        with place.opened(path) as source, _opened(source, shown) as file:
             groups: list[_Group] = []
             for number in range(file.num_row_groups):
                 labels = _labels(file, number, self.label, shown)
@@ -268,7 +268,7 @@ class RowGroups(EncodedSamples):
         path = self.files[int(self.file_of_group[group])]
         shown = self.place.shown(path)
         try:
-            with self.place.open(path, keep=True) as source, _opened(source, shown) as file:
+            with self.place.opened(path, keep=True) as source, _opened(source, shown) as file:
                 images = _images(file, group - self._first_group(group), self.column, shown)
         except ValueError as error:
             raise UnreadableImage(f"{error}") from error
@@ -351,7 +351,7 @@ def _places(source: Any, chunk: tuple[int, int], images: Any) -> np.ndarray | No
 
 
 def _footer(place: Place, path: Path) -> bytes:
-    with place.open(path) as file:
+    with place.opened(path) as file:
         file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(4), "little")
         file.seek(-8 - length, os.SEEK_END)

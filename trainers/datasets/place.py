@@ -50,7 +50,7 @@ class Place:
         """Bytes of a file."""
         return path.stat().st_size if self.mirror is None else self.mirror.sizes[self.name(path)]
 
-    def open(self, path: Path, *, keep: bool = False, at_least: int = 0) -> BinaryIO:
+    def opened(self, path: Path, *, keep: bool = False, at_least: int = 0) -> BinaryIO:
         """A file to be read at places of it.
 
         Args:

@@ -163,7 +163,7 @@ def _images(place: Place, file: Path) -> Iterator[_Member]:
     images: dict[str, tarfile.TarInfo] = {}
     classes: dict[str, int] = {}
     try:
-        with place.open(file, at_least=_AT_LEAST) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
+        with place.opened(file, at_least=_AT_LEAST) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             end = place.size(file)
             for member in archive:
                 if member.isdir():
