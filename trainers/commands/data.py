@@ -78,7 +78,7 @@ def get(
     ] = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Fetch a data set's files from the first source of its file that can be reached, and check them.
+    """Fetch a data set's files from the first source that answers, and check them.
 
     Without --to they are put where training finds them by itself.
     """

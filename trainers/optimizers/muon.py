@@ -71,6 +71,8 @@ class Muon:
     def __post_init__(self) -> None:
         require_share("Muon.momentum", self.momentum)
         require_count("Muon.iterations", self.iterations)
+        if not isinstance(self.others, tuple) or not all(isinstance(pattern, str) for pattern in self.others):
+            raise ValueError(f"Muon.others must be patterns of paths, got {self.others!r}")
         if self.scale not in ("rows", "largest", "none"):
             raise ValueError(f"Muon.scale must be rows, largest or none, got {self.scale!r}")
         require_weight_decay(self)
