@@ -78,7 +78,7 @@ def get(
     ] = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Fetch a data set's files from the first source that answers, and check them.
+    """Fetch the files of a data set from its source, and check them.
 
     Without --to they are put where training finds them by itself.
     """
