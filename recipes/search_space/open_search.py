@@ -87,7 +87,6 @@ def open_search(
     base = checks.base()
     checks.constraints(base, checks.ends(base))
     checks.sampler()
-    checks.pruner()
     enqueued = checks.enqueued(base)
     if reading.problems:
         raise RecipeError(reading.problems)
@@ -238,15 +237,6 @@ class SearchChecks:
             if needed[what]:
                 kind = type(search.sampler).__name__
                 self.reading.refuse(("sampler",), f"{kind} cannot search with {what}", "use Tpe, see docs/search.md")
-
-    def pruner(self) -> None:
-        """The budget has enough trials for at least one whole run."""
-        search = self.search
-        least = getattr(search.pruner, "least_trials", 1)
-        if search.budget.trials < least:
-            kind = type(search.pruner).__name__
-            what = f"is {search.budget.trials}, and with {kind} the first whole run is the one of number {least}"
-            self.reading.refuse(("budget", "trials"), what, f"give {least} or more")
 
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
         """The values of each trial that is tried first."""

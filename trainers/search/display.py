@@ -176,7 +176,7 @@ class Display:
         self._rows[number].note = f"report {report.number} of {self.search.reports}"
 
     def ended(self, number: int, state: str, *, values: Sequence[float] | None = None, reason: str = "") -> None:
-        """A trial has ended: complete, short (of a lower rung), diverged, infeasible, pruned or failed."""
+        """A trial has ended: complete, diverged, infeasible, pruned or failed."""
         row = self._rows.setdefault(number, TrialRow(number=number, values={}, state=state))
         row.state, row.note, row.scores = state, reason, row.scores if values is None else values
         details = ", ".join(filter(None, [scores(self.search, values) if values is not None else "", reason]))

@@ -21,7 +21,6 @@ from trainers.launch.model_costs import model_of
 from trainers.launch.request import Prepared, prepare
 from trainers.search.display import metric_name, short
 from trainers.search.study import enqueue, new_study, suggested
-from trainers.search.successive_halving import has_rungs
 from trainers.search.trial_run import SearchOptions, trial_request
 
 
@@ -103,8 +102,6 @@ def pruning_text(opened: OpenedSearch, prepared: Prepared) -> str:
     if search.pruner is None:
         return "none"
     name = type(search.pruner).__name__
-    if has_rungs(search):
-        return f"{name}, over runs of {', '.join(map(str, search.pruner.shares))} of the epochs"
     text = f"{name}, in the first trial from epoch {slow_until(prepared.opened.recipe):g} on, where its slow start ends"
     for path in filter(partial(_moves_shape, opened), search.space):
         few = "few" if hasattr(search.space[path], "choices") else "hardly any"

@@ -13,7 +13,6 @@ from optuna.trial import FrozenTrial
 from recipes.planning.rates import rate_shape, slow_until
 from recipes.schema import Recipe, Search
 from trainers.search.study import FilteredStudy
-from trainers.search.successive_halving import has_rungs
 
 # User attribute of a trial that can be compared with others: {"from": number of its first report that counts, the first
 # after its warmup and slow start, "shape": of its rate, as `recipes.planning.rates` has it}.
@@ -29,7 +28,7 @@ def store_comparability(trial: optuna.Trial, recipe: Recipe, search: Search, *, 
         search: of the trial.
         say: called once in a search, when a second shape of rate appears, whose trials are not compared with the first.
     """
-    if search.pruner is None or has_rungs(search):
+    if search.pruner is None:
         return
     first = first_report(slow_until(recipe), recipe.epochs, reports=search.reports)
     own = {"from": first, "shape": rate_shape(recipe)}

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -258,9 +257,7 @@ def _require_trainable(opened: OpenedSearch, options: SearchOptions) -> None:
     new_study(opened.search)
     opened.search.sampler.build(seed=0)
     open_prior(opened)
-    for share in {Fraction(1), *getattr(opened.search.pruner, "shares", ())}:
-        request = trial_request(opened, 0, {}, Path("trial"), options, share=share)
-        prepare(request, workers=opened.search.ranks_per_trial)
+    prepare(trial_request(opened, 0, {}, Path("trial"), options), workers=opened.search.ranks_per_trial)
 
 
 def _stop_at_signal(supervisor: Supervisor, number: int, frame: object) -> None:

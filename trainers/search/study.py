@@ -30,8 +30,6 @@ FOLDER, REASON, RANK, SECONDS = "folder", "reason", "rank", "seconds"
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
-# {"at": its rung, "of": number of the trial that was promoted to it, or null, "whole": whether it trains all epochs}
-RUNG = "rung"
 # User attributes of the study.
 _SEARCH, _OWNER, _SPENT = "search", "owner", "spent_seconds"
 # Keys that may change between two sessions of one search: no trial depends on them.
@@ -154,7 +152,7 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def ranked_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials that may be the best, the best first: complete, with all epochs, not diverged, within all constraints.
+    """The trials that may be the best, the best first: complete, not diverged, within all constraints.
 
     With several objectives: those on the Pareto front, the best in the first objective first.
     """
@@ -203,24 +201,19 @@ def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def state_of(trial: FrozenTrial) -> str:
-    """One of complete, diverged, short (of a lower rung), infeasible, pruned, failed, running, waiting."""
+    """One of complete, diverged, infeasible, pruned, failed, running, waiting."""
     if DIVERGED in trial.user_attrs:
         return "diverged"
     if not is_feasible(trial):
         return "infeasible"
     if trial.state == TrialState.COMPLETE:
-        return "complete" if is_whole(trial) else "short"
+        return "complete"
     return "failed" if trial.state == TrialState.FAIL else trial.state.name.lower()
 
 
 def is_feasible(trial: FrozenTrial) -> bool:
     """Whether a trial keeps all constraints."""
     return all(violation <= 0 for violation in trial.constraints.values())
-
-
-def is_whole(trial: FrozenTrial) -> bool:
-    """Whether a trial trains all epochs of its recipe: only such a trial can be the best."""
-    return trial.user_attrs.get(RUNG, {}).get("whole", True)
 
 
 def reason_of(trial: FrozenTrial) -> str:
@@ -279,7 +272,7 @@ class _SeededSampler(BaseSampler):
 
     A sampler of Optuna keeps a random state, which a stopped search loses. Here each trial has a new one, and so the
     same proposals whether the search was stopped before it or not. Where there is a `prior`, the first trials are drawn
-    from it. With runs of several lengths the sampler sees those of one length only; see `comparable_rung`.
+    from it.
 
     A proposal whose nearest trial diverged is drawn again, by the sampler and then at random: else TPE puts half of its
     trials into the gaps between those that diverged.
@@ -295,7 +288,7 @@ class _SeededSampler(BaseSampler):
         known = {} if self._prior is None else self._prior.values(trial.number)
         if search_space.keys() <= known.keys():
             return known
-        seen = [it for it in self._view(study).get_trials(deepcopy=False) if it.number != trial.number and it.values]
+        seen = [it for it in study.get_trials(deepcopy=False) if it.number != trial.number and it.values]
         values: dict[str, Any] = {}
         for attempt in range(_ATTEMPTS + _AT_RANDOM):
             values = {**self._proposed(study, trial, search_space, attempt), **known}
@@ -308,12 +301,12 @@ class _SeededSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any], attempt: int
     ) -> dict[str, Any]:
         what, at_random = f"attempt {attempt}", attempt >= _ATTEMPTS
-        view, sampler = self._view(study), self._built(trial, what, at_random=at_random)
-        values = sampler.sample_relative(view, trial, sampler.infer_relative_search_space(view, trial))
+        sampler = self._built(trial, what, at_random=at_random)
+        values = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
         values = {path: value for path, value in values.items() if path in search_space}
         for path in search_space.keys() - values.keys():
             own = self._built(trial, f"{what} {path}", at_random=at_random)
-            values[path] = own.sample_independent(view, trial, path, search_space[path])
+            values[path] = own.sample_independent(study, trial, path, search_space[path])
         return values
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:
@@ -321,13 +314,13 @@ class _SeededSampler(BaseSampler):
         known = {} if self._prior is None else self._prior.values(trial.number)
         if name in known:
             return known[name]
-        return self._built(trial, name).sample_independent(self._view(study), trial, name, distribution)
+        return self._built(trial, name).sample_independent(study, trial, name, distribution)
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        self._built(trial, "before").before_trial(self._view(study), trial)
+        self._built(trial, "before").before_trial(study, trial)
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, *result: Any) -> None:
-        self._built(trial, "after").after_trial(self._view(study), trial, *result)
+        self._built(trial, "after").after_trial(study, trial, *result)
 
     def _built(self, trial: FrozenTrial, what: str, *, at_random: bool = False) -> BaseSampler:
         seed = draws(self._search.seed, "proposal", trial.number, word(what)).integers(2**32)
@@ -336,13 +329,6 @@ class _SeededSampler(BaseSampler):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return self._search.sampler.build(seed=seed)
-
-    def _view(self, study: optuna.Study) -> optuna.Study:
-        if not hasattr(self._search.pruner, "shares"):
-            return study
-        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        at = comparable_rung(complete, self._search)
-        return FilteredStudy(study, lambda trials: [it for it in trials if it.user_attrs.get(RUNG, {}).get("at") == at])
 
 
 def distributions(search: Search) -> dict[str, Any]:
@@ -382,14 +368,3 @@ def _distance(search_space: Mapping[str, Any], one: Mapping[str, Any], other: Ma
             low, high, a, b = map(math.log, (low, high, a, b))
         total += ((a - b) / (high - low)) ** 2
     return total
-
-
-def comparable_rung(complete: Sequence[FrozenTrial], search: Search) -> int:
-    """The rung whose trials a sampler sees: scores of runs of different lengths are not comparable.
-
-    The highest that has at least two more complete trials than the space has paths, else the lowest (the idea of BOHB,
-    Falkner et al. 2018, arXiv 1807.01774, not checked).
-    """
-    rungs = [trial.user_attrs[RUNG]["at"] for trial in complete if RUNG in trial.user_attrs]
-    enough = [at for at in set(rungs) if rungs.count(at) >= len(search.space) + 2]
-    return max(enough, default=min(rungs, default=0))

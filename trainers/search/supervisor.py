@@ -33,7 +33,6 @@ from trainers.search.outcome import (
 from trainers.search.rank_groups import Group
 from trainers.search.report import LivePage
 from trainers.search.search_folder import run_folders
-from trainers.search.successive_halving import assigned_share, promote
 from trainers.search.trial_run import Report, RunEnd, SearchOptions, TrialRun, reports_in, trial_request
 
 _POLL_SECONDS = 0.02
@@ -154,7 +153,6 @@ class Supervisor:
             return True
         if self._budget_is_spent() or self._is_settled():
             return False
-        promote(self.study, self.search)
         if studies.num_begun(self.study) >= self.search.budget.trials:
             return False
         self._start(_Work(trial=studies.next_trial(self.study, self.search)))
@@ -190,13 +188,10 @@ class Supervisor:
         trial = work.trial
         values, folders = studies.suggested(trial, self.search), self._folders(trial)
         index = next((at for at, folder in enumerate(folders) if not has_succeeded(folder)), len(folders))
-        share = assigned_share(trial, self.search)
         try:
             last = min(index, len(folders) - 1)
             seed = values.get("seed", self.opened.base.recipe.seed) + last if last else None
-            request = trial_request(
-                self.opened, trial.number, values, folders[last], self.options, seed=seed, share=share
-            )
+            request = trial_request(self.opened, trial.number, values, folders[last], self.options, seed=seed)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             constraints = check_constraints(self.search, prepared.opened.tree)
         except ValueError as error:  # InputRefused too
@@ -355,8 +350,7 @@ class Supervisor:
         hours = self.search.ranks_per_trial * trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
         runs = [metrics_lines(folder) for folder in folders]
         result = trial_result(self.search, runs, prepared.opened.tree, device_hours=hours)
-        whole = trial.user_attrs.get(studies.RUNG, {}).get("whole", True)
-        self._tell_result(trial, result, result.state if whole else "short", reason=result.violated)
+        self._tell_result(trial, result, result.state, reason=result.violated)
         if any(best.number == trial.number for best in studies.best_trials(self.study)):
             write_best(self.options.folder, self.opened, self.study)
 

@@ -9,15 +9,12 @@ import signal
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from recipes.reading.open import open_recipe
 from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
-from recipes.search_space.shorter_runs import compressed
 from trainers.launch.request import Prepared, TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.progress import Tail
@@ -59,7 +56,6 @@ def trial_request(
     options: SearchOptions,
     *,
     seed: int | None = None,
-    share: Fraction = Fraction(1),
 ) -> TrainRequest:
     """The training request of one of a trial's runs.
 
@@ -70,9 +66,6 @@ def trial_request(
         folder: of the run, which is resumed if the folder has one.
         options: of the search.
         seed: of the run; None for the trial's own.
-        share: of the epochs; a shorter run has its whole schedule compressed, and is evaluated only at its end.
-    Raises:
-        InputRefused: a shorter run would be too short, or its recipe does not open.
     """
     search, report = opened.search, f"{1 / opened.search.reports!r}run"
     given = {
@@ -81,13 +74,10 @@ def trial_request(
         **({} if seed is None else {"seed": seed}),
         "name": f"{search.name}-trial-{number}",
         "title": f"Trial {number} of the search {search.name} over {search.recipe}",
-        "evaluation.every": report if share == 1 else "1run",
+        "evaluation.every": report,
         "claims": [],
         "card": None,
     }
-    if share < 1:
-        whole = open_recipe(opened.base.path, overrides=assignments(given), **opened.options)
-        given |= compressed(whole, share)
     return TrainRequest(
         recipe=os.fspath(opened.base.path),
         overrides=tuple(assignments(given)),

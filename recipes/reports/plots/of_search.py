@@ -20,7 +20,6 @@ _HEIGHT = 2.4  # inches, of a panel
 CURVE = "trial-"  # before a trial's number: the name of its line in the SVG
 # State -> marker, colour, whether filled; a diverged trial is a cross at the edge.
 _LOOKS = {"complete": ("o", SERIES[0], True), "pruned": ("o", SERIES[0], False), "infeasible": ("x", MUTED, True)}
-_LOOKS["short"] = ("o", MUTED, False)  # a whole run of fewer epochs
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class TrialPoint:
     """A trial as the pictures need it.
 
     Args:
-        state: `complete`, `pruned`, `infeasible` (beyond a constraint), `short` (of a lower rung), `diverged`, ...
+        state: `complete`, `pruned`, `infeasible` (beyond a constraint), `diverged`, ...
         scores: its objectives; of a pruned one the last report; empty where there is none.
         values: path of the space -> value, of the paths that the trial has.
         reports: number of a report -> score.

@@ -104,7 +104,7 @@ fixed: {"loss.label_smoothing=0.3 #": 0.1}
 space: {"seed ": {kind: Int, low: 1, high: 3}}
 => 5:9: space.seed : 'seed ' is no path
 pruner: {kind: SuccessiveHalving}
-=> 4:18: budget.trials: is 6, and with SuccessiveHalving the first whole run is the one of number
+=> 6:16: pruner.kind: there is no pruner called SuccessiveHalving; known: Median
 reports: 0
 => 6:10: reports: is 0; must be at least 1
 name: a/b

@@ -112,19 +112,18 @@ def dots_of(axes):
     return counts | {line.get_label(): len(line.get_xdata()) for line in axes.lines if line.get_marker() == "x"}
 
 
-def test_the_history_has_every_trial_and_its_best_is_a_whole_one(study):
-    """A run of fewer epochs (0.97) and an infeasible one (0.95) are never the best, and the first trial failed."""
+def test_the_history_has_every_trial_and_its_best_keeps_the_constraints(study):
+    """An infeasible one (0.95) is never the best, and the first trial failed."""
     history = optuna.create_study(direction="maximize")
     history.add_trial(trial(TrialState.FAIL, None, 1.0, "a", reason="gone"))
-    history.add_trial(trial(TrialState.COMPLETE, [0.97], 0.1, "a", rung={"whole": False}))
     history.add_trials(study.get_trials())
     (reports, _), (figure, _), *_ = figures(history, SEARCH)
     (axes,) = figure.axes
     (best,) = axes.lines
     assert list(best.get_ydata()) == [0.9, 0.9]
-    assert dots_of(axes) == {"complete": 1, "infeasible": 1, "pruned": 1, "short": 1}
+    assert dots_of(axes) == {"complete": 1, "infeasible": 1, "pruned": 1}
     lines = {line.get_gid(): line.get_linestyle() for line in reports.axes[0].lines if line.get_gid()}
-    assert {gid: dashes for gid, dashes in lines.items() if dashes != "-"} == {"trial-3": "--"}
+    assert {gid: dashes for gid, dashes in lines.items() if dashes != "-"} == {"trial-2": "--"}
 
 
 @pytest.mark.parametrize(("direction", "worst", "edge"), [("maximize", 0.0, 0.0), ("minimize", float("inf"), 1.0)])

@@ -108,7 +108,6 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
         (lambda: samplers.NsgaII(population=1), "NsgaII.population must be a whole number >= 2"),
         (lambda: samplers.CmaEs(startup_trials=0), "CmaEs.startup_trials must be a whole number >= 1"),
         (lambda: pruners.Median(startup_trials=0), "Median.startup_trials must be a whole number >= 1"),
-        (lambda: pruners.SuccessiveHalving(reduction=1), "SuccessiveHalving.reduction must be a whole number >= 2"),
     ],
 )
 def test_refused(make, message):
