@@ -26,7 +26,7 @@ from trainers.runs.run_folder import LOG, REPORT
 from trainers.runs.stop_request import STOP_FILE, handling_signals
 from trainers.search.best import absolute_recipe, recipe_path, require_utf8, write_best
 from trainers.search.confirm import confirmed_in, confirmed_text
-from trainers.search.display import Display, scores, values_text
+from trainers.search.display import Display, scores, shown, values_text
 from trainers.search.dry_run import dry_run_text
 from trainers.search.group_worker import launched_groups, run_launched_worker
 from trainers.search.placement import placements, rank_starter
@@ -43,7 +43,15 @@ from trainers.search.search_folder import (
     write_whole,
 )
 from trainers.search.storage import one_line, opened_storage
-from trainers.search.study import best_trials, finished, new_study, open_study, ranked_trials, state_counts
+from trainers.search.study import (
+    best_trials,
+    finished,
+    gain_of_second_half,
+    new_study,
+    open_study,
+    ranked_trials,
+    state_counts,
+)
 from trainers.search.supervisor import Supervisor
 from trainers.search.trial_run import SearchOptions, trial_request
 
@@ -190,6 +198,9 @@ def _print_result(
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
         display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(opened, options)}")
+    if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
+        metric = search.objectives[0].metric
+        display.say(f"the second half of the trials gained {shown(metric, gain)}; as many again would likely gain less")
     display.say(f"report: {folder / REPORT}")
     if supervisor.stopped_by:
         print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")

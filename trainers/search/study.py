@@ -200,6 +200,21 @@ def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one != other and all(mine <= its for mine, its in zip(one, other, strict=True))
 
 
+def gain_of_second_half(study: optuna.Study) -> float:
+    """By how much half of the trials is beaten by all of them, in the mean over all orders; 0 with fewer than 4.
+
+        v_1 - sum_i v_i C(n - i, k - 1) / C(n, k)       v sorted, the best first; k = n // 2
+
+    As many trials again gain less, where the sampler draws at random: the best of 2n grows by less than that of n did.
+    """
+    finished = [trial for trial in ranked_trials(study) if math.isfinite(trial.value)]
+    n, k = len(finished), len(finished) // 2
+    if n < 4:
+        return 0.0
+    chances = [math.comb(n - i, k - 1) / math.comb(n, k) for i in range(1, n + 1)]
+    return abs(finished[0].value - sum(trial.value * chance for trial, chance in zip(finished, chances, strict=True)))
+
+
 def state_of(trial: FrozenTrial) -> str:
     """One of complete, diverged, infeasible, pruned, failed, running, waiting."""
     if DIVERGED in trial.user_attrs:
