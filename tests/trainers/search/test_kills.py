@@ -12,7 +12,7 @@ import pytest
 from trainers.search.outcome import metrics_lines
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
-KILLS, HANG_SECONDS, UPDATES, REPORTS = 30, 60, 59, 5
+KILLS, HANG_SECONDS, UPDATES, REPORTS = 30, 60, 176, 5
 TEXT = f"""\
 space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
 fixed: {{epochs: 10, model.blocks: [1], model.width: 4}}
@@ -45,7 +45,7 @@ class Killing:
         while time.monotonic() < end and self.process.poll() is None:
             folder = self.search.folder  # without checkpoints, which come and go
             written = [*folder.glob("trials/*/*.jsonl"), *folder.glob("jobs/*/*/*.jsonl")]
-            newest = max((path.stat().st_mtime for path in written), default=0)
+            newest = max(map(modified, written), default=0)
             if time.time() - newest < 2:
                 self.last_news = time.monotonic()
             assert time.monotonic() - self.last_news < HANG_SECONDS, "no trial makes an update any more"
@@ -94,6 +94,14 @@ class Killing:
                 all(map(self.search.alive, pids)) or has_ended(self.search.run_folder(other))
             )
         return True
+
+
+def modified(path):
+    """When a file was written; 0 where it has just been removed, as the messages of ranks that have ended are."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0
 
 
 def has_ended(folder):
