@@ -205,7 +205,7 @@ def gain_of_second_half(study: optuna.Study) -> float:
 
         v_1 - sum_i v_i C(n - i, k - 1) / C(n, k)       v sorted, the best first; k = n // 2
 
-    As many trials again gain less, where the sampler draws at random: the best of 2n grows by less than that of n did.
+    A guide to what as many trials again would gain: usually no more than this.
     """
     finished = [trial for trial in ranked_trials(study) if math.isfinite(trial.value)]
     n, k = len(finished), len(finished) // 2

@@ -194,7 +194,8 @@ class TrialRun:
 
     def _failure_of_ranks(self, code: int, errors: str, log: str) -> RunEnd:
         if self.group.never_joined:
-            words = [] if code == EXIT_INPUT else self.group.launcher_words().splitlines()[:2]  # else they say it
+            own = [line for line in (*errors.splitlines(), *log.splitlines()) if line.startswith("kilobatch: ")]
+            words = own[:1] or self.group.launcher_words().splitlines()[:2]
             return RunEnd(how="not_started", reason=" | ".join(words) or _failure(errors).reason)
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             return _failure(errors)
