@@ -138,10 +138,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def _has_only_groups(folder: Path) -> bool:
     """Whether the folder holds only what is written before `search.yaml`: the lock, the study, messages of groups."""
-    if not folder.is_dir():
-        return False
-    loose = [path for path in folder.iterdir() if not path.is_dir() and not path.name.startswith((_LOCK, "study."))]
-    return not loose and all(JOBS in (path.name, path.parent.name) for path in folder.glob("*/*"))
+    return folder.is_dir() and all(path.name.startswith((_LOCK, "study.", JOBS)) for path in folder.iterdir())
 
 
 def _without_texts(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import pytest
 from trainers.search.outcome import metrics_lines
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
-KILLS, HANG_SECONDS, UPDATES, REPORTS = 30, 60, 352, 5
+KILLS, HANG_SECONDS, UPDATES, REPORTS = 30, 60, 176, 5
 TEXT = f"""\
 space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
-fixed: {{epochs: 10, model.blocks: [1], model.width: 4}}
+fixed: {{epochs: 30, model.blocks: [1], model.width: 4}}
 ranks_per_trial: 2
 reports: {REPORTS}
 retries: 5
