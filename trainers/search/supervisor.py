@@ -225,6 +225,7 @@ class Supervisor:
         self._running.remove(work)
         before = work.trial.user_attrs.get(studies.SECONDS, 0.0)
         work.trial.set_user_attr(studies.SECONDS, round(before + run.seconds, 2))
+        self.display.running.pop(work.trial.number, None)
         self._finish(work, run, end)
 
     def _report(self, work: _Work, report: Report) -> bool:
