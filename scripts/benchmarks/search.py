@@ -3,7 +3,7 @@
 .venv/bin/python scripts/benchmarks/search.py --storages sqlite journal --json F
 
 The finished trials have random values. The target is 1 % of a trial of ten seconds: 100 ms. In ten seconds the terminal
-and `status.json` are made anew five times; the page is not counted, which takes at most 3 % of the time.
+and `status.json` are made anew twice; the page is not counted, which takes at most 3 % of the time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.display import Display
 from trainers.search.storage import opened_storage
-from trainers.search.study import FOLDER, SECONDS, begun, best_trials, distributions, new_study, next_trial
+from trainers.search.study import SECONDS, begun, best_trials, distributions, new_study, next_trial
 
-REPORTS, SHOWS = 10, 5
+REPORTS, SHOWS = 10, 2
 
 
 def main() -> None:
@@ -75,7 +75,6 @@ def one_trial(study: Any, search: Search, display: Display) -> tuple[float, floa
     began, cpu = time.perf_counter(), time.process_time()
     begun(study)
     trial = next_trial(study, search)
-    trial.set_user_attr(FOLDER, f"trials/trial-{trial.number:04d}")
     for number in range(1, REPORTS + 1):
         trial.report(0.5 + number / 100, number)
         trial.should_prune()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -21,6 +21,7 @@ from recipes.reports.wording import duration
 from recipes.schema import Search
 from trainers.runs.run_folder import LOG
 from trainers.search.confirm import Confirmed, confirmed_rows
+from trainers.search.search_folder import trial_folder
 from trainers.search.status import status_text, write_status
 from trainers.search.study import SECONDS, SPENT, begun, best_trials, reason_of, state_of
 from trainers.search.wording import scores
@@ -42,8 +43,9 @@ def row_of(trial: FrozenTrial, search: Search, *, running_seconds: float = 0.0) 
     """A trial of the study as a row; `running_seconds` are those of its present run."""
     last, own, note = trial.last_step, trial.values, reason_of(trial)
     if not trial.state.is_finished() and last is not None:
-        own = own if search.has_goal else [trial.intermediate_values[last]]
-        note = f"report {last} of {search.reports}"
+        own, note = [trial.intermediate_values[last]], f"report {last} of {search.reports}"
+    if search.has_goal and trial.state != TrialState.COMPLETE:
+        own = None  # it reported what it lacks of the target
     seconds = trial.user_attrs.get(SECONDS, 0.0) + running_seconds
     values = dict(trial.params)
     return TrialRow(number=trial.number, values=values, state=state_of(trial), scores=own, note=note, seconds=seconds)
@@ -106,7 +108,7 @@ class Display:
         parts = [f"trial {number} {row.state}: {details}", self._best_text(), ended, about]
         self.say("; ".join(filter(None, parts)))
 
-    def show(self, *, every: float = 2.0, ended: bool = False) -> None:
+    def show(self, *, every: float = 5.0, ended: bool = False) -> None:
         """Redraw the terminal and write `status.json`, if they are `every` seconds old."""
         if time.monotonic() - self._shown < every:
             return
@@ -172,6 +174,7 @@ class Display:
     def _plain(self, row: TrialRow) -> dict[str, Any]:
         own = [value if math.isfinite(value) else None for value in row.scores or ()]  # JSON knows no infinity
         words = {"text": scores(self.search, row.scores) if row.scores else "", "note": row.note}
+        words["folder"] = trial_folder(row.number)
         return {"trial": row.number, "scores": own, "values": row.values, "seconds": row.seconds, **words}
 
     def _best_text(self) -> str:

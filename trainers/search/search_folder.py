@@ -108,9 +108,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     return tree
 
 
-def run_folders(folder: Path, seeds: int) -> list[Path]:
-    """The folders of a trial's runs: its own, or with several seeds one for each in it."""
-    return [folder / f"run-{run}" for run in range(seeds)] if seeds > 1 else [folder]
+def trial_folder(number: int) -> str:
+    """The folder of a trial, within that of its search."""
+    return f"trials/trial-{number:04d}"
+
+
+def run_folders(folder: Path, number: int, *, seeds: int) -> list[Path]:
+    """The folders of a trial's runs: its own, or with several seeds one for each in it; `folder` is the search's."""
+    own = folder / trial_folder(number)
+    return [own / f"run-{run}" for run in range(seeds)] if seeds > 1 else [own]
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.runs.run_folder import RECIPE
 from trainers.search.prior import drawn_values, first_values
 from trainers.search.samplers import TPESampler
-from trainers.search.search_folder import folder_record, own_study
+from trainers.search.search_folder import folder_record, own_study, run_folders
 from trainers.search.storage import opened_storage
-from trainers.search.study import FOLDER, new_study, next_trial
+from trainers.search.study import new_study, next_trial
 
 RATE = "learning_rate.reference"
 SPACE = {
@@ -98,11 +98,10 @@ def test_an_earlier_search_at_a_small_batch_informs_a_large_one(open_text):
     with opened_storage("sqlite", Path("out")) as storage:
         study = new_study(small.search, storage=storage, name=record["study"])
         own_study(study, Path("out"), record)
-        for number, rate in enumerate((0.02, 0.08)):
+        for rate in (0.02, 0.08):
             study.enqueue_trial({RATE: rate, "optimizer.momentum": 0.9})
             trial = next_trial(study, small.search)
-            trial.set_user_attr(FOLDER, f"trials/{number}")
-            run = Path("out", "trials", str(number))
+            (run,) = run_folders(Path("out"), trial.number, seeds=1)
             run.mkdir(parents=True)
             changes = {**small.search.fixed, RATE: rate}
             recipe = open_recipe("digits/batch_256", vocabulary=vocabulary(), overrides=assignments(changes))

@@ -36,7 +36,7 @@ def trial(state, values, rate, word, *, constraints=None, reports=None, **attrib
         params={"rate": rate, "word": word},
         distributions={"rate": FloatDistribution(0.01, 1.0, log=True), "word": CategoricalDistribution(("a", MARKED))},
         intermediate_values=reports or ({1: values[0] / 2, 2: values[0]} if single else {}),
-        user_attrs={"folder": "trials/trial-0000", "seconds": 61.0, **attributes},
+        user_attrs={"seconds": 61.0, **attributes},
         constraints=constraints,
     )
 
