@@ -50,7 +50,7 @@ app.command()(runs.evaluate)
 app.command()(runs.report)
 app.command()(machine.doctor)
 app.command()(machine.probe)
-app.command(hidden=True)(machine.probe_links)
+app.command(hidden=True)(machine.probe_ranks)
 
 
 def _show_version(asked: bool) -> None:
