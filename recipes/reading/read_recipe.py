@@ -21,6 +21,7 @@ from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate, momentum_key, optimizer_at
 from recipes.reading.image_size import check_image_size
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
+from recipes.reading.read_init import read_init
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Schedules, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
@@ -352,6 +353,7 @@ def read_recipe(
         "image_size": time.read_image_size,
         "learning_rate": rate.read,
         "schedules": rate.read_schedules,
+        "init": partial(read_init, reading),
     }
     recipe, resolved = reading.record(Recipe, given, (), using=using)
     if recipe is not REFUSED:

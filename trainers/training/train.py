@@ -25,6 +25,7 @@ from trainers.datasets.loader_process import LoaderProcess
 from trainers.datasets.loader_workers import LoaderWorkers, choose_workers
 from trainers.kernels.threads import num_threads
 from trainers.models.batch_norm import NormGroups
+from trainers.models.weight_names import begin_with
 from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
@@ -202,6 +203,12 @@ class _Run:
         """Load the checkpoint if resuming, write the run's files, set up the trainer."""
         folder = self.folder
         state, notes = self._resumed_state() if self.request.resume else (None, [])
+        if state is None and (init := self.opened.recipe.init) is not None:
+            begin_with(self.parts.model, init)
+            if self.averaged is not None:
+                self.averaged.restart()
+            drawn = f", without {', '.join(init.except_)}" if init.except_ else ""
+            notes.append(f"begins with the weights of {init.weights}, SHA-256 {init.sha256}{drawn}")
         self._equal()
         unmeasured = self.plan.without_noise_scale if self.request.measure_noise else ()
         notes += self._notes_on_bits()
