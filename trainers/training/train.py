@@ -15,6 +15,7 @@ from chainer.training import Trainer
 from recipes.planning.forecast import forecast_tree
 from recipes.planning.stream import stream_of
 from recipes.planning.timeline import Timeline
+from recipes.reading.identity import identity_ids
 from recipes.reading.image_size import image_sizes, sides_by_size
 from trainers import kernels
 from trainers.augmentations import decoders
@@ -134,6 +135,7 @@ class _Run:
         self.prepared, self.request, self.folder, self.threads = prepared, request, folder, threads
         self.mpi, self.heartbeat = mpi, heartbeat
         self.leads = mpi.rank == 0
+        self.ids: dict[str, str | None] = {}
         self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
         reset_peak()
         self.device = take_device(plan.cluster.device, mpi)
@@ -285,6 +287,9 @@ class _Run:
         folder = self.folder
         plan = replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe))
         time = forecast_tree(plan, sides_by_size(opened.recipe))
+        files = own_code([opened.tree, opened.dataset_tree], self.prepared.code_folders)
+        now = identity_of([opened.tree, opened.dataset_tree], self.prepared.code_folders, opened.dataset)
+        self.ids = identity_ids(opened, now)
         write_run(
             folder,
             recipe=opened.tree,
@@ -298,11 +303,10 @@ class _Run:
                 loader=self.loads_by,
                 fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
                 exact=self.exact,
+                ids=self.ids,
             ),
             command=command_line(),
         )
-        files = own_code([opened.tree, opened.dataset_tree], self.prepared.code_folders)
-        now = identity_of([opened.tree, opened.dataset_tree], self.prepared.code_folders, opened.dataset)
         update = self.updater.iteration
         changed = write_identity(folder, now, files, update=update)
         copies = [name for name, file in files.items() if CODE in file.parts]
@@ -330,7 +334,7 @@ class _Run:
             evaluation=evaluation,
             metrics=self.metrics,
             resumed=resumed,
-            identity={"recipe": self.opened.recipe.name, "recipe_sha256": sha256_of_tree(self.opened.tree)},
+            identity={"recipe": self.opened.recipe.name, "ids": self.ids},
             moved=self.heartbeat.moved,
         )
         every = Every(epochs=self.prepared.checkpoint_every, timeline=timeline)
