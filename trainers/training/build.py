@@ -30,7 +30,6 @@ from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.mixed_precision import images_dtype
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
-from trainers.models.weight_names import begin_with
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
@@ -168,6 +167,8 @@ def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
     Raises:
         InputRefused: the file is not here, or its weights do not fit; see `begin_with`.
     """
+    from trainers.models.weight_names import begin_with  # and ChainerCV
+
     begin_with(drawn_model(recipe, dataset), recipe.init)
 
 

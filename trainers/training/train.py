@@ -25,7 +25,6 @@ from trainers.datasets.loader_process import LoaderProcess
 from trainers.datasets.loader_workers import LoaderWorkers, choose_workers
 from trainers.kernels.threads import num_threads
 from trainers.models.batch_norm import NormGroups
-from trainers.models.weight_names import begin_with
 from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
@@ -204,6 +203,8 @@ class _Run:
         folder = self.folder
         state, notes = self._resumed_state() if self.request.resume else (None, [])
         if state is None and (init := self.opened.recipe.init) is not None:
+            from trainers.models.weight_names import begin_with  # and ChainerCV
+
             begin_with(self.parts.model, init)
             if self.averaged is not None:
                 self.averaged.restart()
