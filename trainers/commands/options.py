@@ -15,7 +15,9 @@ NAME = "A name of `kilobatch recipes list`, or a path."
 NAMES = "Names of `kilobatch recipes list`, or paths."
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=NAME)]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder or the recipe's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
 Workers = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, one process each.")]
@@ -47,7 +49,10 @@ def opened_recipe(
     """
     from recipes.reading.open import open_recipe
     from trainers.launch.vocabulary import vocabulary
+    from trainers.runs.identity import code_folders
 
+    if allow_code:
+        code_folders(beside=recipe)
     return open_recipe(
         recipe,
         vocabulary=vocabulary(allow_code=allow_code),
