@@ -35,9 +35,10 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
 
 
-app = typer.Typer(cls=_Commands, add_completion=False, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
+app = typer.Typer(cls=_Commands, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(runs.app, name="runs")
 app.command()(train.train)
 app.command(hidden=True)(train.load_samples)
 app.command(epilog="kilobatch search status DIR shows what a search does now.")(search.search)

@@ -13,7 +13,16 @@ OPTIONS_OF_GROUPS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_
 
 NAME = "A name of `kilobatch recipes list`, or a path."
 NAMES = "Names of `kilobatch recipes list`, or paths."
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=NAME)]
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Names of recipes that begin so, for the completion of a shell."""
+    from recipes.reading.registry import names
+
+    return [name for name in names("recipes") if name.startswith(incomplete)]
+
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=NAME, autocompletion=recipe_names)]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder or the recipe's.")

@@ -84,6 +84,23 @@ class Run:
         """The last evaluated accuracy, 0 to 1; None before the first evaluation."""
         return next((value for _, value in reversed(self.curve("eval_accuracy"))), None)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Run, recipe, how it ended or that it has not, update and epoch reached, accuracy, workers and bytes."""
+        lines = self.metrics
+        ends = [line for line in lines if line["key"] in ("run_start", "run_stop")]
+        reached = max((line for line in lines if "epoch" in line), key=lambda line: line["epoch"], default={})
+        return {
+            "run": str(self.folder),
+            "recipe": next((line["value"] for line in ends if line["key"] == "run_start"), ""),
+            "ended": next((line["value"] for line in ends[-1:] if line["key"] == "run_stop"), "no"),
+            "update": reached.get("update"),
+            "epoch": reached.get("epoch"),
+            "accuracy": self.accuracy,
+            "workers": next((line.get("workers") for line in reversed(ends) if "workers" in line), None),
+            "bytes": sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()),
+        }
+
     def evaluate(self, **options: Any) -> dict[str, Any]:
         """Score a checkpoint; the options are those of `score_run`: checkpoint, split, data, allow_code, device."""
         from trainers.launch.score_run import score_run
