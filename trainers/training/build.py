@@ -167,7 +167,7 @@ def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
     Raises:
         InputRefused: the file is not here, or its weights do not fit; see `begin_with`.
     """
-    from trainers.models.weight_names import begin_with  # loads ChainerCV
+    from trainers.models.weight_names import begin_with  # and ChainerCV
 
     begin_with(drawn_model(recipe, dataset), recipe.init)
 

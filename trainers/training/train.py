@@ -205,7 +205,7 @@ class _Run:
         folder = self.folder
         state, notes = self._resumed_state() if self.request.resume else (None, [])
         if state is None and (init := self.opened.recipe.init) is not None:
-            from trainers.models.weight_names import begin_with  # loads ChainerCV
+            from trainers.models.weight_names import begin_with  # and ChainerCV
 
             begin_with(self.parts.model, init)
             if self.averaged is not None:
