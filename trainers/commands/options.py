@@ -11,8 +11,8 @@ import typer
 
 OPTIONS_OF_GROUPS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
-NAME = "A name of `kilobatch recipes list`, or a path."
-NAMES = "Names of `kilobatch recipes list`, or paths."
+NAME = "A name of `kilobatch recipes list`, a path, or the folder of a run."
+NAMES = "Names of `kilobatch recipes list`, paths, or folders of runs."
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=NAME)]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
