@@ -99,7 +99,7 @@ def _add_ranks(file: Path, request: ProbeRequest) -> None:
         tree = with_ranks(yaml.safe_load(file.read_text(encoding="utf-8")), measured)
         new = file.with_suffix(".new")
         written(lambda: [_write_new(new, cluster_text(tree)).replace(file)], "-o")
-        print(f"{file}: {measured['workers']} ranks on {measured['nodes']} nodes, and its size", flush=True)
+        print(f"{file}: what {measured['workers']} ranks on {measured['nodes']} node(s) reach together", flush=True)
 
 
 def probe_ranks(asked: str) -> None:

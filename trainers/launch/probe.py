@@ -29,6 +29,7 @@ from recipes.planning.hardware import MeasuredAllReduce, Rate
 from recipes.planning.planner import largest_micro_batch
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
+from recipes.reports.wording import counted
 from trainers.launch.planning import rates_of
 from trainers.runs.mpi_ranks import find_mpiexec, users_environment
 
@@ -354,7 +355,7 @@ def with_ranks(tree: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]
     if workers % nodes:
         raise InputRefused(f"{workers} ranks on {nodes} nodes: start as many on each node")
     now = datetime.datetime.now(datetime.UTC)
-    source = f"kilobatch probe on {workers} ranks of {nodes} nodes, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
+    source = f"kilobatch probe on {counted(workers, 'rank')} of {counted(nodes, 'node')}, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     hardware, inside = dict(tree["hardware"]), tree["hardware"].get("node_link", {}).get("latency_us", 0.0)
     for name in ("all_reduces", "rates"):
         kept = hardware.get(name, [])
