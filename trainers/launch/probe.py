@@ -355,7 +355,8 @@ def with_ranks(tree: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]
     if workers % nodes:
         raise InputRefused(f"{workers} ranks on {nodes} nodes: start as many on each node")
     now = datetime.datetime.now(datetime.UTC)
-    source = f"kilobatch probe on {counted(workers, 'rank')} of {counted(nodes, 'node')}, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
+    ranks = f"{counted(workers, 'rank')} of {counted(nodes, 'node')}"
+    source = f"kilobatch probe on {ranks}, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     hardware, inside = dict(tree["hardware"]), tree["hardware"].get("node_link", {}).get("latency_us", 0.0)
     for name in ("all_reduces", "rates"):
         kept = hardware.get(name, [])
