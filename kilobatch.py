@@ -47,10 +47,11 @@ app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)
 app.command()(verify.verify)
 app.command()(runs.evaluate)
+app.command()(runs.export)
 app.command()(runs.report)
 app.command()(machine.doctor)
 app.command()(machine.probe)
-app.command(hidden=True)(machine.probe_links)
+app.command(hidden=True)(machine.probe_ranks)
 
 
 def _show_version(asked: bool) -> None:

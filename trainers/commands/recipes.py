@@ -119,6 +119,24 @@ def lint(
     raise typer.Exit(5 if any(findings.values()) else 0)
 
 
+@app.command("id")
+def show_id(
+    recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
+) -> None:
+    """The identity of a training: a digest of the recipe, of your own code and of the data. All equal: the same.
+
+    Spelling does not count: order of keys, units, files that it extends, defaults. Nor do name, title, claims and card.
+    """
+    from trainers.launch.identity import ids_of
+
+    ids = ids_of(opened_recipe(recipe, overrides, data, allow_code, looks=True))
+    missing = {"code": "none: the recipe names no code of your own", "data": "unknown: the data are not here"}
+    if as_json:
+        print(json.dumps(ids, indent=2))
+    else:
+        print("\n".join(f"{what:<7} {digest or missing[what]}" for what, digest in ids.items()))
+
+
 DIFF_EXAMPLES = """\b
 Examples:
   kilobatch recipes diff goyal2017 mine.yaml

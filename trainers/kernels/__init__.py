@@ -185,7 +185,7 @@ def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
         try:
             importlib.import_module("trainers.kernels.cuda.operators")
         except Exception as error:  # of the loader as well, where a library does not fit
-            way_out = "pip install nvidia-cudnn-cu13 nvidia-cudnn-frontend, or take chainer"
+            way_out = 'pip install "kilobatch[gpu]" (for CUDA 12: kilobatch[gpu12]), or take chainer'
             return f"cudnn kernels need NVIDIA's front end of cuDNN: {type(error).__name__}: {error}", way_out
     return None
 

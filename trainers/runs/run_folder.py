@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ from typing import IO, Any
 import yaml
 
 from recipes.errors import InputRefused, printable
-from recipes.reading.tree_diff import WORDS
+from recipes.reading.tree_diff import WORDS, without_place
 from recipes.reading.yaml import block_text
 from recipes.schema import Dataset
 from trainers.runs.errors import DISK_FULL, RankFailed
 
-RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
+RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
@@ -188,9 +189,15 @@ def write_run(
     environment: dict[str, Any],
     command: str,
 ) -> None:
-    """Write `run.yaml` and `environment.json`, and the recipe and its data set as files that can be opened again."""
+    """Write `run.yaml` and `environment.json`, and recipe, data set and initial weights as files that open again."""
     run = {"kilobatch": 1, "command": command, "recipe": recipe, "dataset": dataset, "plan": plan, "origins": origins}
-    for name, tree in ((RUN, run), (RECIPE, {**recipe, "dataset": DATASET}), (DATASET, dataset_tree)):
+    own = {**recipe, "dataset": DATASET}
+    if init := recipe.get("init"):
+        own["init"] = {**init, "weights": INIT}
+        if not (folder / INIT).exists() and Path(init["weights"]).exists():
+            shutil.copyfile(init["weights"], folder / f".{INIT}.partial")
+            (folder / f".{INIT}.partial").rename(folder / INIT)
+    for name, tree in ((RUN, run), (RECIPE, own), (DATASET, dataset_tree)):
         _replace(folder / name, block_text(tree))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
@@ -247,7 +254,7 @@ def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
 
     The name of the data set's file is left out: the facts of the data are compared, and a run has its own copy.
     """
-    return {key: value for key, value in recipe.items() if key not in (*_WORDS_ONLY, "dataset")}
+    return {key: value for key, value in without_place(recipe).items() if key not in (*_WORDS_ONLY, "dataset")}
 
 
 def _replace(path: Path, text: str) -> None:

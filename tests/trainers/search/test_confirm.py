@@ -8,7 +8,7 @@ import yaml
 from recipes.schema import Budget, Confirm, Search
 from recipes.search_space.ranges import Float
 from trainers.search.confirm import confirmed_in, confirmed_text
-from trainers.search.samplers import Random
+from trainers.search.samplers import RandomSampler
 
 SPACE = {"learning_rate.reference": Float(low=0.01, high=1.0)}
 
@@ -18,7 +18,7 @@ def made():
         name="mine",
         recipe="digits/baseline",
         space=SPACE,
-        sampler=Random(),
+        sampler=RandomSampler(),
         budget=Budget(trials=4),
         confirm=Confirm(top=2, seeds=3),
     )

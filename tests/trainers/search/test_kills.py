@@ -90,9 +90,7 @@ class Killing:
         others = {other: pids for other, pids in running.items() if other != number}
         self.watch(0.5)
         for other, pids in others.items():  # they go on, or their run has ended
-            assert (
-                all(map(self.search.alive, pids)) or has_ended(self.search.run_folder(other))
-            )
+            assert all(map(self.search.alive, pids)) or has_ended(self.search.run_folder(other))
         return True
 
 
@@ -147,7 +145,8 @@ def test_ends_of_an_allocation_change_no_proposal_and_no_result(searching, tmp_p
     """Three times SIGTERM and a while later SIGKILL, as a batch system ends a job, and three times SIGKILL at once."""
     text = TEXT.replace("ranks_per_trial: 2", "budget: {trials: 10}")
     whole, ended = searching(text, "-n", 1), searching(text, "-n", 1)
-    ended.file.write_text(ended.file.read_text().replace("{kind: Random}", "{kind: Tpe, startup_trials: 3}"))
+    sampler = "{kind: TPESampler, n_startup_trials: 3}"
+    ended.file.write_text(ended.file.read_text().replace("{kind: RandomSampler}", sampler))
     whole.folder = tmp_path / "whole"
     whole.complete()
     random_ = random.Random(0)

@@ -11,8 +11,6 @@ from trainers.kernels.cuda.normalization import (
     COMPUTES_MASK,
     gradient_by,
     mean_and_variance,
-    normalization_gradient,
-    normalized,
     normalized_by,
     scales,
     see,
@@ -21,7 +19,6 @@ from trainers.kernels.cuda.normalization import (
 from trainers.kernels.cuda.pooling import (
     average_pooling,
     average_pooling_gradient,
-    max_pooled_at,
     max_pooling,
     max_pooling_gradient,
 )
