@@ -215,7 +215,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
     """Drop from metrics and trace all after `update` updates: a resumed run does these again.
 
     Returns:
-        A warning where metrics of the first `update` updates are lost.
+        A warning where metrics of the first `update` updates are lost, or may be.
     """
     warnings = []
     for name in (METRICS, TRACE):
@@ -224,23 +224,29 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             if name == METRICS and update:
                 warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _before(line, update)]
-        if name == METRICS and (lost := update - sum(b'"train_loss"' in line for line in kept)) > 0:
+        lines = path.read_bytes().splitlines(keepends=True)
+        before = [_before(line, update) for line in lines]
+        kept = [line for line, is_kept in zip(lines, before, strict=True) if is_kept]
+        lost, damaged = update - sum(b'"train_loss"' in line for line in kept), before.count(None)
+        if name == METRICS and (lost > 0 or damaged):
             what = f"the metrics of {lost} of the first {update} updates are lost"
+            what = what if lost > 0 else f"{damaged} of its lines cannot be read"
             warnings.append(f"warning: {path} was cut or damaged: {what}")
         _replace(path, b"".join(kept).decode())
     return warnings
 
 
-def _before(text: bytes, update: int) -> bool:
-    """Whether a line is about the first `update` updates; a damaged line, or one that a crash cut off, is not."""
+def _before(text: bytes, update: int) -> bool | None:
+    """Whether a line is about the first `update` updates; None for a damaged one, or one that a crash cut off."""
     try:
         line = json.loads(text.decode())
-        if "key" not in line or line["key"] == "train_loss":  # an update's own line carries its number, from 0
-            return line["update"] < update
-        return line.get("update", 0) <= update
+        key = line.get("key", "train_loss")  # the trace has no others
+        if not isinstance(key, str) or not text.endswith(b"\n"):
+            return None
+        # An update's own line carries its number, from 0.
+        return line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return False
+        return None
 
 
 def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
