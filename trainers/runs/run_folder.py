@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -26,6 +26,7 @@ from trainers.runs.errors import DISK_FULL, RankFailed
 RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
+SOURCES = "sources"
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
@@ -187,9 +188,18 @@ def write_run(
     dataset_tree: dict[str, Any],
     environment: dict[str, Any],
     command: str,
+    sources: Sequence[Path] = (),
 ) -> None:
-    """Write `run.yaml` and `environment.json`, and the recipe and its data set as files that can be opened again."""
+    """Write `run.yaml` and `environment.json`, and the recipe and its data set as files that can be opened again.
+
+    `sources` are the files that the recipe was written in, each extending the next; the first session copies them.
+    """
     run = {"kilobatch": 1, "command": command, "recipe": recipe, "dataset": dataset, "plan": plan, "origins": origins}
+    if not (folder / SOURCES).exists():
+        (folder / SOURCES).mkdir()
+        for number, path in enumerate(sources):
+            (folder / SOURCES / f"{number}.yaml").write_bytes(path.read_bytes())
+        _replace(folder / SOURCES / "paths.json", json.dumps([str(path) for path in sources]) + "\n")
     for name, tree in ((RUN, run), (RECIPE, {**recipe, "dataset": DATASET}), (DATASET, dataset_tree)):
         _replace(folder / name, block_text(tree))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
