@@ -18,6 +18,7 @@ from recipes.planning.stream import stream_of
 from recipes.planning.timeline import Timeline
 from recipes.reading.identity import identity_ids
 from recipes.reading.image_size import image_sizes, sides_by_size
+from recipes.reading.load import chain_of
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum
@@ -314,6 +315,7 @@ class _Run:
                 ids=self.ids,
             ),
             command=command_line(),
+            sources=[path for path, _ in chain_of(opened.path)],
         )
         update = self.updater.iteration
         changed = write_identity(folder, now, files, update=update)
