@@ -79,13 +79,14 @@ def train(
 
     ask_for(kernels)
     decoders.ask_for(decoder)
+    from recipes.reading.registry import path_of_pack
     from trainers.launch.request import TrainRequest
     from trainers.launch.start_ranks import start_or_join
 
     if given:
         raise typer.Exit(start_or_join(TrainRequest.from_tree(given)))
     request = TrainRequest(
-        recipe=recipe,
+        recipe=path_of_pack(recipe),
         workers=workers,
         cluster=cluster,
         overrides=tuple(overrides or ()),

@@ -16,7 +16,9 @@ from chainer.training import Trainer
 from recipes.planning.forecast import forecast_tree
 from recipes.planning.stream import stream_of
 from recipes.planning.timeline import Timeline
+from recipes.reading.identity import identity_ids
 from recipes.reading.image_size import image_sizes, sides_by_size
+from recipes.reading.load import chain_of
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum
@@ -136,6 +138,7 @@ class _Run:
         self.prepared, self.request, self.folder, self.threads = prepared, request, folder, threads
         self.mpi, self.heartbeat = mpi, heartbeat
         self.leads = mpi.rank == 0
+        self.ids: dict[str, str | None] = {}
         self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
         reset_peak()
         self.device = take_device(plan.cluster.device, mpi)
@@ -209,6 +212,14 @@ class _Run:
         """Load the checkpoint if resuming, write the run's files, set up the trainer."""
         folder = self.folder
         state, notes = self._resumed_state() if self.request.resume else (None, [])
+        if state is None and (init := self.opened.recipe.init) is not None:
+            from trainers.models.weight_names import begin_with  # and ChainerCV
+
+            begin_with(self.parts.model, init)
+            if self.averaged is not None:
+                self.averaged.restart()
+            drawn = f", without {', '.join(init.except_)}" if init.except_ else ""
+            notes.append(f"begins with the weights of {init.weights}, SHA-256 {init.sha256}{drawn}")
         self._equal()
         unmeasured = self.plan.without_noise_scale if self.request.measure_noise else ()
         notes += self._notes_on_bits()
@@ -285,6 +296,9 @@ class _Run:
         folder = self.folder
         plan = replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe))
         time = forecast_tree(plan, sides_by_size(opened.recipe))
+        files = own_code([opened.tree, opened.dataset_tree], self.prepared.code_folders)
+        now = identity_of([opened.tree, opened.dataset_tree], self.prepared.code_folders, opened.dataset)
+        self.ids = identity_ids(opened, now)
         write_run(
             folder,
             recipe=opened.tree,
@@ -298,11 +312,11 @@ class _Run:
                 loader=self.loads_by,
                 fingerprint=opened.dataset.reader.fingerprint(opened.dataset.root),
                 exact=self.exact,
+                ids=self.ids,
             ),
             command=command_line(),
+            sources=[path for path, _ in chain_of(opened.path)],
         )
-        files = own_code([opened.tree, opened.dataset_tree], self.prepared.code_folders)
-        now = identity_of([opened.tree, opened.dataset_tree], self.prepared.code_folders, opened.dataset)
         update = self.updater.iteration
         changed = write_identity(folder, now, files, update=update)
         copies = [name for name, file in files.items() if CODE in file.parts]
@@ -330,7 +344,7 @@ class _Run:
             evaluation=evaluation,
             metrics=self.metrics,
             resumed=resumed,
-            identity={"recipe": self.opened.recipe.name, "recipe_sha256": sha256_of_tree(self.opened.tree)},
+            identity={"recipe": self.opened.recipe.name, "ids": self.ids},
             moved=self.heartbeat.moved,
         )
         every = Every(epochs=self.prepared.checkpoint_every, timeline=timeline)
