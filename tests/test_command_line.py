@@ -45,7 +45,7 @@ def command(*arguments, cwd, python=(), **more):
     return subprocess.run(line, text=True, cwd=cwd, check=False, **streams)
 
 
-@pytest.mark.parametrize("group", [(), ("recipes",), ("data",)])
+@pytest.mark.parametrize("group", [(), ("recipes",), ("data",), ("registry",)])
 def test_help_of_a_group_shows_the_whole_line_of_every_command(run, monkeypatch, group):
     monkeypatch.setenv("COLUMNS", "80")
     code, shown, _ = run(*group, "--help")

@@ -36,6 +36,7 @@ FLOORS = {
         {"lint", "scale", "search_space", "reports"},
         {"cards"},
         {"diff"},
+        {"packs"},
     ),
 }
 

@@ -190,7 +190,11 @@ class Forecast:
             for each in self.segments:
                 division, segment = fullest_division(each.planned), each.planned.segment
                 parts = segment.global_batch_size / math.prod(division.values())  # fullest devices that it would fill
-                one = float(each.timing.update(devices=devices, **division).total)
+                size = division["micro_batch_size"]
+                timing = timing_of(
+                    each.timing.case, micro_batch_size=size, devices=devices
+                )  # of its own rate, if probed
+                one = float(timing.update(devices=devices, **division).total)
                 alone += segment.num_updates * one * parts / self.plan.workers
             found[name] = alone / self.update_seconds
         return found

@@ -265,6 +265,8 @@ def _network_of(case: Case, rate: Rate, *, of_rate: bool = False) -> Network:
         net = network(case.model, max(side, 32), case.num_classes)
         if case.num_parameters in (None, net.num_parameters):
             return net
+    profiled = (each for each in case.cluster.hardware.rates if each.model == case.model and each.parameter_arrays)
+    rate = rate if rate.parameter_arrays else next(profiled, rate)
     arrays = rate.parameter_arrays or ((case.num_parameters,) if case.num_parameters else ())
     if not arrays:
         what = f"the sizes of {case.model}'s parameters are not known"

@@ -388,9 +388,9 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
         probe = trained[COMPUTE].probe()
         seconds, expected = ({name: [] for name in calls} for _ in range(2))
         probe.time_update()  # not counted
+        probe.time_round()
         for number in range(options.rounds):
-            probe.time_links()
-            probe.time_beside()
+            probe.time_round()  # a prediction takes the medians so far
             for name in in_turns([*calls], number):
                 for _ in range(options.probed):
                     probe.time_update()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,10 +41,13 @@ def probe(
 
     Under mpiexec or srun, also on several hosts, it adds what these ranks reach together to the file that -o names.
     """
+    from trainers.runs.mpi_ranks import launched_ranks, limit_threads, threads_per_rank
+
+    if launched_ranks() is not None:
+        limit_threads(kernels_share_cores=True)  # before NumPy is imported
     from recipes.errors import InputRefused
     from trainers.launch.probe import ProbeRequest, cluster_text
     from trainers.launch.probe import probe as measure
-    from trainers.runs.mpi_ranks import launched_ranks, threads_per_rank
 
     request = ProbeRequest(
         recipe=recipe,
@@ -81,9 +84,11 @@ def _add_ranks(file: Path, request: ProbeRequest) -> None:
     import yaml
 
     from recipes.errors import InputRefused
+    from trainers.launch.join_ranks import join_world
     from trainers.launch.probe import cluster_text, measure_as_rank, with_ranks
+    from trainers.runs.mpi_ranks import launched_ranks
 
-    world = _world()
+    world = join_world(launched_ranks() or 1)
     if not world.bcast(file.exists() if world.rank == 0 else None):
         if world.rank:
             raise typer.Exit(2)
@@ -94,26 +99,20 @@ def _add_ranks(file: Path, request: ProbeRequest) -> None:
         tree = with_ranks(yaml.safe_load(file.read_text(encoding="utf-8")), measured)
         new = file.with_suffix(".new")
         written(lambda: [_write_new(new, cluster_text(tree)).replace(file)], "-o")
-        print(f"{file}: {measured['workers']} ranks on {measured['nodes']} nodes, and its size", flush=True)
+        print(f"{file}: what {measured['workers']} ranks on {measured['nodes']} node(s) reach together", flush=True)
 
 
 def probe_ranks(asked: str) -> None:
     """One of the ranks that `probe` starts, with its request as JSON; rank 0 prints what they measured."""
+    from trainers.runs.mpi_ranks import launched_ranks, limit_threads
+
+    limit_threads(kernels_share_cores=True)  # before NumPy is imported
+    from trainers.launch.join_ranks import join_world
     from trainers.launch.probe import ProbeRequest, measure_as_rank
 
     tree = json.loads(asked)
     tree["data"] = tree["data"] and Path(tree["data"])
-    world = _world()
+    world = join_world(launched_ranks() or 1)
     measured = measure_as_rank(ProbeRequest(**tree), world)
     if world.rank == 0:
         print(json.dumps(measured), flush=True)
-
-
-def _world() -> Any:
-    """MPI's communicator of the ranks that were launched, and BLAS threads as in a run."""
-    from trainers.runs.mpi_ranks import launched_ranks, limit_threads
-
-    limit_threads(kernels_share_cores=True)
-    from trainers.launch.join_ranks import join_world
-
-    return join_world(launched_ranks() or 1)

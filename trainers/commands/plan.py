@@ -193,7 +193,8 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
     else:
         beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
         takes = f"{duration(fewest.seconds)} ({' to '.join(map(duration, fewest.range_seconds))}) then"
-        lines = [f"{within}: at least {counted(fewest.devices, 'device')} ({_devices_text(fewest.range_devices)}){beyond}; {takes}"]
+        devices = f"{counted(fewest.devices, 'device')} ({_devices_text(fewest.range_devices)}){beyond}"
+        lines = [f"{within}: at least {devices}; {takes}"]
     if len(answer["micro_batches"]) > 1:
         each = (f"{row['micro_batch_size']}: {row['devices']:,}" for row in answer["micro_batches"])
         lines.append(f"fewest devices by micro-batch: {', '.join(each)}")

@@ -1,4 +1,4 @@
-"""`kilobatch evaluate`, `export` and `report`: what is done with runs that were trained."""
+"""`kilobatch evaluate`, `export`, `report` and `runs ...`: what is done with runs that were trained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands.options import AllowCode, Data, Json
+from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json
+
+app = typer.Typer(help="List, show and remove runs.", **OPTIONS_OF_GROUPS)
 
 Form = Enum("Form", {name: name for name in ("onnx", "safetensors")})
 Checkpoint = Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")]
@@ -40,7 +42,10 @@ def export(
     checkpoint: Checkpoint = "newest",
     allow_code: AllowCode = False,
 ) -> None:
-    """Write the model of a run for other programs; the weights of a ResNet by torchvision's names."""
+    """Write the model of a run for other programs.
+
+    The weights of a ResNet get torchvision's names; see docs/weights.md.
+    """
     from recipes.errors import printable
     from trainers.launch.export_run import export_run
 
@@ -51,7 +56,7 @@ def export(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs, or packs of runs.")],
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
 ) -> None:
     """Draw a page on a run, or on several beside each other. It is HTML and loads nothing from elsewhere."""
@@ -59,10 +64,84 @@ def report(
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run
 
-    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    opened = [open_run(run) for run in runs]
+    folders = [folder for name in runs for folder in _folders(name)]
+    target = out or (Path(runs[0], "report.html") if folders == [Path(runs[0])] else Path("report.html"))
+    opened = [open_run(folder) for folder in folders]
     try:
         write_page(opened, target)
     except OSError as error:
         raise InputRefused(f"{target} cannot be written: {error.strerror}; give another -o") from error
     print(f"wrote {target}")
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where runs are, also further below.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """The runs in a folder, in the order in which they began."""
+    from recipes.errors import printable
+    from recipes.reports.curves import points_text
+    from trainers.commands.python_api import runs
+
+    rows = [run.facts for run in runs(folder)]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif rows:
+        print(printable(points_text([{**row, "bytes": f"{row['bytes'] / 1e6:.1f} MB"} for row in rows])))
+    else:
+        print(printable(f"no runs in {folder}"))
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    as_json: Json = False,
+) -> None:
+    """What a run is and how it ended, and the files in its folder."""
+    from recipes.errors import printable
+    from trainers.commands.python_api import Run
+    from trainers.launch.score_run import require_run
+
+    require_run(run)
+    facts = Run(run).facts | {"files": sorted(path.name for path in run.iterdir())}
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        texts = {key: ", ".join(value) if isinstance(value, list) else value for key, value in facts.items()}
+        print(printable("\n".join(f"{key}: {value}" for key, value in texts.items())))
+
+
+@app.command("rm")
+def remove(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs with their checkpoints. Only folders of runs, and none that is being trained."""
+    import shutil
+
+    from trainers.launch.score_run import require_run
+    from trainers.runs.run_folder import lock_folder
+
+    for run in runs:
+        require_run(run)
+        lock_folder(run).close()
+    if not yes:
+        typer.confirm(f"Remove {', '.join(map(str, runs))}?", abort=True)
+    for run in runs:
+        shutil.rmtree(run)
+        print(f"removed {run}")
+
+
+def _folders(name: str) -> list[Path]:
+    """The folder of a run, or those of all runs in a pack."""
+    from recipes.errors import InputRefused
+    from recipes.reading.registry import path_of_pack
+
+    path = path_of_pack(name)
+    if path == name:
+        return [Path(name)]
+    folders = sorted(Path(path).parent.glob("runs/*"), key=lambda folder: int(folder.name))
+    if not folders:
+        raise InputRefused(f"{name} is the pack of a recipe, and has no runs; see: kilobatch recipes card {name}")
+    return folders

@@ -19,8 +19,8 @@ from recipes.errors import InputRefused
 from recipes.planning.memory import Model, ModelCosts
 from recipes.reading.image_size import evaluated_size, image_sizes
 from recipes.reading.open import OpenedRecipe
-from recipes.reading.registry import cache_folder
 from recipes.schema.vocabulary import Unbuilt
+from recipes.sharing.cache import cache_folder
 from trainers import models
 from trainers.datasets.augmented import augmented_samples
 from trainers.runs.identity import code_folders, own_code
@@ -136,7 +136,7 @@ def _place(opened: OpenedRecipe, shape: Shape) -> Path | None:
     """The file in the cache, whose name changes with the code; None for a model of an installed package."""
     digest = hashlib.sha256(f"{_key(opened, shape)}\n{_code()}".encode())
     if not _is_ours(opened):
-        own = own_code([opened.tree["model"]], code_folders())
+        own = own_code([opened.tree["model"]], code_folders(beside=opened.path))
         if not own:
             return None
         for name, file in own.items():

@@ -17,20 +17,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from recipes.errors import InputRefused
 from recipes.planning.hardware import MeasuredAllReduce, Rate
-from recipes.planning.networks import known_network
 from recipes.planning.planner import largest_micro_batch
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
+from recipes.reports.wording import counted
 from trainers.launch.planning import rates_of
 from trainers.runs.mpi_ranks import find_mpiexec, users_environment
 
@@ -74,10 +73,7 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
     source = f"kilobatch probe {request.recipe}, {began:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     with tempfile.TemporaryDirectory(prefix="kilobatch-probe-") as folder:
         runs = list(_trained(request, opened, Path(folder)))
-        profile = _profile(opened, next(runs[0].rates(opened)))
-        rates = [
-            replace(rate, source=f"{source}{one.reduced}", **profile) for one in runs for rate in one.rates(opened)
-        ]
+        rates = [replace(rate, source=f"{source}{one.reduced}") for one in runs for rate in one.rates(opened)]
         request.tell("reading and writing a file of 64 MB")
         written, read = _disk(Path(folder))
     device = "gpu" if request.device == "gpu" else "cpu"
@@ -101,9 +97,7 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
             "variation": 0.0,
         },
     }  # fmt: skip
-    if request.workers == 1:
-        return tree
-    request.tell(f"{request.workers} ranks: all-reduces, updates, and both beside each other")
+    request.tell("updates of all ranks, all-reduces, and both beside each other")
     return with_ranks(tree, _measured_by_ranks(request, runs[0].samples))
 
 
@@ -224,23 +218,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-def _profile(opened: OpenedRecipe, rate: Rate) -> dict[str, tuple[int, ...]]:
-    """Sizes and backward's microseconds of the model's arrays, where the planner does not know its layers."""
-    if known_network(rate.model):
-        return {}
-    from trainers.gradients.flat_gradients import backward_profile
-    from trainers.training.build import build_model
-
-    model = build_model(opened.recipe, opened.dataset)
-    shape = (rate.micro_batch_size, opened.dataset.channels, rate.image_size, rate.image_size)
-    _, profile = backward_profile(model, np.zeros(shape, np.float32))
-    profile = profile[::-1]
-    return {
-        "parameter_arrays": tuple(size for size, _ in profile),
-        "backward_microseconds": tuple(max(1, round(1e6 * seconds)) for _, seconds in profile),
-    }
 
 
 def _lines(metrics: Path) -> list[dict[str, Any]]:
@@ -378,7 +355,8 @@ def with_ranks(tree: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]
     if workers % nodes:
         raise InputRefused(f"{workers} ranks on {nodes} nodes: start as many on each node")
     now = datetime.datetime.now(datetime.UTC)
-    source = f"kilobatch probe on {workers} ranks of {nodes} nodes, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
+    ranks = f"{counted(workers, 'rank')} of {counted(nodes, 'node')}"
+    source = f"kilobatch probe on {ranks}, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     hardware, inside = dict(tree["hardware"]), tree["hardware"].get("node_link", {}).get("latency_us", 0.0)
     for name in ("all_reduces", "rates"):
         kept = hardware.get(name, [])
@@ -386,6 +364,9 @@ def with_ranks(tree: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]
         more = {"scored_per_second": scored[-1]} if name == "rates" and scored else {}
         new = [{**each, **more, "source": source} for each in measured[name]]
         hardware[name] = [*(each for each in kept if _of_ranks(each) not in map(_of_ranks, new)), *new]
+    made = {**tree, "nodes": nodes, "workers_per_node": workers // nodes, "hardware": hardware}
+    if workers == 1:
+        return made
     first = measured["all_reduces"][0]
     latency_us, gb_per_second = fitted_link(
         MeasuredAllReduce(
@@ -406,7 +387,7 @@ def with_ranks(tree: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]
             "latency_us": float(f"{crossing:.3g}"),
             "source": source,
         }
-    return {**tree, "nodes": nodes, "workers_per_node": workers // nodes, "hardware": hardware}
+    return made
 
 
 def _of_ranks(entry: dict[str, Any]) -> tuple[Any, ...]:

@@ -60,30 +60,33 @@ class RankProbe:
         self._sizes = sorted({*sizes, *filter(None, [self._gradient_bytes])})
         self._connection = (communicator or Auto()).connect(mpi.Dup())
         self._values = self._connection.allocate(self._sizes[-1] // 4, np.float32)
-        self._wires = {"float32": FullWire(np.dtype(np.float32))}
-        if not self._connection.sends_nothing():
+        self._wires = {"float32": FullWire(np.dtype(np.float32))} if mpi.size > 1 else {}
+        if mpi.size > 1 and not self._connection.sends_nothing():
             self._wires["float16"] = WIRES["float16"]()
         self._links: dict[str, list[list[float]]] = {wire: [] for wire in self._wires}
         self._rates: dict[str, list[tuple[float, float]]] = {wire: [] for wire in self._wires}
         self.updates: list[tuple[float, list[float]]] = []
 
     def measure(self) -> None:
-        """Everything, in at most three rounds; updates that take long are timed once, beside nothing."""
+        """Everything, in at most three rounds."""
         began = time.perf_counter()
-        trains = self._updater is not None
-        if trains:
+        if self._updater is not None:
             self.time_update()  # not counted
             self.updates = []
-        slow = trains and self.time_update() > _SLOW_UPDATE
         for _ in range(_ROUNDS):
-            self.time_links()
-            if trains and not slow:
-                self.time_beside()
+            self.time_round()
             if self._mpi.bcast(time.perf_counter() - began) > _ROUND_SECONDS:
                 break
 
+    def time_round(self) -> None:
+        """Time an update, all-reduces, and both beside each other; where an update takes long, nothing beside it."""
+        slow = self._updater is None or self.time_update() > _SLOW_UPDATE
+        self.time_links()
+        if not slow:
+            self.time_beside()
+
     def time_links(self) -> None:
-        """Time all-reduces by size on each wire, back to back as buckets go."""
+        """Time all-reduces by size on each wire, back to back as buckets go; one rank has none."""
         for wire in self._wires:
             self._links[wire].append([self._all_reduce_seconds(size // 4, wire) for size in self._sizes])
 

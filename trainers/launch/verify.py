@@ -77,7 +77,8 @@ def verify(
     Raises:
         InputRefused: the recipe cannot be trained here; a run failed, with what it said.
     """
-    code_folders(*([Path(recipe).parent] if allow_code else []))
+    if allow_code:
+        code_folders(Path(recipe).parent, beside=recipe)
     small = _small(recipe, overrides, data, allow_code)
     opened = _opened(recipe, small, data, allow_code)
     refuse_unbuilt(opened.recipe, opened.dataset)

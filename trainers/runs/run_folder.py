@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -27,6 +27,7 @@ from trainers.runs.errors import DISK_FULL, RankFailed
 RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
+SOURCES = "sources"
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
@@ -188,8 +189,12 @@ def write_run(
     dataset_tree: dict[str, Any],
     environment: dict[str, Any],
     command: str,
+    sources: Sequence[Path] = (),
 ) -> None:
-    """Write `run.yaml` and `environment.json`, and recipe, data set and initial weights as files that open again."""
+    """Write `run.yaml` and `environment.json`, and recipe, data set and initial weights as files that open again.
+
+    `sources` are the files that the recipe was written in, each extending the next; the first session copies them.
+    """
     run = {"kilobatch": 1, "command": command, "recipe": recipe, "dataset": dataset, "plan": plan, "origins": origins}
     own = {**recipe, "dataset": DATASET}
     if init := recipe.get("init"):
@@ -197,6 +202,11 @@ def write_run(
         if not (folder / INIT).exists() and Path(init["weights"]).exists():
             shutil.copyfile(init["weights"], folder / f".{INIT}.partial")
             (folder / f".{INIT}.partial").rename(folder / INIT)
+    if not (folder / SOURCES).exists():
+        (folder / SOURCES).mkdir()
+        for number, path in enumerate(sources):
+            (folder / SOURCES / f"{number}.yaml").write_bytes(path.read_bytes())
+        _replace(folder / SOURCES / "paths.json", json.dumps([str(path) for path in sources]) + "\n")
     for name, tree in ((RUN, run), (RECIPE, own), (DATASET, dataset_tree)):
         _replace(folder / name, block_text(tree))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
