@@ -194,8 +194,8 @@ def exit_on_error(error: Exception) -> None:
     if isinstance(error, InputRefused):
         print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")
         sys.exit(EXIT_INPUT)
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    if name is not None and (extra := _EXTRAS.get(name.partition(".")[0])) is not None:
+    name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if (extra := _EXTRAS.get(name)) is not None:
         print_error(f"kilobatch: this needs {name}, which is not installed; pip install 'kilobatch[{extra}]'")
         sys.exit(EXIT_INPUT)
     if not isinstance(error, OSError) or error.filename is not None or launched_ranks() is not None:
