@@ -45,7 +45,7 @@ def command(*arguments, cwd, python=(), **more):
     return subprocess.run(line, text=True, cwd=cwd, check=False, **streams)
 
 
-@pytest.mark.parametrize("group", [(), ("recipes",), ("data",)])
+@pytest.mark.parametrize("group", [(), ("recipes",), ("data",), ("registry",)])
 def test_help_of_a_group_shows_the_whole_line_of_every_command(run, monkeypatch, group):
     monkeypatch.setenv("COLUMNS", "80")
     code, shown, _ = run(*group, "--help")
@@ -55,7 +55,10 @@ def test_help_of_a_group_shows_the_whole_line_of_every_command(run, monkeypatch,
 
 @pytest.mark.parametrize(
     ("missing", "words", "extra"),
-    [("matplotlib", ["recipes", "curve", "goyal2017", "-o", "a.svg"], "plots"), ("optuna", ["search", "digits"], "search")],
+    [
+        ("matplotlib", ["recipes", "curve", "goyal2017", "-o", "a.svg"], "plots"),
+        ("optuna", ["search", "digits"], "search"),
+    ],
 )
 def test_a_command_whose_extra_is_not_installed_names_it(tmp_path, missing, words, extra):
     code = f"import sys; sys.modules['{missing}'] = None; sys.argv[1:] = {words!r}; import kilobatch; kilobatch.main()"

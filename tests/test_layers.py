@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 OURS = {"lr_schedules", "recipes", "trainers", "configs", "scripts", "kilobatch", "tests"}
 MAY_IMPORT = {
     "lr_schedules": {"lr_schedules"},
-    "recipes": {"lr_schedules", "recipes", "numpy", "yaml", "pydantic"},
+    "recipes": {"lr_schedules", "recipes", "fsspec", "numpy", "yaml", "pydantic", "rfc8785"},
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
     | {"PIL", "cv2", "simplejpeg", "rich", "safetensors", "sqlalchemy", "threadpoolctl", "torch", "typer"}
@@ -31,11 +31,12 @@ FLOORS = {
     "recipes": (
         {"errors", "arguments"},
         {"schema"},
-        {"planning"},
+        {"planning", "sharing"},
         {"reading"},
         {"lint", "scale", "search_space", "reports"},
         {"cards"},
         {"diff"},
+        {"packs"},
     ),
 }
 

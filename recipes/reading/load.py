@@ -19,7 +19,11 @@ from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_
 _FLOW_WIDTH = 90
 
 Origins = dict[tuple[str | int, ...], Origin]
-_VERSION = 1
+VERSION = 1
+# version -> dotted path of a key before it -> since it. Files of older versions are read so, and the identity of a
+# recipe is that of the oldest one.
+RENAMED: dict[int, dict[str, str]] = {}
+_GONE = object()
 _LONGEST_CHAIN = 32  # files that extend one another
 # Keys that are not inherited: a derived recipe is another run, which nobody has measured.
 _OWN_KEYS = ("name", "claims", "card")
@@ -40,7 +44,7 @@ def load_tree(
         overrides: `a.b=c` as given to `--set`; c is read as YAML. None for an option that is for another file.
         within: first key of all overrides, such as `cluster`, which names the file and is not in it.
         overrides_from: who gave the overrides, for the origins.
-        versioned: the file must say `kilobatch: 1`, as recipes do.
+        versioned: the file must say `kilobatch: 1`, as recipes do, or a later version up to `VERSION`.
     Returns:
         Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and indices; the empty
         path stands for the file itself.
@@ -87,7 +91,7 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
     if not isinstance(root.value, dict):
         raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])
     if versioned or "kilobatch" in root.value:
-        _require_version(root)
+        root = _at_this_version(root)
     if "extends" not in root.value:
         return root
     link, root = root.value["extends"], _without(root, "extends")
@@ -113,14 +117,51 @@ def _without(node: Node, *keys: str) -> Node:
     return replace(node, value={key: value for key, value in node.value.items() if key not in keys})
 
 
-def _require_version(root: Node) -> None:
+def _at_this_version(root: Node) -> Node:
+    """A file's tree, with the keys of an older version under their names of today."""
     version = root.value.get("kilobatch")
     if version is None:
         start = replace(root.origin, line=1, column=1)
-        raise RecipeError([start.problem("kilobatch", "is missing", f"begin the file with `kilobatch: {_VERSION}`")])
-    if version.value != _VERSION or isinstance(version.value, bool):
+        raise RecipeError([start.problem("kilobatch", "is missing", f"begin the file with `kilobatch: {VERSION}`")])
+    if type(version.value) is not int or not 1 <= version.value <= VERSION:
         what = f"{_flatten(version, (), {})!r} is not a version that this program reads"
-        raise RecipeError([version.origin.problem("kilobatch", what, f"write `kilobatch: {_VERSION}`")])
+        raise RecipeError([version.origin.problem("kilobatch", what, f"write `kilobatch: {VERSION}`")])
+    for newer in range(version.value + 1, VERSION + 1):
+        for before, since in RENAMED[newer].items():
+            root = renamed(root, before, since)
+    return root
+
+
+def renamed(tree: Any, before: str, since: str) -> Any:
+    """A tree, plain or of nodes, in which the value at one dotted path has another; itself where nothing is there.
+
+    >>> renamed({"batch": {"global": 8, "norm_span": 4}}, "batch.global", "batch.size")
+    {'batch': {'norm_span': 4, 'size': 8}}
+    """
+    found = tree
+    for key in before.split("."):
+        children = _children(found)
+        if not isinstance(children, dict) or key not in children:
+            return tree
+        found = children[key]
+    return _put(_put(tree, before.split("."), _GONE), since.split("."), found)
+
+
+def _put(tree: Any, keys: list[str], value: Any) -> Any:
+    """A copy of a tree with a value at a path; _GONE removes what is there."""
+    children, (key, *inner) = dict(_children(tree)), keys
+    if inner:
+        there = children.get(key, replace(value, value={}) if isinstance(value, Node) else {})
+        children[key] = _put(there, inner, value)
+    elif value is _GONE:
+        del children[key]
+    else:
+        children[key] = value
+    return replace(tree, value=children) if isinstance(tree, Node) else children
+
+
+def _children(tree: Any) -> Any:
+    return tree.value if isinstance(tree, Node) else tree
 
 
 def _base(link: Node, path: Path) -> Path:

@@ -20,6 +20,7 @@ from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate, momentum_key, optimizer_at
 from recipes.reading.image_size import check_image_size
+from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init
 from recipes.reading.registry import UnknownNameError, can_name_folder
@@ -363,7 +364,7 @@ def read_recipe(
         _check_schedules(reading, recipe)
         _check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
-    return recipe, time.dataset, {"kilobatch": 1, **resolved}
+    return recipe, time.dataset, {"kilobatch": VERSION, **resolved}
 
 
 def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> None:

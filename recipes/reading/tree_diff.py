@@ -9,7 +9,7 @@ from typing import Any
 
 # Keys of a recipe that only name or document it, and affect no run.
 WORDS = ("name", "title", "source", "claims", "card", "assumed", "open")
-_WORDS_OF_DATASET = ("title", "source", "root", "lacks")
+_WORDS_OF_DATASET = ("title", "source", "root", "obtain", "sources", "lacks")
 _SCHEDULE = (
     ("epochs",),
     ("batch", "global"),
@@ -17,7 +17,7 @@ _SCHEDULE = (
     ("evaluation", "held_out"),
     ("dataset", "num_train"),
 )
-_UNORDERED = ("assumed", "lacks", "no_decay", "open")
+UNORDERED = ("assumed", "lacks", "no_decay", "open")
 # Stands for a value that a recipe lacks at a path; None would mean null.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 # label -> (value, its keys below the tree that holds it)
@@ -85,7 +85,7 @@ def _compared(
 
     labelled = _labelled(values)
     if labelled is None:
-        unordered = path[-1] in _UNORDERED
+        unordered = path[-1] in UNORDERED
         if not all(_same(values[0], other, unordered=unordered) for other in values[1:]):
             yield difference(values)
         return
@@ -112,8 +112,8 @@ def _labelled(values: Sequence[Any]) -> list[_Labelled] | None:
     """Each value as a mapping with comparable labels; None if the values are compared as a whole."""
     if all(isinstance(value, Mapping) for value in values):
         return [{str(key): (inner, (str(key),)) for key, inner in value.items()} for value in values]
-    if any(map(_is_ramp, values)) and all(_is_ramp(value) or type(value) is int for value in values):
-        return [_steps(value) for value in values]
+    if any(map(is_ramp, values)) and all(is_ramp(value) or type(value) is int for value in values):
+        return [ramp_steps(value) for value in values]
     if not all(isinstance(value, list) for value in values):
         return None
     if all(isinstance(item, Mapping) and "kind" in item for value in values for item in value):
@@ -123,14 +123,15 @@ def _labelled(values: Sequence[Any]) -> list[_Labelled] | None:
     return None
 
 
-def _is_ramp(value: Any) -> bool:
+def is_ramp(value: Any) -> bool:
+    """Whether a value of a resolved recipe is a list of `{from, size}`."""
     steps = isinstance(value, list) and value
     return bool(steps) and all(
         isinstance(step, Mapping) and set(step) == {"from", "size"} and _is_number(step["from"]) for step in steps
     )
 
 
-def _steps(value: Any) -> _Labelled:
+def ramp_steps(value: Any) -> _Labelled:
     """The steps of a ramp by their start; steps that change nothing are left out."""
     if not isinstance(value, list):
         return {"from 0": (value, ())}

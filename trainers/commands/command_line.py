@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainers.commands import data, machine, plan, recipes, rehearse, runs, search, train, verify
+from trainers.commands import data, machine, plan, recipes, registry, rehearse, reproduce, runs, search, train, verify
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -38,6 +38,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(registry.app, name="registry")
 app.add_typer(runs.app, name="runs")
 app.command()(train.train)
 app.command(hidden=True)(train.load_samples)
@@ -47,12 +48,13 @@ app.command(hidden=True)(search.search_ranks)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)
 app.command()(verify.verify)
+app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command()(runs.evaluate)
 app.command()(runs.export)
 app.command()(runs.report)
 app.command()(machine.doctor)
 app.command()(machine.probe)
-app.command(hidden=True)(machine.probe_links)
+app.command(hidden=True)(machine.probe_ranks)
 
 
 def _show_version(asked: bool) -> None:

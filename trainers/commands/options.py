@@ -11,8 +11,8 @@ import typer
 
 OPTIONS_OF_GROUPS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
-NAME = "A name of `kilobatch recipes list`, or a path."
-NAMES = "Names of `kilobatch recipes list`, or paths."
+NAME = "A name of `kilobatch recipes list`, a path, or the folder of a run."
+NAMES = "Names of `kilobatch recipes list`, paths, or folders of runs."
 
 
 def recipe_names(incomplete: str) -> list[str]:

@@ -159,6 +159,8 @@ class _Trials:
         self._number += 1
         folder = self._root / str(self._number)
         given = [*self._words, how, "--trace", "--micro-batch-size", str(micro), "--out", str(folder)]
+        if dtype == "float64":  # rounding to 16 bits would hide what is looked for
+            given += ["--set", "precision.compute=float32"]
         if resumed:
             self._run([*given, "-n", "1", "--stop-after", f"{_RESUMED_AFTER}up"], dtype)
             given.append("--resume")

@@ -53,10 +53,12 @@ def identity_of(trees: Iterable[Any], folders: Sequence[Path], dataset: Dataset)
     reader = dataset.reader
     parts = getattr(reader, "fingerprints", None)
     data = parts(dataset.root) if parts else {dataset.name: reader.fingerprint(dataset.root)}
-    return {
-        "code": {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()},
-        "data": data,
-    }
+    return {"code": sha256_of_files(files), "data": data}
+
+
+def sha256_of_files(files: Mapping[str, Path]) -> dict[str, str]:
+    """SHA-256 of each file."""
+    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

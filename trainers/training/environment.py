@@ -36,7 +36,13 @@ _PACKAGES = (
 
 
 def environment(
-    *, ranks: list[dict[str, Any]], threads: int, loader: str, fingerprint: str, exact: bool
+    *,
+    ranks: list[dict[str, Any]],
+    threads: int,
+    loader: str,
+    fingerprint: str,
+    exact: bool,
+    ids: dict[str, str | None],
 ) -> dict[str, Any]:
     """Versions, machine, ranks and data of a run, as plain data.
 
@@ -46,6 +52,7 @@ def environment(
         loader: the loader workers of rank 0, in words.
         fingerprint: of the data.
         exact: whether the run is in exact mode.
+        ids: of `recipes.reading.identity.identity_ids`.
     """
     from mpi4py import MPI
 
@@ -61,6 +68,7 @@ def environment(
         "ranks": ranks,
         "git": _git(),
         "data_fingerprint": fingerprint,
+        "ids": ids,
     }
 
 

@@ -191,7 +191,7 @@ ON_IMAGENET = [
     for name in names("recipes")
     if not (opened := open_recipe(name, vocabulary=vocabulary())).obstacles and opened.dataset.name == "imagenet"
 ]
-SMALLER = ("dataset=four.yaml", "batch={global: 24, norm_span: 4}", "model={kind: SmallResNet, width: 4}")
+SMALLER = ("dataset=four.yaml", "batch={global: 24, norm_span: 4}", "model={kind: SmallCNN, width: 4, first_stride: 4}")
 FACTS = """\
 name: imagenet
 reader: {kind: ImageFolder}

@@ -1,0 +1,1 @@
+"""How recipes travel: packs as files, and registries that hold them."""
