@@ -92,7 +92,7 @@ def main() -> None:
     try:
         with _open_streams():
             app(prog_name="kilobatch")
-    except (OSError, ValueError) as error:
+    except (ModuleNotFoundError, OSError, ValueError) as error:
         from trainers.runs.errors import exit_on_error
 
         exit_on_error(error)

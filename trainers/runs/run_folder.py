@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -53,7 +54,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     Its folder may differ, and so may `on_bad_image`: one that refuses and one that skips train alike until the first
     bad image, where the first ends.
     """
-    free = ("reader", "root", "obtain", "sources", "on_bad_image", "lacks", "validation")
+    free = ("reader", "root", "obtain", "sources", "on_bad_image", "lacks", "validation", "subset_of")
     facts = {key: value for key, value in vars(dataset).items() if key not in free}
     if dataset.validation is not None:
         facts["validation"] = vars(dataset.validation)
@@ -300,11 +301,19 @@ def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = F
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
+def can_report() -> bool:
+    """Whether what draws reports is installed."""
+    return find_spec("matplotlib") is not None
+
+
 def write_report(folder: Path) -> None:
-    """Write the report page of a run into its folder; the last thing that a process does.
+    """Write the report page of a run into its folder, where `can_report`; the last thing that a process does.
 
     So it can do without garbage collection, which takes a sixth of the time that Matplotlib needs.
     """
+    if not can_report():
+        print(f"no report: pip install 'kilobatch[plots]', then: kilobatch report {quote(str(folder))}")
+        return
     gc.disable()
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run
