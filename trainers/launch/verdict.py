@@ -41,14 +41,12 @@ class Judgement:
             below 0. UNDECIDED: neither.
         difference: mean of the reruns minus the claimed value.
         lower, upper: its one-sided bounds; infinite where nothing is known of the spread.
-        more: how many more seeds would decide if they went on like this; None: no number up to 1,000 would.
     """
 
     verdict: str
     difference: float
     lower: float
     upper: float
-    more: int | None = None
 
 
 def level_of_look(look: int, *, looks: int) -> float:
@@ -75,26 +73,28 @@ def judge(claimed: Claimed, values: Sequence[float], *, level: float = _ALPHA) -
         values: of at least one rerun.
         level: probability at which each bound errs.
     """
-    number, mean = len(values), statistics.fmean(values)
-    spread = statistics.stdev(values) if number > 1 else claimed.deviation
-    difference = mean - claimed.value
+    difference, spread = statistics.fmean(values) - claimed.value, _spread(claimed, values)
     if spread is None:
-        return Judgement(verdict=UNDECIDED, difference=difference, lower=-math.inf, upper=math.inf, more=1)
-    half = _half_width(claimed, spread, number, level)
-    verdict = _verdict(claimed, difference, half) if number > 1 else UNDECIDED
-    more = None
-    if verdict == UNDECIDED:
-        enough = (n for n in range(max(number + 1, 2), number + _MOST_MORE) if _decides(claimed, difference, spread, n))
-        found = next(enough, None)
-        more = None if found is None else found - number
-    return Judgement(
-        verdict=verdict, difference=difference, lower=difference - half, upper=difference + half, more=more
-    )
+        return Judgement(verdict=UNDECIDED, difference=difference, lower=-math.inf, upper=math.inf)
+    half = _half_width(claimed, spread, len(values), level)
+    verdict = _verdict(claimed, difference, half) if len(values) > 1 else UNDECIDED
+    return Judgement(verdict=verdict, difference=difference, lower=difference - half, upper=difference + half)
 
 
-def _decides(claimed: Claimed, difference: float, spread: float, number: int) -> bool:
-    half = _half_width(claimed, spread, number, _ALPHA)
-    return _verdict(claimed, difference, half) != UNDECIDED
+def more_seeds(claimed: Claimed, values: Sequence[float]) -> int | None:
+    """How many more seeds would decide if they went on like these; None: no number up to 1,000 would."""
+    difference, spread = statistics.fmean(values) - claimed.value, _spread(claimed, values)
+    for more in range(1, _MOST_MORE + 1):
+        number = len(values) + more
+        if spread is None:
+            return 1  # nobody knows more than that two show a spread
+        if _verdict(claimed, difference, _half_width(claimed, spread, number, _ALPHA)) != UNDECIDED:
+            return more
+    return None
+
+
+def _spread(claimed: Claimed, values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else claimed.deviation
 
 
 def _verdict(claimed: Claimed, difference: float, half: float) -> str:

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.reading.identity import recipe_id
+from recipes.reading.library import copy_recipe
+from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
 from recipes.sharing.pack_file import open_pack
+from recipes.sharing.registries import add_registry
 from trainers.launch.packing import pack
+from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).parents[3]
@@ -110,6 +115,23 @@ def test_a_pack_trains_elsewhere_to_the_same_bits_and_other_commands_take_it(run
     assert pack_there.stat().st_size == path.stat().st_size
 
 
+def test_a_recipe_extends_a_pack_by_its_name_in_a_registry(runs, tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
+    add_registry("team", str(tmp_path / "team"), signers=None).push(path, "net")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: team/net@1\nseed: 7\n")
+    opened = open_recipe("mine.yaml", vocabulary=vocabulary())
+    of_run = open_recipe(runs / "0" / "recipe.yaml", vocabulary=vocabulary(), overrides=["seed=7"])
+    assert recipe_id(opened) == recipe_id(of_run)
+    mine.write_text("kilobatch: 1\nextends: a.kilobatch\n")
+    with pytest.raises(InputRefused, match="push it into a registry"):
+        open_recipe("mine.yaml", vocabulary=vocabulary())
+    with pytest.raises(InputRefused, match="extends: REGISTRY/NAME"):
+        copy_recipe("team/net@1")
+
+
 def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilobatch):
     path, _, head = packed(tmp_path / "a.kilobatch", "goyal2017")
     assert head["runs"] == []
@@ -131,7 +153,7 @@ def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_b
     for entry in packages.iterdir():
         if "kilobatch" not in entry.name:
             (site / entry.name).symlink_to(entry)
-    for folder, names in (("bin", "mpi*"), ("bin", "hydra*"), ("lib", "lib*")):  # MPI's launchers and libraries
+    for folder, names in (("bin", "mpi*"), ("bin", "hydra*"), ("lib", "[lm]*")):  # MPI's launchers and libraries
         for entry in (Path(sys.prefix) / folder).glob(names):
             (fresh / folder / entry.name).symlink_to(entry)
     copy = tmp_path / "copy"
