@@ -1,100 +1,47 @@
-"""The command line's front door: the list of commands. Each stands in a module of `trainers.commands`."""
+"""`import kilobatch` is the Python API, `python -m kilobatch` the command line; both are loaded when they are used."""
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.core import TyperGroup
+if TYPE_CHECKING:
+    from trainers.commands.python_api import OpenRecipe, Run, open, plan, runs, train
 
-from trainers.commands import data, machine, plan, recipes, registry, rehearse, reproduce, runs, search, train, verify
-from trainers.commands.options import OPTIONS_OF_GROUPS
-
-EXAMPLES = """\b
-Examples:
-  kilobatch recipes list
-  kilobatch recipes card goyal2017
-  kilobatch plan goyal2017 --cluster mn1 -n 256
-  kilobatch rehearse akiba2017 --cluster mn1 --fail 3@epoch12
-  kilobatch train digits/large_batch -n 2
-  kilobatch search digits -n 2 --dry-run
-"""
+__all__ = ["OpenRecipe", "Run", "open", "plan", "runs", "train"]
 
 
-class _Commands(TyperGroup):
-    """Knows commands of two words, as `search status`, beside one that is the first word alone."""
+class _OwnPackages(MetaPathFinder):
+    """Finds our packages beside this file, also where the working directory has a `recipes` of its own."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        two = " ".join(args[:2])
-        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+    folder = str(Path(__file__).resolve().parent)
 
-
-app = typer.Typer(cls=_Commands, add_completion=False, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
-app.add_typer(recipes.app, name="recipes")
-app.add_typer(data.app, name="data")
-app.add_typer(registry.app, name="registry")
-app.command()(train.train)
-app.command(hidden=True)(train.load_samples)
-app.command(epilog="kilobatch search status DIR shows what a search does now.")(search.search)
-app.command("search status")(search.search_status)
-app.command(hidden=True)(search.search_ranks)
-app.command(epilog=plan.EXAMPLES)(plan.plan)
-app.command()(rehearse.rehearse)
-app.command()(verify.verify)
-app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
-app.command()(runs.evaluate)
-app.command()(runs.report)
-app.command()(machine.doctor)
-app.command()(machine.probe)
-app.command(hidden=True)(machine.probe_links)
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """As of any finder; None for other modules, and for those within the packages."""
+        return PathFinder.find_spec(name, [self.folder]) if name in ("lr_schedules", "recipes", "trainers") else None
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        print(f"kilobatch {version('kilobatch')}")
-        raise typer.Exit
+sys.meta_path.insert(0, _OwnPackages())
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")]
+def __getattr__(name: str) -> Any:
+    if name in (*__all__, "app"):
+        module = "command_line" if name == "app" else "python_api"
+        return getattr(import_module(f"trainers.commands.{module}"), name)
+    raise AttributeError(f"module 'kilobatch' has no attribute {name!r}")
 
 
-@app.callback()
-def options(version: Version = False) -> None:
-    """Trains with large minibatches and keeps the accuracy."""
-
-
-@contextmanager
-def _open_streams() -> Iterator[None]:
-    """Open /dev/null for closed standard streams: a file opened later would otherwise take a stream's place."""
-    for name in (name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None):
-        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
-        os.set_inheritable(getattr(sys, name).fileno(), True)
-    sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show becomes a question mark
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
+def __dir__() -> list[str]:
+    return [*__all__, "main"]
 
 
 def main() -> None:
     """Runs the command line."""
-    atexit.register(gc.freeze)  # skips the garbage collection at exit, which would take 0.2 s
-    try:
-        with _open_streams():
-            app(prog_name="kilobatch")
-    except (OSError, ValueError) as error:
-        from trainers.runs.errors import exit_on_error
-
-        exit_on_error(error)
-        raise
+    import_module("trainers.commands.command_line").main()
 
 
 if __name__ == "__main__":

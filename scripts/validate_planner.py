@@ -28,7 +28,7 @@ from recipes.planning.update_time import Compute, Exchange, calibrated, update_t
 
 ROWS = Path(__file__).resolve().parent.parent / "configs" / "published_runs.csv"
 _WITHOUT = ("latency", "t0", "stragglers", "overlap", "hierarchy")
-_ALGORITHMS = {"ring": "ring", "nccl": "nccl", "rhd": "halving_doubling", "hierarchical": "hierarchical"}
+_ALGORITHMS = all_reduce.ALGORITHMS | {"rhd": all_reduce.halving_doubling}
 
 
 class RowError(ValueError):
@@ -62,7 +62,7 @@ class Row:
     def tolerance(self) -> float | None:
         """Percent; None where the row sets no bar."""
         try:
-            return float(self.text("tolerance_percent"))
+            return float(self.text("tolerance_percent").removesuffix("%"))
         except ValueError:
             return None
 
@@ -94,6 +94,7 @@ def predicted(row: Row, constants: Constants, without: str = "", bytes_per_secon
         raise RowError(f"{row.where}: model {model!r} is not known; known are {', '.join(network_names())}")
     net = network(model, int(row.number("image")))
     device, overlap = row.text("device"), row.text("overlap", ["none", "bucket", "double_buffering"])
+    overlap = "none" if without == "overlap" else overlap
     sigma = 0.0 if without == "stragglers" else constants.sigma
     fixed = 0.0 if without == "t0" else constants.fixed_ms.get(device, OTHER_FIXED_MS) / 1000
     links = _links(row, constants, without, bytes_per_second)
@@ -103,12 +104,11 @@ def predicted(row: Row, constants: Constants, without: str = "", bytes_per_secon
         made = update_time(
             net,
             Compute(fixed_seconds=fixed, seconds_per_sample=per_sample, sigma=sigma),
-            _exchange(row, devices, per_node, "none" if without == "overlap" else overlap, without),
+            _exchange(row, devices, per_node, overlap, without, constants.contention),
             links,
             devices=devices,
             nodes=-(-devices // per_node),
             micro_batch_size=micro_batch,
-            contention=constants.contention,
         )
         return float(made.total)
 
@@ -122,37 +122,41 @@ def predicted(row: Row, constants: Constants, without: str = "", bytes_per_secon
     return devices * micro_batch / seconds(per_sample, devices, micro_batch)
 
 
-def _exchange(row: Row, devices: int, per_node: int, overlap: str, without: str) -> Exchange:
-    name = row.text("algorithm", [*_ALGORITHMS, "torus"])
-    if devices <= per_node or without == "hierarchy":
-        algorithm = all_reduce.ring
-    elif name == "torus":
-        rows, columns = map(int, row.text("torus").split("x"))
-        algorithm = all_reduce.torus(rows, columns)
-    else:
-        algorithm = all_reduce.ALGORITHMS[_ALGORITHMS[name]]
+def _exchange(row: Row, devices: int, per_node: int, overlap: str, without: str, contention: float) -> Exchange:
+    algorithm = all_reduce.ring
+    if devices > per_node and without != "hierarchy":
+        algorithm = _ALGORITHMS[row.text("algorithm", [*_ALGORITHMS])]
+        if (sides := row.text("torus")) and algorithm is all_reduce.nearest_torus:
+            rows, _, columns = sides.partition("x")
+            if not (rows.isdigit() and columns.isdigit() and int(rows) * int(columns) == devices):
+                raise RowError(f"{row.where}: torus is {sides!r}, and must be XxY of {devices} devices")
+            algorithm = all_reduce.torus(int(rows), int(columns))
     return Exchange(
         all_reduce=algorithm,
         wire_bytes=int(row.number("wire_bytes", least=1)),
         overlap=overlap,
         bucket_bytes=row.number("bucket_mb", 25.0) * 1e6,
         cycle_seconds=row.number("fusion_cycle_ms", 0.0) / 1000,
+        contention=contention,
     )
 
 
 def _links(row: Row, constants: Constants, without: str, bytes_per_second: float | None) -> Links:
-    transport = row.text("transport", list(constants.efficiency))
-    line = row.number("nics", least=1) * row.number("nic_gbit_per_s") * 1e9 / 8
-    between = line * constants.efficiency[transport]
-    if transport == "tcp":
-        between = min(between, constants.tcp_ceiling_bytes_per_second)
+    between, hop_us = float("inf"), 0.0
+    if max(row.number("devices"), row.number("calibrate_devices")) > row.number("gpus_per_node"):
+        transport = row.text("transport", list(constants.efficiency))
+        hop_us = constants.network_latency_us[transport]
+        line = row.number("nics", least=1) * row.number("nic_gbit_per_s") * 1e9 / 8
+        between = line * constants.efficiency[transport]
+        if transport == "tcp":
+            between = min(between, constants.tcp_ceiling_bytes_per_second)
     inside = "nvlink" if row.text("intra_node").startswith("nv") else "pcie"
     latency = without != "latency"
     return Links(
         node_bytes_per_second=row.number("intra_node_bus_gb_per_s") * 1e9,
         node_latency_seconds=latency * constants.node_latency_us[inside] * 1e-6,
         network_bytes_per_second=between if bytes_per_second is None else bytes_per_second,
-        network_latency_seconds=latency * constants.network_latency_us[transport] * 1e-6,
+        network_latency_seconds=latency * hop_us * 1e-6,
     )
 
 
@@ -165,6 +169,20 @@ def probed_bandwidth(row: Row, constants: Constants) -> float | None:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if predicted(row, constants, bytes_per_second=middle) < wanted else (low, middle)
     return high
+
+
+def sound(rows: list[Row]) -> tuple[list[Row], list[str]]:
+    """The rows that can be predicted, and what is wrong with the others."""
+    found, wrong = [], []
+    for row in rows:
+        try:
+            predicted(row, FITTED)
+            row.number("images_per_s")
+        except ValueError as error:
+            wrong.append(str(error) if isinstance(error, RowError) else f"{row.where}: {error}")
+        else:
+            found.append(row)
+    return found, wrong
 
 
 def predictions(rows: list[Row], constants: Constants, without: str = "") -> list[dict]:
@@ -226,20 +244,21 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print a list with id and predicted_images_per_s")
     asked = parser.parse_args()
     try:
-        rows = read_rows(asked.rows)
-        lines = predictions(rows, FITTED)
-        if asked.json:
-            print(json.dumps(lines, indent=2))
-            return 0
+        rows, wrong = sound(read_rows(asked.rows))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        rows, wrong = [], [str(error)]
+    for what in wrong:
+        print(f"validate_planner: left out: {what}", file=sys.stderr)
+    lines = predictions(rows, FITTED)
+    if asked.json:
+        print(json.dumps(lines, indent=2))
+    elif rows:
         summaries = {"the model": summary(lines), "constants before a fit": summary(predictions(rows, UNFITTED))}
         for part in _WITHOUT:
             name = "flat ring everywhere" if part == "hierarchy" else f"without {part}"
             summaries[name] = summary(predictions(rows, FITTED, part))
-    except (OSError, ValueError) as error:
-        print(f"validate_planner: {error}", file=sys.stderr)
-        return 2
-    _print(lines, summaries)
-    return 0
+        _print(lines, summaries)
+    return 2 if wrong else 0
 
 
 if __name__ == "__main__":

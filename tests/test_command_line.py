@@ -53,6 +53,22 @@ def test_help_of_a_group_shows_the_whole_line_of_every_command(run, monkeypatch,
     assert "..." not in shown.partition("Commands:")[2]
 
 
+@pytest.mark.parametrize(
+    ("missing", "words", "extra"),
+    [
+        ("matplotlib", ["recipes", "curve", "goyal2017", "-o", "a.svg"], "plots"),
+        ("optuna", ["search", "digits"], "search"),
+    ],
+)
+def test_a_command_whose_extra_is_not_installed_names_it(tmp_path, missing, words, extra):
+    code = f"import sys; sys.modules['{missing}'] = None; sys.argv[1:] = {words!r}; import kilobatch; kilobatch.main()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"kilobatch: this needs {missing}, which is not installed; pip install 'kilobatch[{extra}]'"
+    ]
+
+
 def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_program_its_name(tmp_path):
     line = [sys.executable, "-P", "-m", "kilobatch", "recipes", "curve", "digits/baseline"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}

@@ -49,7 +49,7 @@ def test_nothing_heavy_is_loaded_by(code):
 @pytest.mark.parametrize(
     "code",
     [
-        "import kilobatch",
+        "import kilobatch, trainers.commands.command_line",
         "import trainers.runs.mpi_ranks, trainers.runs.rank_exits",
         "import trainers.commands.train, trainers.commands.search",
     ],

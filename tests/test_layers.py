@@ -13,8 +13,8 @@ MAY_IMPORT = {
     "recipes": {"lr_schedules", "recipes", "fsspec", "numpy", "yaml", "pydantic", "rfc8785"},
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
-    | {"PIL", "cv2", "simplejpeg", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "typer"}
-    | {"yaml", "cudnn", "fsspec", "nvidia", "pyarrow", "scipy"},
+    | {"PIL", "cv2", "simplejpeg", "rich", "safetensors", "sqlalchemy", "threadpoolctl", "torch", "typer"}
+    | {"yaml", "cudnn", "fsspec", "nvidia", "onnx", "pyarrow", "scipy"},
 }
 PLOTS = "recipes/reports/plots/"
 # The rooms of a package, floor by floor: a room imports from the floors below its own only.

@@ -198,12 +198,15 @@ class Choice:
     Args:
         batch, epochs: and the least and most epochs of published runs.
         devices: on which it takes `seconds`.
+        range_devices: fewest at the least epochs and the fast end of the constants, and at the most and the slow end;
+            None where none suffice, and without a time to reach both `devices`.
         seconds: expected; at the least epochs and the fast end of the constants; at the most and the slow end.
     """
 
     batch: int
     epochs: tuple[float, float, float]
     devices: int
+    range_devices: tuple[int | None, int | None]
     seconds: tuple[float, float, float]
 
 
@@ -222,15 +225,17 @@ def choices(
     found = []
     for batch in batches:
         epochs = epochs_to_target(batch)
-        most = min(devices, batch)
-        numbers = np.arange(1, most + 1)
-        times = scan(plan_at(batch, epochs[0]), image_sizes, numbers)
+        times = scan(plan_at(batch, epochs[0]), image_sizes, np.arange(1, min(devices, batch) + 1))
         number = times.fastest if within is None else times.fewest(within)
         if number is None:
             continue
+        least, most = (share / epochs[0] for share in epochs[1:])
         mean, fast, slow = times.at(number)
-        seconds = (mean, fast * epochs[1] / epochs[0], slow * epochs[2] / epochs[0])
-        found.append(Choice(batch=batch, epochs=epochs, devices=number, seconds=seconds))
+        ends = (number, number)
+        if within is not None:
+            ends = (times.fewest(within, least * times.fast), times.fewest(within, most * times.slow))
+        seconds = (mean, least * fast, most * slow)
+        found.append(Choice(batch=batch, epochs=epochs, devices=number, range_devices=ends, seconds=seconds))
     return found
 
 

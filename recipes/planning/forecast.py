@@ -145,7 +145,7 @@ class Forecast:
         return {
             "compute": found["compute"],
             "exposed": found["exposed"],
-            "contention": "fitted constant",
+            "contention": found["contention"],
             "straggling": found["straggling"],
             "waiting_for_input": "cluster's file",
             "coordination": "cluster's file",
@@ -188,9 +188,13 @@ class Forecast:
         for name, devices in (("one_device", 1), ("one_node", self.plan.cluster.workers_per_node)):
             alone = 0.0
             for each in self.segments:
-                division, segment = _division_of(each.planned), each.planned.segment
+                division, segment = fullest_division(each.planned), each.planned.segment
                 parts = segment.global_batch_size / math.prod(division.values())  # fullest devices that it would fill
-                one = float(each.timing.update(devices=devices, **division).total)
+                size = division["micro_batch_size"]
+                timing = timing_of(
+                    each.timing.case, micro_batch_size=size, devices=devices
+                )  # of its own rate, if probed
+                one = float(timing.update(devices=devices, **division).total)
                 alone += segment.num_updates * one * parts / self.plan.workers
             found[name] = alone / self.update_seconds
         return found
@@ -223,7 +227,7 @@ class Forecast:
         }
 
 
-def _division_of(planned: PlannedSegment) -> dict[str, int]:
+def fullest_division(planned: PlannedSegment) -> dict[str, int]:
     """Micro-batch and steps of the fullest worker; the last micro-batch may be smaller."""
     division = planned.division
     steps = max(1, division.num_micro_batches(0))
@@ -259,7 +263,7 @@ def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None
     segments = []
     for planned in plan.segments:
         size = planned.segment.image_size
-        division = _division_of(planned)
+        division = fullest_division(planned)
         timing = timing_of(
             case_of(plan, sides.get(size, size)), micro_batch_size=division["micro_batch_size"], devices=plan.workers
         )

@@ -31,9 +31,10 @@ class Rate:
         devices: that trained together, filling one node after another; at least 1, best those of one node.
         accumulation_steps: forwards of one device in an update, at least 1.
         samples_per_second: of all of them, above 0.
+        exchanged: they exchanged gradients in each update; false: they computed beside each other, and sent none.
         wire: format of their gradients on the wire.
         scored_per_second: samples of an evaluation on one device a second; null: three times the training rate.
-        backward_share: of the time of an update that backward takes; null: two thirds.
+        backward_share: of the time of an update that backward takes, from the first gradient; null: two thirds.
         parameter_arrays: sizes of the model's arrays in the order of its layers; for models that the planner does not
             know.
         backward_microseconds: of backward, for each of them; left out, each is taken to cost the same.
@@ -50,6 +51,7 @@ class Rate:
     devices: int = 1
     accumulation_steps: int = 1
     samples_per_second: float
+    exchanged: bool = True
     wire: Literal["float32", "float16", "bfloat16"] = "float32"
     scored_per_second: float | None = None
     backward_share: float | None = None
@@ -199,9 +201,11 @@ class MeasuredAllReduce:
         exact: with exact mode's sums.
         bytes_: of the buffers in float32, rising.
         milliseconds: of each.
+        contention: seconds of compute that one second of it beside compute costs; null: the fitted 0.048.
+        slowdown: seconds of it that one second of it beside compute costs; null: as `contention`.
         source: where and when.
     Raises:
-        ValueError: the lists differ in length, have under two entries, or do not rise.
+        ValueError: the lists differ in length, have under two entries, or do not rise; a number is out of its range.
     """
 
     workers: int
@@ -210,6 +214,8 @@ class MeasuredAllReduce:
     exact: bool = False
     bytes_: tuple[int, ...]
     milliseconds: tuple[float, ...]
+    contention: float | None = None
+    slowdown: float | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -220,6 +226,9 @@ class MeasuredAllReduce:
             raise ValueError(f"MeasuredAllReduce.bytes must rise, got {list(self.bytes_)}")
         if min(self.milliseconds) <= 0:
             raise ValueError(f"MeasuredAllReduce.milliseconds must be above 0, got {min(self.milliseconds)}")
+        for name in ("contention", "slowdown"):
+            if (value := getattr(self, name)) is not None and not (value >= 0 and isfinite(value)):
+                raise ValueError(f"MeasuredAllReduce.{name} must be at least 0, got {value}")
 
     def seconds(self, num_bytes: float) -> float:
         """Of an all-reduce of a buffer, between the points in a straight line and beyond them at the last slope."""

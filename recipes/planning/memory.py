@@ -21,8 +21,9 @@ _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 # peaks on a CPU: docs/experiments/memory.md.
 USABLE = 0.9
 # Gaps between arrays, where no freed place has the size of the next one: a share of the most that one operator
-# allocates. Fitted on seven models, checked on seven others (docs/experiments/memory.md).
-_GAPS = 0.5
+# allocates. Fitted on seven models, checked on seven others (docs/experiments/memory.md). glibc returns larger places
+# than the limit to the system at once.
+_GAPS, _LARGEST_GAP = 0.5, 32 * 2**20
 # Between predicted and measured peaks; all but one case of fourteen models lie within (docs/experiments/memory.md).
 SPREAD = 1.15
 
@@ -173,7 +174,7 @@ class Model:
         part = 2 if compute in _HALVES else 1
         computed, apart = (samples // groups, 1) if one_by_one else (samples, groups)
         fullest = max(moment.of(computed, apart) for moment in costs.moments) // part
-        fullest += int(_GAPS * costs.largest_growth.of(computed)) // part
+        fullest += min(int(_GAPS * costs.largest_growth.of(computed)) // part, _LARGEST_GAP)
         always = sum(size or 0 for size in held.values())
         first = 0  # one forward of all groups, before there are states and sums
         if one_by_one:

@@ -1,13 +1,11 @@
 """Rate, batch, momentum and image size of a recipe at any time: pure functions of the epochs seen.
 
-From them follow the largest batch under linear scaling, the samples in running statistics, and when two runs may be
-compared before their end: after their slow starts, and with the same shape of the rate.
+From them follow the largest batch under linear scaling and the samples in running statistics.
 """
 
 from __future__ import annotations
 
 import math
-import string
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -21,9 +19,6 @@ from recipes.schema.vocabulary import Unbuilt
 LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
-POINTS = 20  # of a shape
-_LETTERS = string.ascii_lowercase + string.ascii_uppercase
-_OFFSET = 0.4142  # keeps the points away from boundaries of schedules, and levels away from a rounding threshold
 _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
 
 
@@ -173,23 +168,3 @@ def slow_until(recipe: Recipe) -> float:
     delay = warmup if formula.warmup is not None and formula.warmup.joins == "before" else 0.0
     of_schedule = delay + getattr(formula.schedule, "slow_until", 0.0)
     return max(warmup, of_schedule, getattr(recipe.optimizer, "slow_until", 0.0))
-
-
-def rate_shape(recipe: Recipe) -> str:
-    """The shape of the rate over the run: a letter for each of 20 points, from a at 0 to Z at the peak.
-
-        r(t) = reference * rule(B(t) / per) * schedule(t)        the warmup left out
-
-    Two runs that differ only in the size of the rate, in length (one compressed) or in warmup have the same shape.
-    With `joins: before`, however, the warmup shifts the schedule, and changes the shape. `every` is ignored.
-    """
-    formula = recipe.learning_rate
-    delay = 0.0
-    if formula.warmup is not None and formula.warmup.joins == "before":
-        delay = formula.warmup.shape.epochs
-    plain = replace(recipe, learning_rate=replace(formula, every="update", warmup=None))
-    times = [(point + _OFFSET) / POINTS * recipe.epochs for point in range(POINTS)]
-    rates = [full_rate_at(plain, time) * formula.schedule(max(0.0, time - delay)) for time in times]
-    peak = max(rates) or 1.0
-    top = len(_LETTERS) - 1
-    return "".join(_LETTERS[min(top, math.floor(top * rate / peak + _OFFSET))] for rate in rates)

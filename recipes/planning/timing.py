@@ -71,7 +71,7 @@ class Timing:
         rate: the measured rate that calibrates it.
         spread: of compute and of all that follows it, as a share of the seconds, down and up.
         link_spreads: of an all-reduce, down and up.
-        bases: what a part of an update rests on, in two or three words: `compute`, `exposed`, `straggling`.
+        bases: what a part of an update rests on, in two or three words.
         rests_on: what its figures rest on, and what is extrapolated, one sentence each.
     """
 
@@ -123,7 +123,6 @@ class Timing:
             nodes=nodes,
             micro_batch_size=micro_batch_size,
             accumulation_steps=steps,
-            contention=FITTED.contention,
             input_seconds=factor * hardware.input.seconds(samples, nodes) if hardware.input else 0.0,
             coordination_seconds=factor * coordination,
         )
@@ -174,20 +173,21 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
     if not 0.5 * min(sizes) <= micro_batch_size <= 2 * max(sizes):
         rests_on.append(f"extrapolated to micro-batches of {micro_batch_size} from {' and '.join(map(str, sizes))}")
         spread, known = spread + 0.05, f"{_BASES[first.basis]}, extrapolated"
-    links = _links_known(case, devices)
+    links, exchange = _links_known(case, devices), _exchange(case, net, devices)
     if devices > _VALIDATED_DEVICES:
         rests_on.append(f"no published run of more than {_VALIDATED_DEVICES:,} devices has checked the model")
     return Timing(
         case=case,
         network=net,
         compute=_compute(case, first, fixed, per_sample),
-        exchange=_exchange(case, net, devices),
+        exchange=exchange,
         rate=first,
         spread=spread,
         link_spreads=links.spreads,
         bases={
             "compute": known,
             "exposed": links.basis,
+            "contention": "fitted constant" if exchange.slowdown is None else "probe",
             "straggling": "fitted constant" if hardware.variation is None else "cluster's file",
         },
         rests_on=(*rests_on, *links.rests_on),
@@ -244,13 +244,14 @@ def _rates_for(case: Case, micro_batch_size: int, devices: int) -> tuple[Rate, R
 
     def distance(rate: Rate) -> tuple[float, ...]:
         side = 0.0 if case.image_size is None else abs(math.log(rate.image_size / case.image_size))
-        return (side, abs(math.log(rate.devices / devices)), abs(math.log(rate.micro_batch_size / micro_batch_size)))
+        micro_batches = abs(math.log(rate.micro_batch_size / micro_batch_size))
+        return (side, abs(math.log(rate.devices / devices)), micro_batches, rate.exchanged is not case.exact)
 
     first = min(fit, key=distance)
     others = [
         rate
         for rate in fit
-        if (rate.image_size, rate.devices, rate.wire) == (first.image_size, first.devices, first.wire)
+        if all(getattr(rate, name) == getattr(first, name) for name in ("image_size", "devices", "exchanged", "wire"))
         and rate.basis == first.basis == "probe"  # published ones are of different software
         and rate.micro_batch_size != first.micro_batch_size
     ]
@@ -264,6 +265,8 @@ def _network_of(case: Case, rate: Rate, *, of_rate: bool = False) -> Network:
         net = network(case.model, max(side, 32), case.num_classes)
         if case.num_parameters in (None, net.num_parameters):
             return net
+    profiled = (each for each in case.cluster.hardware.rates if each.model == case.model and each.parameter_arrays)
+    rate = rate if rate.parameter_arrays else next(profiled, rate)
     arrays = rate.parameter_arrays or ((case.num_parameters,) if case.num_parameters else ())
     if not arrays:
         what = f"the sizes of {case.model}'s parameters are not known"
@@ -283,13 +286,16 @@ def _measured(case: Case, devices: int) -> MeasuredAllReduce | None:
 
 
 def _exchange(case: Case, net: Network, devices: int, wire: str | None = None) -> Exchange:
-    of_cluster = case.cluster.exchange
-    overlap = "bucket" if of_cluster.overlap else "none"
+    of_cluster, timed = case.cluster.exchange, _measured(case, devices)
+    overlap = "double_buffering" if case.double_buffering else "bucket" if of_cluster.overlap else "none"
+    beside = timed is not None and timed.contention is not None
     return Exchange(
         all_reduce=_all_reduce(case, devices),
         wire_bytes=_WIRE_BYTES[of_cluster.wire if wire is None else wire],
-        overlap="double_buffering" if case.double_buffering else overlap,
+        overlap="none" if case.exact else overlap,  # an exact sum needs the last norm group
         bucket_bytes=of_cluster.bucket_bytes_of(4 * net.num_parameters, double_buffering=case.double_buffering),
+        contention=timed.contention if beside else FITTED.contention,
+        slowdown=(timed.contention if timed.slowdown is None else timed.slowdown) if beside else None,
     )
 
 
@@ -304,17 +310,16 @@ def _all_reduce(case: Case, devices: int) -> AllReduce:
 
 
 def _seconds_of_rate(case: Case, net: Network, rate: Rate, fixed: float, per_sample: float) -> float:
-    hardware = case.cluster.hardware
+    devices = rate.devices if rate.exchanged else 1
     made = update_time(
         net,
         _compute(case, rate, fixed, per_sample),
-        _exchange(case, net, rate.devices, rate.wire),
-        hardware.links,
-        devices=rate.devices,
-        nodes=-(-rate.devices // case.cluster.workers_per_node),
+        _exchange(case, net, devices, rate.wire),
+        case.cluster.hardware.links,
+        devices=devices,
+        nodes=-(-devices // case.cluster.workers_per_node),
         micro_batch_size=rate.micro_batch_size,
         accumulation_steps=rate.accumulation_steps,
-        contention=FITTED.contention,
     )
     return float(made.total)
 

@@ -49,6 +49,8 @@ class Exchange:
         bucket_bytes: of the model's numbers in float32, at least; one bucket where infinite.
         cycle_seconds: buckets close by time: each cycle sends what has become ready, at most `bucket_bytes` of it at
             once (Horovod). 0: by size alone.
+        contention: seconds of compute that one second of hidden communication costs.
+        slowdown: seconds of communication that one second of it beside compute costs; None: as `contention`.
     """
 
     all_reduce: AllReduce
@@ -56,6 +58,8 @@ class Exchange:
     overlap: Literal["none", "bucket", "double_buffering"] = "bucket"
     bucket_bytes: float = float("inf")
     cycle_seconds: float = 0.0
+    contention: float = 0.0
+    slowdown: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +121,6 @@ def update_time(
     nodes: Any,
     micro_batch_size: Any,
     accumulation_steps: Any = 1,
-    contention: float = 0.0,
-    slowdown: float | None = None,
     input_seconds: Any = 0.0,
     coordination_seconds: Any = 0.0,
 ) -> UpdateTime:
@@ -129,8 +131,6 @@ def update_time(
         compute, exchange, links: of one worker and between workers.
         devices, nodes: how many, at least 1.
         micro_batch_size, accumulation_steps: of the fullest worker; gradients cross with the last micro-batch.
-        contention: seconds of compute that one second of hidden communication costs.
-        slowdown: seconds of communication that one second of it beside compute costs; None: as `contention`.
         input_seconds: until the samples of an update are there, while the last one is computed.
         coordination_seconds: of small collective calls, which nothing hides.
     """
@@ -148,8 +148,8 @@ def update_time(
     late = np.where(np.asarray(devices) > 1, np.minimum(late, communication), 0.0)  # below 0: it ends before compute
     exposed = np.maximum(late, 0)
     hidden = communication - exposed
-    slower = late + (contention if slowdown is None else slowdown) * hidden
-    contended = np.maximum(contention * hidden, slower) - exposed
+    slowdown = exchange.contention if exchange.slowdown is None else exchange.slowdown
+    contended = np.maximum(exchange.contention * hidden, late + slowdown * hidden) - exposed
     straggling = compute.sigma * total * expected_maximum(devices)
     busy = total + exposed + contended + straggling + coordination_seconds
     return UpdateTime(

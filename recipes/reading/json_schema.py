@@ -1,4 +1,4 @@
-"""The JSON Schema of a recipe's file, for editors: from the same dataclasses that read it."""
+"""JSON Schemas of the files of recipes, data sets, clusters and searches: from the dataclasses that read them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, get_args, get_origin
 from pydantic import TypeAdapter
 
 from lr_schedules import BatchRamp
+from recipes.planning.cluster import Cluster
 from recipes.reading.read import Field, component_of, fields_of, is_epochs, options_of
 from recipes.reading.reference import argument_texts, first_line
-from recipes.schema import RampStep, Recipe, Warmup
+from recipes.schema import Dataset, RampStep, Recipe, Search, Warmup
 from recipes.schema.vocabulary import Component, Vocabulary
 
 _POSITION = {
@@ -30,6 +31,43 @@ _START = {
     ]
 }
 _NULL = {"type": "null"}
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_LACKED = "named in `lacks`"
+_LACKED_KEY = {"description": "A key of a method that `lacks` names."}
+
+
+_COUNTED = ("num_train", "num_eval", "num_classes")  # the reader counts them where a data set's file does not
+_FILES = {"dataset": Dataset, "cluster": Cluster, "search": Search}
+
+
+def file_schema(vocabulary: Vocabulary, of: str, *, strict: bool = False) -> dict[str, Any]:
+    """A schema that accepts every file of a kind that opens.
+
+    Args:
+        vocabulary: of a search that of searches.
+        of: recipe, dataset, cluster or search.
+        strict: refuse kinds that the vocabulary lacks, and other unknown keys: for files that name nothing in `lacks`
+            and no kind of one's own.
+    """
+    if of == "recipe":
+        made = json_schema(vocabulary)
+    else:
+        made = _object(_FILES[of], vocabulary)
+        required = [field.key for field in fields_of(_FILES[of]) if field.required and field.key not in _COUNTED]
+        made["properties"]["kilobatch"] = {"const": 1, "description": "Version of the schema."}
+        made |= {"required": [key for key in required if key != "name"]}
+        made = {"$schema": _DIALECT, "title": f"kilobatch {of}", **made}
+    return _closed(made) if strict else made
+
+
+def _closed(schema: Any) -> Any:
+    """The same without the alternatives for what `lacks` may name."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema if not (isinstance(each, dict) and each.get("description") == _LACKED)]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _closed(value) for key, value in schema.items()}
+    return inner | ({"additionalProperties": False} if schema.get("additionalProperties") == _LACKED_KEY else {})
 
 
 def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -45,11 +83,10 @@ def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
         **recipe["properties"],
     }
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$schema": _DIALECT,
         "title": "kilobatch recipe",
         **recipe,
-        # A recipe may have keys of methods that it names in `lacks`.
-        "additionalProperties": {"description": "A key of a method that `lacks` names."},
+        "additionalProperties": _LACKED_KEY,
         "required": ["kilobatch"],
         "if": {"not": {"required": ["extends"]}},
         "then": {"required": required},
@@ -91,6 +128,8 @@ def _value(hint: Any, vocabulary: Vocabulary) -> dict[str, Any]:
         if ... in get_args(hint):
             return {"type": "array", "items": inner[0]}
         return {"type": "array", "prefixItems": inner, "minItems": len(inner), "maxItems": len(inner)}
+    if get_origin(hint) is Mapping and (component := component_of(get_args(hint)[1])):
+        return {"type": "object", "additionalProperties": _component(component, vocabulary)}
     return TypeAdapter(hint).json_schema()
 
 
@@ -128,6 +167,6 @@ def _with_kind(kind: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
 def _unknown(known: list[str]) -> list[dict[str, Any]]:
     unbuilt = {"type": "string", "not": {"enum": known}}
     return [
-        {"type": "object", "properties": {"kind": unbuilt}, "required": ["kind"], "description": "named in `lacks`"},
+        {"type": "object", "properties": {"kind": unbuilt}, "required": ["kind"], "description": _LACKED},
         {"type": "object", "not": {"required": ["kind"]}, "description": "changes to what is extended"},
     ]

@@ -23,6 +23,7 @@ from lr_schedules.units import Epochs, Schedule
 from recipes.errors import Problem, nearest
 from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins
+from recipes.reading.other_frameworks import key_here, kind_here, value_here
 from recipes.schema import Recipe
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
@@ -187,7 +188,8 @@ class Reading:
             beside: further keys of the mapping, which the caller reads.
         """
         if not isinstance(raw, dict):
-            return self.refuse(path, f"is {_shown(raw)}", f"must be {words(cls)}"), raw
+            way_out = value_here(dotted(path), raw) or f"must be {words(cls)}"
+            return self.refuse(path, f"is {_shown(raw)}", way_out), raw
         using = using or {}
         fields = fields_of(cls)
         values: dict[str, Any] = {}
@@ -240,6 +242,7 @@ class Reading:
             if isinstance(raw, str) and " or " in expected:
                 guess = nearest(raw, [str(word) for option in options for word in get_args(option)])
                 way_out += f", {guess}" if guess.startswith("did") else ""
+                way_out = value_here(dotted(path), raw) or way_out
             elif isinstance(raw, float) and raw.is_integer() and int in options:
                 way_out += f": {int(raw)}"
             elif isinstance(raw, int | float) and str in options:
@@ -259,7 +262,8 @@ class Reading:
     def component(self, component: Component, raw: object, path: Path, **options: Any) -> tuple[Any, Any]:
         """A mapping with `kind` as an object of the vocabulary."""
         if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
-            way_out = f"write `{{kind: {raw}}}`" if isinstance(raw, str) else f"give the {component.word} its `kind`"
+            way_out = f"give the {component.word} its `kind`"
+            way_out = self._kind_meant(component, raw) if isinstance(raw, str) else way_out
             what = "has no `kind`" if isinstance(raw, dict) else f"is {_shown(raw)}"
             return self.refuse(path, what, way_out), raw
         kind = raw["kind"]
@@ -279,6 +283,12 @@ class Reading:
         value, resolved = self.record(cls, given, path, beside=("kind", *options.pop("beside", ())), **options)
         return value, {"kind": kind, **resolved}
 
+    def _kind_meant(self, component: Component, word: str) -> str:
+        """A way out of a word in place of a component: `resnet50` is `{kind: ResNet50}`."""
+        known = {kind.lower(): kind for kind in getattr(self.vocabulary, component.group)}
+        kind = known.get(word.replace("_", "").lower())
+        return (kind is None and kind_here(word)) or f"write `{{kind: {kind or word}}}`"
+
     def _class_of(self, component: Component, kind: str, path: Path) -> Any:
         group: Mapping[str, type] = getattr(self.vocabulary, component.group)
         inner = (*path, "kind")
@@ -287,7 +297,7 @@ class Reading:
         try:
             return group[kind]
         except KeyError:
-            way_out = nearest(kind, sorted(group), called="known")
+            way_out = kind_here(kind) or nearest(kind, sorted(group), called="known")
             way_out += " (or name it in `lacks` if it is not built)" if self.may_lack else ""
             return self.refuse(inner, f"there is no {component.word} called {kind}", way_out)
         except (ImportError, AttributeError, TypeError) as error:
@@ -324,7 +334,9 @@ class Reading:
             if _folded(key) not in lacked:
                 inside = [f"{section}.{key}" for section in sections_with(cls, key)]
                 way_out = f"it belongs one level down: {' or '.join(inside)}" if inside else ""
-                way_out = way_out or self._of_the_cluster(cls, key, path) or nearest(key, known, called="known here")
+                way_out = way_out or self._of_the_cluster(cls, key, path)
+                guess = nearest(key, known, called="known here")
+                way_out = way_out or (guess if guess.startswith("did") else key_here(key) or guess)
                 if "kind" in known and isinstance(kind := raw.get("kind"), str):
                     place = dotted(path)
                     way_out += f"{'' if way_out.endswith('?') else ';'} if it was left by another kind, remove it; "

@@ -22,6 +22,7 @@ from recipes.planning.rates import full_rate, momentum_key, optimizer_at
 from recipes.reading.image_size import check_image_size
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
+from recipes.reading.read_init import read_init
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Schedules, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
@@ -353,6 +354,7 @@ def read_recipe(
         "image_size": time.read_image_size,
         "learning_rate": rate.read,
         "schedules": rate.read_schedules,
+        "init": partial(read_init, reading),
     }
     recipe, resolved = reading.record(Recipe, given, (), using=using)
     if recipe is not REFUSED:
@@ -457,7 +459,8 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
                 if hasattr(entry, "require_channels"):
                     entry.require_channels(dataset.channels)
                 if hasattr(entry, "bound"):
-                    entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
+                    numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
+                    entry.bound(**numbers)
             except ValueError as error:
                 reading.refuse_error(error, type(entry), path)
     if end is not None:

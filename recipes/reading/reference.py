@@ -99,6 +99,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`stream`", schema.StreamOrder),
     ("`augmentation`", schema.Augmentation),
     ("`augmentation.end`", schema.AugmentationEnd),
+    ("`init`", schema.Init),
     ("`evaluation`", schema.Evaluation),
     ("`evaluation.norm_momentum`", schema.NormMomentum),
     ("`stop_at`", schema.StopAt),

@@ -105,7 +105,7 @@ def require_suffix(file: Path) -> None:
 
 @refuse_unreachable()
 def find_or_refuse(kind: str, name: str) -> Path:
-    """As `find`, for a name from the command line.
+    """As `find`, for a name from the command line, which may also be the folder of a run.
 
     Raises:
         RecipeError: there is no such file, or nobody can look for it.
@@ -113,6 +113,9 @@ def find_or_refuse(kind: str, name: str) -> Path:
     try:
         return find(kind, name)
     except UnknownNameError as error:
+        of_run = Path(os.path.expanduser(name), "recipe.yaml")
+        if kind == "recipes" and of_run.is_file():
+            return of_run
         raise RecipeError([Problem(file=name, what=error.what, way_out=error.way_out)]) from None
 
 

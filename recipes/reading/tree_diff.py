@@ -53,7 +53,13 @@ class Difference:
 def comparable_tree(recipe: Mapping[str, Any], dataset: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved recipe with the facts of its data set in place of the data set's name."""
     facts = {key: value for key, value in dataset.items() if key not in _WORDS_OF_DATASET}
-    return {**{key: value for key, value in recipe.items() if key != "kilobatch"}, "dataset": facts}
+    return {**{key: value for key, value in without_place(recipe).items() if key != "kilobatch"}, "dataset": facts}
+
+
+def without_place(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved recipe without the path of its initial weights, which their SHA-256 names better."""
+    init = recipe.get("init")
+    return {**recipe, **({"init": {**init, "weights": None}} if init else {})}
 
 
 def compare(trees: Sequence[Mapping[str, Any]]) -> list[Difference]:

@@ -225,7 +225,10 @@ def _five_epochs(request: Request) -> dict[str, Any]:
     made = {"kind": "GradualWarmup", "epochs": whole, "start": "reference", "joins": "multiply"}
     steps = zip(request.recipe.batch.global_.boundaries, request.sizes, strict=True)
     inside = [size for start, size in steps if 0 < start < epochs]
-    return {**made, "target_batch": inside[-1]} if inside else made
+    if not inside:
+        return made
+    follows = request.recipe.learning_rate.scale_with == "current"  # else the rate would fall when the rise ends
+    return {**made, "target_batch": inside[-1] if follows else request.sizes[0]}
 
 
 def decay(request: Request, reason: str, source: str = _GOYAL) -> Iterator[Change]:

@@ -7,7 +7,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 _PATH = re.compile(r"(?<![\w.])[A-Za-z_]\w*(\.\w+)*")
@@ -65,25 +65,6 @@ class Expression:
         if math.isnan(value):
             raise ValueError("it has no number: infinity less infinity, or times 0")
         return value
-
-    def divides_by_0(self, value_at: Callable[[str], Any], *, but: Collection[str]) -> bool:
-        """Whether a divisor is 0; divisors with a path of `but`, whose value may change, are not counted.
-
-        `value_at` gives the value at a path, and raises LookupError if there is none.
-        """
-        divisors = (node.right for node in ast.walk(self._tree) if isinstance(getattr(node, "op", None), ast.Div))
-        return any(self._is_0(node, value_at) for node in divisors if not self._holds(node, but))
-
-    def _is_0(self, node: ast.AST, value_at: Callable[[str], Any]) -> bool:
-        try:
-            return self._evaluate(node, value_at) == 0
-        except ZeroDivisionError:
-            return True
-        except (LookupError, ValueError, OverflowError):
-            return False
-
-    def _holds(self, node: ast.AST, paths: Collection[str]) -> bool:
-        return any(isinstance(part, ast.Name) and self._names[part.id] in paths for part in ast.walk(node))
 
     def _evaluate(self, node: ast.AST, value_at: Callable[[str], Any]) -> Any:
         if isinstance(node, ast.BinOp):

@@ -23,6 +23,7 @@ __all__ = [
     "Evaluation",
     "Evidence",
     "Gradient",
+    "Init",
     "NormMomentum",
     "Precision",
     "Recipe",
@@ -246,6 +247,22 @@ class WeightAverage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Init:
+    """Weights that a run begins with in place of draws by the seed: fine-tuning.
+
+    Args:
+        weights: path of a file of safetensors, from the folder of the file that names it: the weights of a checkpoint
+            or of `kilobatch export`, or torchvision's or timm's of a ResNet.
+        sha256: of that file, which must have it; left out, it is filled in, so that a run records it.
+        except_: names of layers that are drawn by the seed all the same, such as `[fc]`; of the model or of the file.
+    """
+
+    weights: str
+    sha256: str | None = None
+    except_: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """A result that a recipe promises, and its status.
 
@@ -314,6 +331,7 @@ class Recipe:
         source: the paper, code or measurement that its numbers come from: title, year, url and the like.
         dataset: name or path of a file of `configs/datasets`.
         model: the network.
+        init: weights of a file that the run begins with; null: they are drawn by `seed`.
         epochs: length of the run, above 0.
         batch: samples an update.
         learning_rate: the learning rate over time.
@@ -347,6 +365,7 @@ class Recipe:
     source: Mapping[str, Any] = field(default_factory=dict)
     dataset: str
     model: Annotated[object, Component("models")]
+    init: Init | None = younger(None)
     epochs: Epochs
     batch: Batch
     learning_rate: LearningRate

@@ -27,25 +27,22 @@ class Objective:
             the accuracy `target`: `updates_to`, `epochs_to`, or `hours_to`, in device-hours. They are read at the first
             report that reaches it, and the trial ends there.
         target: accuracy to reach, in (0, 1]; null for a metric without one.
-        direction: `maximize` for accuracy, `minimize` for all others, as it is if left out; anything else is refused.
     """
 
     metric: Metric | Goal = "accuracy"
     target: float | None = None
-    direction: Literal["maximize", "minimize"] | None = None
 
     def __post_init__(self) -> None:
-        wanted = "maximize" if self.metric == "accuracy" else "minimize"
-        if self.direction is None:
-            object.__setattr__(self, "direction", wanted)
-        require(
-            self.direction == wanted, f"Objective.direction must be {wanted} for {self.metric}, got {self.direction}"
-        )
         if self.metric.endswith("_to"):
             possible = self.target is not None and 0 < self.target <= 1
             require(possible, f"Objective.target must be an accuracy in (0, 1] for {self.metric}, got {self.target}")
         else:
             require(self.target is None, f"Objective.target must be null for {self.metric}, got {self.target}")
+
+    @property
+    def direction(self) -> Literal["maximize", "minimize"]:
+        """Which values are better: higher ones of accuracy, lower ones of all others."""
+        return "maximize" if self.metric == "accuracy" else "minimize"
 
     @property
     def worst(self) -> float:
@@ -130,7 +127,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """What is known about good values before the search begins; give one of `recipe`, `search` and `batch`.
+    """What is known about good values before the search begins; give one of `recipe` and `search`.
 
     The first trials are drawn around it, at the batch of the search: the full learning rate from the square root to
     twice the linear rule, all other values around the known ones.
@@ -138,30 +135,17 @@ class Prior:
     Args:
         recipe: a recipe whose values are known to be good, such as a paper's: a name of the library, or a path relative
             to the search's file; null for none.
-        search: folder of an earlier search, relative to the search's file, whose best trials are known; null for none.
-        batch: global batch size of a search that is done first, over the same space; null for none.
-        trials: of that search at `batch`, at least 1; they come before those of `budget`.
-        ranks_per_trial: of that search at `batch`, at least 1; null for those of this one.
+        search: folder of an earlier search, such as one at a small batch, relative to the search's file; null for none.
         draws: how many of this search's first trials are drawn from what is known, at least 1; then `sampler` goes on.
     """
 
     recipe: str | None = None
     search: str | None = None
-    batch: int | None = None
-    trials: int | None = None
-    ranks_per_trial: int | None = None
     draws: int = 10
 
     def __post_init__(self) -> None:
-        given = [name for name in ("recipe", "search", "batch") if getattr(self, name) is not None]
-        got = " and ".join(given) or "none"
-        require(len(given) == 1, f"Prior must have one of recipe, search and batch, got {got}")
-        for name in ("batch", "trials", "ranks_per_trial", "draws"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"Prior.{name} must be at least 1, got {value}")
-        staged, own = self.batch is not None, (self.trials, self.ranks_per_trial)
-        require(not staged or self.trials is not None, "Prior.trials must be given with batch")
-        require(staged or own == (None, None), "Prior.trials and ranks_per_trial must be null without batch")
+        require((self.recipe is None) != (self.search is None), "Prior must have either `recipe` or `search`")
+        require(self.draws >= 1, f"Prior.draws must be at least 1, got {self.draws}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +180,7 @@ class Search:
         fixed: dotted path into the recipe -> value, for all trials.
         constraints: conditions that the best trial must satisfy.
         sampler: proposes the values.
-        pruner: ends trials early; null for none, as it must be with several objectives.
+        pruner: ends trials early, by their reports; null for none, as it must be with several objectives.
         budget: limits after which the search ends.
         prior: what is known about good values; null for nothing.
         confirm: train the best trials again with fresh seeds; null for not.
@@ -240,8 +224,7 @@ class Search:
         require(len(metrics) > 0, "Search.objective must be at least one")
         require(len(set(metrics)) == len(metrics), f"Search.objective must name each metric once, got {metrics}")
         comparable = self.pruner is None or (self.reported is not None and not self.has_goal)
-        what = "several objectives" if len(metrics) > 1 else f"{metrics[0]}, which grows alike in all trials"
-        require(comparable, f"Search.pruner must be null: reports are not compared by {what}")
+        require(comparable, f"Search.pruner must be null with {' and '.join(metrics)}: reports do not compare by it")
         alone = len(metrics) == 1 or not (self.has_goal or self.confirm or self.budget.patience)
         require(alone, "Search.objective must be one where there is a target, `confirm` or `patience`")
 

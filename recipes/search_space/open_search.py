@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from recipes.reading.yaml import flow_text
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, SearchVocabulary
-from recipes.search_space.ranges import condition_values, is_active, refuse_conditions, values_text
+from recipes.search_space.ranges import active_values, condition_values, is_active, refuse_conditions, values_text
 
 _NO_PATH = re.compile(r"[\s=#]")
 
@@ -31,6 +31,7 @@ _NOT_SEARCHED = {
     "card": "each trial has its own",
     "evaluation.every": "a trial is evaluated at its `reports`",
     "dataset": "it decides what the scores mean",
+    "stop_at": "a trial ends at its objective's `target`",
 }
 
 
@@ -85,8 +86,8 @@ def open_search(
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     checks = SearchChecks(reading=reading, search=search, recipe=_recipe_file(reading, search, path), options=options)
     base = checks.base()
-    checks.constraints(base, checks.ends(base))
-    checks.sampler()
+    checks.constraints(base)
+    checks.ends(base)
     enqueued = checks.enqueued(base)
     if reading.problems:
         raise RecipeError(reading.problems)
@@ -166,7 +167,7 @@ class SearchChecks:
         if self.reading.problems:
             raise RecipeError(self.reading.problems)
         try:
-            return open_recipe(self.recipe, overrides=assignments(search.fixed), **self.options)
+            base = open_recipe(self.recipe, overrides=assignments(search.fixed), **self.options)
         except RecipeError as error:
             for problem in error.problems:
                 if problem.file == "command line":
@@ -174,69 +175,44 @@ class SearchChecks:
                 else:  # it has a line of its own
                     self.reading.problems.append(problem)
             raise RecipeError(self.reading.problems) from None
+        if base.recipe.stop_at is not None:
+            way_out = "give `fixed: {stop_at: null}`; for a goal `objective: {metric: updates_to, target: 0.9}`"
+            self.reading.refuse(("recipe",), "ends at its `stop_at`, where trials cannot be compared", way_out)
+        return base
 
-    def ends(self, base: OpenedRecipe) -> list[dict[str, Any]]:
-        """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions.
-
-        Returns:
-            the resolved trees.
-        """
-        trees = []
+    def ends(self, base: OpenedRecipe) -> None:
+        """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions."""
         for path, range_ in self.search.space.items():
             problems = {}
             for index, value in range_.ends.items():
                 for given in condition_values(self.search.space, path):
-                    tried = self._tried(base, {**given, path: value})
-                    if isinstance(tried, Problem):
-                        problems[index] = replace(
-                            tried, what=f"{tried.what}{f' with {values_text(given)}' if given else ''}"
-                        )
-                    else:
-                        trees.append(tried.tree)
+                    try:
+                        overrides = assignments({**self.search.fixed, **given, path: value})
+                        open_recipe(base.path, overrides=overrides, **self.options)
+                    except RecipeError as error:
+                        first, with_ = error.problems[0], f" with {values_text(given)}" if given else ""
+                        problems[index] = replace(first, what=first.what + with_)
             same = len({(problem.what, problem.way_out) for problem in problems.values()}) == 1
             if same and len(problems) == len(range_.ends):  # the path is wrong, not its values
                 self._pass_on(("space", path), next(iter(problems.values())), at_key=True)
             else:
                 for index, problem in problems.items():
                     self._pass_on(("space", path, *index), problem)
-        return trees
 
-    def constraints(self, base: OpenedRecipe, trees: Sequence[dict[str, Any]]) -> None:
-        """Every path of a constraint is in the space, or has a number in the recipe; no divisor is always 0.
-
-        `trees` are those of `ends`: searched values may change others, as `kind` changes the fields beside it.
-        """
+    def constraints(self, base: OpenedRecipe) -> None:
+        """Every path of a constraint is in the space, or has a number in the recipe."""
         for index, constraint in enumerate(self.search.constraints):
-            if constraint.value is None:
-                continue
-            at, expression = ("constraints", index, "value"), Expression(constraint.value)
-            for path in expression.paths:
+            paths = Expression(constraint.value).paths if constraint.value is not None else ()
+            for path in filter(lambda path: path not in self.search.space, paths):
+                at = ("constraints", index, "value")
                 try:
                     value = value_at(base.tree, path)
                 except LookupError:
-                    if path not in self.search.space:
-                        self.reading.refuse(at, f"the recipe has no value at {path}", "name a path that it has")
+                    self.reading.refuse(at, f"the recipe has no value at {path}", "name a path that it has")
                     continue
-                if path not in self.search.space and (isinstance(value, bool) or not isinstance(value, int | float)):
+                if isinstance(value, bool) or not isinstance(value, int | float):
                     what = f"{path} is {json.dumps(value)}, which is no number"
                     self.reading.refuse(at, what, "name a path that holds a number")
-            values = [partial(value_at, tree) for tree in (base.tree, *trees)]
-            if all(expression.divides_by_0(value_of, but=self.search.space) for value_of in values):
-                way_out = "search what it divides by, or leave the constraint out"
-                self.reading.refuse(at, "divides by 0 in every trial", way_out)
-
-    def sampler(self) -> None:
-        """The sampler supports the search's objectives, constraints and conditional ranges."""
-        search = self.search
-        needed = {
-            "several objectives": len(search.objectives) > 1,
-            "constraints": bool(search.constraints),
-            "`when`": any(range_.when for range_ in search.space.values()),
-        }
-        for what in getattr(search.sampler, "cannot", ()):
-            if needed[what]:
-                kind = type(search.sampler).__name__
-                self.reading.refuse(("sampler",), f"{kind} cannot search with {what}", "use Tpe, see docs/search.md")
 
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
         """The values of each trial that is tried first."""
@@ -269,19 +245,7 @@ class SearchChecks:
             except LookupError:
                 if not space[path].when:
                     self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
-        return {path: value for path, value in values.items() if self._belongs(path, values)}
-
-    def _belongs(self, path: str, values: Mapping[str, Any]) -> bool:
-        space = self.search.space
-        return is_active(space, path, values) and all(self._belongs(other, values) for other in space[path].when)
-
-    def _tried(self, base: OpenedRecipe, values: Mapping[str, Any]) -> OpenedRecipe | Problem:
-        """The recipe with these and the fixed values; if it does not open, its first problem."""
-        overrides = assignments({**self.search.fixed, **values})
-        try:
-            return open_recipe(base.path, overrides=overrides, **self.options)
-        except RecipeError as error:
-            return error.problems[0]
+        return active_values(space, values)
 
     def _require_free(self, key: str, path: str) -> None:
         """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,19 +18,7 @@ __all__ = ["Categorical", "Float", "Int"]  # the kinds of a range
 
 # Path of the space -> values: a trial has a value of this range only if it has one of these at every such path.
 Conditions = Mapping[str, tuple[Any, ...]]
-
-
-def _require_ends(name: str, low: float, high: float, *, log: bool, step: float | None, least: float) -> None:
-    """Refuse ends, `log` and `step` that do not make a range of numbers."""
-    for end, value in (("low", low), ("high", high)):
-        if not math.isfinite(value):
-            raise ValueError(f"{name}.{end} must be finite, got {value}")
-    if not low < high:
-        raise ValueError(f"{name}.high must be above low, got {high}")
-    if log and low < least:
-        raise ValueError(f"{name}.low must be {'at least 1' if least == 1 else 'above 0'} where log is true, got {low}")
-    if step is not None and not 0 < step <= high - low:
-        raise ValueError(f"{name}.step must be above 0 and at most high - low, got {step}")
+Space = Mapping[str, Any]  # dotted path -> range, as in `Search.space`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +40,7 @@ class Float:
     when: Conditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require_ends("Float", self.low, self.high, log=self.log, step=self.step, least=math.ulp(0.0))
-        if self.log and self.step is not None:
-            raise ValueError(f"Float.step must be null where log is true, got {self.step}")
+        _require_ends(self, least=math.ulp(0.0), plain_step=None)
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
@@ -64,25 +50,15 @@ class Float:
     def holds(self, value: object) -> bool:
         """Whether a value lies in the range."""
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and self.low <= value <= self.high and _on_step(value, self.low, self.step)
+        return number and self.low <= value <= self.high and math.isclose(value, self.nearest(value), abs_tol=1e-12)
 
     def nearest(self, value: float) -> float:
         """The value of the range that is nearest to a number."""
-        inside = min(max(value, self.low), self.high)
-        return inside if self.step is None else _nearest_step(inside, self.low, self.high, self.step)
+        return _nearest(self, value)
 
     def suggest(self, trial: Any, name: str) -> float:
         """A value from Optuna's trial."""
         return trial.suggest_float(name, self.low, self.high, log=self.log, step=self.step)
-
-    def spread(self, points: int) -> list[float]:
-        """`points` evenly spaced values from low to high; with `step`, at most as many as there are."""
-        count = points if self.step is None else min(points, int((self.high - self.low) / self.step + 1e-9) + 1)
-        values = _spaced(self.low, self.high, count, log=self.log)
-        if self.step is not None:
-            values = [self.low + self.step * round((value - self.low) / self.step) for value in values]
-            values = [value for value in values if value <= self.high] or [self.low]
-        return list(dict.fromkeys(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +79,7 @@ class Int:
     when: Conditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require_ends("Int", self.low, self.high, log=self.log, step=self.step, least=1)
-        if self.log and self.step != 1:
-            raise ValueError(f"Int.step must be 1 where log is true, got {self.step}")
+        _require_ends(self, least=1, plain_step=1)
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
@@ -115,21 +89,15 @@ class Int:
     def holds(self, value: object) -> bool:
         """Whether a value lies in the range."""
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and self.low <= value <= self.high and (value - self.low) % self.step == 0
+        return whole and self.low <= value <= self.high and value == self.nearest(value)
 
     def nearest(self, value: float) -> int:
         """The value of the range that is nearest to a number."""
-        return round(_nearest_step(min(max(value, self.low), self.high), self.low, self.high, self.step))
+        return round(_nearest(self, value))
 
     def suggest(self, trial: Any, name: str) -> int:
         """A value from Optuna's trial."""
         return trial.suggest_int(name, self.low, self.high, log=self.log, step=self.step)
-
-    def spread(self, points: int) -> list[int]:
-        """At most `points` evenly spaced values from low to high."""
-        steps = (self.high - self.low) // self.step
-        values = _spaced(self.low, self.low + steps * self.step, min(points, steps + 1), log=self.log)
-        return list(dict.fromkeys(self.low + self.step * round((value - self.low) / self.step) for value in values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,39 +127,36 @@ class Categorical:
 
     def holds(self, value: object) -> bool:
         """Whether a value is one of the choices; true is not 1."""
-        return any(type(choice) is type(value) and choice == value for choice in self.choices)
+        return _among(value, self.choices)
 
     def suggest(self, trial: Any, name: str) -> Any:
         """A value from Optuna's trial."""
         return trial.suggest_categorical(name, self.choices)
 
-    def spread(self, points: int) -> list[Any]:
-        """All choices."""
-        return list(self.choices)
+
+def _require_ends(made: Float | Int, *, least: float, plain_step: int | None) -> None:
+    """Refuse ends, `log` and `step` that do not make a range of numbers; `plain_step` leaves none out."""
+    name = type(made).__name__
+    for end in ("low", "high"):
+        if not math.isfinite(getattr(made, end)):
+            raise ValueError(f"{name}.{end} must be finite, got {getattr(made, end)}")
+    if not made.low < made.high:
+        raise ValueError(f"{name}.high must be above low, got {made.high}")
+    if made.log and made.low < least:
+        above = "at least 1" if least == 1 else "above 0"
+        raise ValueError(f"{name}.low must be {above} where log is true, got {made.low}")
+    if made.step is not None and not 0 < made.step <= made.high - made.low:
+        raise ValueError(f"{name}.step must be above 0 and at most high - low, got {made.step}")
+    if made.log and made.step != plain_step:
+        raise ValueError(f"{name}.step must be {plain_step or 'null'} where log is true, got {made.step}")
 
 
-def _nearest_step(value: float, low: float, high: float, step: float) -> float:
-    return low + step * min(round((value - low) / step), int((high - low) / step + 1e-9))
-
-
-def _on_step(value: float, low: float, step: float | None) -> bool:
-    steps = 0.0 if step is None else (value - low) / step
-    return abs(steps - round(steps)) < 1e-6
-
-
-def _spaced(low: float, high: float, count: int, *, log: bool) -> list[float]:
-    """`count` numbers from low to high, ends included exactly; only low if `count` is 1."""
-    if count == 1:
-        return [low]
-    shares = [index / (count - 1) for index in range(count)]
-    if log:
-        between = [low * (high / low) ** share for share in shares]
-    else:
-        between = [low + (high - low) * share for share in shares]
-    return [low, *between[1:-1], high]
-
-
-Space = Mapping[str, Any]  # dotted path -> range, as in `Search.space`
+def _nearest(made: Float | Int, value: float) -> float:
+    inside = min(max(value, made.low), made.high)
+    if made.step is None:
+        return inside
+    last = int((made.high - made.low) / made.step + 1e-9)
+    return made.low + made.step * min(round((inside - made.low) / made.step), last)
 
 
 def suggested(space: Space, trial: Any) -> dict[str, Any]:
@@ -203,20 +168,18 @@ def suggested(space: Space, trial: Any) -> dict[str, Any]:
     return values
 
 
-def combinations(space: Space, points: int) -> Iterator[dict[str, Any]]:
-    """Every combination of evenly spaced values, each once; the last path changes fastest.
-
-    >>> from recipes.search_space.ranges import Categorical, Int
-    >>> space = {"kind": Categorical(choices=("a", "b")), "more": Int(low=1, high=2, when={"kind": ("b",)})}
-    >>> list(combinations(space, 2))
-    [{'kind': 'a'}, {'kind': 'b', 'more': 1}, {'kind': 'b', 'more': 2}]
-    """
-    yield from _grown({}, space, _in_order(space), points)
-
-
 def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
     """Whether a trial has a value at a path, by its values of the paths before this one in the order of `suggested`."""
     return all(other in values and _among(values[other], wanted) for other, wanted in space[path].when.items())
+
+
+def active_values(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some values whose path is active with them."""
+    kept: dict[str, Any] = {}
+    for path in _in_order(space):
+        if path in values and is_active(space, path, kept):
+            kept[path] = values[path]
+    return kept
 
 
 def condition_values(space: Space, path: str) -> list[dict[str, Any]]:
@@ -258,16 +221,6 @@ def refuse_conditions(reading: Reading, space: Space) -> None:
                         reading.refuse((*at, index), f"{json.dumps(value)} is never the value of {other}", way_out)
         if path in _needed(space, path):
             reading.refuse(("space", path, "when"), "depends on itself", "remove one of these conditions", at_key=True)
-
-
-def _grown(values: dict[str, Any], space: Space, rest: list[str], points: int) -> Iterator[dict[str, Any]]:
-    if not rest:
-        yield values
-    elif not is_active(space, rest[0], values):
-        yield from _grown(values, space, rest[1:], points)
-    else:
-        for value in space[rest[0]].spread(points):
-            yield from _grown({**values, rest[0]: value}, space, rest[1:], points)
 
 
 def _in_order(space: Space) -> list[str]:

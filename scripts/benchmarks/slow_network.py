@@ -19,9 +19,9 @@ processes, the first another one each time: one update to begin with, then `--up
 rank. The table has medians over the rounds. `hidden` is 1 - (time - compute) / (none - compute), of the same wire, and
 in the last column of float32's none, as suzuki2018 counts both together; each difference is the median over the rounds.
 
-In each round the ranks also probe: all-reduces of several sizes on each wire, back to back; those beside compute; and,
-before each way, an update without an exchange, which all begin together, and when each bucket is ready on the slowest.
-From that alone the planner's model of time predicts every way of the round; the second table sets it beside the times.
+In each round the ranks also probe, by the code of `kilobatch probe` (`RankProbe`): all-reduces on each wire, and those
+beside compute; and right before each way some updates without an exchange. What was probed up to then makes a cluster's
+file, and a plan with that file predicts the way that is trained next. The second table sets it beside the times.
 
 With `--allreduce` it times instead what `allreduce.py` does, between such hosts: our algorithms beside MPI's own
 flat all-reduce (`MpiAllreduce, whole`) and, where torch is installed, gloo; unthrottled where `--megabits` is 0.
@@ -53,19 +53,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import allreduce
-from slow_predictions import (
-    CALIBRATION_SIZES,
-    COMPUTE,
-    NONE,
-    WAYS,
-    WIRES,
-    Probe,
-    predictions,
-)
 from timing import Replay, as_rank, head, in_turns, load_shares, parser_of, row, write_json
 
 from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks
@@ -73,11 +65,20 @@ from trainers.runs.mpi_ranks import find_mpiexec, launched_ranks
 RECIPE = "digits/baseline"
 MODEL = "{kind: SmallCNN, width: 96}"
 NUM_TRAIN = 1500  # of digits
+COMPUTE, NONE = "compute", "none"  # no exchange at all; all at once after the backward pass
+WAYS, WIRES = (NONE, "buckets", "double"), ("float32", "float16")
+CALIBRATION_SIZES = (32, 370)  # samples of an update on a rank
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 HUB_ADDRESS = "10.99.0.254"
 BURST_BYTES = 65536
 _DELETIONS = 20  # tried, a tenth of a second apart
 JUMBO = 9000  # bytes of a packet
+BLANK = {  # a cluster's file before a probe
+    "name": "slow",
+    "device": "cpu",
+    "device_memory_bytes": 10**9,
+    "hardware": {"device": "cpu", "algorithm": "ring", "variation": 0.0, "source": "nobody"},
+}
 TIMEOUT_SECONDS = 1800.0  # of one launch
 HEADS = ("ranks", "Mbit/s", "ratio", "wire", COMPUTE, *WAYS, "hidden by buckets", "by double", "of float32's")
 
@@ -249,7 +250,7 @@ class Trained:
         batch = f"batch={{global: {samples * world.size}, norm_span: {samples}}}"
         doubling = f"updater.double_buffering={str(doubled).lower()}"
         overrides = (f"model={MODEL}", batch, "learning_rate.reference=0.001", doubling)
-        prepared = prepare(TrainRequest(recipe=RECIPE, overrides=overrides), workers=world.size)
+        prepared = prepare(TrainRequest(recipe=RECIPE, overrides=overrides, exact=False), workers=world.size)
         parts = build(prepared.opened.recipe, prepared.opened.dataset)
         groups = NormGroups(prepared.opened.recipe.evaluation)
         groups.install(parts.model)
@@ -259,7 +260,7 @@ class Trained:
             bucket_bytes=allreduce.WHOLE if way == NONE else "auto",
             overlap=way != NONE,
         )
-        self._world = world
+        self._world, self._prepared, self._settings, self._silent = world, prepared, settings, way == COMPUTE
         self.exchange = build_exchange(settings, parts, world, copies=2 if doubled else 1)
         self._updater = RecipeUpdater(
             {"main": Replay(load_shares(prepared, world.rank, 2))},
@@ -279,9 +280,32 @@ class Trained:
         self._updater.pending_arrays()  # nothing is on its way when the next one takes its turn
         return seconds / updates
 
-    def update(self) -> None:
-        """One update."""
-        self._updater.update()
+    def probe(self) -> Any:
+        """The probe of `kilobatch probe` for such updates."""
+        from trainers.communicators import Ring
+        from trainers.launch.probe_ranks import RankProbe, silent_updater
+
+        whole = self.exchange.flat.values.nbytes
+        sizes = tuple(whole // 4**power // 4 * 4 for power in (4, 3, 2, 1))
+        silent = silent_updater(self._prepared, self._world)
+        return RankProbe(self._world, silent, communicator=Ring(sockets=True), sizes=sizes)
+
+    def predicted(self, tree: dict[str, Any]) -> float:
+        """Seconds of an update by a plan on the cluster of a file."""
+        from recipes import open_cluster
+        from recipes.planning.forecast import forecast
+        from recipes.reading.image_size import sides_by_size
+        from trainers.launch.probe import cluster_text
+        from trainers.launch.vocabulary import vocabulary
+
+        opened = self._prepared.opened
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "probed.yaml")
+            file.write_text(cluster_text(tree), encoding="utf-8")
+            cluster = replace(open_cluster(str(file), vocabulary=vocabulary()), exchange=self._settings)
+        plan = replace(self._prepared.plan, cluster=cluster)
+        update = forecast(plan, sides_by_size(opened.recipe)).segments[0].update
+        return float(update.compute if self._silent else update.total)
 
     def communication_seconds(self) -> float:
         """Of one exchange of all gradients, nothing else going on."""
@@ -349,6 +373,8 @@ def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[fl
 
 def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
     """Times of every way at every ratio on the ranks that were launched; all of them call this together."""
+    from trainers.launch.probe import with_ranks
+
     take_core(world.rank, world.size)  # hosts share none
     gradient_bytes, communication, compute = calibrate(world)
     figures = []
@@ -359,16 +385,21 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
         for wire in WIRES:
             trained |= {f"{way} {wire}": Trained(world, samples=samples, way=way, wire=wire) for way in WAYS}
         calls = {name: functools.partial(one.seconds, options.updates) for name, one in trained.items()}
-        probe = Probe(world, trained[COMPUTE])
-        seconds = {name: [] for name in calls}
+        probe = trained[COMPUTE].probe()
+        seconds, expected = ({name: [] for name in calls} for _ in range(2))
+        probe.time_update()  # not counted
+        probe.time_round()
         for number in range(options.rounds):
-            probe.begin_round()
+            probe.time_round()  # a prediction takes the medians so far
             for name in in_turns([*calls], number):
-                probe.time_update()
+                for _ in range(options.probed):
+                    probe.time_update()
+                measured = probe.as_tree(probe.updates[-options.probed :])
+                if world.rank == 0:
+                    expected[name].append(trained[name].predicted(with_ranks(BLANK, measured, RECIPE)))
                 seconds[name].append(calls[name]())
-        probe.close()
-        probed = probe.as_tree()
-        for one in trained.values():
+        measured = probe.as_tree()
+        for one in (probe, *trained.values()):
             one.close()
         figures.append(
             {
@@ -378,8 +409,8 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
                 "gradient_bytes": gradient_bytes,
                 "communication_seconds": communication,
                 "seconds": seconds,
-                "predicted_seconds": predictions(probed, ranks=world.size),
-                "probe": probed,
+                "predicted_seconds": expected,
+                "probe": measured,
             }
         )
     return figures
@@ -432,6 +463,7 @@ def main() -> None:
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.5, 1.0, 2.0], help="communication over compute")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=3, help="timed in a turn")
+    parser.add_argument("--probed", type=int, default=2, help="updates without exchange before a turn")
     parser.add_argument("--allreduce", action="store_true", help="time allreduce.py instead")
     parser.add_argument("--model", default="cifar", help="with --allreduce: of that script")
     options = parser.parse_args()

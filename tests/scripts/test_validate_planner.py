@@ -70,6 +70,7 @@ def test_json_has_an_id_and_a_prediction_for_each_row(tmp_path: Path) -> None:
         ("transport", "pigeon", "transport is 'pigeon', and must be one of rdma, rdma_nogdr, tcp"),
         ("nic_gbit_per_s", "0", "nic_gbit_per_s is '0', out of range"),
         ("devices", "many", "devices is 'many', and must be a number"),
+        ("calibrate_images_per_s", "1e7", "10,000,000 samples/s leave no time to compute"),
     ],
 )
 def test_a_wrong_row_is_refused_by_file_and_line(
@@ -82,6 +83,9 @@ def test_a_wrong_row_is_refused_by_file_and_line(
         writer = csv.DictWriter(file, cells)
         writer.writeheader()
         writer.writerow({**cells, column: value})
-    monkeypatch.setattr(sys, "argv", ["validate_planner.py", "--rows", str(wrong)])
+        writer.writerow(cells)
+    monkeypatch.setattr(sys, "argv", ["validate_planner.py", "--rows", str(wrong), "--json"])
     assert validate.main() == 2
-    assert f"{wrong}:2: {said}" in capsys.readouterr().err
+    out = capsys.readouterr()
+    assert f"{wrong}:2: {said}" in out.err
+    assert len(json.loads(out.out)) == 1, "the other row is predicted all the same"

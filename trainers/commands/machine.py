@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainers.commands.options import NAME, AllowCode, Data, Device, Json, Set, Workers, opened_recipe, written
+
+if TYPE_CHECKING:
+    from trainers.launch.probe import ProbeRequest
 
 
 def doctor(as_json: Json = False) -> None:
@@ -36,19 +39,16 @@ def probe(
 ) -> None:
     """Measure this machine. Training of a recipe, links and disk, as a cluster's file for `kilobatch plan`.
 
-    Under mpiexec or srun it adds the links between these ranks to the file that -o names, also between hosts.
+    Under mpiexec or srun, also on several hosts, it adds what these ranks reach together to the file that -o names.
     """
+    from trainers.runs.mpi_ranks import launched_ranks, limit_threads, threads_per_rank
+
+    if launched_ranks() is not None:
+        limit_threads(kernels_share_cores=True)  # before NumPy is imported
     from recipes.errors import InputRefused
     from trainers.launch.probe import ProbeRequest, cluster_text
     from trainers.launch.probe import probe as measure
-    from trainers.runs.mpi_ranks import launched_ranks, threads_per_rank
 
-    if launched_ranks() is not None:  # under mpiexec or srun: the links between these ranks
-        return _add_links(out)
-    if out.suffix != ".yaml" or out.exists():
-        what = "exists, and nothing is overwritten" if out.exists() else "is no .yaml file"
-        raise InputRefused(f"-o {out}: {what}; give another")
-    opened = opened_recipe(recipe, overrides, data, allow_code)
     request = ProbeRequest(
         recipe=recipe,
         overrides=tuple(overrides or ()),
@@ -59,7 +59,12 @@ def probe(
         seconds=seconds,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    tree = measure(request, opened)
+    if launched_ranks() is not None:  # under mpiexec or srun: what these ranks reach together
+        return _add_ranks(out, request)
+    if out.suffix != ".yaml" or out.exists():
+        what = "exists, and nothing is overwritten" if out.exists() else "is no .yaml file"
+        raise InputRefused(f"-o {out}: {what}; give another")
+    tree = measure(request, opened_recipe(recipe, overrides, data, allow_code))
     tree["name"] = out.stem
     written(lambda: [_write_new(out, cluster_text(tree))], "-o")
     if as_json:
@@ -74,34 +79,40 @@ def _write_new(file: Path, text: str) -> Path:
     return file
 
 
-def _add_links(file: Path) -> None:
-    """One of the ranks that time all-reduces; rank 0 adds them to a cluster's file."""
+def _add_ranks(file: Path, request: ProbeRequest) -> None:
+    """One of the ranks that measure together; rank 0 adds that to a cluster's file."""
     import yaml
-    from mpi4py import MPI
 
     from recipes.errors import InputRefused
-    from trainers.launch.probe import cluster_text, time_links, with_links
+    from trainers.launch.join_ranks import join_world
+    from trainers.launch.probe import cluster_text, measure_as_rank, with_ranks
+    from trainers.runs.mpi_ranks import launched_ranks
 
-    world = MPI.COMM_WORLD
+    world = join_world(launched_ranks() or 1)
     if not world.bcast(file.exists() if world.rank == 0 else None):
         if world.rank:
             raise typer.Exit(2)
         way_out = f"write it first on one host, without mpiexec: kilobatch probe RECIPE -n N -o {file}"
-        raise InputRefused(f"-o {file}: no such file to add the links between these ranks to; {way_out}")
-    timed = time_links(world)
+        raise InputRefused(f"-o {file}: no such file to add what these ranks reach together to; {way_out}")
+    measured = measure_as_rank(request, world)
     if world.rank == 0:
-        tree = with_links(yaml.safe_load(file.read_text(encoding="utf-8")), timed)
+        tree = with_ranks(yaml.safe_load(file.read_text(encoding="utf-8")), measured, request.recipe)
         new = file.with_suffix(".new")
         written(lambda: [_write_new(new, cluster_text(tree)).replace(file)], "-o")
-        print(f"{file}: all-reduces of {timed['workers']} ranks on {timed['nodes']} nodes, and its size", flush=True)
+        print(f"{file}: what {measured['workers']} ranks on {measured['nodes']} node(s) reach together", flush=True)
 
 
-def probe_links() -> None:
-    """One of the ranks that time all-reduces; rank 0 prints them as an entry of `hardware.all_reduces`."""
-    from mpi4py import MPI
+def probe_ranks(asked: str) -> None:
+    """One of the ranks that `probe` starts, with its request as JSON; rank 0 prints what they measured."""
+    from trainers.runs.mpi_ranks import launched_ranks, limit_threads
 
-    from trainers.launch.probe import time_links
+    limit_threads(kernels_share_cores=True)  # before NumPy is imported
+    from trainers.launch.join_ranks import join_world
+    from trainers.launch.probe import ProbeRequest, measure_as_rank
 
-    timed = time_links(MPI.COMM_WORLD)
-    if MPI.COMM_WORLD.rank == 0:
-        print(json.dumps(timed), flush=True)
+    tree = json.loads(asked)
+    tree["data"] = tree["data"] and Path(tree["data"])
+    world = join_world(launched_ranks() or 1)
+    measured = measure_as_rank(ProbeRequest(**tree), world)
+    if world.rank == 0:
+        print(json.dumps(measured), flush=True)

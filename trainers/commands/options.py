@@ -11,11 +11,22 @@ import typer
 
 OPTIONS_OF_GROUPS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
-NAME = "A name of `kilobatch recipes list`, or a path."
-NAMES = "Names of `kilobatch recipes list`, or paths."
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=NAME)]
+NAME = "A name of `kilobatch recipes list`, a path, or the folder of a run."
+NAMES = "Names of `kilobatch recipes list`, paths, or folders of runs."
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Names of recipes that begin so, for the completion of a shell."""
+    from recipes.reading.registry import names
+
+    return [name for name in names("recipes") if name.startswith(incomplete)]
+
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help=NAME, autocompletion=recipe_names)]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a value; may be repeated.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Let `kind: mymodule.MyNet` import from this folder or the recipe's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of the data set's files.")]
 Workers = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, one process each.")]
@@ -47,7 +58,10 @@ def opened_recipe(
     """
     from recipes.reading.open import open_recipe
     from trainers.launch.vocabulary import vocabulary
+    from trainers.runs.identity import code_folders
 
+    if allow_code:
+        code_folders(beside=recipe)
     return open_recipe(
         recipe,
         vocabulary=vocabulary(allow_code=allow_code),

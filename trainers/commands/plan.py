@@ -154,9 +154,21 @@ def _target(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tup
         return {"recipes": [asdict(each) for each in reaching]}, _recipes_text(made, wanted, reaching)
     if wanted.top1 is not None:
         found = planning.accuracy_choices(opened, made, wanted, made.workers)
-        return {"choices": [asdict(each) for each in found]}, _choices_text(made, wanted, found)
+        answer, text = {"choices": [asdict(each) for each in found]}, _choices_text(made, wanted, found)
+        if not found or wanted.seconds is None:
+            return answer, text
+        best = min(found, key=lambda choice: choice.devices)
+        within, more = _within(opened, planning.of_choice(opened, made, best), wanted, words)
+        return answer | within, f"{text}\n\nwith batch {best.batch:,} and {best.epochs[0]:.1f} epochs, {more}"
+    return _within(opened, made, wanted, words)
+
+
+def _within(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
+    """Devices, micro-batches and clusters on which a plan's recipe takes at most a time."""
+    from trainers.launch import planning
+
     times, fewest = planning.fewest_devices(opened, made, wanted.seconds)
-    clusters = planning.cheapest_clusters(opened, wanted.seconds, words=words)
+    clusters = planning.cheapest_clusters(opened, made.recipe, wanted.seconds, words=words)
     micro = planning.micro_batches(opened, made, wanted.seconds)
     answer = {
         "seconds": wanted.seconds,
@@ -180,9 +192,9 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
         lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
     else:
         beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
-        few, many = ("no number" if each is None else f"{each:,}" for each in fewest.range_devices)
         takes = f"{duration(fewest.seconds)} ({' to '.join(map(duration, fewest.range_seconds))}) then"
-        lines = [f"{within}: at least {counted(fewest.devices, 'device')} ({few} to {many}){beyond}; {takes}"]
+        devices = f"{counted(fewest.devices, 'device')} ({_devices_text(fewest.range_devices)}){beyond}"
+        lines = [f"{within}: at least {devices}; {takes}"]
     if len(answer["micro_batches"]) > 1:
         each = (f"{row['micro_batch_size']}: {row['devices']:,}" for row in answer["micro_batches"])
         lines.append(f"fewest devices by micro-batch: {', '.join(each)}")
@@ -201,6 +213,11 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
         ]
         lines += ["on the clusters that have a name, the cheapest first:", points_text(rows)]
     return "\n".join(lines)
+
+
+def _devices_text(ends: tuple[int | None, int | None]) -> str:
+    few, many = ("no number" if each is None else f"{each:,}" for each in ends)
+    return f"{few} to {many}"
 
 
 def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
@@ -241,6 +258,7 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
             "batch": each.batch,
             "epochs": f"{each.epochs[0]:.1f} ({each.epochs[1]:.0f}-{each.epochs[2]:.0f})",
             "devices": each.devices,
+            **({"devices from-to": _devices_text(each.range_devices)} if wanted.seconds else {}),
             "time": duration(each.seconds[0]),
             "from": duration(each.seconds[1]),
             "to": duration(each.seconds[2]),
@@ -267,6 +285,10 @@ def _advice_text(advice: Advice) -> str:
     if moving:
         lines.append("set these, or write the file with `kilobatch recipes scale`:")
         lines += [f"  {change.key}: {change.before} -> {change.after}   {change.reason}" for change in moving]
+    stays = [change for change in advice.changes if not change.moves and change.key.startswith("learning_rate.")]
+    lines += [f"  {change.key} stays {change.after}: {change.reason}" for change in stays]
+    if not advice.changes:
+        lines.append("the recipe's own batch: its rates and its warmup stay as they are")
     return "\n".join(lines)
 
 

@@ -26,6 +26,7 @@ from trainers.commands.options import (
 
 app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS_OF_GROUPS)
 
+OfFile = Enum("OfFile", {name: name for name in ("recipe", "dataset", "cluster", "search")})
 Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
 
 
@@ -280,15 +281,18 @@ def card(
 
 @app.command()
 def schema(
+    of: Annotated[OfFile, typer.Option("--of", help="The file that it is for.")] = OfFile.recipe,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse kinds that are not known here.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference docs/recipes.md.")] = False,
 ) -> None:
-    """The JSON Schema of a recipe's file, for editors."""
-    from recipes.reading.json_schema import json_schema
+    """The JSON Schema of a recipe's file, or of another, for editors."""
+    from recipes.reading.json_schema import file_schema
     from recipes.reading.reference import reference
-    from trainers.launch.vocabulary import search_vocabulary, vocabulary
+    from trainers.launch.vocabulary import search_vocabulary
 
-    text = reference(search_vocabulary()) if markdown else json.dumps(json_schema(vocabulary()), indent=2) + "\n"
-    print(text, end="")
+    words = search_vocabulary()
+    schema = file_schema(words, of.value, strict=strict)
+    print(reference(words) if markdown else json.dumps(schema, indent=2) + "\n", end="")
 
 
 @app.command()

@@ -1,21 +1,27 @@
-"""`kilobatch evaluate` and `kilobatch report`: what is done with runs that were trained."""
+"""`kilobatch evaluate`, `export`, `report` and `runs ...`: what is done with runs that were trained."""
 
 from __future__ import annotations
 
 import json
+import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainers.commands.options import AllowCode, Data, Json
+from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json
 
+app = typer.Typer(help="List, show and remove runs.", **OPTIONS_OF_GROUPS)
+
+Form = Enum("Form", {name: name for name in ("onnx", "safetensors")})
+Checkpoint = Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")]
 DeviceToScore = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto; left out, the CPU.")]
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
-    checkpoint: Annotated[str, typer.Option(help="newest, best, or a name such as update-000060.")] = "newest",
+    checkpoint: Checkpoint = "newest",
     split: Annotated[str, typer.Option(help="run: what the run scores; test: the data set's own split.")] = "run",
     device: DeviceToScore = None,
     data: Data = None,
@@ -27,6 +33,26 @@ def evaluate(
 
     scored = score_run(run, checkpoint=checkpoint, split=split, data=data, allow_code=allow_code, device=device)
     print(json.dumps(scored, indent=2) if as_json else scored_text(scored))
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    form: Annotated[Form, typer.Option("--format", help="The model for ONNX runtimes, or its weights alone.")],
+    out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="RUN/model.onnx if left out.")] = None,
+    checkpoint: Checkpoint = "newest",
+    allow_code: AllowCode = False,
+) -> None:
+    """Write the model of a run for other programs.
+
+    The weights of a ResNet get torchvision's names; see docs/weights.md.
+    """
+    from recipes.errors import printable
+    from trainers.launch.export_run import export_run
+
+    file, notes = export_run(run, form=form.value, out=out, checkpoint=checkpoint, allow_code=allow_code)
+    for note in notes:
+        print(printable(f"kilobatch: warning: {note}"), file=sys.stderr)
+    print(printable(f"wrote {file}"))
 
 
 def report(
@@ -46,6 +72,65 @@ def report(
     except OSError as error:
         raise InputRefused(f"{target} cannot be written: {error.strerror}; give another -o") from error
     print(f"wrote {target}")
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where runs are, also further below.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """The runs in a folder, in the order in which they began."""
+    from recipes.errors import printable
+    from recipes.reports.curves import points_text
+    from trainers.commands.python_api import runs
+
+    rows = [run.facts for run in runs(folder)]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif rows:
+        print(printable(points_text([{**row, "bytes": f"{row['bytes'] / 1e6:.1f} MB"} for row in rows])))
+    else:
+        print(printable(f"no runs in {folder}"))
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    as_json: Json = False,
+) -> None:
+    """What a run is and how it ended, and the files in its folder."""
+    from recipes.errors import printable
+    from trainers.commands.python_api import Run
+    from trainers.launch.score_run import require_run
+
+    require_run(run)
+    facts = Run(run).facts | {"files": sorted(path.name for path in run.iterdir())}
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        texts = {key: ", ".join(value) if isinstance(value, list) else value for key, value in facts.items()}
+        print(printable("\n".join(f"{key}: {value}" for key, value in texts.items())))
+
+
+@app.command("rm")
+def remove(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs with their checkpoints. Only folders of runs, and none that is being trained."""
+    import shutil
+
+    from trainers.launch.score_run import require_run
+    from trainers.runs.run_folder import lock_folder
+
+    for run in runs:
+        require_run(run)
+        lock_folder(run).close()
+    if not yes:
+        typer.confirm(f"Remove {', '.join(map(str, runs))}?", abort=True)
+    for run in runs:
+        shutil.rmtree(run)
+        print(f"removed {run}")
 
 
 def _folders(name: str) -> list[Path]:

@@ -40,7 +40,7 @@ def train(
     micro_batch_size: MicroBatch = None,
     device: Device = None,
     kernels: Annotated[
-        str | None, typer.Option(metavar="K", help="Kernels: numpy or torch, on a GPU cudnn; chainer: Chainer's own.")
+        str | None, typer.Option(metavar="K", help="numpy, torch or chainer; on a GPU cudnn, torch or chainer.")
     ] = None,
     decoder: Decoder = None,
     loader_workers: Annotated[

@@ -17,7 +17,7 @@ from trainers.communicators.connection import Dummy
 from trainers.communicators.direct import Direct
 from trainers.communicators.halving_doubling import HalvingDoubling
 from trainers.communicators.hierarchical import Hierarchical
-from trainers.communicators.mpi_allreduce import CudaAwareMpi, MpiAllreduce
+from trainers.communicators.mpi_allreduce import MpiAllreduce
 from trainers.communicators.nccl import Nccl
 from trainers.communicators.ring import Ring
 from trainers.communicators.shared_window import SharedWindow
@@ -26,7 +26,6 @@ from trainers.communicators.torus import Torus
 __all__ = [
     "Auto",
     "ChainerMN",
-    "CudaAwareMpi",
     "Direct",
     "Dummy",
     "HalvingDoubling",

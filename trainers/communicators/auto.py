@@ -43,12 +43,10 @@ class Fastest(Connection):
         mpi: communicator of its own.
         candidates: by the name that the log has, each on an MPI communicator of its own; at least one competes on 16
             bits; the first one's memory and stream serve all.
-        warms_up: whether each sums once untimed before: on GPUs, where the first sum registers memory with the network,
-            and where a candidate itself chooses by measurement.
     """
 
-    def __init__(self, mpi: Any, candidates: dict[str, Connection], *, warms_up: bool = False) -> None:
-        self._candidates, self._warms_up = candidates, warms_up
+    def __init__(self, mpi: Any, candidates: dict[str, Connection]) -> None:
+        self._candidates = candidates
         self._first = next(iter(candidates.values()))
         self._chosen: dict[tuple[int, str], Connection] = {}
         competing = (candidate for candidate in candidates.values() if _competes_on_16_bits(candidate))
@@ -107,8 +105,6 @@ class Fastest(Connection):
                 values[...] = before
                 connection.mean(values, wire, factor, 1.0)
 
-        if self._warms_up:
-            run()
         return cost_of(self.mpi, run, int(threading.current_thread() is not threading.main_thread()))
 
     def close(self) -> None:
@@ -161,8 +157,7 @@ class Auto:
     Rings go by sockets of their own or by MPI, whichever costs less for a message of a megabyte around all workers.
 
     On GPUs it is Nccl where every worker has a GPU of its own and NCCL is installed. Else the above sums copies in host
-    memory. Where every worker's MPI reports that it is CUDA-aware, CudaAwareMpi is measured against that for each size
-    of bucket, except on a 16-bit wire, which it cannot sum.
+    memory.
 
     Bytes on the wire: those of what was chosen; before, up to nine sums by each, and 18 messages of a megabyte.
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from trainers.communicators.auto import Auto, Fastest
+from trainers.communicators.auto import Auto
 from trainers.communicators.connection import Connection, Dummy
 from trainers.communicators.gpu import Gpu, GpuConnection, LoneGpuConnection, shared_gpus
-from trainers.communicators.mpi_allreduce import cuda_aware_connection, takes_gpu_memory
 from trainers.communicators.nccl import Nccl
+from trainers.communicators.tree_sum import exchange_by_mpi
 from trainers.communicators.wire import Wire
 
 
 def connect_on_gpu(component: Any, mpi: Any) -> Connection:
     """Connect any communicator for arrays in GPU memory; all workers of `mpi` call this together.
 
-    `Nccl` and `CudaAwareMpi` sum in GPU memory, every other one copies in host memory. `Auto` is `Nccl` where every
-    worker has a GPU of its own and NCCL is installed, else `fastest_without_nccl` where every worker's MPI is
-    CUDA-aware, else copies. With one worker it sums nothing.
+    `Nccl` sums in GPU memory, every other one copies in host memory. `Auto` is `Nccl` where every worker has a GPU of
+    its own and NCCL is installed, else copies. With one worker it sums nothing.
 
     Bytes on the wire: those of the communicator; for `Auto` some hundred more from each worker to each, to agree.
 
@@ -40,28 +40,8 @@ def connect_on_gpu(component: Any, mpi: Any) -> Connection:
             connection = Nccl().connect(mpi)
             connection.choices = ["Nccl: every worker has a GPU of its own"]
             return connection
-        if all(mpi.allgather(takes_gpu_memory())):
-            connection = fastest_without_nccl(component, mpi, Gpu())
-            connection.choices.insert(0, f"CudaAwareMpi or through host memory, because {why}")
-            return connection
     connection = Staged(component.connect(mpi), Gpu())
     connection.choices.insert(0, "through host memory" + (f", because {why}" if why else ""))
-    return connection
-
-
-def fastest_without_nccl(auto: Auto, mpi: Any, gpu: Gpu) -> Connection:
-    """`CudaAwareMpi`, or `Auto` on copies in host memory: whichever is measured to be faster for each size of bucket.
-
-    On a 16-bit wire it is always the copies, since MPI cannot sum it.
-
-    Args:
-        mpi: communicator of its own of all workers, which call this together; its MPI reads the memory of `gpu`.
-        gpu: of this worker, or an object with its methods; both sum on its stream.
-    """
-    staged = Staged(auto.connect(mpi.Dup()), gpu)  # first: only its memory has a copy on the host
-    candidates = {"through host memory": staged, "CudaAwareMpi": cuda_aware_connection(mpi.Dup(), gpu)}
-    connection = Fastest(mpi, candidates, warms_up=True)
-    connection.choices = staged.choices
     return connection
 
 
@@ -75,7 +55,7 @@ class Staged(Connection):
     """Sums GPU arrays by a connection for host memory: numbers are copied to the host, and their sum back.
 
     Every number crosses the GPU's bus twice, to and from pinned memory, as float32 or float64 whatever the wire. Two
-    workers on one GPU have no other way but a CUDA-aware MPI. On the wire is what `inner` sends.
+    workers on one GPU have no other way. On the wire is what `inner` sends.
 
     Args:
         inner: sums in host memory.
@@ -104,6 +84,18 @@ class Staged(Connection):
         self.gpu.pin(self._host)
         self._values = self.gpu.zeros(num_values, dtype)
         return self._values
+
+    def exchange_parts(self, sent: list[list[Any]], received: list[list[Any]]) -> None:
+        """See `trainers.communicators.tree_sum.exchange_by_mpi`; numbers cross the host."""
+        with self.gpu.on_stream_after(self.gpu.record_event()):
+            there, back = ([[np.empty(one.shape, one.dtype) for one in some] for some in of] for of in (sent, received))
+            for values, host in zip(itertools.chain(*sent), itertools.chain(*there), strict=True):
+                self.gpu.download(values, host)
+            exchange_by_mpi(self.mpi, there, back)
+            for other, some in enumerate(received):
+                for values, host in zip(some, back[other], strict=True):
+                    if other != self.mpi.rank:
+                        self.gpu.upload(host, values)
 
     def mean(self, values: Any, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
         return self._on_host(values, lambda host: self._inner.mean(host, wire, prescale, postscale))

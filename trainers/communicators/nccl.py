@@ -36,7 +36,7 @@ class Nccl:
                 why = "" if importlib.import_module("cupy.cuda.nccl").available else "CuPy finds no libnccl"
         except ImportError as error:
             why = str(error)
-        way_out = "pip install nvidia-nccl-cu13 (for CUDA 12: nvidia-nccl-cu12), or leave communicator out"
+        way_out = 'pip install "kilobatch[gpu]" (for CUDA 12: kilobatch[gpu12]), or leave communicator out'
         return (f"Nccl: NCCL is missing: {why}", way_out) if why else None
 
     def connect(self, mpi: Any) -> Connection:
@@ -63,4 +63,26 @@ class Nccl:
             communicator.allReduce(pointer, pointer, packed.size, type_, nccl.NCCL_SUM, gpu.stream.ptr)
             wire.store(values, packed)
 
-        return GpuConnection(mpi, sum_of, num_roundings=mpi.size - 1, gpu=gpu, release=(communicator.destroy,))
+        return _NcclConnection(mpi, sum_of, communicator=communicator, types=types, gpu=gpu)
+
+
+class _NcclConnection(GpuConnection):
+    def __init__(self, mpi: Any, sum_of: Any, *, communicator: Any, types: dict[str, int], **others: Any) -> None:
+        super().__init__(mpi, sum_of, num_roundings=mpi.size - 1, release=(communicator.destroy,), **others)
+        self._communicator, self._types = communicator, types
+
+    def exchange_parts(self, sent: list[list[Any]], received: list[list[Any]]) -> None:
+        """See `trainers.communicators.tree_sum.exchange_by_mpi`; no number crosses the host."""
+        nccl = importlib.import_module("cupy.cuda.nccl")
+        with self.gpu.in_turn():
+            nccl.groupStart()
+            for arrays, pass_on in ((received, self._communicator.recv), (sent, self._communicator.send)):
+                for other, some in enumerate(arrays):
+                    for each in some if other != self.mpi.rank else ():
+                        pass_on(each.data.ptr, each.size, self._types[each.dtype.name], other, self.gpu.stream.ptr)
+            nccl.groupEnd()
+
+    def launch_sum(self, values: Any) -> bool:
+        with self.gpu.in_turn():
+            self.sum(values, FullWire(values.dtype))
+        return True

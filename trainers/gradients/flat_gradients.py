@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator
@@ -139,7 +137,11 @@ class FlatGradients:
     @property
     def not_finite(self) -> str | None:
         """Path of the first slot with an infinity or a NaN in this update; None if there is none, or no check."""
-        numbers = np.flatnonzero(to_cpu(self.flags))
+        return self.first_flagged(to_cpu(self.flags))
+
+    def first_flagged(self, flags: np.ndarray) -> str | None:
+        """Path of the first slot whose flag is not 0, from `flags` on the host."""
+        numbers = np.flatnonzero(flags)
         return self.slots[numbers[0]].path if len(numbers) else None
 
     def _add(self, arrived: dict[int, np.ndarray]) -> None:
@@ -347,41 +349,3 @@ def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[
     position |= dict.fromkeys(late, len(arrivals))
     order = sorted(range(len(known)), key=lambda number: position.get(number, math.inf))
     return [(*known[number], number in late) for number in order]
-
-
-def backward_profile(
-    model: chainer.Chain, images_NCHW: np.ndarray, *, repeats: int = 5
-) -> tuple[float, list[tuple[int, float]]]:
-    """Backward's share of forward and backward, and where its time goes.
-
-    The list has the size of each parameter and the seconds of backward from the one before, in the order in which
-    backward finishes them.
-
-    Args:
-        model: its parameters are initialised.
-        images_NCHW: a micro-batch.
-        repeats: trial passes, whose medians count; one more warms up.
-    """
-    known = dict(enumerate(model.params()))
-    numbers = {id(parameter): number for number, parameter in known.items()}
-    shares, rows = [], []
-    for _ in range(repeats + 1):
-        arrivals: list[tuple[int, float]] = []
-        hooks = GradientHooks(
-            lambda variable: numbers.get(id(variable)),
-            lambda number, _, arrivals=arrivals: arrivals.append((number, time.perf_counter())),
-        )
-        model.cleargrads()
-        with chainer.using_config("train", True), hooks:
-            began_forward = time.perf_counter()
-            loss = F.sum(model(images_NCHW))
-            began = time.perf_counter()
-            loss.backward()
-        whole = time.perf_counter() - began_forward
-        times = [began, *(at for _, at in arrivals)]
-        sizes = [known[number].size for number, _ in arrivals]
-        shares.append(1 - (began - began_forward) / whole)
-        rows.append([after - before for before, after in itertools.pairwise(times)])
-    model.cleargrads()
-    seconds = np.median(rows[1:], axis=0)
-    return float(np.median(shares[1:])), [(size, float(each)) for size, each in zip(sizes, seconds, strict=True)]

@@ -96,6 +96,8 @@ def _max_pooling_forward(module: ModuleType, name: str) -> None:
         (x,), func = inputs, self.func
         if func._operators is None:
             return original_again(self, inputs)
+        if not hasattr(func._operators, "max_pooled_at"):
+            raise NotImplementedError("gradients of gradients of max pooling on a GPU need --kernels chainer")
         return (func._operators.max_pooled_at(x, func.indexes, **func._how),)
 
     for node, ours in ((pooling, forward), (gradient, gradient_forward), (again, again_forward)):

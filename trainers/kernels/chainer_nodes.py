@@ -136,8 +136,8 @@ def _of_one_group(rows, gamma, beta, eps):
 
 
 def rows_served(x, gamma, axis):
-    """x as (groups, rows, channels), where our passes serve it; else None."""
-    return None if chainer_hooks.operators_for(x, gamma) is None else rows_of(x, axis)
+    """x as (groups, rows, channels), where our passes serve it; else None: on a GPU they serve one node only."""
+    return rows_of(x, axis) if hasattr(chainer_hooks.operators_for(x, gamma), "normalized") else None
 
 
 def rows_of(x: np.ndarray, axis: tuple[int, ...], *, copy: bool = False) -> np.ndarray | None:

@@ -36,6 +36,9 @@ STEPS = _steps.types
 _LAST = torch.channels_last
 # Pixels of an output, up to which NumPy is as fast or faster: fixed, so that ranks and hosts choose alike.
 _FEW_FOR_WEIGHTS, _FEW_FOR_STRIDED = 4, 16  # with 512 channels the first takes oneDNN five times as long
+# Channels of oneDNN's blocks. With fewer, the weight gradient of a strided 1x1 convolution writes past its memory, from
+# which processes crash: uxlfoundation/oneDNN, issue 6035, in PyTorch 2.14.1.
+_BLOCK = 16
 
 
 def convolution(
@@ -72,6 +75,8 @@ def convolution_weights(
     W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=torch.from_numpy(x[:0]).dtype, memory_format=_LAST)
     if gy.shape[2] * gy.shape[3] <= _FEW_FOR_WEIGHTS or _suits_numpy(W, stride, pad, x.shape[2:]):
         return by_numpy.convolution_weights(x, gy, kernel=kernel, stride=stride, pad=pad, groups=groups)
+    if tuple(kernel) == (1, 1) and tuple(pad) == (0, 0) and x.shape[1] < _BLOCK:  # one pixel in so many is read
+        x, stride = x[:, :, :: stride[0], :: stride[1]], (1, 1)
     worth = gy.size * W[0].numel() >= WORTH_THREADS
     count = groups if groups > 1 or by_group.count or not worth else min(num_threads(), len(x))
     x_parts, gy_parts = (_tensor(array).tensor_split(count) for array in (x, gy))

@@ -170,7 +170,6 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
         "cudnn": False,
         "nccl": None,
     }
-    facts["cuda_aware_mpi"] = "mpi4py.MPI" in sys.modules and _communicator_lacks("CudaAwareMpi") is None
     cuda = sys.modules.get("chainer.backends.cuda")
     if cuda is None:
         return facts
@@ -179,14 +178,17 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
         if facts["gpus"]:
             problems.append(Problem(what=f"a GPU that Chainer cannot use: {facts['reason']}", way_out=INSTALL))
         return facts
-    facts["cudnn"] = kernels.missing("cudnn", device="gpu") is None
+    lacks = kernels.missing("cudnn", device="gpu")
+    facts["cudnn"] = lacks is None
+    if lacks is not None:
+        problems.append(Problem(what=lacks[0], way_out=lacks[1]))
     try:
         facts["usable"] = cuda.cuda.runtime.getDeviceCount() > 0
     except cuda.cuda.runtime.CUDARuntimeError as error:
         facts["reason"] = str(error)
         way_out = "see whether nvidia-smi shows the GPU; until then train with --device cpu"
         problems.append(Problem(what=f"CuPy finds no GPU: {error}", way_out=way_out))
-    if (lacking := _communicator_lacks("Nccl")) is not None:
+    if (lacking := vocabulary().communicators["Nccl"]().missing()) is not None:
         problems.append(Problem(what=f"GPUs exchange gradients through host memory: {lacking[0]}", way_out=lacking[1]))
     else:
         facts["nccl"] = importlib.import_module("cupy.cuda.nccl").get_version()
@@ -215,11 +217,6 @@ def _decoder(problems: list[Problem]) -> str:
         what = "images are decoded by Pillow, which takes longer"
         problems.append(Problem(what=what, way_out=f"pip install {' '.join(lacks)}", stops_cpu_training=False))
     return f"{used}; {', '.join(others)} with --decoder" if others else used
-
-
-def _communicator_lacks(name: str) -> tuple[str, str] | None:
-    """What a communicator for GPUs needs and does not find here, with a way out; None if nothing is missing."""
-    return vocabulary().communicators[name]().missing()
 
 
 def _gpus_of_driver() -> list[str]:

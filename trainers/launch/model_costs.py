@@ -136,7 +136,7 @@ def _place(opened: OpenedRecipe, shape: Shape) -> Path | None:
     """The file in the cache, whose name changes with the code; None for a model of an installed package."""
     digest = hashlib.sha256(f"{_key(opened, shape)}\n{_code()}".encode())
     if not _is_ours(opened):
-        own = own_code([opened.tree["model"]], code_folders())
+        own = own_code([opened.tree["model"]], code_folders(beside=opened.path))
         if not own:
             return None
         for name, file in own.items():

@@ -129,7 +129,12 @@ def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
     )
 
 
-def cheapest_clusters(opened: OpenedRecipe, seconds: float, *, words: Vocabulary) -> list[Priced]:
+def of_choice(opened: OpenedRecipe, made: Plan, choice: Choice) -> Plan:
+    """The plan of a choice's batch and epochs on the same cluster."""
+    return _whole(opened, made.cluster, at_batch(made, choice.batch, choice.epochs[0]))
+
+
+def cheapest_clusters(opened: OpenedRecipe, recipe: Any, seconds: float, *, words: Vocabulary) -> list[Priced]:
     """Of the clusters that have a name: those with a rate of this model whose devices suffice, the cheapest first."""
     found = []
     for name in names("clusters"):
@@ -137,7 +142,7 @@ def cheapest_clusters(opened: OpenedRecipe, seconds: float, *, words: Vocabulary
         if cluster.hardware is None:
             continue
         try:
-            times = scan(_whole(opened, cluster), sides_by_size(opened.recipe))
+            times = scan(_whole(opened, cluster, recipe), sides_by_size(opened.recipe))
         except (NoForecast, PlanError):
             continue
         if (priced := _priced(cluster, times, seconds)) is not None and not priced.beyond:

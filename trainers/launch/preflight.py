@@ -69,8 +69,9 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
-        InputRefused: images cannot be computed together, or a model of one's own cannot be trained; see
-            `require_images` and `require_trainable` of `trainers.training.build`.
+        InputRefused: images cannot be computed together, a model of one's own cannot be trained, or initial weights do
+            not fit; see `require_images`, `require_trainable` and `require_initial_weights` of
+            `trainers.training.build`.
     """
     require_data(opened.dataset)
     require_room(opened.dataset, ranks=ranks)
@@ -86,6 +87,10 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
         from trainers.training.build import require_trainable  # and Chainer
 
         require_trainable(opened.recipe, opened.dataset)
+    if files and opened.recipe.init is not None:
+        from trainers.training.build import require_initial_weights
+
+        require_initial_weights(opened.recipe, opened.dataset)
 
 
 def require_data(dataset: Dataset) -> None:

@@ -17,25 +17,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from recipes.errors import InputRefused
 from recipes.planning.hardware import MeasuredAllReduce, Rate
-from recipes.planning.networks import known_network
 from recipes.planning.planner import largest_micro_batch
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
+from recipes.reports.wording import counted
 from trainers.launch.planning import rates_of
 from trainers.runs.mpi_ranks import find_mpiexec, users_environment
 
-_SIZES = tuple(4 * 4**power for power in range(4, 12))  # bytes of a buffer: 1 kB to 17 MB
-_REPEATS, _LONG_SECONDS = 7, 0.5  # of each size; one that takes so long is timed twice
 _WANTED_UPDATES = 8
 _FEWEST_UPDATES = 2  # after the first, which warms up, where an update takes long
 _GRACE_SECONDS = 5.0  # for a run to end by itself
@@ -76,19 +73,11 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
     source = f"kilobatch probe {request.recipe}, {began:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     with tempfile.TemporaryDirectory(prefix="kilobatch-probe-") as folder:
         runs = list(_trained(request, opened, Path(folder)))
-        profile = _profile(opened, next(runs[0].rates(opened)))
-        rates = [
-            replace(rate, source=f"{source}{one.reduced}", **profile) for one in runs for rate in one.rates(opened)
-        ]
+        rates = [replace(rate, source=f"{source}{one.reduced}") for one in runs for rate in one.rates(opened)]
         request.tell("reading and writing a file of 64 MB")
         written, read = _disk(Path(folder))
-    links: dict[str, Any] = {}
-    if request.workers > 1:
-        request.tell(f"all-reduces of {request.workers} ranks")
-        timed = _links_of_ranks(request.workers)
-        links = {"all_reduces": [{**timed, "source": source}], "node_link": _link(timed, source)}
     device = "gpu" if request.device == "gpu" else "cpu"
-    return {
+    tree = {
         "name": "probed",
         "title": f"{platform.node()}, probed",
         "source": source,
@@ -99,7 +88,6 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
         "hardware": {
             "source": source,
             "device": device,
-            **links,
             "algorithm": "ring",
             "rates": [_rate_tree(rate) for rate in rates],
             "start_seconds": round(statistics.median(one.start_seconds for one in runs), 2),
@@ -109,6 +97,8 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
             "variation": 0.0,
         },
     }  # fmt: skip
+    request.tell("updates of all ranks, all-reduces, and both beside each other")
+    return with_ranks(tree, _measured_by_ranks(request, runs[0].samples), request.recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +106,12 @@ class _Trained:
     """One short run.
 
     Args:
+        samples: of an update on each worker; None: those of the recipe.
         reduced: what is smaller than in a run of the recipe, to be added to a source; empty if nothing.
     """
 
     run: Run
+    samples: int | None
     start_seconds: float
     scored_per_second: float | None
     reduced: str = ""
@@ -211,6 +203,7 @@ def _train(request: ProbeRequest, folder: Path, case: _Case) -> _Trained | None:
     run = open_run(folder)
     return _Trained(
         run=run,
+        samples=case.samples,
         start_seconds=_start_seconds(folder, began),
         scored_per_second=_scored(folder, run),
         reduced="".join(f", {each}" for each in reduced),
@@ -225,23 +218,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-def _profile(opened: OpenedRecipe, rate: Rate) -> dict[str, tuple[int, ...]]:
-    """Sizes and backward's microseconds of the model's arrays, where the planner does not know its layers."""
-    if known_network(rate.model):
-        return {}
-    from trainers.gradients.flat_gradients import backward_profile
-    from trainers.training.build import build_model
-
-    model = build_model(opened.recipe, opened.dataset)
-    shape = (rate.micro_batch_size, opened.dataset.channels, rate.image_size, rate.image_size)
-    _, profile = backward_profile(model, np.zeros(shape, np.float32))
-    profile = profile[::-1]
-    return {
-        "parameter_arrays": tuple(size for size, _ in profile),
-        "backward_microseconds": tuple(max(1, round(1e6 * seconds)) for _, seconds in profile),
-    }
 
 
 def _lines(metrics: Path) -> list[dict[str, Any]]:
@@ -331,100 +307,94 @@ def _gpu_bytes() -> int:
     return int(cupy.cuda.runtime.memGetInfo()[1])
 
 
-def _links_of_ranks(workers: int) -> dict[str, Any]:
-    """Start ranks on this machine that time all-reduces."""
-    words = [find_mpiexec(), "-n", str(workers), sys.executable, "-P", "-m", "kilobatch", "probe-links"]
+def _measured_by_ranks(request: ProbeRequest, samples: int | None) -> dict[str, Any]:
+    """Start ranks on this machine that measure, see `measure_as_rank`."""
+    words = [find_mpiexec(), "-n", str(request.workers), sys.executable, "-P", "-m", "kilobatch", "probe-ranks"]
+    asked = {"recipe": request.recipe, "overrides": list(request.overrides), "allow_code": request.allow_code}
+    asked |= {"data": request.data and str(request.data), "device": request.device}
+    asked["overrides"] += [f"batch.global={request.workers * samples}"] if samples else []
+    words.append(json.dumps(asked))
     done = subprocess.run(words, env=users_environment(), capture_output=True, text=True, timeout=300)
     if done.returncode:
-        raise InputRefused(f"the ranks that time all-reduces failed: {done.stderr.strip()[-2000:]}")
+        raise InputRefused(f"the ranks that measure together failed: {done.stderr.strip()[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def time_links(mpi: Any, sizes: Sequence[int] = _SIZES) -> dict[str, Any]:
-    """Time all-reduces through the communicator that a run would choose; all ranks call this together.
+def measure_as_rank(request: ProbeRequest, mpi: Any) -> dict[str, Any]:
+    """What the ranks of `mpi` reach together, all of which call this; see `RankProbe.as_tree`."""
+    import trainers.compat  # noqa: F401  isort: skip
+    from trainers.launch.probe_ranks import RankProbe, silent_updater
+    from trainers.launch.request import TrainRequest, prepare
 
-    Returns:
-        workers, nodes, wire, and by size `bytes` and `milliseconds` of the slowest rank, medians.
-    """
-    from mpi4py import MPI
-
-    from trainers.communicators.auto import Auto
-    from trainers.communicators.wire import FullWire
-
-    shared = mpi.Split_type(MPI.COMM_TYPE_SHARED)
-    nodes = mpi.allreduce(int(shared.rank == 0))
-    shared.Free()
-    connection = Auto().connect(mpi.Dup())
-    wire = FullWire(np.dtype(np.float32))
-    values = connection.allocate(max(sizes) // 4, np.float32)
-    milliseconds = []
-    for size in sizes:
-        part = values[: size // 4]
-        found: list[float] = []
-        connection.sum(part, wire)  # it chooses an algorithm, and registers memory
-        while len(found) < (_REPEATS if sum(found) < _LONG_SECONDS else 2):
-            part[:] = 0
-            mpi.Barrier()
-            began = time.perf_counter()
-            connection.sum(part, wire)
-            found.append(mpi.allreduce(time.perf_counter() - began, op=MPI.MAX))
-        milliseconds.append(float(f"{1000 * statistics.median(found):.4g}"))
-    connection.close()
-    return {"workers": mpi.size, "nodes": nodes, "wire": "float32", "bytes": list(sizes), "milliseconds": milliseconds}
+    updater = None
+    if request.device != "gpu":
+        how = {"recipe": request.recipe, "overrides": request.overrides, "data": request.data}
+        asked = TrainRequest(**how, allow_code=request.allow_code, exact=False)
+        updater = silent_updater(prepare(asked, workers=mpi.size), mpi)
+    ranks = RankProbe(mpi, updater)
+    ranks.measure()
+    tree = ranks.as_tree()
+    ranks.close()
+    if updater is not None:
+        updater.close()
+    return tree
 
 
-def _measured(timed: dict[str, Any]) -> MeasuredAllReduce:
-    return MeasuredAllReduce(
-        workers=timed["workers"],
-        nodes=timed["nodes"],
-        bytes_=tuple(timed["bytes"]),
-        milliseconds=tuple(timed["milliseconds"]),
-    )
-
-
-def _link(timed: dict[str, Any], source: str) -> dict[str, Any]:
-    """The latency of a hop and the bandwidth of a ring that give these times."""
-    latency_us, gb_per_second = fitted_link(_measured(timed))
-    return {
-        "kind": "shared_memory",
-        "gb_per_second": float(f"{gb_per_second:.3g}"),
-        "latency_us": float(f"{latency_us:.3g}"),
-        "source": source,
-    }
-
-
-def with_links(tree: dict[str, Any], timed: dict[str, Any]) -> dict[str, Any]:
-    """A cluster's file with the all-reduces that ranks timed, and where these were on several nodes, the network.
+def with_ranks(tree: dict[str, Any], measured: dict[str, Any], recipe: str) -> dict[str, Any]:
+    """A cluster's file with what ranks measured together, and the link in a node or the network that it shows.
 
     Args:
         tree: of the file that `probe` wrote on one host.
-        timed: see `time_links`.
+        measured: see `RankProbe.as_tree`.
+        recipe: that they trained.
     Raises:
         InputRefused: the ranks are not spread evenly over the nodes, or fewer on each than one.
 
     The network's bandwidth is what the all-reduce reached, so its line rate is given as the same.
     """
-    workers, nodes = timed["workers"], timed["nodes"]
+    workers, nodes = measured["workers"], measured["nodes"]
     if workers % nodes:
         raise InputRefused(f"{workers} ranks on {nodes} nodes: start as many on each node")
     now = datetime.datetime.now(datetime.UTC)
-    source = f"kilobatch probe on {workers} ranks of {nodes} nodes, {now:%Y-%m-%d %H:%M} UTC"
-    hardware = dict(tree["hardware"])
-    others = [each for each in hardware.get("all_reduces", []) if each["workers"] != workers]
-    hardware["all_reduces"] = [*others, {**timed, "source": source}]
-    if nodes > 1:
-        measured, inside = _measured(timed), hardware.get("node_link", {}).get("latency_us", 0.0)
-        latency_us, gb_per_second = fitted_link(measured)
+    ranks = f"{counted(workers, 'rank')} of {counted(nodes, 'node')}"
+    source = f"kilobatch probe {recipe} on {ranks}, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
+    hardware, inside = dict(tree["hardware"]), tree["hardware"].get("node_link", {}).get("latency_us", 0.0)
+    for name in ("all_reduces", "rates"):
+        kept = hardware.get(name, [])
+        scored = [each["scored_per_second"] for each in kept if "scored_per_second" in each]
+        more = {"scored_per_second": scored[-1]} if name == "rates" and scored else {}
+        new = [{**each, **more, "source": source} for each in measured[name]]
+        hardware[name] = [*(each for each in kept if _of_ranks(each) not in map(_of_ranks, new)), *new]
+    made = {**tree, "nodes": nodes, "workers_per_node": workers // nodes, "hardware": hardware}
+    if workers == 1:
+        return made
+    first = measured["all_reduces"][0]
+    latency_us, gb_per_second = fitted_link(
+        MeasuredAllReduce(
+            workers=workers, nodes=nodes, bytes_=tuple(first["bytes"]), milliseconds=tuple(first["milliseconds"])
+        )
+    )
+    speed = float(f"{gb_per_second:.3g}")
+    if nodes == 1:
+        latency = {"latency_us": float(f"{latency_us:.3g}"), "source": source}
+        hardware["node_link"] = {"kind": "shared_memory", "gb_per_second": speed, **latency}
+    else:
         within = (workers - nodes) * inside  # of the 2(P-1) hops 2(N-1) cross nodes
         crossing = max((latency_us * (workers - 1) - within) / (nodes - 1), 0.01)
         hardware["network"] = {
             "transport": "rdma" if any(Path("/sys/class/infiniband").glob("*")) else "tcp",
             "gbit_per_second": float(f"{8 * gb_per_second:.3g}"),
-            "measured_gb_per_second": float(f"{gb_per_second:.3g}"),
+            "measured_gb_per_second": speed,
             "latency_us": float(f"{crossing:.3g}"),
             "source": source,
         }
-    return {**tree, "nodes": nodes, "workers_per_node": workers // nodes, "hardware": hardware}
+    return made
+
+
+def _of_ranks(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """What an entry of `all_reduces` or `rates` is of: a later one of the same takes its place."""
+    names = ("workers", "wire", "model", "image_size", "precision", "micro_batch_size", "devices", "exchanged")
+    return tuple(entry.get(name) for name in names)
 
 
 def fitted_link(timed: MeasuredAllReduce) -> tuple[float, float]:

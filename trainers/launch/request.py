@@ -87,7 +87,7 @@ def open_request(request: TrainRequest) -> tuple[OpenedRecipe, list[Path]]:
     Raises:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
-    folders = code_folders(*_runs_of(request)) if request.allow_code else []
+    folders = code_folders(*_runs_of(request), beside=request.recipe) if request.allow_code else []
     own, _ = overrides_by_file(request.overrides, "cluster")
     opened = open_recipe(
         request.recipe,
@@ -119,7 +119,7 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
         PlanError: these workers cannot serve the recipe.
     """
     how |= {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": cluster}
-    why = "--fast" if exact is False else why_not_exact(cluster)
+    why = "--fast" if exact is False else why_not_exact(cluster, asked=exact is True)
     if why is None:
         try:
             return plan(exact=True, **how)

@@ -45,8 +45,7 @@ def score_run(
         InputRefused: there is no such run, checkpoint, split or device; the checkpoint is damaged; the data are
             missing, or an image cannot be read.
     """
-    if not (folder / RECIPE).is_file():
-        raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
+    require_run(folder)
     if split not in ("run", "test"):
         raise InputRefused(f"--split: there is no split {split}; write run or test")
     folders = code_folders(folder) if allow_code else []
@@ -68,7 +67,7 @@ def score_run(
             print_error(f"kilobatch: warning: {folder} was trained with other {text}; this score is not the run's")
     kind = settled(device, "cpu")
     require_asked(kind)
-    path = _checkpoint_called(checkpoint, folder / CHECKPOINTS)
+    path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
 
     from mpi4py import MPI
@@ -123,7 +122,14 @@ def scored_text(scored: dict[str, Any]) -> str:
     )
 
 
-def _checkpoint_called(checkpoint: str, folder: Path) -> Path:
+def require_run(folder: Path) -> None:
+    """Refuse a folder that holds no run."""
+    if not (folder / RECIPE).is_file():
+        raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
+
+
+def checkpoint_called(checkpoint: str, folder: Path) -> Path:
+    """The checkpoint that `newest`, `best` or a name means, in a run's `checkpoints`; raises as `score_run`."""
     newest, complaints = newest_checkpoint(folder)
     if newest is None:
         raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))

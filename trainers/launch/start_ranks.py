@@ -35,9 +35,12 @@ from trainers.runs.run_folder import (
     METRICS,
     RANKS,
     REPORT,
+    FolderRefused,
+    can_report,
     default_folder,
     lock_folder,
     newest_checkpoint_name,
+    require_another_end,
     write_report,
 )
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_signals
@@ -110,7 +113,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     if request.report and code in (0, EXIT_STOPPED):
         code = _report(folder) or code
     if code == 0:
-        report = f"  report: {folder / REPORT}" if request.report else ""
+        report = f"  report: {folder / REPORT}" if request.report and can_report() else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
 
@@ -211,6 +214,10 @@ def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_o
 
 
 def _way_on(folder: Path) -> str:
+    try:
+        require_another_end(folder)
+    except FolderRefused:
+        return "change the recipe, and start anew in another --out"
     newest = newest_checkpoint_name(folder)
     if newest is None:
         return "no checkpoint was written yet" if folder.is_dir() else f"{folder} is not there any more"

@@ -77,7 +77,8 @@ def verify(
     Raises:
         InputRefused: the recipe cannot be trained here; a run failed, with what it said.
     """
-    code_folders(*([Path(recipe).parent] if allow_code else []))
+    if allow_code:
+        code_folders(Path(recipe).parent, beside=recipe)
     small = _small(recipe, overrides, data, allow_code)
     opened = _opened(recipe, small, data, allow_code)
     refuse_unbuilt(opened.recipe, opened.dataset)
@@ -158,6 +159,8 @@ class _Trials:
         self._number += 1
         folder = self._root / str(self._number)
         given = [*self._words, how, "--trace", "--micro-batch-size", str(micro), "--out", str(folder)]
+        if dtype == "float64":  # rounding to 16 bits would hide what is looked for
+            given += ["--set", "precision.compute=float32"]
         if resumed:
             self._run([*given, "-n", "1", "--stop-after", f"{_RESUMED_AFTER}up"], dtype)
             given.append("--resume")

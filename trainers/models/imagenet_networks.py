@@ -79,6 +79,11 @@ def _pooled(x: chainer.Variable) -> chainer.Variable:
     return F.max_pooling_2d(x, ksize=3, stride=2)
 
 
+def pooled_with_padding(x: chainer.Variable) -> chainer.Variable:
+    """The first pooling of torchvision's and timm's ResNets."""
+    return F.max_pooling_2d(x, ksize=3, stride=2, pad=1, cover_all=False)
+
+
 def _averaged(x: chainer.Variable) -> chainer.Variable:
     return F.average(x, axis=(2, 3))
 
@@ -103,6 +108,7 @@ def _with_options(
     last_gamma: float | None,
     blur_pool: bool,
     stochastic_depth: float,
+    padded_pool: bool,
 ) -> chainer.Chain:
     """The model, changed in place.
 
@@ -112,7 +118,10 @@ def _with_options(
         last_gamma: initial value of that scale instead; None: ChainerCV's 1.
         blur_pool: low-pass filter before the strided convolutions of the stages.
         stochastic_depth: probability of dropping the last block's branch, see `DroppedBranch`.
+        padded_pool: `pooled_with_padding` for the first pooling.
     """
+    if padded_pool:
+        model.pool1 = pooled_with_padding
     blocks = list(_blocks(model))
     start = 0 if zero_last_gamma else last_gamma
     for number, block in enumerate(blocks, start=1):

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from lr_schedules.units import require_number
-from recipes.arguments import require_flag, require_share
+from recipes.arguments import require_flag, require_share, younger
 
 if TYPE_CHECKING:
     import chainer
@@ -15,8 +15,8 @@ _BASIC = {
     "first": "ResNet-{depth} for ImageNet: {num_blocks} blocks of two 3x3 convolutions.",
     "source": """He et al. 2015, arXiv 1512.03385, table 1 and option B; initial weights: Goyal et al. 2017, arXiv
         1706.02677. ChainerCV 0.13.1 has none: built from its Conv2DBNActiv.""",
-    "differs": """the first pooling has no padding and keeps the last, partial window, as ChainerCV's larger networks
-        do.""",
+    "differs": """without `padded_pool` the first pooling has no padding and keeps the last, partial window, as
+        ChainerCV's larger networks do.""",
     "block": "block",
 }
 _BOTTLENECK = {
@@ -24,8 +24,8 @@ _BOTTLENECK = {
     "convolution.",
     "source": """Goyal et al. 2017, arXiv 1706.02677 (architecture and initial weights); built from
         chainercv.links.ResNet{depth}, `arch="fb"`, ChainerCV 0.13.1.""",
-    "differs": """ChainerCV's first pooling has no padding and keeps the last, partial window (112x112 becomes 56x56
-        all the same); fb.resnet.torch pads by 1.""",
+    "differs": """without `padded_pool` the first pooling is ChainerCV's, which has no padding and keeps the last,
+        partial window (112x112 becomes 56x56 all the same); fb.resnet.torch pads by 1.""",
     "block": "bottleneck",
 }
 _DOCSTRING = """{first}
@@ -41,9 +41,11 @@ _DOCSTRING = """{first}
             first convolution and the first pooling stay as they are.
         stochastic_depth: probability that the last {block}'s branch is dropped for a sample in training, in [0, 1);
             the ratio grows linearly over the {num_blocks} {block}s. The draws are the updater's, see `KeyedDropout`.
+        padded_pool: pad the first pooling by 1 and drop a partial window, as torchvision and timm do: their weights
+            need it, and a model for them.
     Raises:
-        ValueError: `zero_last_gamma` or `blur_pool` is no bool; `last_gamma` is below 0, or given beside
-            `zero_last_gamma`; `stochastic_depth` is outside [0, 1).
+        ValueError: `zero_last_gamma`, `blur_pool` or `padded_pool` is no bool; `last_gamma` is below 0, or given
+            beside `zero_last_gamma`; `stochastic_depth` is outside [0, 1).
 
     Source: {source}
         `last_gamma`: Nado et al. 2021, arXiv 2102.06356 (not checked).
@@ -68,6 +70,7 @@ def _resnet(depth: int, *, million: str, num_arrays: int, num_blocks: int) -> ty
         last_gamma: float | None = None
         blur_pool: bool = False
         stochastic_depth: float = 0.0
+        padded_pool: bool = younger(False)
 
         def __post_init__(self) -> None:
             require_flag(f"{name}.zero_last_gamma", self.zero_last_gamma)
@@ -79,6 +82,7 @@ def _resnet(depth: int, *, million: str, num_arrays: int, num_blocks: int) -> ty
                         "write zero_last_gamma: false"
                     )
             require_flag(f"{name}.blur_pool", self.blur_pool)
+            require_flag(f"{name}.padded_pool", self.padded_pool)
             require_share(f"{name}.stochastic_depth", self.stochastic_depth)
 
         def build(self, *, num_classes: int, channels: int, image_size: int | None) -> chainer.Chain:

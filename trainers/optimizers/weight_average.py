@@ -29,6 +29,11 @@ class AveragedWeights:
         self._model = model
         self._settings = settings
         self._check = ArrayCheck()
+        self.arrays: dict[str, np.ndarray] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with the model's weights."""
         self.arrays = {path: array.copy() for path, array in self._current().items()}
 
     def _current(self) -> dict[str, np.ndarray]:

@@ -159,6 +159,19 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
     )
 
 
+def read_arrays(file: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of a file of safetensors by their names.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no such file.
+    """
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
+    return _arrays(Path(file), data)
+
+
 def _arrays(file: Path, data: bytes) -> dict[str, np.ndarray]:
     try:
         return load(data)

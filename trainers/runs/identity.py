@@ -119,12 +119,19 @@ def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path],
     return changed
 
 
-def code_folders(*runs: Path | None) -> list[Path]:
-    """Where own code is looked for: the working directory, then what runs have kept of theirs.
+def code_folders(*runs: Path | None, beside: str | Path | None = None) -> list[Path]:
+    """Where own code is looked for: the working directory, the folder of the recipe's file, then copies of runs.
 
-    The folders join the end of Python's path, so that imports find the copies.
+    The folders join the end of Python's path, so that imports find them.
+
+    Args:
+        runs: folders of runs, which keep copies.
+        beside: the recipe's file; a name of the library has nothing beside it.
     """
-    folders = [Path.cwd(), *(run / CODE for run in runs if run is not None and (run / CODE).is_dir())]
+    folders = [Path.cwd()]
+    if beside is not None and Path(beside).is_file() and Path(beside).parent.resolve() != Path.cwd():
+        folders.append(Path(beside).parent)
+    folders += [run / CODE for run in runs if run is not None and (run / CODE).is_dir()]
     for folder in folders:
         if str(folder.resolve()) not in sys.path:
             sys.path.append(str(folder.resolve()))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +38,8 @@ def follow(
 ) -> int:
     """Shows the progress of a run from its `metrics.jsonl` until its process ends.
 
-    On a terminal a progress bar, updated after every update; elsewhere, and with `--verbose`, lines.
+    On a terminal, and in a notebook that has ipywidgets, a progress bar, updated after every update; elsewhere, and
+    with `--verbose`, lines.
 
     Args:
         run_folder: where the ranks write; the file need not exist yet.
@@ -50,7 +52,8 @@ def follow(
     """
     state = RunState(total_updates=total_updates, total_samples=total_samples)
     lines = ProgressLines(partial(_print_line, console), state, every_seconds=EVERY_SECONDS[verbosity])
-    display = _Bar(console, state) if console.is_terminal and verbosity == 0 else lines
+    has_bar = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+    display = _Bar(console, state) if has_bar and verbosity == 0 else lines
     with closing(Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
         while process.poll() is None:
             display.take(_with_notes_printed(console, tail.lines()))

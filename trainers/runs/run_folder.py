@@ -7,10 +7,12 @@ import gc
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -18,12 +20,12 @@ from typing import IO, Any
 import yaml
 
 from recipes.errors import InputRefused, printable
-from recipes.reading.tree_diff import WORDS
+from recipes.reading.tree_diff import WORDS, without_place
 from recipes.reading.yaml import block_text
 from recipes.schema import Dataset
 from trainers.runs.errors import DISK_FULL, RankFailed
 
-RUN, RECIPE, DATASET = "run.yaml", "recipe.yaml", "dataset.yaml"
+RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 SOURCES = "sources"
@@ -52,7 +54,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     Its folder may differ, and so may `on_bad_image`: one that refuses and one that skips train alike until the first
     bad image, where the first ends.
     """
-    free = ("reader", "root", "obtain", "sources", "on_bad_image", "lacks", "validation")
+    free = ("reader", "root", "obtain", "sources", "on_bad_image", "lacks", "validation", "subset_of")
     facts = {key: value for key, value in vars(dataset).items() if key not in free}
     if dataset.validation is not None:
         facts["validation"] = vars(dataset.validation)
@@ -190,17 +192,23 @@ def write_run(
     command: str,
     sources: Sequence[Path] = (),
 ) -> None:
-    """Write `run.yaml` and `environment.json`, and the recipe and its data set as files that can be opened again.
+    """Write `run.yaml` and `environment.json`, and recipe, data set and initial weights as files that open again.
 
     `sources` are the files that the recipe was written in, each extending the next; the first session copies them.
     """
     run = {"kilobatch": 1, "command": command, "recipe": recipe, "dataset": dataset, "plan": plan, "origins": origins}
+    own = {**recipe, "dataset": DATASET}
+    if init := recipe.get("init"):
+        own["init"] = {**init, "weights": INIT}
+        if not (folder / INIT).exists() and Path(init["weights"]).exists():
+            shutil.copyfile(init["weights"], folder / f".{INIT}.partial")
+            (folder / f".{INIT}.partial").rename(folder / INIT)
     if not (folder / SOURCES).exists():
         (folder / SOURCES).mkdir()
         for number, path in enumerate(sources):
             (folder / SOURCES / f"{number}.yaml").write_bytes(path.read_bytes())
         _replace(folder / SOURCES / "paths.json", json.dumps([str(path) for path in sources]) + "\n")
-    for name, tree in ((RUN, run), (RECIPE, {**recipe, "dataset": DATASET}), (DATASET, dataset_tree)):
+    for name, tree in ((RUN, run), (RECIPE, own), (DATASET, dataset_tree)):
         _replace(folder / name, block_text(tree))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
@@ -218,7 +226,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
     """Drop from metrics and trace all after `update` updates: a resumed run does these again.
 
     Returns:
-        A warning where metrics of the first `update` updates are lost.
+        A warning where metrics of the first `update` updates are lost, or may be.
     """
     warnings = []
     for name in (METRICS, TRACE):
@@ -227,23 +235,29 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             if name == METRICS and update:
                 warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _before(line, update)]
-        if name == METRICS and (lost := update - sum(b'"train_loss"' in line for line in kept)) > 0:
+        lines = path.read_bytes().splitlines(keepends=True)
+        before = [_before(line, update) for line in lines]
+        kept = [line for line, is_kept in zip(lines, before, strict=True) if is_kept]
+        lost, damaged = update - sum(b'"train_loss"' in line for line in kept), before.count(None)
+        if name == METRICS and (lost > 0 or damaged):
             what = f"the metrics of {lost} of the first {update} updates are lost"
+            what = what if lost > 0 else f"{damaged} of its lines cannot be read"
             warnings.append(f"warning: {path} was cut or damaged: {what}")
         _replace(path, b"".join(kept).decode())
     return warnings
 
 
-def _before(text: bytes, update: int) -> bool:
-    """Whether a line is about the first `update` updates; a damaged line, or one that a crash cut off, is not."""
+def _before(text: bytes, update: int) -> bool | None:
+    """Whether a line is about the first `update` updates; None for a damaged one, or one that a crash cut off."""
     try:
         line = json.loads(text.decode())
-        if "key" not in line or line["key"] == "train_loss":  # an update's own line carries its number, from 0
-            return line["update"] < update
-        return line.get("update", 0) <= update
+        key = line.get("key", "train_loss")  # the trace has no others
+        if not isinstance(key, str) or not text.endswith(b"\n"):
+            return None
+        # An update's own line carries its number, from 0.
+        return line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return False
+        return None
 
 
 def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -251,7 +265,7 @@ def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
 
     The name of the data set's file is left out: the facts of the data are compared, and a run has its own copy.
     """
-    return {key: value for key, value in recipe.items() if key not in (*_WORDS_ONLY, "dataset")}
+    return {key: value for key, value in without_place(recipe).items() if key not in (*_WORDS_ONLY, "dataset")}
 
 
 def _replace(path: Path, text: str) -> None:
@@ -287,11 +301,19 @@ def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = F
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
+def can_report() -> bool:
+    """Whether what draws reports is installed."""
+    return find_spec("matplotlib") is not None
+
+
 def write_report(folder: Path) -> None:
-    """Write the report page of a run into its folder; the last thing that a process does.
+    """Write the report page of a run into its folder, where `can_report`; the last thing that a process does.
 
     So it can do without garbage collection, which takes a sixth of the time that Matplotlib needs.
     """
+    if not can_report():
+        print(f"no report: pip install 'kilobatch[plots]', then: kilobatch report {quote(str(folder))}")
+        return
     gc.disable()
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 
 from optuna.trial import FrozenTrial
 
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import prepare
-from trainers.search.display import Confirmed, Display, shown
-from trainers.search.outcome import has_succeeded, metrics_lines, trial_result
+from trainers.search.outcome import has_ended, metrics_lines, trial_result
 from trainers.search.rank_groups import Group
 from trainers.search.trial_run import SearchOptions, TrialRun, trial_request
+from trainers.search.wording import metric_name, shown
 
 CONFIRM = "confirm"  # in the search's folder: trial-0007/seed-1000, ...
 _FRESH = 1000  # added to the recipe's seed: far from those of `seeds_per_trial`
-# Quantiles 0.975 of Student's distribution for 1 to 10 degrees of freedom; beyond, its expansion about the normal one.
+# Quantiles 0.975 of Student's distribution for 1 to 10 degrees of freedom; with more the last makes an interval a
+# little too wide.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """A trial's recipe, trained again on fresh seeds: the objective of each, their mean and its 95 % interval."""
+
+    trial: int
+    values: tuple[float, ...]
+    mean: float
+    low: float
+    high: float
 
 
 @dataclass(kw_only=True)
@@ -45,20 +56,20 @@ class Confirmation:
         opened: the search.
         best: the trials, the best first.
         options: of the search.
-        display: says what happens.
+        say: what happens.
     """
 
     def __init__(
-        self, opened: OpenedSearch, best: Sequence[FrozenTrial], options: SearchOptions, display: Display
+        self, opened: OpenedSearch, best: Sequence[FrozenTrial], options: SearchOptions, say: Callable[[str], None]
     ) -> None:
-        self.opened, self.search, self.options, self.display = opened, opened.search, options, display
-        seed, confirm = opened.base.recipe.seed, opened.search.confirm
+        self.opened, self.search, self.options, self._say = opened, opened.search, options, say
+        seed = opened.base.recipe.seed + _FRESH
         jobs = [
             _Job(trial=trial, seed=own, folder=options.folder / CONFIRM / f"trial-{trial.number:04d}" / f"seed-{own}")
-            for own in range(seed + _FRESH, seed + _FRESH + confirm.seeds)
+            for own in range(seed, seed + opened.search.confirm.seeds)
             for trial in best
         ]
-        self._waiting = [job for job in jobs if not _has_ended(job.folder)]
+        self._waiting = [job for job in jobs if not _is_over(job.folder)]
         self._running: list[_Job] = []
 
     @property
@@ -79,7 +90,7 @@ class Confirmation:
                 job.deaths += 1
                 self._waiting.append(job)
             elif end.how != "success":
-                self.display.say(f"confirming {job.name}: {end.reason or end.how}")
+                self._say(f"confirming {job.name}: {end.reason or end.how}")
         busy = {job.run.group.number for job in self._running}
         for group in groups:
             if self._waiting and group.number not in busy:
@@ -92,24 +103,22 @@ class Confirmation:
             job.run.request_stop()
 
     def _begin(self, job: _Job, group: Group) -> None:
-        request = trial_request(
-            self.opened, job.trial.number, job.trial.params, job.folder, self.options, seed=job.seed
-        )
+        values = job.trial.params
+        request = trial_request(self.opened, job.trial.number, values, job.folder, self.options, seed=job.seed)
         prepared = prepare(request, workers=self.search.ranks_per_trial)
         job.folder.mkdir(parents=True, exist_ok=True)
         job.run = TrialRun(group, request, prepared, metric="accuracy", reports=self.search.reports)
         self._running.append(job)
-        self.display.say(f"confirming {job.name}")
+        self._say(f"confirming {job.name}")
 
 
 def confirmed_in(folder: Path, search: Search) -> list[Confirmed]:
     """What the runs in a search's folder confirm, the best mean first; trials with fewer than two runs are left out."""
     confirmed = []
     for trial in sorted((folder / CONFIRM).glob("trial-*")):
-        values = tuple(_score(run, search) for run in sorted(trial.glob("seed-*")) if _has_ended(run))
+        values = tuple(_score(run, search) for run in sorted(trial.glob("seed-*")) if _is_over(run))
         if len(values) > 1:
-            mean, half = fmean(values), _half_width(values)
-            number = int(re.sub(r"\D", "", trial.name))
+            mean, half, number = fmean(values), _half_width(values), int(trial.name.removeprefix("trial-"))
             confirmed.append(Confirmed(trial=number, values=values, mean=mean, low=mean - half, high=mean + half))
     sign = -1 if search.objectives[0].direction == "maximize" else 1
     return sorted(confirmed, key=lambda one: (sign * one.mean, one.trial))
@@ -122,17 +131,26 @@ def confirmed_text(search: Search, confirmed: Confirmed) -> str:
     return f"{mean} ({low} to {high}) by {len(confirmed.values)} fresh seeds"
 
 
-def _has_ended(folder: Path) -> bool:
-    return has_succeeded(folder) or _has_diverged(folder)
+def confirmed_rows(search: Search, confirmed: Sequence[Confirmed]) -> list[dict[str, str]]:
+    """The table of confirmed trials, on the page and on the terminal: a row each, by column."""
+    metric = search.objectives[0].metric
+    return [
+        {
+            "trial": str(one.trial),
+            f"mean {metric_name(metric)}": shown(metric, one.mean),
+            "95 % interval": f"{shown(metric, one.low)} to {shown(metric, one.high)}",
+            f"{len(one.values)} fresh seeds": ", ".join(shown(metric, value) for value in one.values),
+        }
+        for one in confirmed
+    ]
 
 
-def _has_diverged(folder: Path) -> bool:
-    lines = metrics_lines(folder)
-    return bool(lines) and (lines[-1].get("key"), lines[-1].get("value")) == ("run_stop", "failed")
+def _is_over(folder: Path) -> bool:
+    return has_ended(folder, "success") or has_ended(folder, "failed")
 
 
 def _score(folder: Path, search: Search) -> float:
-    if _has_diverged(folder):
+    if has_ended(folder, "failed"):  # it diverged
         return search.objectives[0].worst
     return float(trial_result(search, [metrics_lines(folder)], {}, device_hours=math.nan).values[0])
 
@@ -141,8 +159,5 @@ def _half_width(values: Sequence[float]) -> float:
     """Half the width of the 95 % interval of the mean."""
     if not all(map(math.isfinite, values)):
         return math.inf
-    freedom, z = len(values) - 1, NormalDist().inv_cdf(0.975)
-    expansion = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    quantile = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else expansion
+    quantile = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
     return quantile * stdev(values) / math.sqrt(len(values))
-

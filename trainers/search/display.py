@@ -1,143 +1,76 @@
-"""What a user sees of a search on the terminal and in its log, and how scores and values are written."""
+"""What a user sees of a search while it runs: lines on the terminal and in its log, a table, and `status.json`."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import optuna
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from recipes.errors import printable
-from recipes.reports.wording import duration, number, percent
+from recipes.reports.wording import duration
 from recipes.schema import Search
 from trainers.runs.run_folder import LOG
+from trainers.search.confirm import Confirmed, confirmed_rows
+from trainers.search.search_folder import trial_folder
 from trainers.search.status import status_text, write_status
-from trainers.search.study import SECONDS, pareto_front, reason_of, state_of
-from trainers.search.trial_run import Report
-
-_STATUS_SECONDS = 2.0  # between two writings of `status.json`
+from trainers.search.study import SECONDS, SPENT, begun, best_trials, reason_of, state_of
+from trainers.search.wording import scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confirmed:
-    """A trial's recipe, trained again on fresh seeds: the objective of each, their mean and its 95 % interval."""
-
-    trial: int
-    values: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
-
-
-def metric_name(metric: str) -> str:
-    """A metric's name in text."""
-    return {"device_hours": "device-hours", "train_loss": "training loss"}.get(metric, metric)
-
-
-def shown(metric: str, value: float | None) -> str:
-    """A score without its name, empty where there is none."""
-    return "" if value is None else percent(value) if metric == "accuracy" else number(float(value))
-
-
-def score(metric: str, value: float) -> str:
-    """A score with its name: 'accuracy 97.50 %'."""
-    return f"{metric_name(metric)} {shown(metric, value)}"
-
-
-def scores(search: Search, values: Iterable[float]) -> str:
-    """The objectives of a trial: one value alone, several each with its name."""
-    pairs = [(objective.metric, value) for objective, value in zip(search.objectives, values, strict=True)]
-    return shown(*pairs[0]) if len(pairs) == 1 else ", ".join(score(*pair) for pair in pairs)
-
-
-def values_text(values: Mapping[str, Any]) -> str:
-    """A trial's values in a line."""
-    return ", ".join(f"{path} {short(value)}" for path, value in values.items())
-
-
-def short(value: Any) -> str:
-    """A value of a recipe in a few characters."""
-    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-
-
-def column_names(paths: Iterable[str]) -> list[str]:
-    """The last word of each path, with as many words before it as distinguish it from the others.
-
-    >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"])
-    ['epochs', 'warmup.epochs', 'reference']
-    """
-    endings = {path: [path.split(".", skip)[-1] for skip in reversed(range(path.count(".") + 1))] for path in paths}
-    counts = Counter(ending for own in endings.values() for ending in own)
-    return [next((ending for ending in own if counts[ending] == 1), path) for path, own in endings.items()]
-
-
-def confirmed_rows(search: Search, confirmed: Sequence[Confirmed]) -> list[dict[str, str]]:
-    """The table of confirmed trials, on the page and on the terminal: a row each, by column."""
-    metric = search.objectives[0].metric
-    return [
-        {
-            "trial": str(one.trial),
-            f"mean {metric_name(metric)}": shown(metric, one.mean),
-            "95 % interval": f"{shown(metric, one.low)} to {shown(metric, one.high)}",
-            f"{len(one.values)} fresh seeds": ", ".join(shown(metric, value) for value in one.values),
-        }
-        for one in confirmed
-    ]
-
-
-@dataclass(kw_only=True)
 class TrialRow:
-    """A trial as the terminal and the page show it; `earlier` seconds are those of sessions and runs that ended."""
+    """A trial as the terminal and the page show it; one that runs has its last report as scores."""
 
     number: int
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     state: str
-    scores: Sequence[float] | None = None
-    note: str = ""
-    earlier: float = 0.0
-    current: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.earlier + self.current
+    scores: Sequence[float] | None
+    note: str
+    seconds: float
 
 
-def row_of(trial: FrozenTrial, search: Search) -> TrialRow:
-    """A trial of the study as a row; one that runs has its last report."""
-    row = TrialRow(number=trial.number, values=trial.params, state=state_of(trial), scores=trial.values)
-    row.note, row.earlier = reason_of(trial), trial.user_attrs.get(SECONDS, 0.0)
-    if row.state == "running" and trial.last_step is not None:
-        row.scores = [trial.intermediate_values[trial.last_step]]
-        row.note = f"report {trial.last_step} of {search.reports}"
-    return row
+def row_of(trial: FrozenTrial, search: Search, *, running_seconds: float = 0.0) -> TrialRow:
+    """A trial of the study as a row; `running_seconds` are those of its present run."""
+    last, own, note = trial.last_step, trial.values, reason_of(trial)
+    if not trial.state.is_finished() and last is not None:
+        own, note = [trial.intermediate_values[last]], f"report {last} of {search.reports}"
+    if search.has_goal and trial.state != TrialState.COMPLETE:
+        own = None  # it reported what it lacks of the target
+    seconds = trial.user_attrs.get(SECONDS, 0.0) + running_seconds
+    values = dict(trial.params)
+    return TrialRow(number=trial.number, values=values, state=state_of(trial), scores=own, note=note, seconds=seconds)
 
 
-@dataclass(kw_only=True)
 class Display:
     """Shows the progress of a search on the console, in its log and in its `status.json`.
 
-    The supervisor fills `set_aside` (host or GPU -> why) and `confirmed`.
+    Args:
+        search, study, folder: of the search.
+        console: where to.
+        groups: how many trials run side by side.
     """
 
-    search: Search
-    folder: Path
-    console: Console
-    groups: int
-    set_aside: dict[str, str] = field(default_factory=dict)
-    confirmed: Sequence[Confirmed] = ()
-    _rows: dict[int, TrialRow] = field(default_factory=dict)
-    _live: Live | None = None
-    _began: float = field(default_factory=time.monotonic)  # moved back by the time of earlier sessions
-    _next_status: float = 0.0
+    def __init__(self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int) -> None:
+        self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
+        self.running: dict[int, float] = {}  # number of a trial -> seconds of its present run; filled by the supervisor
+        self.set_aside: dict[str, str] = {}  # host or group -> why
+        self.confirmed: Sequence[Confirmed] = ()
+        self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
+        self._rows: dict[int, TrialRow] = {}
+        self._ended: set[int] = set()  # numbers of the trials that have
+        self._best: list[TrialRow] = []
+        self._live: Live | None = None
+        self._shown = -math.inf
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -146,16 +79,16 @@ class Display:
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        write_status(self.folder, self._tree(ended=True))
-        if self._live is not None:
-            self._live.update(Text(status_text(self._tree())), refresh=True)
-            self._live.__exit__(*failure)
+        try:
+            self.show(every=0.0, ended=True)
+        finally:  # the study may be what has failed
+            if self._live is not None:
+                self._live.__exit__(*failure)
 
-    def add_trials(self, trials: Sequence[FrozenTrial], *, spent_seconds: float = 0.0) -> None:
-        """Add the trials of earlier sessions, and the time that these have spent."""
-        self._began -= spent_seconds
-        rows = [row_of(trial, self.search) for trial in trials if trial.state != TrialState.WAITING]
-        self._rows |= {row.number: row for row in rows}
+    @property
+    def spent_seconds(self) -> float:
+        """How long all sessions have searched."""
+        return self._spent + time.monotonic() - self._began
 
     def say(self, text: str) -> None:
         """Print a line on the console and write it to the log."""
@@ -164,96 +97,88 @@ class Display:
         with open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:  # paths
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
-    def began(self, number: int, values: Mapping[str, Any], *, resumed: bool) -> None:
-        """A trial's run has begun."""
-        earlier = self._rows[number].seconds if number in self._rows else 0.0
-        self._rows[number] = TrialRow(number=number, values=values, state="running", earlier=earlier)
-        self.say(f"trial {number} {'goes on' if resumed else 'begins'}: {values_text(values)}")
-
-    def reported(self, number: int, report: Report) -> None:
-        """A trial has reported."""
-        self._rows[number].scores = (report.value,) if self.search.reported else None
-        self._rows[number].note = f"report {report.number} of {self.search.reports}"
-
-    def ended(self, number: int, state: str, *, values: Sequence[float] | None = None, reason: str = "") -> None:
-        """A trial has ended: complete, diverged, infeasible, pruned or failed."""
-        row = self._rows.setdefault(number, TrialRow(number=number, values={}, state=state))
-        row.state, row.note, row.scores = state, reason, row.scores if values is None else values
-        details = ", ".join(filter(None, [scores(self.search, values) if values is not None else "", reason]))
-        left = self.seconds_left()
+    def ended(self, number: int) -> None:
+        """Say how a trial has ended, the best so far, and what is left."""
+        rows = self.rows()
+        row = next(row for row in rows if row.number == number)
+        details = ", ".join(filter(None, [scores(self.search, row.scores) if row.scores else "", row.note]))
+        left = self.seconds_left(rows)
         about = f"about {duration(left)} left" if left and left >= 1 else ""
-        summary = [self._best_text(), f"{len(self._ended())}/{self.search.budget.trials} trials", about]
-        self.say("; ".join(filter(None, [f"trial {number} {state}: {details}", *summary])))
+        ended = f"{sum(row.state != 'running' for row in rows)}/{self.search.budget.trials} trials"
+        parts = [f"trial {number} {row.state}: {details}", self._best_text(), ended, about]
+        self.say("; ".join(filter(None, parts)))
 
-    def show(self, running: Mapping[int, float]) -> None:
-        """Redraw the terminal; now and then, write `status.json`.
-
-        Args:
-            running: number of a trial -> seconds of its run so far.
-        """
-        for trial, seconds in running.items():
-            self._rows[trial].current = seconds
+    def show(self, *, every: float = 5.0, ended: bool = False) -> None:
+        """Redraw the terminal and write `status.json`, if they are `every` seconds old."""
+        if time.monotonic() - self._shown < every:
+            return
+        tree = self.tree(ended=ended)
+        write_status(self.folder, tree)
         if self._live is not None:
-            self._live.update(Text(status_text(self._tree())), refresh=True)
-        if time.monotonic() > self._next_status:
-            self._next_status = time.monotonic() + _STATUS_SECONDS
-            write_status(self.folder, self._tree())
+            self._live.update(Text(status_text(tree)), refresh=True)
+        self._shown = time.monotonic()
 
-    def device_hours(self) -> float:
-        """Ranks times hours of all trials so far."""
-        return sum(row.seconds for row in self._rows.values()) * self.search.ranks_per_trial / 3600
+    def rows(self) -> list[TrialRow]:
+        """All trials that have begun; those that have ended do not change any more, and are made once."""
+        ended = len(self._ended)
+        for trial in begun(self.study):
+            if trial.number not in self._ended:
+                seconds = self.running.get(trial.number, 0.0)
+                self._rows[trial.number] = row_of(trial, self.search, running_seconds=seconds)
+                if trial.state.is_finished():
+                    self._ended.add(trial.number)
+        if len(self._ended) > ended:
+            self._best = [self._rows[trial.number] for trial in best_trials(self.study)]
+        return list(self._rows.values())
 
-    def seconds_left(self) -> float | None:
+    def seconds_left(self, rows: Sequence[TrialRow]) -> float | None:
         """Estimated seconds until the first limit of the budget is reached.
 
         The time of the trials left is taken from the mean of those that have ended; None if none or all have ended.
         """
-        budget, timed = self.search.budget, [row.seconds for row in self._ended() if row.seconds]
-        waiting = budget.trials - len(self._ended())
+        budget, ended = self.search.budget, [row for row in rows if row.state != "running"]
+        timed, waiting = [row.seconds for row in ended if row.seconds], budget.trials - len(ended)
         if not timed or waiting <= 0:
             return None
-        running = sum(row.seconds for row in self._rows.values() if row.state == "running")
+        running = sum(row.seconds for row in rows if row.state == "running")
         left = [(waiting * sum(timed) / len(timed) - running) / self.groups]
         if budget.hours is not None:
-            left.append(3600 * budget.hours - (time.monotonic() - self._began))
+            left.append(3600 * budget.hours - self.spent_seconds)
         if budget.device_hours is not None:
             ranks = self.groups * self.search.ranks_per_trial
-            left.append(3600 * (budget.device_hours - self.device_hours()) / ranks)
+            left.append(3600 * (budget.device_hours - self.device_hours(rows)) / ranks)
         return max(0.0, min(left))
 
-    def _ended(self) -> list[TrialRow]:
-        return [row for row in self._rows.values() if row.state != "running"]
+    def device_hours(self, rows: Sequence[TrialRow]) -> float:
+        """Ranks times hours of all trials so far."""
+        return sum(row.seconds for row in rows) * self.search.ranks_per_trial / 3600
 
-    def _best(self) -> list[TrialRow]:
-        """The best trial; with several objectives the Pareto front."""
-        complete = {row.number: row.scores for row in self._rows.values() if row.state == "complete" and row.scores}
-        numbers = pareto_front(complete, [objective.direction for objective in self.search.objectives])
-        return [self._rows[each] for each in (numbers if len(self.search.objectives) > 1 else numbers[:1])]
-
-    def _best_text(self) -> str:
-        best = self._best()
-        if len(self.search.objectives) > 1:
-            return f"trials not beaten: {', '.join(str(row.number) for row in best)}" if best else ""
-        return f"best {scores(self.search, best[0].scores)} (trial {best[0].number})" if best else ""
-
-    def _tree(self, *, ended: bool = False) -> dict[str, Any]:
+    def tree(self, *, ended: bool = False) -> dict[str, Any]:
         """What the terminal and `status.json` show, as plain data."""
+        rows = self.rows()
         return {
             "search": self.search.name,
             "recipe": self.search.recipe,
             "ended": ended,
-            "states": Counter(row.state for row in self._rows.values()),
+            "states": Counter(row.state for row in rows),
             "budget": asdict(self.search.budget),
             "ranks": self.groups * self.search.ranks_per_trial,
-            "device_hours": self.device_hours(),
-            "seconds_left": None if ended else self.seconds_left(),
-            "best": [self._plain(row) for row in self._best()],
-            "running": [self._plain(row) for row in self._rows.values() if row.state == "running"],
+            "device_hours": self.device_hours(rows),
+            "seconds_left": None if ended else self.seconds_left(rows),
+            "best": list(map(self._plain, self._best)),
+            "running": [self._plain(row) for row in rows if row.state == "running"],
             "set_aside": self.set_aside,
             "confirmed": confirmed_rows(self.search, self.confirmed),
         }
 
     def _plain(self, row: TrialRow) -> dict[str, Any]:
         own = [value if math.isfinite(value) else None for value in row.scores or ()]  # JSON knows no infinity
-        words = {"text": scores(self.search, row.scores) if own else "", "note": row.note}
+        words = {"text": scores(self.search, row.scores) if row.scores else "", "note": row.note}
+        words["folder"] = trial_folder(row.number)
         return {"trial": row.number, "scores": own, "values": row.values, "seconds": row.seconds, **words}
+
+    def _best_text(self) -> str:
+        if len(self.search.objectives) > 1:
+            return f"trials not beaten: {', '.join(str(row.number) for row in self._best)}" if self._best else ""
+        best = self._best[0] if self._best else None
+        return f"best {scores(self.search, best.scores)} (trial {best.number})" if best else ""

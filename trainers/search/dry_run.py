@@ -1,42 +1,41 @@
-"""What `kilobatch search --dry-run` prints: the space, the budget, what is pruned, and the first trial."""
+"""What `kilobatch search --dry-run` prints: the space, the budget, and the first trial."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes.planning.rates import rate_shape, slow_until
 from recipes.reading.load import resolved_text
-from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
 from recipes.reports.terminal import plan_text
 from recipes.reports.wording import counted, duration, number
 from recipes.schema import Constraint, Search
-from recipes.search_space.open_search import OpenedSearch, assignments
-from recipes.search_space.ranges import condition_values
+from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import Prepared, prepare
-from trainers.search.display import metric_name, short
-from trainers.search.study import enqueue, new_study, suggested
+from trainers.search.study import enqueue, new_study, next_trial, suggested
 from trainers.search.trial_run import SearchOptions, trial_request
+from trainers.search.wording import metric_name, short
 
 
-def dry_run_text(opened: OpenedSearch, options: SearchOptions, *, groups: int) -> str:
+def dry_run_text(
+    opened: OpenedSearch, options: SearchOptions, first: Sequence[Mapping[str, Any]], *, groups: int
+) -> str:
     """The space, the budget, and the first trial: its values, its plan and its recipe.
 
     Args:
         opened: the search.
         options: of the search.
+        first: values of the trials that are tried first.
         groups: how many trials run side by side.
     Raises:
         InputRefused: the first trial cannot be planned.
     """
     search, study = opened.search, new_study(opened.search)
-    enqueue(study, opened)
-    values = suggested(study.ask(), search)
+    enqueue(study, first)
+    values = suggested(next_trial(study, search), search)
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
     every = prepared.opened.recipe.evaluation.every
     goals = " and ".join(f"{one.direction} {metric_name(one.metric)}" for one in search.objectives)
@@ -48,7 +47,7 @@ def dry_run_text(opened: OpenedSearch, options: SearchOptions, *, groups: int) -
         *(f"fixed: {path} {short(value)}" for path, value in search.fixed.items()),
         *(f"constraint: {_constraint_text(constraint)}" for constraint in search.constraints),
         f"sampler: {type(search.sampler).__name__}",
-        f"pruner: {pruning_text(opened, prepared)}",
+        f"pruner: {'none' if search.pruner is None else type(search.pruner).__name__}",
         f"reports: {search.reports} a trial, every {'epoch' if every == 1 else f'{float(every):g} epochs'}",
         *_budget_lines(search, prepared, groups),
         "",
@@ -89,33 +88,6 @@ def _constraint_text(constraint: Constraint) -> str:
     if constraint.value is not None:
         return f"{constraint.value} {limits}, or a trial is not trained"
     return f"{metric_name(str(constraint.metric))} {limits}, or a trial is never the best"
-
-
-def pruning_text(opened: OpenedSearch, prepared: Prepared) -> str:
-    """When the pruner may end a trial, and which searched paths keep it from comparing trials.
-
-    Args:
-        opened: the search.
-        prepared: its first trial.
-    """
-    search = opened.search
-    if search.pruner is None:
-        return "none"
-    name = type(search.pruner).__name__
-    text = f"{name}, in the first trial from epoch {slow_until(prepared.opened.recipe):g} on, where its slow start ends"
-    for path in filter(partial(_moves_shape, opened), search.space):
-        few = "few" if hasattr(search.space[path], "choices") else "hardly any"
-        text += f"\nnot compared: trials whose rate has another shape; {path} changes it, so {few} are pruned"
-    return text
-
-
-def _moves_shape(opened: OpenedSearch, path: str) -> bool:
-    """Whether the ends of a range, or two of its choices, give rates of different shapes."""
-    search = opened.search
-    given = search.fixed | condition_values(search.space, path)[0]
-    tried = (assignments({**given, path: value}) for value in search.space[path].ends.values())
-    recipes = (open_recipe(opened.base.path, overrides=each, **opened.options).recipe for each in tried)
-    return len(set(map(rate_shape, recipes))) > 1
 
 
 def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:

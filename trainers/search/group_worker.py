@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -110,19 +109,17 @@ def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[]
     return {"how": "stopped" if code == EXIT_STOPPED else "success"}
 
 
-def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, ranks: int) -> int:
+def run_launched_worker(folder: Path, *, each: int, ranks: int) -> int:
     """Run one of the ranks that a foreign launcher started; returns the supervisor's exit code.
 
     The ranks are split into groups. Rank 0 also starts the supervisor, a separate process without MPI here, too. If one
-    rank fails, MPI ends all ranks, and the supervisor ends with rank 0; the same command resumes the search. In a
-    search with a prior, groups dismissed from the first search wait for the requests of the second.
+    rank fails, MPI ends all ranks, and the supervisor ends with rank 0; the same command resumes the search.
 
     Bytes on the wire, beside those of `worker_loop`: about 80 from each rank to each, 60 from rank 0 to all, a barrier,
     and those of MPI_Comm_split and of `local_rank_of`.
 
     Args:
         folder: of the search.
-        phases: folders of the searches to do, in order: that of the prior, and `folder`.
         each, ranks: of a group, and how many the launcher started, at least `each`.
     """
     from mpi4py import MPI
@@ -136,8 +133,8 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     groups, number = ranks // each, _group_of(world.rank, world.allgather(socket.gethostname()), each=each)
     group = world.Split(MPI.UNDEFINED if number is None else number, world.rank)
     is_dead = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
-    for phase in phases if number is not None else ():
-        own = group_folder(phase, number)
+    if number is not None:
+        own = group_folder(folder, number)
         (own / messages).mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
         with open(own / LOG, "ab") as log:
@@ -146,8 +143,8 @@ def run_launched_worker(folder: Path, *, phases: Sequence[Path], each: int, rank
     code = None
     if supervisor is not None:
         code = supervisor.wait()
-        for phase, other in product(phases, range(groups)):  # in case the supervisor ended before it dismissed them
-            dismiss(group_folder(phase, other) / messages)
+        for other in range(groups):  # in case the supervisor ended before it dismissed them
+            dismiss(group_folder(folder, other) / messages)
     wait_for([world.Ibarrier()], longest=_POLL_SECONDS)
     search_ended.set()
     return world.bcast(code, root=0)

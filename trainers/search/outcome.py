@@ -26,22 +26,17 @@ class TrialResult:
     """Objectives and constraint violations of a trial.
 
     Args:
-        values: of the objectives, in their order; empty if the trial was not trained.
+        values: of the objectives, in their order.
         violations: constraint -> by how much it is violated, at most 0 if it is kept.
     """
 
-    values: Sequence[float] = ()
+    values: Sequence[float]
     violations: Mapping[str, float]
 
     @property
     def violated(self) -> str:
         """The violated constraints in a line; empty if there are none."""
         return violated_text(self.violations)
-
-    @property
-    def state(self) -> str:
-        """`infeasible` or `complete`."""
-        return "infeasible" if self.violated else "complete"
 
 
 def trial_result(
@@ -64,22 +59,20 @@ def trial_result(
     """
     each = [run_scores(lines) for lines in runs]
     scores = {metric: fmean([run[metric] for run in each]) for metric in each[0]} | {"device_hours": device_hours}
-    violations = dict(check_constraints(search, recipe).violations)
+    violations = recipe_violations(search, recipe)
     for constraint in search.constraints:
         if constraint.metric is not None:
-            score = scores[constraint.metric]
-            own = constraint.violations(score)
-            violations |= own if math.isfinite(score) else dict.fromkeys(own, 1.0)  # Optuna takes no NaN
+            own = constraint.violations(scores[constraint.metric])
+            violations |= {name: it if math.isfinite(it) else 1.0 for name, it in own.items()}  # Optuna takes no NaN
     values = []
     for objective in search.objectives:
         if objective.target is None:
-            values.append(scores[objective.metric])
-            continue
-        goals = [goal_of(lines, objective, ranks=search.ranks_per_trial) for lines in runs]
-        values.append(fmean(value for value, _ in goals))
-        violations[_REACHES.format(objective.target)] = max(lacking for _, lacking in goals)
-    pairs = zip(search.objectives, values, strict=True)
-    values = [one.worst if math.isnan(value) else value for one, value in pairs]
+            value = scores[objective.metric]
+        else:
+            goals = [goal_of(lines, objective, ranks=search.ranks_per_trial) for lines in runs]
+            value = fmean(value for value, _ in goals)
+            violations[_REACHES.format(objective.target)] = max(lacking for _, lacking in goals)
+        values.append(objective.worst if math.isnan(value) else value)
     return TrialResult(values=values, violations=violations)
 
 
@@ -89,8 +82,8 @@ def diverged_result(search: Search) -> TrialResult:
     return TrialResult(values=[objective.worst for objective in search.objectives], violations=lacking)
 
 
-def check_constraints(search: Search, recipe: Mapping[str, Any]) -> TrialResult:
-    """The constraints on recipe values, which are known before the trial is trained.
+def recipe_violations(search: Search, recipe: Mapping[str, Any]) -> dict[str, float]:
+    """The violations of constraints on recipe values, which are known before the trial is trained.
 
     Raises:
         ValueError: a value in a constraint's expression is not a number.
@@ -100,7 +93,7 @@ def check_constraints(search: Search, recipe: Mapping[str, Any]) -> TrialResult:
         if constraint.value is not None:
             with suppress(LookupError):  # the recipe lacks one of the paths
                 violations |= constraint.violations(Expression(constraint.value)(partial(value_at, recipe)))
-    return TrialResult(violations=violations)
+    return violations
 
 
 def goal_of(lines: Iterable[Mapping[str, Any]], objective: Objective, *, ranks: int) -> tuple[float, float]:
@@ -145,18 +138,14 @@ def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 def metrics_lines(folder: Path) -> list[dict[str, Any]]:
     """What a run has written so far; a line cut off by a crash is left out."""
-    try:
-        texts = (folder / METRICS).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    lines = []
-    for text in texts:
+    path, lines = folder / METRICS, []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         with suppress(ValueError):
             lines.append(json.loads(text))
     return lines
 
 
-def has_succeeded(folder: Path) -> bool:
-    """Whether a run has trained to its end, by its last line."""
+def has_ended(folder: Path, how: str) -> bool:
+    """Whether a run has ended in this way by its last line: `success` or `failed`."""
     lines = metrics_lines(folder)
-    return bool(lines) and (lines[-1].get("key"), lines[-1].get("value")) == ("run_stop", "success")
+    return bool(lines) and (lines[-1].get("key"), lines[-1].get("value")) == ("run_stop", how)

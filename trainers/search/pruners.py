@@ -1,36 +1,38 @@
-"""Pruners of a search: each is a frozen dataclass whose `build()` returns one of Optuna's.
+"""Pruners of a search: Optuna's, under Optuna's names; the keys beside `kind` are the arguments of Optuna's class.
 
-To add one, add a class and its name in `__all__`. `Median` ends running trials, among those that `FairPruner` finds
-comparable.
+A pruner's step is the number of a report: the same part of every trial's own run. To add one, add a class and its name
+in `__all__`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from recipes.arguments import require_count
 
-__all__ = ["Median"]
+__all__ = ["MedianPruner"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Median:
+class MedianPruner:
     """Ends a trial whose best report so far is worse than the median of complete trials at the same report.
 
     Args:
-        startup_trials: comparable complete trials before any trial is ended, at least 1.
-    Source: Golovin et al. 2017 (not checked); Optuna's MedianPruner.
+        n_startup_trials: complete trials before any trial is ended, at least 0.
+        n_warmup_steps: number of the first report at which a trial may be ended, at least 0: that at its warmup's end.
+    Source: Golovin et al. 2017 (not checked).
     """
 
-    startup_trials: int = 5
+    n_startup_trials: int = 5
+    n_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        require_count("Median.startup_trials", self.startup_trials)
+        for name in ("n_startup_trials", "n_warmup_steps"):
+            require_count(f"MedianPruner.{name}", getattr(self, name), at_least=0)
 
     def build(self) -> Any:
+        """Optuna's pruner."""
         from optuna.pruners import MedianPruner
 
-        from trainers.search.fair_pruning import FairPruner
-
-        return FairPruner(MedianPruner(n_startup_trials=self.startup_trials))
+        return MedianPruner(**asdict(self))

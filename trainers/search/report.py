@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import yaml
 from optuna.distributions import CategoricalDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, create_trial
 
-from recipes.planning.rates import full_rate
 from recipes.reports.html import Markup, inline_svg, joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
-from trainers.runs.run_folder import REPORT, RUN
-from trainers.search.display import Confirmed, column_names, confirmed_rows, metric_name, row_of, scores, short, shown
-from trainers.search.search_folder import write_whole
-from trainers.search.study import FOLDER, SECONDS, best_trials, state_counts, state_of
+from trainers.runs.run_folder import REPORT
+from trainers.search.confirm import Confirmed, confirmed_rows
+from trainers.search.display import row_of
+from trainers.search.search_folder import trial_folder, write_whole
+from trainers.search.study import RATE, SECONDS, begun, best_trials, state_counts, state_of
+from trainers.search.wording import column_names, metric_name, scores, short, shown
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
@@ -50,7 +50,7 @@ def write_search_page(
         confirmed: trials trained again on fresh seeds, if they were.
         refresh: seconds after which the page loads itself again, while the search runs; 0: it has ended.
     """
-    trials = [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.WAITING]
+    trials = begun(study)
     best, rows = best_trials(study), confirmed_rows(search, confirmed)
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     body = [
@@ -60,7 +60,7 @@ def write_search_page(
         *([tag("p", running, class_="muted", data_refresh=f"{refresh:.0f}")] if refresh else []),
         *([tag("h2", "Confirmed"), table([*rows[0]], [[*row.values()] for row in rows])] if rows else []),
         *([tag("h2", "Not beaten in everything"), _table(best, search, best)] if len(search.objectives) > 1 else []),
-        _pictures(_figures(study, search, folder)),
+        _pictures(_figures(study, search)),
         tag("h2", "Trials"),
         _table(trials, search, best),
         tag("output"),
@@ -119,7 +119,7 @@ def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -
         row = row_of(trial, search)
         own = map(shown, metrics, row.scores or [None] * len(metrics))
         texts = (
-            tag("a", str(row.number), href=f"{trial.user_attrs.get(FOLDER, '')}/"),
+            tag("a", str(row.number), href=f"{trial_folder(trial.number)}/"),
             *(short(row.values[path]) if path in row.values else "" for path in search.space),
             *(tag("b", text) if row.number in best else text for text in own),
             *(row.state, duration(row.seconds), row.note),
@@ -140,7 +140,7 @@ def _pictures(figures: Iterator[tuple[Any, str]]) -> Markup:
     return joined([tag("h2", "Pictures"), tag("div", *tags, class_="pictures")]) if tags else Markup("")
 
 
-def _figures(study: optuna.Study, search: Search, folder: Path) -> Iterator[tuple[Any, str]]:
+def _figures(study: optuna.Study, search: Search) -> Iterator[tuple[Any, str]]:
     """All plots for which there are trials enough."""
     from recipes.reports.plots import of_search
 
@@ -157,12 +157,11 @@ def _figures(study: optuna.Study, search: Search, folder: Path) -> Iterator[tupl
     for at, goal in list(enumerate(goals))[1:] if scored else ():
         words = f"Trials that no other one beats in everything, by {goals[0].metric} and {goal.metric}."
         yield of_search.front_figure(scored, front, (goals[0], goal), at=at), words
-    if any(path.startswith("batch.") for path in search.space):
-        pairs = [(batch_and_rate(trial, folder), point) for trial, point in zip(trials, points, strict=True)]
-        rates = [(*pair, point) for pair, point in pairs if pair and point.scores]
-        if len({batch for batch, _, _ in rates}) > 1:
-            words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
-            yield of_search.rate_figure(rates, goals[0]), words
+    pairs = [(trial.user_attrs.get(RATE), point) for trial, point in zip(trials, points, strict=True)]
+    rates = [(*pair, point) for pair, point in pairs if pair and point.scores]
+    if len({batch for batch, _, _ in rates}) > 1:
+        words = "The full rate of every trial at its batch; the lines begin at the best one of the smallest batch."
+        yield of_search.rate_figure(rates, goals[0]), words
     whole = [trial for trial, point in zip(trials, points, strict=True) if point.state == "complete"]
     for at, goal in enumerate(goals) if whole else ():
         yield from _by_optuna(search, at, goal, whole, scored)
@@ -235,16 +234,3 @@ def _drawn(plot: Any, view: optuna.Study, **how: Any) -> Any:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes|Attempting to set identical")
         return plot(view, **how)
-
-
-def batch_and_rate(trial: FrozenTrial, folder: Path) -> tuple[int, float] | None:
-    """A run's largest batch and its learning rate there, without warmup and schedule; None if there is no record."""
-    own = folder / trial.user_attrs.get(FOLDER, "")
-    try:
-        path = next(path for path in (own / RUN, own / "run-0" / RUN) if path.is_file())
-        run = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        batch = max(segment["global_batch_size"] for segment in run["plan"]["segments"])
-        formula = run["recipe"]["learning_rate"]
-    except (OSError, StopIteration, yaml.YAMLError, LookupError, TypeError):
-        return None
-    return batch, full_rate(formula["reference"], batch, rule=formula["rule"], per=formula["per"])

@@ -11,32 +11,32 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
+from recipes.planning.rates import full_rate
 from recipes.schema import Objective
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import prepare
 from trainers.runs.run_folder import newest_checkpoint_name
-from trainers.runs.stop_request import requester_text, stop_requester
+from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
 from trainers.search import study as studies
 from trainers.search.best import write_best
 from trainers.search.confirm import Confirmation, confirmed_in
 from trainers.search.display import Display
-from trainers.search.fair_pruning import store_comparability
 from trainers.search.outcome import (
     TrialResult,
-    check_constraints,
     diverged_result,
     goal_of,
-    has_succeeded,
+    has_ended,
     metrics_lines,
+    recipe_violations,
     trial_result,
 )
 from trainers.search.rank_groups import Group
 from trainers.search.report import LivePage
 from trainers.search.search_folder import run_folders
 from trainers.search.trial_run import Report, RunEnd, SearchOptions, TrialRun, reports_in, trial_request
+from trainers.search.wording import values_text
 
 _POLL_SECONDS = 0.02
-_SHOW_SECONDS = 0.2
 _STORE_SECONDS = 30.0  # between two notes of the time spent
 
 
@@ -45,6 +45,7 @@ class _Work:
     """A trial that has begun and not ended; `pruned_at` and `reached` are why its run is asked to stop."""
 
     trial: optuna.Trial
+    folders: Sequence[Path]  # of its runs
     reported: set[int] = field(default_factory=set)  # numbers of the reports that the study has
     last_group: int | None = None  # that it died on
     run: TrialRun | None = None
@@ -59,7 +60,7 @@ class Supervisor:
 
     Args:
         opened: the search.
-        study: of `open_study`.
+        study: with its first trials enqueued.
         options: of this session.
         display: what the user sees.
         groups: of ranks, each for one trial at a time.
@@ -80,10 +81,9 @@ class Supervisor:
         self.stopped_by = ""
         self.set_aside: dict[int, str] = {}  # number of a group that no trial is given to any more -> why
         self._running: list[_Work] = []
-        self._waiting = [_Work(trial=trial) for trial in studies.left_running(study)]
+        self._waiting = list(map(self._work_of, studies.left_running(study)))
         self._failures: dict[int, set[str]] = {group.number: set() for group in groups}  # without progress since
-        self._began, self.earlier_seconds = time.monotonic(), studies.spent_seconds(study)
-        self._stored = self._shown = time.monotonic()
+        self._stored = time.monotonic()
         objective = self.search.reported or Objective()  # the default is for the display only
         metric = "accuracy" if objective.target is not None else objective.metric
         self._reporting = {"metric": metric, "reports": self.search.reports}
@@ -94,7 +94,7 @@ class Supervisor:
             while True:
                 for work in list(self._running):
                     self._check(work)
-                while self._has_free_group() and self._begin_next():
+                while not self.stopped_by and self._free_groups() and self._begin_next():
                     pass
                 if not self._running:
                     break
@@ -107,19 +107,13 @@ class Supervisor:
                 group.wait()
         finally:
             self.kill()
-        studies.store_spent_seconds(self.study, self._seconds)
-
-    @property
-    def stopping(self) -> bool:
-        """Whether it was asked to stop."""
-        return self.stopped_by != ""
+        self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
 
     def request_stop(self, by: str) -> None:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
         self.stopped_by = by
         for work in self._running:
-            if work.run is not None:
-                work.run.request_stop()
+            work.run.request_stop()
 
     def kill(self) -> None:
         """End all ranks at once."""
@@ -129,33 +123,28 @@ class Supervisor:
     def unspent(self) -> str:
         """Why the search ended before its budget; empty where it did not."""
         left = self.search.budget.trials - len(studies.finished(self.study))
-        if left > 0 and not self._budget_is_spent() and not self._is_settled():
+        if left > 0 and not self._budget_is_spent():
             return f"{left} of {self.search.budget.trials} trials are left: {'; '.join(self.set_aside.values())}"
         return ""
 
-    @property
-    def _seconds(self) -> float:
-        return self.earlier_seconds + time.monotonic() - self._began
-
-    def _has_free_group(self) -> bool:
-        return not self.stopping and bool(self._free_groups())
-
     def _free_groups(self) -> list[Group]:
-        busy = [work.run.group.number for work in self._running if work.run]
+        busy = [work.run.group.number for work in self._running]
         return [group for group in self.groups if group.number not in busy and group.number not in self.set_aside]
+
+    def _work_of(self, trial: optuna.Trial) -> _Work:
+        folders = run_folders(self.options.folder, trial.number, seeds=self.search.seeds_per_trial)
+        return _Work(trial=trial, folders=folders)
 
     def _begin_next(self) -> bool:
         """Continue a trial that waits, else begin one; False if there is none."""
         work = next(filter(self._can_start, self._waiting), None)
         if work is not None:
             self._waiting.remove(work)
-            self._start(work)
-            return True
-        if self._budget_is_spent() or self._is_settled():
+        elif self._budget_is_spent() or len(studies.begun(self.study)) >= self.search.budget.trials:
             return False
-        if studies.num_begun(self.study) >= self.search.budget.trials:
-            return False
-        self._start(_Work(trial=studies.next_trial(self.study, self.search)))
+        else:
+            work = self._work_of(studies.next_trial(self.study, self.search))
+        self._start(work)
         return True
 
     def _can_start(self, work: _Work) -> bool:
@@ -164,80 +153,66 @@ class Supervisor:
         return usable == 1 or any(group.number != work.last_group for group in self._free_groups())
 
     def _budget_is_spent(self) -> bool:
-        """Whether the hours or device-hours are spent, so that no further trial may begin."""
+        """Whether hours or device-hours are spent, or `patience`, so that no further trial may begin."""
         budget = self.search.budget
-        if budget.hours is not None and self._seconds >= 3600 * budget.hours:
+        if budget.hours is not None and self.display.spent_seconds >= 3600 * budget.hours:
             return True
-        if budget.device_hours is None:
-            return False
-        trials = self.study.get_trials(deepcopy=False)
-        seconds = sum(trial.user_attrs.get(studies.SECONDS, 0.0) for trial in trials)
-        seconds += sum(work.run.seconds for work in self._running if work.run)
-        return self.search.ranks_per_trial * seconds >= 3600 * budget.device_hours
-
-    def _is_settled(self) -> bool:
-        """Whether the last `patience` trials found nothing better."""
-        patience = self.search.budget.patience
-        if patience is None:
-            return False
-        best = studies.best_trials(self.study)
-        return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= patience
+        if budget.device_hours is not None:
+            seconds = sum(it.user_attrs.get(studies.SECONDS, 0.0) for it in studies.begun(self.study))
+            seconds += sum(work.run.seconds for work in self._running)
+            if self.search.ranks_per_trial * seconds >= 3600 * budget.device_hours:
+                return True
+        best = studies.best_trials(self.study) if budget.patience is not None else []
+        return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= budget.patience
 
     def _start(self, work: _Work) -> None:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
-        trial = work.trial
-        values, folders = studies.suggested(trial, self.search), self._folders(trial)
-        index = next((at for at, folder in enumerate(folders) if not has_succeeded(folder)), len(folders))
+        trial, folders = work.trial, work.folders
+        values = studies.suggested(trial, self.search)
+        index = next((at for at, folder in enumerate(folders) if not has_ended(folder, "success")), len(folders))
         try:
             last = min(index, len(folders) - 1)
             seed = values.get("seed", self.opened.base.recipe.seed) + last if last else None
             request = trial_request(self.opened, trial.number, values, folders[last], self.options, seed=seed)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
-            constraints = check_constraints(self.search, prepared.opened.tree)
+            violations = recipe_violations(self.search, prepared.opened.tree)
         except ValueError as error:  # InputRefused too
-            self._tell(trial, TrialState.PRUNED, "infeasible", f"not trained: {error}")
+            self._tell(trial, TrialState.PRUNED, f"not trained: {error}")
             return
-        if constraints.violated:
-            studies.store_constraints(trial, constraints.violations)
-            self._tell(trial, TrialState.PRUNED, "infeasible", f"not trained: {constraints.violated}")
+        if violated := studies.violated_text(violations):
+            studies.store_constraints(trial, violations)
+            self._tell(trial, TrialState.PRUNED, f"not trained: {violated}")
             return
         work.reported |= studies.reported_numbers(trial)
         for report in reports_in(metrics_lines(folders[0]), prepared, **self._reporting):
-            if report.number not in work.reported:  # written by a session that was killed before it told the study
-                work.reported.add(report.number)
-                self._report(trial, report)
-        if index == len(folders) or self._reached(folders, index):
+            self._report(work, report)  # written by a session that was killed before it told the study
+        if index == len(folders) or self._reached(folders[index]):
             self._tell_complete(trial, folders[: index + 1], prepared)
             return
         pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
         if pruned_at is not None and index == 0:
             self._tell_pruned(trial, pruned_at)
             return
+        if any(path.startswith("batch.") for path in self.search.space):
+            formula = prepared.opened.recipe.learning_rate
+            batch = max(segment["global_batch_size"] for segment in prepared.plan.as_tree()["segments"])
+            rate = full_rate(formula.reference, batch, rule=formula.rule, per=formula.per)
+            trial.set_user_attr(studies.RATE, [batch, rate])
         folders[index].mkdir(parents=True, exist_ok=True)
-        store_comparability(trial, prepared.opened.recipe, self.search, say=self.display.say)
         free = self._free_groups()
         group = next((group for group in free if group.number != work.last_group), free[0])
         work.run, work.index, work.hung = TrialRun(group, request, prepared, **self._reporting), index, False
         self._running.append(work)
-        self.display.began(trial.number, values, resumed=request.resume or index > 0)
-
-    def _folders(self, trial: optuna.Trial) -> list[Path]:
-        if studies.FOLDER not in trial.user_attrs:
-            trial.set_user_attr(studies.FOLDER, f"trials/trial-{trial.number:04d}")
-        return run_folders(self.options.folder / trial.user_attrs[studies.FOLDER], self.search.seeds_per_trial)
+        what = "goes on" if request.resume or index > 0 else "begins"
+        self.display.say(f"trial {trial.number} {what}: {values_text(values)}")
 
     def _check(self, work: _Work) -> None:
         """Its new reports, whether its run has ended or hangs."""
         run = work.run
-        assert run is not None
         end = run.ended()  # before the reports: all that it wrote until then is read below
         for report in run.new_reports():
-            if work.index == 0 and report.number not in work.reported:
-                work.reported.add(report.number)
-                self._report(work.trial, report)
-                self.display.reported(work.trial.number, report)
-                if end is None:
-                    self._judge(work, report)
+            if work.index == 0 and self._report(work, report) and end is None:
+                self._judge(work, report)
         if end is None:
             silent = time.monotonic() - run.last_news > self.options.hang_seconds
             if not work.hung and (silent or run.group.never_joined):
@@ -248,21 +223,24 @@ class Supervisor:
         self._running.remove(work)
         before = work.trial.user_attrs.get(studies.SECONDS, 0.0)
         work.trial.set_user_attr(studies.SECONDS, round(before + run.seconds, 2))
+        self.display.running.pop(work.trial.number, None)
         self._finish(work, run, end)
 
-    def _report(self, trial: optuna.Trial, report: Report) -> None:
-        """Report to the study; not with several objectives, for which Optuna takes no reports."""
-        objective = self.search.reported
-        if objective is not None:  # of a target: what is lacking, since less is better there
-            trial.report(report.value if objective.target is None else objective.target - report.value, report.number)
+    def _report(self, work: _Work, report: Report) -> bool:
+        """Tell the study a report that it has not yet; with several objectives Optuna takes none. Whether it is new."""
+        objective, new = self.search.reported, report.number not in work.reported
+        work.reported.add(report.number)
+        if new and objective is not None:  # of a target: what is lacking, since less is better there
+            value = report.value if objective.target is None else objective.target - report.value
+            work.trial.report(value, report.number)
+        return new
 
     def _judge(self, work: _Work, report: Report) -> None:
         """End a running trial that has reached its target, or that is pruned."""
         trial, run = work.trial, work.run
-        assert run is not None
         if self.search.reported is None or work.pruned_at is not None or report.number >= self.search.reports:
             return
-        if self._reached([run.folder], 0):
+        if self._reached(run.folder):
             work.reached = True
             run.request_stop()
         elif trial.should_prune() or self._is_beaten(run.folder):
@@ -270,10 +248,10 @@ class Supervisor:
             trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
             run.request_stop()
 
-    def _reached(self, folders: Sequence[Path], index: int) -> bool:
+    def _reached(self, folder: Path) -> bool:
         """Whether a trial's run has reached the target of the search's one objective."""
         objective = self.search.objectives[0]
-        return objective.target is not None and goal_of(metrics_lines(folders[index]), objective, ranks=1)[1] <= 0
+        return objective.target is not None and goal_of(metrics_lines(folder), objective, ranks=1)[1] <= 0
 
     def _is_beaten(self, folder: Path) -> bool:
         """Whether a run without the target has taken as much as the best trial took to it."""
@@ -284,24 +262,24 @@ class Supervisor:
 
     def _finish(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
         """Tell, continue or release a trial whose run has ended."""
-        trial, folders = work.trial, self._folders(work.trial)
+        trial = work.trial
         if work.hung:
             end = RunEnd(how="died", reason=f"no update for {self.options.hang_seconds:g} s, after update {run.update}")
         if end.how in ("success", "stopped", "diverged") or run.update:
             self._failures[run.group.number].clear()
         if end.how == "diverged":
             trial.set_user_attr(studies.DIVERGED, end.update)
-            self._tell_result(trial, diverged_result(self.search), "diverged", reason=end.reason)
+            self._tell_result(trial, diverged_result(self.search))
         elif end.how == "success" or (work.reached and end.how == "stopped"):
-            if work.index + 1 == len(folders):
-                self._tell_complete(trial, folders, run.prepared)
+            if work.index + 1 == len(work.folders):
+                self._tell_complete(trial, work.folders, run.prepared)
             else:
                 self._go_on(work)
         elif work.pruned_at is not None and end.how not in ("failed", "not_started"):
             self._tell_pruned(trial, work.pruned_at)
         elif end.how == "failed":
             self._tell_failed(trial, end.reason, end.rank)
-        elif self.stopping:
+        elif self.stopped_by:
             if end.how == "stopped":
                 self.display.say(f"trial {trial.number} stopped at update {run.update}, with a checkpoint")
         elif self._may_retry(work, run, end):
@@ -309,8 +287,7 @@ class Supervisor:
 
     def _go_on(self, work: _Work) -> None:
         """Let a trial wait for a group, before all new ones; if the search stops, it stays in the study as running."""
-        work.run = None
-        if not self.stopping:
+        if not self.stopped_by:
             self._waiting.append(work)
 
     def _may_retry(self, work: _Work, run: TrialRun, end: RunEnd) -> bool:
@@ -319,12 +296,14 @@ class Supervisor:
         Only deaths without progress count: those since its newest checkpoint moved. A group on which two trials in turn
         made none is set aside. Ranks that were not started cost their group a failure, and the trial nothing.
         """
-        trial, number, name = work.trial, run.group.number, f"trial {work.trial.number}"
-        work.last_group = number
-        failures = self._failures[number]
+        trial, group, name = work.trial, run.group, f"trial {work.trial.number}"
+        where = ", ".join(dict.fromkeys(group.hosts))
+        where = f"group {group.number}" + (f" on {where}" if where else "")
+        work.last_group = group.number
+        failures = self._failures[group.number]
         if end.how == "not_started":
-            failures.add(f"start {run.group.num_starts}")
-            self.display.say(f"{name}: its ranks were not started on {_where(run.group)}: {end.reason}")
+            failures.add(f"start {group.num_starts}")
+            self.display.say(f"{name}: its ranks were not started on {where}: {end.reason}")
         else:
             failures.add(name)
             at = Path(newest_checkpoint_name(run.folder) or "none").name
@@ -339,75 +318,65 @@ class Supervisor:
                 return False
             self.display.say(f"{name}: {end.reason}; it goes on from its last checkpoint")
         if len(failures) > 1:
-            self.set_aside[number] = f"{_where(run.group)} is set aside: {end.reason}"
-            self.display.set_aside[_where(run.group)] = end.reason
-            run.group.kill()
-            self.display.say(self.set_aside[number])
+            self.set_aside[group.number] = f"{where} is set aside: {end.reason}"
+            self.display.set_aside[where] = end.reason
+            group.kill()
+            self.display.say(self.set_aside[group.number])
         return True
 
     def _tell_complete(self, trial: optuna.Trial, folders: Sequence[Path], prepared: Any) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
         hours = self.search.ranks_per_trial * trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
         runs = [metrics_lines(folder) for folder in folders]
-        result = trial_result(self.search, runs, prepared.opened.tree, device_hours=hours)
-        self._tell_result(trial, result, result.state, reason=result.violated)
+        self._tell_result(trial, trial_result(self.search, runs, prepared.opened.tree, device_hours=hours))
         if any(best.number == trial.number for best in studies.best_trials(self.study)):
             write_best(self.options.folder, self.opened, self.study)
 
-    def _tell_result(self, trial: optuna.Trial, result: TrialResult, state: str, *, reason: str) -> None:
+    def _tell_result(self, trial: optuna.Trial, result: TrialResult) -> None:
         studies.store_constraints(trial, result.violations)
         self.study.tell(trial, list(result.values))
-        self.display.ended(trial.number, state, values=result.values, reason=reason)
+        self.display.ended(trial.number)
 
     def _tell_pruned(self, trial: optuna.Trial, number: int) -> None:
         """End a trial that was pruned after report `number`."""
-        self._tell(trial, TrialState.PRUNED, "pruned", f"at report {number} of {self.search.reports}")
+        self._tell(trial, TrialState.PRUNED, f"at report {number} of {self.search.reports}")
 
     def _tell_failed(self, trial: optuna.Trial, reason: str, rank: int | None = None) -> None:
         """End a trial that could not be trained to its end."""
         if rank is not None:
             trial.set_user_attr(studies.RANK, rank)
-        self._tell(trial, TrialState.FAIL, "failed", reason)
+        self._tell(trial, TrialState.FAIL, reason)
 
-    def _tell(self, trial: optuna.Trial, state: TrialState, shown: str, reason: str) -> None:
+    def _tell(self, trial: optuna.Trial, state: TrialState, reason: str) -> None:
         trial.set_user_attr(studies.REASON, reason)
         self.study.tell(trial, state=state)
-        self.display.ended(trial.number, shown, reason=reason)
+        self.display.ended(trial.number)
 
     def _confirm(self) -> None:
         """Train the best trials again with fresh seeds, if the search asks for it and its trials have ended."""
         confirm = self.search.confirm
-        if confirm is None or self.stopping or self.unspent():
+        if confirm is None or self.stopped_by or self.unspent():
             return
         best = studies.ranked_trials(self.study)[: confirm.top]
-        confirmation = Confirmation(self.opened, best, self.options, self.display)
+        confirmation = Confirmation(self.opened, best, self.options, self.display.say)
         while not confirmation.done and self._free_groups():
             confirmation.work(self._free_groups())
             self.display.confirmed = confirmed_in(self.options.folder, self.search)
             self._periodic_work()
-            if self.stopping:
+            if self.stopped_by:
                 confirmation.request_stop()
             time.sleep(_POLL_SECONDS)
-        for confirmed in confirmed_in(self.options.folder, self.search)[:1]:
-            write_best(self.options.folder, self.opened, self.study, confirmed=confirmed)
 
     def _periodic_work(self) -> None:
         """Heartbeats, the stop file, the hours, the page, and the table on the screen."""
-        now = time.monotonic()
         for group in self.groups:
             group.send_heartbeat()
-        if not self.stopping and self.options.stop_file.exists():
-            self.request_stop(requester_text(stop_requester(self.options.stop_file), self.options.stop_file))
-        if now - self._stored > _STORE_SECONDS:
-            self._stored = now
-            studies.store_spent_seconds(self.study, self._seconds)
-        if now - self._shown > _SHOW_SECONDS:
-            self._shown = now
-            self.display.show({work.trial.number: work.run.seconds for work in self._running if work.run})
+        stop_file = self.options.folder / STOP_FILE
+        if not self.stopped_by and stop_file.exists():
+            self.request_stop(requester_text(stop_requester(stop_file), stop_file))
+        if time.monotonic() - self._stored > _STORE_SECONDS:
+            self._stored = time.monotonic()
+            self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
+        self.display.running = {work.trial.number: work.run.seconds for work in self._running}
+        self.display.show()
         self._page.write_if_due(self.display.confirmed)
-
-
-def _where(group: Group) -> str:
-    """A group and its hosts, in words."""
-    hosts = ", ".join(dict.fromkeys(group.hosts))
-    return f"group {group.number}" + (f" on {hosts}" if hosts else "")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +17,7 @@ from recipes.search_space.open_search import OpenedSearch, assignments
 from trainers.launch.request import Prepared, TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.progress import Tail
-from trainers.runs.run_folder import ENVIRONMENT, LOG, METRICS, RUN
+from trainers.runs.run_folder import LOG, METRICS, RUN
 from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.outcome import metrics_lines
 from trainers.search.rank_groups import Group
@@ -27,7 +26,6 @@ _EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
 _NAMED_RANK = re.compile(r"rank (\d+) ")
 _WATCHDOG = "; --watchdog allows "
-_KILLED = re.compile(r"PID (\d+) RUNNING AT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +34,11 @@ class SearchOptions:
 
     Args:
         folder: of the search.
-        stop_file: when this file appears, the search stops.
         hang_seconds: a trial without an update for this long is ended.
         cluster, device: as for `train`.
     """
 
     folder: Path
-    stop_file: Path
     hang_seconds: float = 600.0
     cluster: str | None = None
     device: str | None = None
@@ -51,22 +47,13 @@ class SearchOptions:
 def trial_request(
     opened: OpenedSearch,
     number: int,
-    values: dict[str, Any],
+    values: Mapping[str, Any],
     folder: Path,
     options: SearchOptions,
     *,
     seed: int | None = None,
 ) -> TrainRequest:
-    """The training request of one of a trial's runs.
-
-    Args:
-        opened: the search.
-        number: of the trial.
-        values: path -> the trial's value.
-        folder: of the run, which is resumed if the folder has one.
-        options: of the search.
-        seed: of the run; None for the trial's own.
-    """
+    """The request to train trial `number` in `folder`, or to resume it; `seed` replaces that of the trial's recipe."""
     search, report = opened.search, f"{1 / opened.search.reports!r}run"
     given = {
         **search.fixed,
@@ -94,17 +81,10 @@ def trial_request(
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A score of a trial at a point of its own run.
-
-    Args:
-        number: of the point, from 1; the search's `reports` at the end of the run.
-        value: of the objective there.
-        epoch: of the point.
-    """
+    """A score at a point of a trial's own run; `number` counts from 1 to the search's `reports`, the end of the run."""
 
     number: int
     value: float
-    epoch: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,13 +107,11 @@ class RunEnd:
 
 
 class TrialRun:
-    """A run that a group of ranks trains; creating it begins the run.
+    """A run that a group of ranks trains; creating it begins the run, whose folder exists.
 
     Args:
-        group: whose ranks train it.
-        request: what they train; its `out` is the run's folder, which exists.
-        prepared: the request, checked.
-        metric: of the objective: `accuracy`, `loss` or `train_loss`.
+        group, request, prepared: whose ranks train it, what, and the same checked.
+        metric: `accuracy`, `loss` or `train_loss`, which is reported.
         reports: number of points of the run at which it is evaluated.
     """
 
@@ -142,11 +120,10 @@ class TrialRun:
         self.group, self.folder, self.prepared = group, request.out, prepared
         self._metric, self._reports = metric, reports
         (self.folder / STOP_FILE).unlink(missing_ok=True)
-        self.began_at = time.time()
         self.began = self.last_news = time.monotonic()
         self.update = 0
         # All lines of a new run are new, whatever the clock of the host that writes them says.
-        self._tail = Tail(self.folder / METRICS, int(self.began_at * 1000) if request.resume else 0)
+        self._tail = Tail(self.folder / METRICS, int(time.time() * 1000) if request.resume else 0)
         self._ended = False
         group.train(request)
 
@@ -182,54 +159,39 @@ class TrialRun:
         self._ended = True
         if result is not None:
             return RunEnd(**result)
-        assert code is not None
         errors, log = self.group.output()
         with open(self.folder / LOG, "a", encoding="utf-8") as file:  # to which the ranks wrote the rest
             file.write(errors)
-        return self._failure_of_ranks(code, errors, log)
+        return self._end_without_result(code, errors, log)
 
     def close(self) -> None:
         """Close the files."""
         self._tail.close()
 
-    def _failure_of_ranks(self, code: int, errors: str, log: str) -> RunEnd:
+    def _end_without_result(self, code: int, errors: str, log: str) -> RunEnd:
+        """By the launcher's exit code: of a signal mpiexec returns the number, srun 128 more, as a shell does."""
+        words = self.group.launcher_words().splitlines()
         if self.group.never_joined:
             own = [line for line in (*errors.splitlines(), *log.splitlines()) if line.startswith("kilobatch: ")]
-            words = own[:1] or self.group.launcher_words().splitlines()[:2]
-            return RunEnd(how="not_started", reason=" | ".join(words) or _failure(errors).reason)
+            return RunEnd(how="not_started", reason=" | ".join(own[:1] or words[:2]) or _failure(errors).reason)
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             return _failure(errors)
-        if code == 0:
-            rank = self.group.first_exit()
-            who = "a rank" if rank is None else f"rank {rank}"
-            words = self.group.launcher_words().splitlines()  # of a node that died
-            reason = words[0] if words else f"{who} left before the run ended, without an error of its own"
-            return RunEnd(how="died", reason=reason, rank=rank)
-        return self._death(code, log)
-
-    def _death(self, code: int, log: str) -> RunEnd:
-        """Which rank a signal ended: as seen here, else by the process that mpiexec names, which the run has noted."""
-        # mpiexec returns a signal's number, srun 128 more, as a shell does; below 0 it ended mpiexec itself.
+        rank = self.group.first_exit()
+        who = "a rank" if rank is None else f"rank {rank}"
         number = -code if code < 0 else code % 128
         known = number in {member.value for member in signal.Signals}
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
         if code < 0:
             return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
-        rank = self.group.first_exit()
-        if rank is None:
-            ranks = self._ranks_by_process()
-            rank = next((ranks[int(pid)] for pid in _KILLED.findall(log) if int(pid) in ranks), None)
-        return RunEnd(how="died", reason=f"{'a rank' if rank is None else f'rank {rank}'} was ended {by}", rank=rank)
-
-    def _ranks_by_process(self) -> dict[int, int]:
-        try:
-            ranks = json.loads((self.folder / ENVIRONMENT).read_text(encoding="utf-8"))["ranks"]
-            return {entry.get("pid"): entry["rank"] for entry in ranks}
-        except (OSError, ValueError, LookupError):
-            return {}
+        if code == 0:  # the launcher has words where a node died
+            reason = words[0] if words else f"{who} left before the run ended, without an error of its own"
+            return RunEnd(how="died", reason=reason, rank=rank)
+        return RunEnd(how="died", reason=f"{who} was ended {by}", rank=rank)
 
 
-def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: str, reports: int) -> Iterable[Report]:
+def reports_in(
+    lines: Iterable[Mapping[str, Any]], prepared: Prepared, *, metric: str, reports: int
+) -> Iterable[Report]:
     """The reports among lines of a trial's metrics, each at the last point of the run that its update reached.
 
     A report of `train_loss` is its mean over the updates since the report before, so it needs all lines.
@@ -243,8 +205,7 @@ def reports_in(lines: Iterable[dict[str, Any]], prepared: Prepared, *, metric: s
         elif line.get("key") == key:
             passed = round(last_multiple(line["epoch"], every) / every)
             number = reports if line["update"] == whole else min(passed, reports)
-            value = fmean(losses) if metric == "train_loss" else line["value"]
-            yield Report(number=number, value=value, epoch=line["epoch"])
+            yield Report(number=number, value=fmean(losses) if metric == "train_loss" else line["value"])
             losses = []
 
 

@@ -73,7 +73,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     Raises:
         ValueError: the data are not what the data set's file says; the model lacks something that the loss needs.
     """
-    model = _with_weights(build_model(recipe, dataset), recipe, dataset)
+    model = drawn_model(recipe, dataset)
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
@@ -129,6 +129,11 @@ def build_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
     return model
 
 
+def drawn_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
+    """The recipe's model with its weights drawn from the recipe's seed; raises as `build_model`."""
+    return _with_weights(build_model(recipe, dataset), recipe, dataset)
+
+
 def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
     """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
 
@@ -154,6 +159,17 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
         NormGroups(recipe.evaluation).install(_with_weights(model, recipe, dataset))
     except (TypeError, ValueError) as error:
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+
+
+def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
+    """Give a model the weights of `recipe.init`, to learn now whether they fit.
+
+    Raises:
+        InputRefused: the file is not here, or its weights do not fit; see `begin_with`.
+    """
+    from trainers.models.weight_names import begin_with  # and ChainerCV
+
+    begin_with(drawn_model(recipe, dataset), recipe.init)
 
 
 def _require_logits(model: chainer.Chain, name: str, image_CHW: np.ndarray, num_classes: int) -> None:
@@ -287,8 +303,11 @@ def build_exchange(
     Raises:
         ValueError: the communicator does not fit these workers.
     """
-    component, device = Direct() if exact else settings.communicator or Auto(), parts.model.device
-    connection = component.connect(mpi.Dup()) if device.xp is np else connect_on_gpu(component, mpi.Dup())
+    device = parts.model.device
+    if device.xp is np:
+        connection = (Direct() if exact else settings.communicator or Auto()).connect(mpi.Dup())
+    else:
+        connection = connect_on_gpu(Auto() if exact else settings.communicator or Auto(), mpi.Dup())
     image, _ = parts.load_eval(0, 0)
     images_NCHW = device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)

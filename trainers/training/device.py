@@ -17,7 +17,7 @@ from trainers.communicators.mpi_messages import first_message
 from trainers.runs.errors import RunFailed, one_line
 
 DEVICES = ("cpu", "gpu", "auto")
-INSTALL = 'pip install "cupy-cuda13x[ctk]" nvidia-nccl-cu13 (for CUDA 12: cupy-cuda12x[ctk], nvidia-nccl-cu12)'
+INSTALL = 'pip install "kilobatch[gpu]" (for CUDA 12: kilobatch[gpu12])'
 _TF32_SINCE = 80  # compute capability of NVIDIA's Ampere
 _DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
@@ -213,6 +213,6 @@ def notes_on(device: Any, compute: str = "float32") -> list[str]:
         return [permitted] if compute == "tf32" else []
     too_old = int(device.device.compute_capability) < _TF32_SINCE
     kind, why_not = kernels.use_on_gpu(None)
-    slow = "" if kind == "cudnn" else ", convolutions go by im2col and cuBLAS" + (f": {why_not}" if why_not else "")
+    slow = "" if kind != "chainer" else ", convolutions go by im2col and cuBLAS" + (f": {why_not}" if why_not else "")
     notes = [f"rank 0 computes on {gpu_facts(device)['gpu']}, {kind} kernels{slow}"]
     return [*notes, permitted] if compute == "tf32" and too_old else notes

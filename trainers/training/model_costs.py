@@ -33,6 +33,7 @@ from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout
 
 _PIXELS = 1 << 14  # of all images of a micro-batch, at least: from there on kernels' blocks are at their full size
+_FEWEST = 2  # samples: of one alone an operator may take views where it copies the arrays of several
 _SAMPLES, _GROUPS = 2 ** np.arange(21), 2 ** np.arange(11)  # micro-batches whose fullest moment is kept
 
 
@@ -63,7 +64,7 @@ def _measured(model: chainer.Chain, image_CHW: tuple[int, int, int], evaluation:
     groups.install(model)
     order = backward_order(model, image_NCHW)
     sizes = tuple(parameter.size for _, parameter, _ in order)
-    few = max(1, -(-_PIXELS // (image_CHW[1] * image_CHW[2])))
+    few = max(_FEWEST, -(-_PIXELS // (image_CHW[1] * image_CHW[2])))
     runs = [_run(model, groups, image_CHW, samples) for samples in (few, 2 * few)]
     mixes = False
     if getattr(chainer_hooks.operators, "COMPUTES_GROUPS", False):

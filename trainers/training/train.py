@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import chainer
 import numpy as np
 from chainer.training import Trainer
 
@@ -59,9 +60,10 @@ from trainers.training.environment import (
     this_rank,
 )
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
-from trainers.training.exact_mode import broken_since, unlike_hosts
+from trainers.training.exact_mode import broken_since, hold_on_gpu, unlike_hosts
 from trainers.training.extensions.checkpoints import Checkpoints
 from trainers.training.extensions.evaluation import Evaluation, score
+from trainers.training.extensions.gpu_profile import GpuProfile, nsys_command
 from trainers.training.extensions.gradient_exchange import GradientExchange
 from trainers.training.extensions.metrics import Metrics
 from trainers.training.extensions.profile import Profile, profiled_updates
@@ -118,6 +120,7 @@ def train_as_rank(
     run.start()
     try:
         run.trainer.run(show_loop_exception_msg=False)
+        run.updater.settle()
     except (NotFinite, Overflow, TooManyBadImages, WeightsDiffer) as error:  # on all ranks
         raise run.failed(error) from error
     code = run.end()
@@ -139,6 +142,10 @@ class _Run:
         self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
         reset_peak()
         self.device = take_device(plan.cluster.device, mpi)
+        if self.device.xp is not np:
+            chainer.global_config.cudnn_deterministic = plan.exact
+            if plan.exact:
+                hold_on_gpu(mpi)
         parts = build(opened.recipe, opened.dataset)
         parts.model.to_device(self.device)
         self.parts = replace(parts, loss=heartbeat.marking(parts.loss))
@@ -205,6 +212,14 @@ class _Run:
         """Load the checkpoint if resuming, write the run's files, set up the trainer."""
         folder = self.folder
         state, notes = self._resumed_state() if self.request.resume else (None, [])
+        if state is None and (init := self.opened.recipe.init) is not None:
+            from trainers.models.weight_names import begin_with  # and ChainerCV
+
+            begin_with(self.parts.model, init)
+            if self.averaged is not None:
+                self.averaged.restart()
+            drawn = f", without {', '.join(init.except_)}" if init.except_ else ""
+            notes.append(f"begins with the weights of {init.weights}, SHA-256 {init.sha256}{drawn}")
         self._equal()
         unmeasured = self.plan.without_noise_scale if self.request.measure_noise else ()
         notes += self._notes_on_bits()
@@ -349,7 +364,11 @@ class _Run:
             trainer.extend(GradientExchange(name, self.updater.exchange, self.metrics))
         if number := self.request.profile:
             updates = profiled_updates(number, begin=self.updater.iteration, end=self.end_update)
-            trainer.extend(Profile(folder / PROFILE, self.updater.clock, self.mpi, updates=updates))
+            gpu = None
+            if self.device.xp is not np:
+                gpu = GpuProfile(self.updater.clock)
+                log.info("to see kernels on a timeline: %s kilobatch train ...", nsys_command(folder))
+            trainer.extend(Profile(folder / PROFILE, self.updater.clock, self.mpi, updates=updates, gpu=gpu))
         if self.request.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
         trainer.extend(evaluation, trigger=evaluates)
@@ -379,10 +398,12 @@ class _Run:
             )
 
     def _equal(self) -> None:
+        self.updater.settle()
         require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
 
     def _score(self) -> Any:
         parts = self.parts
+        self.updater.settle()
         with self.averaged.in_place() if self.averaged else contextlib.nullcontext():
             return score(
                 parts.model,

@@ -12,7 +12,6 @@ from recipes.schema.vocabulary import is_layerwise
 _LARGEST_WITHOUT = 8
 _SMALLEST_PUBLISHED = 1632
 _BRING_THEIR_OWN = ("AdaScale", "RmspropWarmup")
-_FIVE_EPOCHS = "{kind: GradualWarmup, epochs: 5, start: reference, joins: multiply}"
 
 
 def no_warmup(case: Case) -> Iterator[Fault]:
@@ -23,7 +22,7 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     LARS and LAMB follows no rule: they are reported from a batch of 1,632, the smallest of MLPerf's reference points,
     all of which warm up. RmspropWarmup and AdaScale have a warmup of their own and are not reported.
 
-    Way out: rise to the full rate over 5 epochs.
+    Way out: rise to the full rate over 5 epochs, in a short run over a quarter of it.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of warmups at batch 8,192: top-1 error 24.84 %
         without, 23.74 % with a gradual one.
     Fires:
@@ -44,7 +43,7 @@ def no_warmup(case: Case) -> Iterator[Fault]:
         what = f"none, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per")
-        yield Fault(keys=keys, what=what, way_out=f"write `warmup: {_FIVE_EPOCHS}`")
+        yield Fault(keys=keys, what=what, way_out=_rise_over(case))
 
 
 def short_warmup(case: Case) -> Iterator[Fault]:
@@ -52,7 +51,7 @@ def short_warmup(case: Case) -> Iterator[Fault]:
 
     A few updates are over before the gradient has settled; the first long steps then come as if there were no warmup.
 
-    Way out: 5 epochs.
+    Way out: 5 epochs, in a short run a quarter of it.
     Source: Goyal et al. 2017, arXiv 1706.02677: 5 epochs, 782 updates at batch 8,192; the shortest of the library is 2.
     Fires:
         learning_rate: {warmup: {epochs: 5up}}
@@ -60,13 +59,20 @@ def short_warmup(case: Case) -> Iterator[Fault]:
         learning_rate: {warmup: {epochs: 2}}
     """
     rate, epoch = case.peak
+    warmup = case.recipe.learning_rate.warmup
+    epoch = max(epoch, 0.0 if warmup is None else warmup.shape.epochs)
     rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
     if case.is_momentum_sgd and rises and epoch < 1 and max(case.growth, rate * case.reach) > _LARGEST_WITHOUT:
         yield Fault(
             keys=("learning_rate.warmup.epochs", "learning_rate.schedule"),
             what=f"rises to a rate of {rate:.4g} within {epoch:.2g} epochs",
-            way_out=f"write `warmup: {_FIVE_EPOCHS}`",
+            way_out=_rise_over(case),
         )
+
+
+def _rise_over(case: Case) -> str:
+    epochs = min(5.0, max(1.0, case.recipe.epochs / 4))
+    return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: reference, joins: multiply}}`"
 
 
 def decay_after_end(case: Case) -> Iterator[Fault]:

@@ -1,4 +1,4 @@
-"""Rates by hand: each rule, each way to join, each way to read; limits and shapes that follow from them."""
+"""Rates by hand: each rule, each way to join, each way to read; limits that follow from them."""
 
 import pytest
 
@@ -9,7 +9,6 @@ from recipes.planning.rates import (
     learning_rate_at,
     momentum_at,
     norm_span_at,
-    rate_shape,
     slow_until,
 )
 from recipes.reading.open import open_recipe
@@ -157,38 +156,3 @@ def test_slow_until(overrides, end):
 
 def test_akiba2017_is_slow_until_its_slow_start_ends():
     assert slow_until(library_recipe(name="akiba2017")) == 40
-
-
-def test_a_shape_is_drawn_from_a_to_z():
-    falls = "learning_rate.schedule={kind: MultiStep, boundaries: [10], factor: 0.1}"
-    assert rate_shape(library_recipe(falls)) == "Z" * 10 + "f" * 10
-    assert rate_shape(library_recipe("learning_rate.schedule={kind: Constant}")) == "Z" * 20
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["learning_rate.reference=0.3"],
-        ["batch.global=64"],
-        ["epochs=37"],
-        ["learning_rate.warmup.epochs=1"],
-        ["learning_rate.warmup=null"],
-        ["learning_rate.every=1ep"],
-        ["optimizer={kind: Lars}"],
-    ],
-)
-def test_rate_length_batch_and_warmup_make_no_other_shape(overrides):
-    assert rate_shape(library_recipe(*overrides)) == rate_shape(library_recipe())
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ([], ["learning_rate.schedule={kind: Polynomial}"]),
-        ([], ["learning_rate.schedule={kind: Cosine, epochs: 10}"]),
-        ([BEFORE % 5], [BEFORE % 1]),
-        ([], ["batch={global: [{from: 0, size: 256}, {from: 7, size: 512}]}"]),
-    ],
-)
-def test_another_decay_is_another_shape(one, other):
-    assert rate_shape(library_recipe(*one)) != rate_shape(library_recipe(*other))

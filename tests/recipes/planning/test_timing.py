@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from recipes import open_cluster
+from recipes.planning.cluster import Cluster
 from recipes.planning.forecast import case_of, forecast
 from recipes.planning.hardware import MeasuredAllReduce, Rate
-from recipes.planning.timing import NoForecast, timing_of
+from recipes.planning.timing import Case, NoForecast, timing_of
 from trainers.launch.vocabulary import vocabulary
 
 SIDES = {None: 224}
@@ -77,3 +78,47 @@ def test_a_rate_that_contradicts_the_links_is_refused(foretold: Callable) -> Non
     wrong = replace(where, hardware=replace(where.hardware, rates=(fast,)))
     with pytest.raises(NoForecast, match="contradicts its links or hardware.fixed_ms"):
         foretold("goyal2017", wrong, 256)
+
+
+def _probed(planned: Callable, exact: bool = False) -> Case:
+    """Two ranks: each makes 100 samples/s alone, 80 beside the other, and 70 where they also send 1 MB of gradients."""
+    made = planned("digits/large_batch", "mn1", 2)
+    how = {"basis": "probe", "source": "by hand"}
+    one = Rate(model="Own", image_size=8, micro_batch_size=64, samples_per_second=100.0, **how)
+    both = replace(one, devices=2, samples_per_second=160.0, exchanged=False, backward_share=0.5)
+    both = replace(both, parameter_arrays=(100_000, 150_000), backward_microseconds=(300, 100))
+    sent = replace(one, devices=2, samples_per_second=140.0)
+    timed = MeasuredAllReduce(
+        workers=2, nodes=1, bytes_=(1000, 1_000_000), milliseconds=(0.1, 100.0), contention=0.2, slowdown=0.3
+    )
+    hardware = replace(
+        made.cluster.hardware, device="cpu", rates=(one, both, sent), variation=0.0, all_reduces=(timed,), network=None
+    )
+    cluster = Cluster(name="a", nodes=1, workers_per_node=2, device="cpu", device_memory_bytes=10**9, hardware=hardware)
+    return Case(cluster=cluster, model="Own", image_size=8, num_parameters=250_000, exact=exact)
+
+
+def test_ranks_that_computed_beside_each_other_and_sent_nothing_are_taken_as_they_were(planned: Callable) -> None:
+    case = _probed(planned)
+    timing = timing_of(case, micro_batch_size=64, devices=2)
+    assert timing.rate.exchanged is False
+    assert timing.bases["contention"] == "probe"
+    update = timing.update(devices=2, micro_batch_size=64)
+    assert float(update.compute) == pytest.approx(64 / 80)
+    # In buckets: 600 kB are ready after a quarter of the last half, and hidden; 400 kB at the end, and not.
+    assert float(update.communication) == pytest.approx(0.1, rel=1e-3)
+    assert float(update.exposed) == pytest.approx(0.04, rel=1e-2)
+    # What is hidden costs compute 0.2 of it and communication 0.3, and the later one counts.
+    assert float(update.contention) == pytest.approx(0.3 * 0.06, rel=1e-2)
+    doubled = timing_of(replace(case, double_buffering=True), micro_batch_size=64, devices=2)
+    assert float(doubled.update(devices=2, micro_batch_size=64).total) == pytest.approx(64 / 80 + 0.2 * 0.1, rel=1e-3)
+    alone = timing_of(case, micro_batch_size=64, devices=1)
+    assert float(alone.update(devices=1, micro_batch_size=64).total) == pytest.approx(64 / 100)
+
+
+def test_exact_mode_overlaps_nothing_and_takes_the_rate_of_a_trained_run(planned: Callable) -> None:
+    timing = timing_of(_probed(planned, exact=True), micro_batch_size=64, devices=2)
+    assert timing.rate.exchanged
+    update = timing.update(devices=2, micro_batch_size=64)
+    assert 128 / float(update.total) == pytest.approx(140.0)
+    assert float(update.exposed) == float(update.communication) > 0

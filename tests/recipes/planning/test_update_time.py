@@ -96,10 +96,14 @@ def fluid(compute: float, communication: float, own: float, sending: float) -> f
 @pytest.mark.parametrize(("own", "sending"), [(1.0, 1.0), (0.9, 0.95), (0.7, 0.6), (0.95, 0.5)])
 @pytest.mark.parametrize("communication", [0.5, 0.9, 1.0, 1.3, 4.0])
 def test_double_buffering_on_shared_cores_is_two_fluids(communication: float, own: float, sending: float) -> None:
-    exchange = Exchange(all_reduce=lambda *_: communication, overlap="double_buffering")
+    exchange = Exchange(
+        all_reduce=lambda *_: communication,
+        overlap="double_buffering",
+        contention=(1 - own) / sending,
+        slowdown=(1 - sending) / own,
+    )
     compute = Compute(fixed_seconds=1.0, seconds_per_sample=0.0)
-    rates = {"contention": (1 - own) / sending, "slowdown": (1 - sending) / own}
-    made = update_time(TINY, compute, exchange, LINKS, devices=4, nodes=4, micro_batch_size=1, **rates)
+    made = update_time(TINY, compute, exchange, LINKS, devices=4, nodes=4, micro_batch_size=1)
     expected = fluid(1.0, communication, own, sending)
     # Exact where communication is the longer; where compute is, up to the little that both miss at their ends.
     assert float(made.total) == pytest.approx(expected, rel=1e-12 if communication >= 1 else 0.06)
@@ -110,13 +114,12 @@ def test_one_device_only_computes() -> None:
         made = update_time(
             TINY,
             replace(COMPUTE, sigma=0.02),
-            Exchange(all_reduce=ring, overlap=overlap),
+            Exchange(all_reduce=ring, overlap=overlap, contention=0.05),
             LINKS,
             devices=1,
             nodes=1,
             micro_batch_size=10,
             accumulation_steps=3,
-            contention=0.05,
         )
         assert float(made.total) == COMPUTE.seconds(10) * 3
 
@@ -170,11 +173,11 @@ def test_expected_maxima_agree_with_draws() -> None:
 @pytest.mark.parametrize("cycle", [0.0, 0.005])
 def test_a_calibrated_model_returns_its_rate(overlap: str, cycle: float) -> None:
     net = network("resnet50", 224)
-    exchange = Exchange(all_reduce=ring, overlap=overlap, bucket_bytes=4e6, cycle_seconds=cycle)
+    exchange = Exchange(all_reduce=ring, overlap=overlap, bucket_bytes=4e6, cycle_seconds=cycle, contention=0.048)
 
     def seconds(per_sample: float) -> float:
         compute = Compute(fixed_seconds=0.01, seconds_per_sample=per_sample, sigma=0.018)
-        case = {"devices": 8, "nodes": 1, "micro_batch_size": 64, "contention": 0.048}
+        case = {"devices": 8, "nodes": 1, "micro_batch_size": 64}
         return float(update_time(net, compute, exchange, LINKS, **case).total)
 
     for rate in (200.0, 1290.0, 5000.0):

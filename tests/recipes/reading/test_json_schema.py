@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lr_schedules import BatchRamp
-from recipes.reading.json_schema import json_schema
+from recipes.reading.json_schema import file_schema, json_schema
 from recipes.reading.read import fields_of, options_of
 from recipes.reading.reference import argument_texts, reference
 from recipes.reading.registry import find, names
@@ -60,6 +60,8 @@ def faults(schema, value, path="recipe"):
                 result += faults(known[key], inner, f"{path}.{key}")
             elif schema.get("additionalProperties") is False:
                 result.append(f"{path}.{key}: unknown")
+            elif isinstance(more := schema.get("additionalProperties"), dict):
+                result += faults(more, inner, f"{path}.{key}")
         if "if" in schema and not faults(schema["if"], value, path):
             result += faults(schema["then"], value, path)
     if isinstance(value, list):
@@ -74,15 +76,15 @@ def faults(schema, value, path="recipe"):
     return result
 
 
-def as_read(name):
-    """A recipe's own file, without what it extends."""
+def as_read(name, kind="recipes"):
+    """A file's own tree, without what it extends."""
 
     def plain(node):
         if isinstance(node.value, dict):
             return {key: plain(inner) for key, inner in node.value.items()}
         return [plain(inner) for inner in node.value] if isinstance(node.value, list) else node.value
 
-    return plain(parse_yaml(find("recipes", name).read_bytes(), file=name))
+    return plain(parse_yaml(find(kind, name).read_bytes(), file=name))
 
 
 @pytest.mark.parametrize("name", names("recipes"))
@@ -117,6 +119,29 @@ def test_schema_refuses(schema, change):
     if change == {"dataset": None}:
         whole.pop("dataset")
     assert faults(schema, whole)
+
+
+@pytest.mark.parametrize("of", ["dataset", "cluster", "search"])
+def test_the_schema_of_other_files_accepts_the_library_and_refuses_mistakes(of):
+    kind = "searches" if of == "search" else f"{of}s"
+    schema = json.loads(json.dumps(file_schema(search_vocabulary(), of, strict=True)))
+    trees = {name: as_read(name, kind) for name in names(kind)}
+    found = {name: faults(schema, tree) for name, tree in trees.items() if not tree.get("lacks")}
+    assert not any(found.values()), found
+    wrong = {"dataset": {"reader": {"kind": "Imagefolder"}}, "cluster": {"exchange": {"wire": "float8"}}}
+    wrong["search"] = {"space": {"epochs": {"kind": "Floats"}}}
+    for change in ({"colour": 3}, wrong[of]):
+        assert faults(schema, {**trees[names(kind)[0]], **change}), change
+
+
+def test_a_strict_schema_knows_the_kinds():
+    schema = json.loads(json.dumps(file_schema(vocabulary(), "recipe", strict=True)))
+    recipe = as_read("digits/baseline")
+    assert faults(schema, recipe) == []
+    assert faults(schema, {**recipe, "optimizer": {"kind": "AdamW"}})
+    assert faults(schema, {**recipe, "augmentation": {"train": [{"kind": "RandomHorizontalFlip"}]}})
+    assert faults(schema, {**recipe, "lr": 0.1})
+    assert faults(schema, {"kilobatch": 1, "extends": "digits/baseline", "optimizer": {"weight_decay": 0.1}}) == []
 
 
 def test_schema_names_every_kind_of_the_vocabulary(schema):

@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from recipes.reading import registry
-from recipes.reading.registry import UnknownNameError, find, names, shown
+from recipes.reading.registry import UnknownNameError, find, find_or_refuse, names, shown
 
 
 def test_library_comes_before_the_working_directory(write):
@@ -25,6 +25,13 @@ def test_own_recipes_are_found_below_the_working_directory(write, file):
 
 def test_name_of_a_run_folder_finds_its_recipe():
     assert find("recipes", "digits-ramp") == find("recipes", "digits/ramp")
+
+
+def test_the_folder_of_a_run_names_its_recipe_on_the_command_line_only(write):
+    path = write(name="runs/a/recipe.yaml")
+    assert find_or_refuse("recipes", "runs/a").resolve() == path
+    with pytest.raises(UnknownNameError):
+        find("recipes", "runs/a")  # as `extends` does
 
 
 @pytest.mark.parametrize("name", ["../mine", "/mine", "digits/../../mine", ""])

@@ -15,6 +15,7 @@ from trainers.launch.vocabulary import vocabulary
 
 WORDS = vocabulary()
 QUICK = ("digits/large_batch", "ffcv2022", "goyal2017", "mlperf/lars_8192", "you2019", "smith2017/cifar10_grow")
+QUICK += ("fashion/ramp_4096", "fashion/adascale_4096")
 ENDS = re.compile(
     r"is published up to|published points go|no rule joins|is not among the published|ask for fewer|outside \(0, 1\)|"
     r"whole number of samples|this rule ends below|is left open|AdaScale"
@@ -48,6 +49,8 @@ def test_the_derived_curve_is_the_promised_one(name, factor, tmp_path):
         return
     root = type(before.optimizer).__name__ == "Lamb" or before.learning_rate.rule == "sqrt"
     growth = math.sqrt(factor) if root else factor
+    if type(before.optimizer).__name__ == "AdaScale" and before.learning_rate.rule == "none":
+        growth = 1.0  # its gain scales the rate
     warmups = [recipe.learning_rate.warmup for recipe in (before, after)]
     begins = max(0.0 if warmup is None else warmup.shape.epochs for warmup in warmups)
     for number in range(40):

@@ -2,32 +2,13 @@
 
 import pytest
 
-from recipes.search_space.ranges import Categorical, Float, Int, combinations, condition_values, is_active, suggested
+from recipes.search_space.ranges import Categorical, Float, Int, active_values, condition_values, is_active, suggested
 
 
 def test_ends_are_what_a_recipe_must_allow():
     assert Float(low=0.1, high=1.0).ends == {("low",): 0.1, ("high",): 1.0}
     assert Int(low=1, high=5).ends == {("low",): 1, ("high",): 5}
     assert Categorical(choices=("a", None)).ends == {("choices", 0): "a", ("choices", 1): None}
-
-
-@pytest.mark.parametrize(
-    ("made", "points", "values"),
-    [
-        (Float(low=1.0, high=3.0), 3, [1.0, 2.0, 3.0]),
-        (Float(low=0.01, high=1.0, log=True), 3, [0.01, pytest.approx(0.1), 1.0]),
-        (Float(low=0.0, high=1.0, step=0.5), 9, [0.0, 0.5, 1.0]),
-        (Float(low=0.0, high=0.7, step=0.5), 2, [0.0, 0.5]),
-        (Float(low=2.0, high=3.0), 1, [2.0]),
-        (Int(low=1, high=5), 3, [1, 3, 5]),
-        (Int(low=0, high=10, step=4), 9, [0, 4, 8]),
-        (Int(low=1, high=100, log=True), 3, [1, 10, 100]),
-        (Categorical(choices=(True, "a")), 1, [True, "a"]),
-    ],
-)
-def test_points_of_a_grid(made, points, values):
-    assert made.spread(points) == values
-    assert all(made.holds(value) for value in made.spread(points))
 
 
 @pytest.mark.parametrize(
@@ -105,15 +86,9 @@ def test_a_trial_is_asked_for_what_it_has_and_in_the_order_of_the_conditions(giv
     assert trial.requests == list(values)
 
 
-def test_combinations_hold_each_trial_once():
-    result = list(combinations(SPACE, 2))
-    assert result == [
-        {"word": "a"},
-        {"word": "b", "depth": 1},
-        *({"word": "b", "depth": 2, "rate": rate} for rate in (0.0, 1.0)),
-        {"word": "c", "depth": 1},
-        *({"word": "c", "depth": 2, "rate": rate} for rate in (0.0, 1.0)),
-    ]
+def test_values_of_paths_that_are_not_active_with_the_others_are_left_out():
+    assert active_values(SPACE, {"rate": 0.5, "depth": 2, "word": "a"}) == {"word": "a"}
+    assert active_values(SPACE, {"rate": 0.5, "word": "b", "depth": 2}) == {"word": "b", "depth": 2, "rate": 0.5}
 
 
 def test_circumstances_are_every_combination_of_the_named_values_and_what_these_need():

@@ -109,31 +109,6 @@ def test_batch_of_a_ratio(slow_network):
     assert samples_at(19.0) == 1
 
 
-def test_predictions_from_a_probe_by_hand():
-    from slow_predictions import predictions
-
-    probed = {
-        "bucket_values": [250, 750],  # in the order of backward
-        "all_reduce_values": [500, 1000],
-        "rounds": [
-            {
-                "ready": [[0.05, 0.1]],
-                "update": [0.1],
-                "all_reduces": {"float32": [0.1, 0.2], "float16": [0.05, 0.1]},
-                "rates_beside": {"double float32": (0.5, 0.8)},
-            }
-        ],
-    }
-    found = {name: seconds for name, (seconds,) in predictions(probed, ranks=3).items()}
-    assert found["compute"] == 0.1
-    assert found["none float32"] == pytest.approx(0.1 + 0.2)
-    # 250 numbers take as long as the smallest buffer timed, 0.1 s, and 750 then 0.15 s.
-    assert found["buckets float32"] == pytest.approx(0.05 + 0.1 + 0.15)
-    assert found["double float16"] == pytest.approx(0.1)
-    # Compute takes twice as long, 0.2 s, in which 0.16 of 0.2 s are sent.
-    assert found["double float32"] == pytest.approx(0.2 + 0.04)
-
-
 def test_the_hidden_share(slow_network):
     hidden = slow_network.hidden
     assert hidden([2.0], none=[2.0], compute=[1.0]) == 0
@@ -192,6 +167,9 @@ def test_a_probe_between_hosts_writes_their_link_into_the_clusters_file(slow_net
     tree = yaml.safe_load(file.read_text())
     assert (tree["nodes"], tree["workers_per_node"]) == (2, 1)
     assert tree["hardware"]["network"]["measured_gb_per_second"] == pytest.approx(0.025, rel=0.15)
+    full, half = tree["hardware"]["all_reduces"]
+    assert (full["wire"], half["wire"]) == ("float32", "float16")
+    assert half["milliseconds"][-1] == pytest.approx(full["milliseconds"][-1] / 2, rel=0.15)
 
 
 @pytest.mark.slow

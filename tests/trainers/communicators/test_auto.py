@@ -1,24 +1,18 @@
-"""What is chosen by measurement: who competes on which wire, what counts as its cost, and between GPUs without NCCL."""
+"""What is chosen by measurement: who competes on which wire, what counts as its cost."""
 
-import contextlib
-import json
 import math
 import statistics
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from trainers.communicators import Auto, auto
+from trainers.communicators import auto
 from trainers.communicators.auto import Fastest, cost_of
 from trainers.communicators.connection import Connection
-from trainers.communicators.host_staging import fastest_without_nccl
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.gradients.exchange import wire_factor
-
-WORLD = MPI.COMM_WORLD
 
 
 class Sums(Connection):
@@ -35,12 +29,12 @@ class Sums(Connection):
 
 @pytest.fixture
 def fastest(monkeypatch):
-    """fastest(*sums, **options): a connection that chooses among them in all its repeats, closed afterwards."""
+    """fastest(*sums): a connection that chooses among them in all its repeats, closed afterwards."""
     monkeypatch.setattr(auto, "_ENOUGH_SECONDS", math.inf)  # a busy machine makes fewer
     made = []
 
-    def make(*sums, **options):
-        made.append(Fastest(MPI.COMM_SELF.Dup(), {one.name: one for one in sums}, **options))
+    def make(*sums):
+        made.append(Fastest(MPI.COMM_SELF.Dup(), {one.name: one for one in sums}))
         return made[-1]
 
     yield make
@@ -71,21 +65,20 @@ def test_on_16_bits_more_than_32_roundings_are_too_many(fastest, num_roundings, 
 
 
 def test_who_is_alone_is_not_measured(fastest):
-    alone, by_mpi = Sums("through host memory", 0), Sums("CudaAwareMpi", 0, sums_16_bits=False)
-    connection = fastest(alone, by_mpi, warms_up=True)
+    alone, by_mpi = Sums("through host memory", 0), Sums("MpiAllreduce", 0, sums_16_bits=False)
+    connection = fastest(alone, by_mpi)
     for _ in range(2):
         connection.sum(np.ones(1_000_000, np.float32), WIRES["float16"]())
     assert (alone.calls, by_mpi.calls) == (2, 0)
     assert connection.choices == ["through host memory for buckets like 4 MB, alone on float16"]
 
 
-@pytest.mark.parametrize(("warms_up", "calls"), [(False, 9), (True, 10)])
-def test_each_sums_nine_times_for_a_size_and_the_chosen_one_once_more(fastest, warms_up, calls):
+def test_each_sums_nine_times_for_a_size_and_the_chosen_one_once_more(fastest):
     sums = [Sums("one", 0), Sums("other", 0)]
-    connection = fastest(*sums, warms_up=warms_up)
+    connection = fastest(*sums)
     for count in (5, 7, 8):  # 8 is another power of two
         connection.sum(np.ones(count, np.float32), FullWire())
-    assert sum(one.calls for one in sums) == 2 * 2 * calls + 3
+    assert sum(one.calls for one in sums) == 2 * 2 * 9 + 3
     assert len(connection.choices) == 2
 
 
@@ -105,85 +98,3 @@ def test_what_takes_longer_is_repeated_less_and_its_median_counts(seconds, calls
 @pytest.mark.parametrize("sent", [0.0, 1.0])
 def test_nothing_is_sent_where_the_first_sends_nothing(fastest, sent):
     assert fastest(Sums("one", 0, sent=sent), Sums("other", 0, sent=None)).sends_nothing() is (sent == 0.0)
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_between_gpus_without_nccl_whatever_waits_longer_for_its_gpu_is_not_chosen(run_on_ranks, ranks):
-    done = run_on_ranks(ranks, __file__)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-SLOW_SECONDS = 0.1
-FIRST_SECONDS = 1.2  # of the first upload: one repeat as long as this would be enough to measure
-COUNT = 1000
-
-
-class SlowGpu:
-    """Memory of the host, and a stream that takes its time for uploads, or before MPI may have the memory.
-
-    Args:
-        slow: upload, mpi, or first: MPI, and much longer the first upload.
-    """
-
-    zeros = staticmethod(np.zeros)
-    pin = unpin = staticmethod(lambda host: None)
-    download = staticmethod(lambda values, host: np.copyto(host, values))
-    record_event = staticmethod(lambda: None)
-
-    def __init__(self, slow):
-        self.stream = SimpleNamespace(synchronize=lambda: time.sleep(0 if slow == "upload" else SLOW_SECONDS))
-        self._seconds, self._uploads = SLOW_SECONDS if slow == "upload" else 0, 0
-        self._first = FIRST_SECONDS if slow == "first" else 0
-
-    @contextlib.contextmanager
-    def on_stream_after(self, event):
-        yield
-        if self._uploads:
-            time.sleep(self._seconds + self._first)
-            self._uploads = self._first = 0
-
-    def upload(self, host, values):
-        np.copyto(values, host)
-        self._uploads += 1
-
-
-def choices_of(ranks_per_node, slow, wire):
-    """What was chosen, the same on all ranks; sums are right whatever it was."""
-    connection = fastest_without_nccl(Auto(ranks_per_node=ranks_per_node), WORLD.Dup(), SlowGpu(slow))
-    values = connection.allocate(COUNT, np.float32)
-    for _ in range(2):
-        values[...] = WORLD.rank + np.arange(COUNT) % 7
-        with connection.on_stream_after(connection.record_event()):
-            connection.sum(values, wire)
-        expected = sum(range(WORLD.size)) + WORLD.size * (np.arange(COUNT) % 7)
-        assert (values == expected).all(), "whole numbers, exact in 16 bits too"
-    choices = list(connection.choices)
-    connection.close()
-    assert len({json.dumps(of_rank) for of_rank in WORLD.allgather(choices)}) == 1
-    return choices
-
-
-def check_choices(ranks_per_node):
-    """What a stream still has to do when a sum returns counts, such as the copy back; the first sum is not timed."""
-    for slow, fastest in {
-        "upload": "CudaAwareMpi",
-        "mpi": "through host memory",
-        "first": "through host memory",
-    }.items():
-        first, *more = choices_of(ranks_per_node, slow, FullWire())
-        assert more[-1].startswith(f"{fastest} for buckets like 0.004 MB (")
-        several_nodes = ranks_per_node < WORLD.size
-        assert len(more) == 1 + several_nodes
-        if several_nodes:  # what sums in host memory chooses by itself
-            assert first.startswith("rings by ")
-            assert more[0].endswith(" ms)")
-        else:
-            assert first == "SharedWindow: all workers share memory"
-        on_16_bits = choices_of(ranks_per_node, slow, WIRES["float16"]())
-        assert "through host memory for buckets like 0.004 MB, alone on float16" in on_16_bits
-
-
-if __name__ == "__main__":  # on a rank
-    for ranks_per_node in {1: [1], 2: [1, 2], 4: [2]}[WORLD.size]:
-        check_choices(ranks_per_node)

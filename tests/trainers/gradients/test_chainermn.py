@@ -12,7 +12,7 @@ from chainer.training import extensions
 from chainermn.links import MultiNodeBatchNormalization
 from mpi4py import MPI
 
-from trainers.communicators import CudaAwareMpi, Direct, MpiAllreduce, Ring, SharedWindow, Torus
+from trainers.communicators import Direct, MpiAllreduce, Ring, SharedWindow, Torus
 from trainers.gradients.chainermn import create_communicator
 from trainers.models import SmallCNN
 
@@ -50,7 +50,6 @@ def test_what_is_no_component_is_refused_at_once(communicator):
     [
         (Torus(row=2), "float32", "Torus: 1 workers do not divide into rows of 2"),
         (MpiAllreduce(), "float16", "MpiAllreduce has no sum of float16; take Direct, Ring or HalvingDoubling"),
-        (CudaAwareMpi(), "float32", "CudaAwareMpi: this MPI takes no pointers into the memory of GPUs"),
     ],
 )
 def test_a_communicator_that_does_not_fit_is_refused_before_the_first_gradients(communicator, wire, message):

@@ -9,7 +9,7 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
-from trainers.gradients.flat_gradients import FlatGradients, GradientHooks, backward_order, backward_profile
+from trainers.gradients.flat_gradients import FlatGradients, GradientHooks, backward_order
 from trainers.models import CifarResNet, SmallCNN, SmallResNet, WideResNet
 
 
@@ -428,13 +428,3 @@ def test_a_link_gets_its_parameters_back_before_the_link_around_it_ends(events):
     with GradientHooks(lambda variable: 0, lambda number, gradient: None):
         Outer()(X)
     assert events == [chainer.Parameter]
-
-
-def test_a_profile_of_backward_has_every_parameter_in_the_order_in_which_backward_finishes_it():
-    made, images = Two(), np.ones((64, 6), np.float32)
-    share, profile = backward_profile(made, images)
-    assert 0 < share < 1
-    assert [size for size, _ in profile] == [parameter.size for _, parameter, late in backward_order(made, images)]
-    assert all(seconds >= 0 for _, seconds in profile)
-    assert sum(seconds for _, seconds in profile) > 0
-    assert all(parameter.grad is None for parameter in made.params())

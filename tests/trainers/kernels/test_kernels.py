@@ -358,6 +358,17 @@ def test_pytorch_is_called_for_each_group_where_more_samples_have_other_bits():
     assert by._samples_a_call(lambda x, *_: x - x.mean(), **given, groups=2, threads=4) == 32
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(("channels", "stride"), [(3, 2), (4, 2), (12, 4), (15, 2)])
+def test_pytorch_gets_no_strided_convolution_that_writes_past_its_memory(channels, stride):
+    """It crashed the process where enough was written."""
+    by, random = importlib.import_module(kernels._MODULES["torch"]), np.random.RandomState(0)
+    x, gy = (array(random, 4, c, s, s, dtype=np.float32) for c, s in ((channels, 224), (8, 224 // stride)))
+    how = {"kernel": (1, 1), "stride": (stride, stride), "pad": (0, 0)}
+    actual, expected = (of.convolution_weights(x, gy, **how) for of in (by, convolution))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-2)
+
+
 def test_threads_that_share_images_change_no_bit_of_an_image_and_of_a_sum_the_rounding_only(monkeypatch):
     """As in an evaluation, which has no norm groups."""
     random = np.random.RandomState(0)

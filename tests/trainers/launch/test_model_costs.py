@@ -108,6 +108,26 @@ class Net(chainer.Chain):
 """
 
 
+def test_the_fullest_moment_of_many_samples_follows_from_those_of_few(monkeypatch):
+    """Of one sample a convolution in groups takes views where it copies several."""
+    import trainers  # noqa: F401  isort: skip
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+
+    from recipes.schema import Evaluation
+    from trainers.training import model_costs as measuring
+
+    net = chainer.Sequential(
+        L.Convolution2D(4, 8, 5, stride=2, pad=2, groups=2), lambda x: F.mean(x, axis=(2, 3)), L.Linear(8, 4)
+    )
+    found = [measuring.measure(net, (4, 140, 140), Evaluation())]
+    monkeypatch.setattr(measuring, "_FEWEST", 8)
+    found.append(measuring.measure(net, (4, 140, 140), Evaluation()))
+    few, many = (max(moment.of(8) for moment in costs.moments) for costs in found)
+    assert few == pytest.approx(many, rel=0.02)
+
+
 def test_a_model_of_ones_own_is_measured_once_and_again_when_its_code_changes(tmp_path):
     """Lazy layers are counted too."""
     words, where = ["digits/ramp", "--allow-code", "--set", "model={kind: mine.Net}"], {"folder": tmp_path}

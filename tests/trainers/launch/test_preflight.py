@@ -84,7 +84,7 @@ def test_many_files_that_cannot_be_read_are_counted_and_of_a_large_split_some_ar
 SEARCH = """\
 kilobatch: 1
 recipe: mine.yaml
-sampler: {kind: Random}
+sampler: {kind: RandomSampler}
 budget: {trials: 2}
 space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1}}
 """

@@ -11,7 +11,7 @@ from recipes import open_cluster, open_recipe
 from recipes.errors import InputRefused
 from recipes.planning.all_reduce import Links, ring
 from recipes.planning.hardware import MeasuredAllReduce
-from trainers.launch.probe import ProbeRequest, cluster_text, fitted_link, probe, with_links
+from trainers.launch.probe import ProbeRequest, cluster_text, fitted_link, probe, with_ranks
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -30,11 +30,12 @@ def test_a_fitted_link_gives_the_times_back(workers: int) -> None:
 
 
 @pytest.mark.mpi
-def test_ranks_add_the_all_reduces_that_they_time_to_a_clusters_file(run_on_ranks, tmp_path: Path) -> None:
+def test_ranks_add_what_they_reach_together_to_a_clusters_file(run_on_ranks, tmp_path: Path) -> None:
     program, file = Path(__file__).parents[3] / "kilobatch.py", tmp_path / "ours.yaml"
-    old = {"workers": 2, "bytes": [4, 8], "milliseconds": [1, 2], "source": "before"}
-    file.write_text(cluster_text({"name": "ours", "hardware": {"all_reduces": [old, old | {"workers": 4}]}}))
-    run_on_ranks(2, program, "probe", "-o", file)
+    old = {"workers": 2, "wire": "float32", "bytes": [4, 8], "milliseconds": [1, 2], "source": "before"}
+    hardware = {"all_reduces": [old, old | {"workers": 4}], "rates": [{"devices": 1, "scored_per_second": 5.0}]}
+    file.write_text(cluster_text({"name": "ours", "hardware": hardware}))
+    run_on_ranks(2, program, "probe", "digits/large_batch", "-o", file)
     tree = yaml.safe_load(file.read_text())
     assert (tree["name"], tree["nodes"], tree["workers_per_node"]) == ("ours", 1, 2)
     kept, timed = tree["hardware"]["all_reduces"]
@@ -45,6 +46,15 @@ def test_ranks_add_the_all_reduces_that_they_time_to_a_clusters_file(run_on_rank
     assert len(timed["milliseconds"]) == len(timed["bytes"])
     assert all(value > 0 for value in timed["milliseconds"])
     assert timed["milliseconds"][-1] > timed["milliseconds"][2]  # 17 MB take longer than 16 kB
+    assert timed["contention"] >= 0
+    assert timed["slowdown"] >= 0
+    _, rate = tree["hardware"]["rates"]
+    assert (rate["model"], rate["devices"], rate["exchanged"]) == ("SmallResNet", 2, False)
+    assert (rate["micro_batch_size"], rate["accumulation_steps"], rate["scored_per_second"]) == (64, 4, 5.0)
+    assert 0 < rate["backward_share"] < 1
+    assert len(rate["parameter_arrays"]) == len(rate["backward_microseconds"])
+    seconds = 512 / rate["samples_per_second"]  # backward is a part of the last of four micro-batches
+    assert 0 < sum(rate["backward_microseconds"]) < 1e6 * seconds
 
 
 @pytest.mark.parametrize(("workers", "nodes"), [(2, 2), (16, 2), (12, 4)])
@@ -58,7 +68,8 @@ def test_a_network_is_fitted_on_all_reduces_between_nodes(workers: int, nodes: i
     sizes = [1000, 100_000, 10_000_000]
     times = [1000 * float(ring(size, workers, nodes, links)) for size in sizes]
     timed = {"workers": workers, "nodes": nodes, "wire": "float32", "bytes": sizes, "milliseconds": times}
-    made = with_links({"hardware": {"node_link": {"latency_us": 7.0}}}, timed)
+    measured = {"workers": workers, "nodes": nodes, "all_reduces": [timed], "rates": []}
+    made = with_ranks({"hardware": {"node_link": {"latency_us": 7.0}}}, measured, "digits/baseline")
     assert (made["nodes"], made["workers_per_node"]) == (nodes, workers // nodes)
     network = made["hardware"]["network"]
     assert network["measured_gb_per_second"] == pytest.approx(1.0, rel=0.01)
@@ -67,7 +78,7 @@ def test_a_network_is_fitted_on_all_reduces_between_nodes(workers: int, nodes: i
 
 def test_ranks_that_are_not_spread_evenly_are_refused() -> None:
     with pytest.raises(InputRefused, match="3 ranks on 2 nodes: start as many on each node"):
-        with_links({"hardware": {}}, {"workers": 3, "nodes": 2})
+        with_ranks({"hardware": {}}, {"workers": 3, "nodes": 2}, "digits/baseline")
 
 
 @pytest.mark.mpi
@@ -83,7 +94,7 @@ def test_where_an_update_takes_long_the_probe_makes_it_smaller_and_says_so() -> 
     rates = probe(request, opened)["hardware"]["rates"]
     assert time.monotonic() - began < 60.0
     assert "an update takes too long: again with updates of 64 samples a rank" in said
-    assert [(rate["micro_batch_size"], rate["accumulation_steps"]) for rate in rates] == [(64, 1)]
+    assert {(rate["micro_batch_size"], rate["accumulation_steps"]) for rate in rates} == {(64, 1)}
     assert "in updates of 64 samples a rank" in rates[0]["source"]
 
 

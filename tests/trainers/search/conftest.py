@@ -26,7 +26,7 @@ HEAD = """\
 kilobatch: 1
 name: mine
 recipe: digits/batch_256
-sampler: {kind: Random}
+sampler: {kind: RandomSampler}
 """
 
 
@@ -67,7 +67,6 @@ class Searching:
         where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
         with opened_storage(where, self.folder) as storage:
             return optuna.load_study(study_name=self.name, storage=storage).get_trials()
-
 
     def kill_launched_rank(self, *launcher):
         """Kill a rank of two trials on a foreign launcher's ranks: all ranks end; returns its number and the output."""

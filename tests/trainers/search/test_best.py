@@ -1,26 +1,20 @@
 """The recipes that a search leaves, without runs."""
 
-import os
 from pathlib import Path
 
-import pytest
 import yaml
 
-from recipes.errors import RecipeError
 from recipes.reading.open import open_recipe
-from recipes.search_space.open_search import open_search
-from trainers.launch.vocabulary import search_vocabulary, vocabulary
-from trainers.search.best import require_utf8, write_best
-from trainers.search.start import SearchRequest
-from trainers.search.start import search as start_search
+from trainers.launch.vocabulary import vocabulary
+from trainers.search.best import write_best
 from trainers.search.study import best_trials, new_study, store_constraints, suggested
 
-TWO = "objective: [{metric: accuracy}, {metric: device_hours, direction: minimize}]\n"
+TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
 TEXT = """\
 kilobatch: 1
 name: mine
 recipe: digits/batch_256
-sampler: {kind: Random}
+sampler: {kind: RandomSampler}
 budget: {trials: 6, hours: 2, device_hours: 4}
 space:
   optimizer.weight_decay: {kind: Float, low: 1e-5, high: 1e-2, log: true}
@@ -84,36 +78,3 @@ def test_several_objectives_leave_a_recipe_for_each_trial_of_the_front(open_text
     assert [path.name for path in Path("pareto").iterdir()] == ["trial-0003.yaml"]
     assert not Path("best.yaml").exists()
     assert open_recipe("pareto/trial-0003.yaml", vocabulary=vocabulary()).recipe.name == "mine-trial-3"
-
-
-@pytest.fixture
-def in_no_utf8(tmp_path, monkeypatch):
-    """`in_no_utf8(recipe, search)`: the file of a search, in a folder whose name is in Latin-1, beside its recipe."""
-
-    def written(recipe, search):
-        folder = tmp_path / os.fsdecode(b"m\xfcnchen")
-        folder.mkdir()
-        (folder / "digits.yaml").write_text(Path("configs/datasets/digits.yaml").read_text())
-        (folder / "own.yaml").write_text(f"kilobatch: 1\nextends: digits/batch_256\nname: own\n{recipe}")
-        (folder / "mine.yaml").write_text(TEXT.replace("digits/batch_256", "own.yaml") + search)
-        monkeypatch.chdir(tmp_path)
-        return folder / "mine.yaml"
-
-    return written
-
-
-def test_a_path_that_no_yaml_can_name_is_refused_before_the_search(in_no_utf8):
-    message = r"the data set, .*m\\udcfcnchen/digits.yaml, is no UTF-8; rename the folder"
-    with pytest.raises(RecipeError, match=message):
-        start_search(SearchRequest(search=str(in_no_utf8("dataset: digits.yaml", "")), out=Path("out")))
-    assert not Path("out").exists()
-
-
-def test_a_recipe_whose_path_is_no_utf8_is_searched(in_no_utf8):
-    """Only the comments of the best recipe name it."""
-    search = open_search(in_no_utf8("seed: 7", ""), vocabulary=search_vocabulary())
-    require_utf8(search)
-    tell(new_study(search.search), search, MOMENTUM, 0.9)
-    text = Path("best.yaml").read_text()
-    assert "m?nchen/own.yaml:4" in text
-    assert open_recipe(Path("best.yaml"), vocabulary=vocabulary()).recipe.seed == 7

@@ -9,16 +9,20 @@ import time
 from dataclasses import replace
 
 import pytest
+from optuna.trial import TrialState
 from rich.console import Console
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.display import Confirmed, Display, column_names
-from trainers.search.samplers import Random
+from trainers.search.confirm import Confirmed
+from trainers.search.display import Display
+from trainers.search.samplers import RandomSampler
 from trainers.search.status import status_text, status_tree
-from trainers.search.trial_run import Report
+from trainers.search.study import DIVERGED, SECONDS, new_study, store_constraints, suggested
+from trainers.search.wording import column_names
 
+LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}
 SEARCH = Search(
     name="mine",
     recipe="digits/baseline",
@@ -26,20 +30,30 @@ SEARCH = Search(
         "optimizer.kind": Categorical(choices=("MomentumSGD", "Lars")),
         "optimizer.trust_coefficient": Float(low=0.0, high=1.0, when={"optimizer.kind": ("Lars",)}),
     },
-    sampler=Random(),
+    sampler=RandomSampler(),
     budget=Budget(trials=4, device_hours=1.0),
     ranks_per_trial=2,
 )
-BOTH = replace(SEARCH, objective=(Objective(), Objective(metric="device_hours", direction="minimize")))
+BOTH = replace(SEARCH, objective=(Objective(), Objective(metric="device_hours")))
 
 
 @pytest.fixture
 def display(tmp_path):
     def made(search):
         console = Console(width=150, force_terminal=True, color_system=None)
-        return Display(search=search, folder=tmp_path, console=console, groups=2)
+        return Display(search, new_study(search), tmp_path, console, groups=2)
 
     return made
+
+
+def begin(shown, values=LARS, **attributes):
+    """A trial with these values that has begun."""
+    shown.study.enqueue_trial(values)
+    trial = shown.study.ask()
+    suggested(trial, shown.search)
+    for name, value in attributes.items():
+        trial.set_user_attr(name, value)
+    return trial
 
 
 def status(folder):
@@ -50,16 +64,13 @@ def status(folder):
 def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, tmp_path):
     shown = display(SEARCH)
     with shown:
-        shown.began(0, {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}, resumed=False)
-        shown.show({0: 1800.0})
-        shown.ended(0, "complete", values=[0.975])
-        shown.began(1, {}, resumed=False)
-        shown.ended(1, "diverged", values=[0.0], reason="the loss is not finite at update 7")
-        shown.began(2, {"optimizer.kind": "MomentumSGD"}, resumed=False)
-        shown.reported(2, Report(number=3, value=0.5, epoch=1.0))
+        shown.study.tell(begin(shown, **{SECONDS: 1800.0}), 0.975)
+        shown.study.tell(begin(shown, **{DIVERGED: 7}), 0.0)
+        trial = begin(shown, {"optimizer.kind": "MomentumSGD"}, **{SECONDS: 60.0})
+        trial.report(0.5, 3)
         shown.set_aside["node3"] = "two trials failed on it"
-        shown._next_status = 0.0
-        shown.show({2: 180.0})
+        shown.running = {2: 120.0}
+        shown.show()
         first, *lines = status(tmp_path)
         assert first == f"search mine over digits/baseline: running, as process {os.getpid()} on {os.uname().nodename}"
         assert lines == [
@@ -74,44 +85,47 @@ def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, 
 
 def test_time_left_is_that_of_the_budget_that_ends_first(display):
     """Trials of 90 s on 2 ranks, which are 0.05 device-hours: three are left, for two groups."""
-    shown = display(replace(SEARCH, budget=Budget(trials=4, device_hours=10.0, hours=1.0)))
-    shown.began(0, {}, resumed=False)
-    shown.show({0: 90.0})
-    shown.ended(0, "complete", values=[0.9])
-    assert shown.seconds_left() == pytest.approx(3 * 90 / 2)
-    shown.search = replace(SEARCH, budget=Budget(trials=4, device_hours=0.1))
-    assert shown.seconds_left() == pytest.approx((0.1 - 0.05) * 3600 / 4)
-    shown.search = replace(SEARCH, budget=Budget(trials=4, hours=60 / 3600))
-    assert 50 < shown.seconds_left() <= 60
-
-
-def test_a_trial_that_goes_on_keeps_its_time(display, tmp_path):
     shown = display(SEARCH)
-    shown.began(0, {"optimizer.kind": "Lars", "epochs": 3}, resumed=False)
-    shown.show({0: 900.0})
-    shown.began(0, {}, resumed=True)
-    first, second = (tmp_path / "log.txt").read_text().splitlines()
-    assert first.endswith(" trial 0 begins: optimizer.kind Lars, epochs 3")
-    assert " trial 0 goes on: " in second
-    shown.show({0: 900.0})
-    assert shown.device_hours() == pytest.approx(1.0)
+    shown.study.tell(begin(shown, **{SECONDS: 90.0}), 0.9)
+    for budget, seconds in (
+        (Budget(trials=4, device_hours=10.0, hours=1.0), 3 * 90 / 2),
+        (Budget(trials=4, device_hours=0.1), (0.1 - 0.05) * 3600 / 4),
+        (Budget(trials=4, hours=60 / 3600), 60),
+    ):
+        shown.search = replace(SEARCH, budget=budget)
+        assert shown.seconds_left(shown.rows()) == pytest.approx(seconds, abs=2)
 
 
 def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_named(display, tmp_path):
     shown = display(BOTH)
-    for number, values in enumerate([(0.9, 0.5), (0.8, 0.1), (0.7, 0.2)]):
-        shown.began(number, {}, resumed=False)
-        shown.ended(number, "complete", values=values)
-    shown.ended(3, "infeasible", values=(0.99, 0.01), reason="not loss <= 1")
-    shown.began(4, {}, resumed=False)
-    shown.ended(4, "failed", reason="rank 1: ValueError")
+    for values in [(0.9, 0.5), (0.8, 0.1), (0.7, 0.2)]:
+        trial = begin(shown)
+        shown.study.tell(trial, values)
+        shown.ended(trial.number)
+    trial = begin(shown)
+    store_constraints(trial, {"loss <= 1": 0.5, "accuracy >= 0": -1.0})
+    shown.study.tell(trial, (0.99, 0.01))
+    shown.ended(trial.number)
+    trial = begin(shown, reason="rank 1: ValueError")
+    shown.study.tell(trial, state=TrialState.FAIL)
+    shown.ended(trial.number)
     lines = (tmp_path / "log.txt").read_text().splitlines()
-    assert "trial 2 complete: accuracy 70.00 %, device-hours 0.2; trials not beaten: 0, 1; 3/4 trials" in lines[-4]
+    assert "trial 2 complete: accuracy 70.00 %, device-hours 0.2; trials not beaten: 0, 1; 3/4 trials" in lines[-3]
     output = "trial 3 infeasible: accuracy 99.00 %, device-hours 0.01, not loss <= 1; trials not beaten: 0, 1"
-    assert output in lines[-3]
+    assert output in lines[-2]
     assert lines[-1].endswith("trial 4 failed: rank 1: ValueError; trials not beaten: 0, 1; 5/4 trials")
-    shown.show({})
+    shown.show()
     assert [row["scores"] for row in status_tree(tmp_path)["best"]] == [[0.9, 0.5], [0.8, 0.1]]
+
+
+def test_a_trial_without_its_target_has_no_score(display):
+    """It reports what it lacks, 0.2, which is no number of updates."""
+    shown = display(replace(SEARCH, objective=Objective(metric="updates_to", target=0.9)))
+    trial = begin(shown, pruned_at=3)
+    trial.report(0.2, 3)
+    assert [(row.scores, row.note) for row in shown.rows()] == [(None, "report 3 of 20")]
+    shown.study.tell(trial, state=TrialState.PRUNED)
+    assert [(row.scores, row.state) for row in shown.rows()] == [(None, "pruned")]
 
 
 def test_columns_are_as_short_as_they_are_clear():
@@ -141,8 +155,9 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
 ):
     """A line that is being written is left out. Of 20 updates of 1 s, 5 are done; the copy's supervisor is silent."""
     with display(SEARCH) as shown:
-        shown.began(0, {}, resumed=False)
-        shown.show({0: 5.0})
+        begin(shown)
+        shown.running = {0: 5.0}
+        shown.show()
         run = tmp_path / "trials" / "trial-0000"
         run.mkdir(parents=True)
         (run / "run.yaml").write_text("plan: {num_updates: 20, num_samples: 160}")
@@ -160,9 +175,8 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
 
 
 def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(display, tmp_path):
-    with display(replace(SEARCH, objective=(Objective(metric="loss", direction="minimize"),))) as shown:
-        shown.began(0, {}, resumed=False)
-        shown.ended(0, "diverged", values=[float("inf")], reason="the loss is not finite at update 7")
+    with display(replace(SEARCH, objective=Objective(metric="loss"))) as shown:
+        shown.study.tell(begin(shown, **{DIVERGED: 7}), float("inf"))
         shown.confirmed = [Confirmed(trial=0, values=(0.25, 0.75), mean=0.5, low=0.125, high=0.875)]
         for number in range(9):
             shown.say(f"line {number}")

@@ -1,17 +1,17 @@
-"""What a dry run prints: the space, the budget, and why a space has no pruning."""
+"""What a dry run prints: the space and the budget."""
 
 from pathlib import Path
 
 from trainers.search.dry_run import dry_run_text
 from trainers.search.trial_run import SearchOptions
 
-OPTIONS = SearchOptions(folder=Path("out"), stop_file=Path("out/stop"))
-TWO = "objective: [{metric: accuracy}, {metric: device_hours, direction: minimize}]\n"
+OPTIONS = SearchOptions(folder=Path("out"))
+TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
 DRY = """\
 kilobatch: 1
 name: mine
 recipe: digits/batch_256
-sampler: {kind: Random}
+sampler: {kind: RandomSampler}
 budget: {trials: 6, hours: 2, device_hours: 4}
 space:
   optimizer.weight_decay: {kind: Float, low: 1e-5, high: 1e-2, log: true}
@@ -23,7 +23,8 @@ fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
 
 def test_a_dry_run_prints_the_space_the_conditions_and_the_budget_in_device_hours(open_text):
     text = DRY + "constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]\n"
-    output = dry_run_text(open_text(text + "enqueue: [recipe]\nranks_per_trial: 2\n"), OPTIONS, groups=3)
+    opened = open_text(text + "enqueue: [recipe]\nranks_per_trial: 2\n")
+    output = dry_run_text(opened, OPTIONS, opened.enqueued, groups=3)
     assert "search mine over digits/batch_256: maximize accuracy" in output
     assert "optimizer.kind is Lars" in output
     row = next(line for line in output.splitlines() if line.startswith("optimizer.trust_coefficient"))
@@ -40,28 +41,6 @@ def test_a_dry_run_prints_the_space_the_conditions_and_the_budget_in_device_hour
 
 
 def test_a_dry_run_prints_several_objectives(open_text):
-    output = dry_run_text(open_text(DRY + TWO), OPTIONS, groups=1)
+    output = dry_run_text(open_text(DRY + TWO), OPTIONS, [], groups=1)
     assert "maximize accuracy and minimize device-hours" in output
     assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in output
-
-
-def test_a_dry_run_names_the_paths_that_keep_trials_from_being_compared(open_text):
-    """A power bends the rate, and the place of the warmup shifts the schedule; label smoothing does neither."""
-    text = (
-        DRY.partition("space:")[0]
-        + """\
-pruner: {kind: Median}
-space:
-  learning_rate.schedule.power: {kind: Float, low: 1, high: 3}
-  learning_rate.warmup.joins: {kind: Categorical, choices: [multiply, before]}
-  loss.label_smoothing: {kind: Float, low: 0, high: 0.1}
-fixed: {epochs: 3, learning_rate.warmup.epochs: 1, learning_rate.schedule.kind: Polynomial}
-"""
-    )
-    lines = dry_run_text(open_text(text), OPTIONS, groups=1).splitlines()
-    assert "pruner: Median, in the first trial from epoch 1 on, where its slow start ends" in lines
-    assert [line for line in lines if line.startswith("not compared: ")] == [
-        f"not compared: trials whose rate has another shape; learning_rate.{path} changes it, so {many} are pruned"
-        for path, many in (("schedule.power", "hardly any"), ("warmup.joins", "few"))
-    ]
-    assert "not compared" not in dry_run_text(open_text(text.replace("pruner: {kind: Median}", "")), OPTIONS, groups=1)

@@ -1,9 +1,5 @@
 """A search whose ranks a foreign launcher has started, on one host or on several."""
 
-import os
-import signal
-from copy import copy
-
 import pytest
 from optuna.trial import TrialState
 
@@ -12,7 +8,7 @@ from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.runs.run_folder import FolderRefused
 from trainers.search import start
-from trainers.search.search_folder import check_folder
+from trainers.search.search_folder import folder_record
 from trainers.search.start import SearchRequest
 
 pytestmark = pytest.mark.mpi
@@ -52,12 +48,11 @@ def test_an_error_is_printed_by_one_rank(searching):
 def test_a_folder_in_which_ranks_only_waited_is_free(searching, tmp_path):
     """As where the supervisor refuses the search: the mended one may have the folder."""
     opened = open_search(searching(TEXT + "budget: {trials: 4}\n").file, vocabulary=search_vocabulary())
-    for name in ("jobs/group-00", "to-256/jobs/group-00"):
-        (tmp_path / "out" / name).mkdir(parents=True)
-    check_folder(tmp_path / "out", opened, resume=False)
-    (tmp_path / "out" / "to-256" / "notes").mkdir()
+    (tmp_path / "out" / "jobs" / "group-00").mkdir(parents=True)
+    folder_record(tmp_path / "out", opened, resume=False)
+    (tmp_path / "out" / "notes").mkdir()
     with pytest.raises(FolderRefused, match="out is not empty"):
-        check_folder(tmp_path / "out", opened, resume=False)
+        folder_record(tmp_path / "out", opened, resume=False)
 
 
 def launched(monkeypatch, file, *, rank):
@@ -73,35 +68,6 @@ def test_a_dry_run_is_printed_by_one_rank(searching, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
     assert launched(monkeypatch, file, rank=0) == 0
     assert "ranks: 2 a trial, 2 trials side by side" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "each", "killed"), [(2, 1, "l"), (5, 2, "sl")])
-def test_a_search_goes_on_in_the_phase_in_which_a_rank_was_killed(searching, ranks, each, killed):
-    text = TEXT.replace("epochs: 8", "epochs: 6, learning_rate.warmup: null, batch.global: 256")
-    text += "budget: {trials: 1}\nprior: {batch: 128, trials: 2}\n"
-    search = searching(f"{text}ranks_per_trial: {each}\n")
-    launcher = (find_mpiexec(), "-n", ranks)
-    for letter in killed:
-        with search.start(*launcher) as process:
-            small, large = copy(search), search
-            small.name, small.folder = "mine-prior", search.folder / "prior"
-            phase = {"s": small, "l": large}[letter]  # in the second one a group has nothing to do
-            pids = phase.pids(0)
-            phase.wait_for(phase.run_folder(0) / "checkpoints" / "update-*")
-            os.kill(pids[-1], signal.SIGKILL)
-            process.communicate(timeout=60)
-        assert process.returncode != 0
-        assert search.gone(pids)
-    assert search.gone([*small.pids(0), *small.pids(1)])
-    assert [trial.state for trial in small.trials()] == [TrialState.COMPLETE] * 2
-    assert [trial.state for trial in large.trials()] == [TrialState.RUNNING]
-    output = search.complete(*launcher)
-    assert "mine-prior: 2 of 2 trials are done" in output
-    assert not any("deaths" in trial.user_attrs for trial in small.trials())
-    (trial,) = large.trials()
-    assert trial.state == TrialState.COMPLETE
-    assert (search.folder / "best.yaml").is_file()
 
 
 @pytest.mark.slow

@@ -1,19 +1,22 @@
-"""What is drawn from known recipes, by hand, and a search at a small batch that informs one at a large one."""
+"""What is drawn from known recipes, by hand, and an earlier search that informs another one."""
 
 import math
-from copy import copy
+from pathlib import Path
 
 import pytest
+import yaml
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Prior, Search
+from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.launch.vocabulary import vocabulary
-from trainers.search import prior as priors
-from trainers.search.prior import open_prior
-from trainers.search.samplers import Tpe
-from trainers.search.start import SearchRequest, search
+from trainers.runs.run_folder import RECIPE
+from trainers.search.prior import drawn_values, first_values
+from trainers.search.samplers import TPESampler
+from trainers.search.search_folder import folder_record, own_study, run_folders
+from trainers.search.storage import opened_storage
 from trainers.search.study import new_study, next_trial
 
 RATE = "learning_rate.reference"
@@ -30,28 +33,27 @@ def tree(*overrides):
     return open_recipe("digits/batch_256", vocabulary=vocabulary(), overrides=overrides).tree
 
 
-def drawn(known, own, *, draws=200, first=0):
+def drawn(known, own, *, draws=200):
     """The values of the first trials of a search at the batch of `own`."""
     made = Search(
         name="mine",
         recipe="digits/batch_256",
         space=SPACE,
-        sampler=Tpe(),
+        sampler=TPESampler(),
         prior=Prior(recipe="digits/batch_256", draws=draws),
         budget=Budget(trials=draws),
     )
-    prior = priors.Prior(known=known, search=made, own=own, first=first)
-    return made, prior, [prior.values(number) for number in range(first, first + draws)]
+    return [drawn_values(made, known, own, index=index) for index in range(draws)]
 
 
 @pytest.mark.parametrize("rule", ["linear", "sqrt", "none"])
 def test_the_full_rate_lies_between_the_square_root_and_twice_the_linear_rule(rule):
     """Known at batch 32: 0.05 in full; at 512, 16 times as much, 0.2 to 1.6."""
     large = tree("batch.global=512", f"learning_rate.rule={rule}")
-    _, _, values = drawn([tree("batch.global=32")], large)
+    values = drawn(tree("batch.global=32"), large)
     scale = {"linear": 16, "sqrt": 4, "none": 1}[rule]  # of the reference, which holds at 32
     rates = [one[RATE] * scale for one in values]
-    assert rates[0] == pytest.approx(math.sqrt(0.2 * 1.6))
+    assert rates == sorted(rates)
     assert min(rates) == pytest.approx(0.2, rel=0.02)
     assert max(rates) == pytest.approx(1.6, rel=0.02)
     middle = sum(rate < math.sqrt(0.2 * 1.6) for rate in rates)
@@ -59,7 +61,7 @@ def test_the_full_rate_lies_between_the_square_root_and_twice_the_linear_rule(ru
 
 
 def test_other_values_lie_around_the_known_ones_and_inside_their_ranges():
-    _, _, values = drawn([tree("optimizer.momentum=0.9", "learning_rate.warmup.epochs=4")], tree("batch.global=1024"))
+    values = drawn(tree("optimizer.momentum=0.9", "learning_rate.warmup.epochs=4"), tree("batch.global=1024"))
     for one in values:
         assert all(range_.holds(one[path]) for path, range_ in SPACE.items())
         assert 4 <= one["learning_rate.warmup.epochs"] <= 8
@@ -69,26 +71,12 @@ def test_other_values_lie_around_the_known_ones_and_inside_their_ranges():
     assert 120 < sum(one["loss.label_smoothing"] == 0.0 for one in values) < 195  # 0.8 and half of the rest
 
 
-def test_the_best_known_recipes_take_turns_and_the_sampler_goes_on_after_the_draws():
-    known = [tree(f"optimizer.weight_decay={decay}") for decay in (1e-5, 1e-3)]
-    made, prior, values = drawn(known, tree("batch.global=1024"), draws=6, first=2)
-    decays = [one["optimizer.weight_decay"] for one in values]
-    assert max(decays[::2]) < min(decays[1::2])
-    assert prior.values(1) == prior.values(8) == {}
-    study = new_study(made, prior=prior)
-    for number in range(9):
-        trial = next_trial(study, made)
-        study.tell(trial, 0.5)
-        expected = prior.values(number)
-        assert not expected or trial.params == expected
-
-
 def test_a_value_that_the_known_recipe_lacks_is_left_to_the_sampler():
-    _, _, (one,) = drawn([tree("learning_rate.warmup=null")], tree("batch.global=1024"), draws=1)
+    (one,) = drawn(tree("learning_rate.warmup=null"), tree("batch.global=1024"), draws=1)
     assert "learning_rate.warmup.epochs" not in one
 
 
-HEAD = "kilobatch: 1\nname: mine\nrecipe: digits/batch_256\nsampler: {kind: Random}\n"
+HEAD = "kilobatch: 1\nname: mine\nrecipe: digits/batch_256\nsampler: {kind: RandomSampler}\n"
 TEXT = """\
 space:
   learning_rate.reference: {kind: Float, low: 0.001, high: 1.0, log: true}
@@ -103,41 +91,45 @@ reports: 1
 """
 
 
-@pytest.mark.mpi
-def test_a_search_at_a_small_batch_comes_first_and_informs_the_large_one(searching, tmp_path):
-    large = searching(TEXT + "prior: {batch: 64, trials: 3, draws: 2}\n")
-    large.complete()
-    small = copy(large)
-    small.name, small.folder = "mine-prior", large.folder / "prior"
-    assert (len(small.trials()), len(large.trials())) == (3, 2)
-    best = max(small.trials(), key=lambda trial: trial.value)
-    # From the square root to twice the linear rule of a batch 8 times as large, and its middle for the first trial.
-    assert large.trials()[0].params[RATE] == pytest.approx(best.params[RATE] * math.sqrt(2 / math.sqrt(8)))
-    assert "mine-prior: 3 of 3 trials are done" in large.complete()  # nothing is done again
-    assert (len(small.trials()), len(large.trials())) == (3, 2)
-
-    (tmp_path / "next.yaml").write_text(f"{HEAD}{TEXT}".replace("mine", "next") + "prior: {search: out, draws: 1}\n")
-    again = SearchRequest(search=str(tmp_path / "next.yaml"), out=tmp_path / "next", dry_run=True)
-    assert search(again) == 0
+def test_an_earlier_search_at_a_small_batch_informs_a_large_one(open_text):
+    small = open_text(HEAD + TEXT.replace("batch.global: 512", "batch.global: 64"))
+    record = folder_record(Path("out"), small, resume=False)
+    Path("out").mkdir()
+    with opened_storage("sqlite", Path("out")) as storage:
+        study = new_study(small.search, storage=storage, name=record["study"])
+        own_study(study, Path("out"), record)
+        for rate in (0.02, 0.08):
+            study.enqueue_trial({RATE: rate, "optimizer.momentum": 0.9})
+            trial = next_trial(study, small.search)
+            (run,) = run_folders(Path("out"), trial.number, seeds=1)
+            run.mkdir(parents=True)
+            changes = {**small.search.fixed, RATE: rate}
+            recipe = open_recipe("digits/batch_256", vocabulary=vocabulary(), overrides=assignments(changes))
+            (run / RECIPE).write_text(yaml.safe_dump(recipe.tree))
+            study.tell(trial, rate)
+    opened = open_text(HEAD.replace("mine", "next") + TEXT + "prior: {search: out, draws: 2}\n")
+    rates = [one[RATE] for one in first_values(opened)]
+    # A batch 8 times as large: a quarter of the way from the square root to twice the linear rule for the best recipe,
+    # three quarters for the next one, over the growth of the reference rate with the batch.
+    low, high = math.sqrt(8), 16.0
+    assert rates == pytest.approx([0.08 * low * (high / low) ** 0.25 / 8, 0.02 * low * (high / low) ** 0.75 / 8])
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("prior: {search: nowhere}\n", "prior: there is no search in .*nowhere; a search's folder has a file storage"),
+        ("prior: {search: nowhere}\n", "prior: there is no search in .*nowhere; a search's folder has a file search"),
         ("prior: {recipe: nothing}\n", "unknown recipe|no recipe|nothing"),
-        ("prior: {recipe: digits/baseline, search: x}\n", "must have one of recipe, search and batch"),
-        ("prior: {batch: 64}\n", "prior.trials: .* must be given with batch"),
-        ("prior: {recipe: digits/baseline, trials: 3}\n", "must be null without batch"),
+        ("prior: {recipe: digits/baseline, search: x}\n", "must have either `recipe` or `search`"),
     ],
 )
 def test_a_prior_that_is_not_there_is_refused(open_text, more, message):
     with pytest.raises(ValueError, match=message):
-        open_prior(open_text(HEAD + TEXT + more))
+        first_values(open_text(HEAD + TEXT + more))
 
 
 def test_a_prior_needs_one_batch(open_text):
     searched = "  batch.global: {kind: Categorical, choices: [64, 128]}\nfixed:\n"
     text = TEXT.replace("fixed:\n  batch.global: 512\n", searched)
     with pytest.raises(InputRefused, match="the batch is searched, and a prior needs one batch"):
-        open_prior(open_text(HEAD + text + "prior: {recipe: digits/baseline}\n"))
+        first_values(open_text(HEAD + text + "prior: {recipe: digits/baseline}\n"))

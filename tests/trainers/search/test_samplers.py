@@ -4,28 +4,23 @@ import dataclasses
 import importlib.util
 import inspect
 import warnings
-from pathlib import Path
 
 import optuna
 import pytest
 
 from recipes.errors import RecipeError
 from recipes.schema import Budget, Constraint, Objective, Search
-from recipes.search_space.open_search import open_search
 from recipes.search_space.ranges import Categorical, Float, Int
-from trainers.launch.vocabulary import search_vocabulary
 from trainers.search import pruners, samplers
-from trainers.search.fair_pruning import COMPARED
 from trainers.search.start import SearchRequest, search
 from trainers.search.study import best_trials, new_study, next_trial, store_constraints, suggested
 
-SPACE = {"a": Float(low=0.001, high=1.0, log=True), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
+SPACE = {"a": Float(low=0.0, high=1.0, step=0.125), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
 COMPONENTS = [getattr(package, name) for package in (samplers, pruners) for name in package.__all__]
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = pytest.mark.skipif(not HAS_TORCH, reason="no PyTorch on this machine")
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.torch, NEEDS_TORCH]) if name == "Gp" else name for name in samplers.__all__
-]
+NAMES = [name for name in samplers.__all__ if name != "GPSampler"]
+NAMES.append(pytest.param("GPSampler", marks=[pytest.mark.torch, NEEDS_TORCH]))
 
 
 @pytest.fixture(params=NAMES)
@@ -68,16 +63,11 @@ def test_a_seed_gives_the_same_draws_and_another_one_others(sampler):
     assert draws(sampler, seed=3) != draws(sampler, seed=4)
 
 
-def test_a_grid_is_every_combination_with_the_last_path_moving_first():
-    grid = samplers.Grid(points=3).first({"b": SPACE["b"], "c": SPACE["c"]})
-    assert grid == [{"b": b, "c": c} for b in (1, 5, 9) for c in ("x", "y")]
-
-
 @pytest.mark.parametrize(
     ("pruner", "pruned"),
     [
-        (pruners.Median(startup_trials=4), [False, False, True, True]),
-        (pruners.Median(startup_trials=5), [False] * 4),
+        (pruners.MedianPruner(n_startup_trials=4), [False, False, True, True]),
+        (pruners.MedianPruner(n_startup_trials=5), [False] * 4),
     ],
     ids=repr,
 )
@@ -86,13 +76,11 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
     study = optuna.create_study(direction="maximize", pruner=pruner.build())
     for value in (0.9, 0.8, 0.7, 0.6):
         trial = study.ask()
-        trial.set_user_attr(COMPARED, {"from": 1, "shape": "Z"})
         trial.report(value, 1)
         study.tell(trial, value)
     verdicts = []
     for value in (0.85, 0.8, 0.7, 0.1):
         trial = study.ask()
-        trial.set_user_attr(COMPARED, {"from": 1, "shape": "Z"})
         trial.report(value, 1)
         verdicts.append(trial.should_prune())
     assert verdicts == pruned
@@ -101,13 +89,12 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: samplers.Grid(points=0), "Grid.points must be a whole number >= 1"),
-        (lambda: samplers.Tpe(startup_trials=-1), "Tpe.startup_trials must be a whole number >= 0"),
-        (lambda: samplers.Tpe(multivariate=1), "Tpe.multivariate must be true or false"),
-        (lambda: samplers.Gp(startup_trials=0), "Gp.startup_trials must be a whole number >= 1"),
-        (lambda: samplers.NsgaII(population=1), "NsgaII.population must be a whole number >= 2"),
-        (lambda: samplers.CmaEs(startup_trials=0), "CmaEs.startup_trials must be a whole number >= 1"),
-        (lambda: pruners.Median(startup_trials=0), "Median.startup_trials must be a whole number >= 1"),
+        (lambda: samplers.TPESampler(n_startup_trials=-1), "TPESampler.n_startup_trials must be a whole number >= 0"),
+        (lambda: samplers.TPESampler(group=True), "TPESampler.group must be false where multivariate is false"),
+        (lambda: samplers.GPSampler(n_startup_trials=0), "GPSampler.n_startup_trials must be a whole number >= 1"),
+        (lambda: samplers.NSGAIISampler(population_size=1), "NSGAIISampler.population_size must be a whole"),
+        (lambda: samplers.CmaEsSampler(n_startup_trials=0), "CmaEsSampler.n_startup_trials must be a whole number"),
+        (lambda: pruners.MedianPruner(n_warmup_steps=-1), "MedianPruner.n_warmup_steps must be a whole number >= 0"),
     ],
 )
 def test_refused(make, message):
@@ -121,12 +108,11 @@ CONDITIONAL = {
     "y": Float(low=0.0, high=1.0, when={"kind": ("b",)}),
 }
 ALL = [
-    samplers.Random(),
-    samplers.Grid(points=3),
-    samplers.Tpe(startup_trials=4),
-    samplers.Tpe(startup_trials=4, multivariate=True),
-    samplers.NsgaII(population=4),
-    pytest.param(samplers.Gp(startup_trials=4), marks=[pytest.mark.torch, NEEDS_TORCH]),
+    samplers.RandomSampler(),
+    samplers.TPESampler(n_startup_trials=4),
+    samplers.TPESampler(n_startup_trials=4, multivariate=True, group=True),
+    samplers.NSGAIISampler(population_size=4),
+    pytest.param(samplers.GPSampler(n_startup_trials=4), marks=[pytest.mark.torch, NEEDS_TORCH]),
 ]
 
 
@@ -134,9 +120,7 @@ def made(sampler, *, space=CONDITIONAL, constraints=(), metrics=("accuracy",), t
     return Search(
         name="mine",
         recipe="digits/baseline",
-        objective=tuple(
-            Objective(metric=metric, direction="maximize" if metric == "accuracy" else "minimize") for metric in metrics
-        ),
+        objective=tuple(Objective(metric=metric) for metric in metrics),
         space=space,
         constraints=constraints,
         sampler=sampler,
@@ -147,8 +131,6 @@ def made(sampler, *, space=CONDITIONAL, constraints=(), metrics=("accuracy",), t
 def worked(search, score):
     """The study of a search whose trials have `score(values)` as their objectives and constraint violations."""
     study = new_study(search)
-    for values in getattr(search.sampler, "first", lambda space: [])(search.space):
-        study.enqueue_trial(values)
     for _ in range(search.budget.trials):
         trial = next_trial(study, search)
         values, violations = score(suggested(trial, search))
@@ -165,10 +147,12 @@ def test_a_trial_has_a_conditional_value_only_with_the_value_it_belongs_to(sampl
     assert {trial.params["kind"] for trial in study.trials} == {"a", "b"}
 
 
-def test_a_grid_tries_each_combination_once():
-    study = worked(made(samplers.Grid(points=2), trials=6), lambda values: ([values["x"]], {}))
-    combinations = [tuple(trial.params.values()) for trial in study.trials]
-    assert combinations == [("a", 0.0), ("a", 1.0), ("b", 0.0, 0.0), ("b", 0.0, 1.0), ("b", 1.0, 0.0), ("b", 1.0, 1.0)]
+def test_brute_force_tries_each_combination_that_a_trial_can_have_once():
+    """Two words, for the second of which there is a number too: 3 times 1 and 3 times 2; then some again."""
+    space = {**CONDITIONAL, "x": Float(low=0.0, high=1.0, step=0.5), "y": Int(low=1, high=2, when={"kind": ("b",)})}
+    study = worked(made(samplers.BruteForceSampler(), space=space, trials=11), lambda values: ([values["x"]], {}))
+    tried = [tuple(trial.params.items()) for trial in study.trials]
+    assert len(set(tried[:9])) == len(set(tried)) == 9
 
 
 @pytest.mark.parametrize("sampler", ALL, ids=repr)
@@ -185,23 +169,23 @@ def by_half(values):
 
 
 def test_no_trial_is_best_while_all_break_a_constraint():
-    study = worked(made(samplers.Random(), trials=2), lambda values: ([values["x"]], {"never": 1.0}))
+    study = worked(made(samplers.RandomSampler(), trials=2), lambda values: ([values["x"]], {"never": 1.0}))
     assert best_trials(study) == []
 
 
 @pytest.mark.parametrize(
     "sampler",
     [
-        samplers.Tpe(startup_trials=8),
-        samplers.NsgaII(population=8),
-        pytest.param(samplers.Gp(startup_trials=8), marks=[pytest.mark.torch, NEEDS_TORCH]),
+        samplers.TPESampler(n_startup_trials=8),
+        samplers.NSGAIISampler(population_size=8),
+        pytest.param(samplers.GPSampler(n_startup_trials=8), marks=[pytest.mark.torch, NEEDS_TORCH]),
     ],
     ids=repr,
 )
 def test_a_sampler_heeds_constraints(sampler):
     """The more x the better, and y above a fifth is too much: a fifth of random draws keep it."""
     space = {"x": CONDITIONAL["x"], "y": Float(low=0.0, high=1.0)}
-    search = made(sampler, space=space, trials=30 if isinstance(sampler, samplers.Gp) else 120)
+    search = made(sampler, space=space, trials=30 if isinstance(sampler, samplers.GPSampler) else 120)
     study = worked(search, lambda values: ([values["x"]], {"y <= 0.2": values["y"] - 0.2}))
     late = [trial.params["y"] <= 0.2 for trial in study.trials[-len(study.trials) // 3 :]]
     assert sum(late) > 0.5 * len(late)
@@ -219,7 +203,7 @@ def test_several_objectives_have_a_front(sampler):
 
 
 def test_constraints_are_stored_once_although_a_killed_search_stores_them_again():
-    study = new_study(made(samplers.Random()))
+    study = new_study(made(samplers.RandomSampler()))
     trial = study.ask()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -232,33 +216,29 @@ HEAD = """\
 kilobatch: 1
 recipe: digits/batch_256
 budget: {trials: 6}
-sampler: {kind: CmaEs}
+sampler: {kind: KIND}
 space:
-  loss.label_smoothing: {kind: Categorical, choices: [0.0, 0.1]}
+  learning_rate.reference: {kind: Float, low: 0.01, high: 0.5}
 """
-RATE = "  learning_rate.reference: {kind: Float, low: 0.01, high: 0.5, when: {loss.label_smoothing: [0.0]}}\n"
+TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
 
 
 @pytest.mark.parametrize(
-    ("more", "what"),
+    ("kind", "more", "message"),
     [
-        (RATE, "`when`"),
-        ("objective: [{metric: accuracy}, {metric: loss, direction: minimize}]\n", "several objectives"),
-        ("constraints: [{metric: loss, at_most: 1}]\n", "constraints"),
+        ("CmaEsSampler", TWO, "CmaEsSampler cannot propose values of this search: .* multi-objective"),
+        ("BruteForceSampler", "", "BruteForceSampler cannot propose values of this search: .*step must be given"),
+        pytest.param(
+            "GPSampler",
+            "",
+            "GPSampler cannot propose values of this search: it needs PyTorch; pip install",
+            marks=pytest.mark.skipif(HAS_TORCH, reason="PyTorch is installed"),
+        ),
     ],
 )
-def test_a_sampler_is_refused_what_it_cannot_do(tmp_path, monkeypatch, more, what):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(HEAD + more)
-    with pytest.raises(RecipeError) as refused:
-        open_search("mine.yaml", vocabulary=search_vocabulary())
-    assert str(refused.value.problems[0]).startswith(f"mine.yaml:4:10: sampler: CmaEs cannot search with {what}; use")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
-def test_a_sampler_that_is_not_installed_is_refused_before_anything_is_written(tmp_path):
-    (tmp_path / "mine.yaml").write_text(HEAD.replace("CmaEs", "Gp"))
-    with pytest.raises(ValueError, match="Gp needs PyTorch; pip install"):
+def test_a_sampler_is_refused_what_it_cannot_do_before_anything_is_written(tmp_path, kind, more, message):
+    (tmp_path / "mine.yaml").write_text(HEAD.replace("KIND", kind) + more)
+    with pytest.raises(ValueError, match=message):
         search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
@@ -273,6 +253,6 @@ def test_more_ranks_than_all_trials_of_the_budget_need_are_refused(tmp_path):
 
 
 def test_optuna_is_quiet(capsys):
-    worked(made(samplers.Tpe(startup_trials=2, multivariate=True)), lambda values: ([values["x"]], {}))
+    worked(made(samplers.TPESampler(n_startup_trials=2, multivariate=True)), lambda values: ([values["x"]], {}))
     assert capsys.readouterr().err == ""
     assert optuna.logging.get_verbosity() == optuna.logging.WARNING

@@ -4,7 +4,7 @@ import optuna
 import pytest
 
 from recipes.errors import RecipeError
-from trainers.search.search_folder import study_place
+from trainers.search.search_folder import folder_record
 from trainers.search.start import SearchRequest, search
 from trainers.search.storage import PASSWORD, one_line, opened_storage
 
@@ -54,7 +54,7 @@ def test_a_search_keeps_no_password_and_stays_where_its_study_is(tmp_path):
 
     opened = open_search("digits", vocabulary=search_vocabulary())
     url = "postgresql://me:secret@127.0.0.1:1/db"
-    place = study_place(tmp_path, opened, storage=url, study=None)
+    place = folder_record(tmp_path, opened, resume=False, storage=url)
     assert place["storage"] == "postgresql://me@127.0.0.1:1/db"
     with pytest.raises(RecipeError, match="cannot be used|is not installed"):
         search(SearchRequest(search="digits", out=tmp_path / "out", storage=url))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainers.launch.request import TrainRequest, prepare
-from trainers.search.outcome import has_succeeded, metrics_lines
+from trainers.search.outcome import has_ended, metrics_lines
 from trainers.search.trial_run import _failure, reports_in
 
 
@@ -41,7 +41,7 @@ def test_the_end_of_a_run_is_its_last_report(prepared):
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1, 6)) + '\n{"key": "train_l')
     assert metrics_lines(tmp_path) == [line(1, 6)]
-    assert not has_succeeded(tmp_path)
+    assert not has_ended(tmp_path, "success")
     assert metrics_lines(Path("/nowhere")) == []
 
 

@@ -6,6 +6,8 @@ import re
 import socket
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import chainer
@@ -13,13 +15,12 @@ import pytest
 from mpi4py import MPI
 
 from recipes.errors import InputRefused
-from trainers.communicators import CudaAwareMpi, Nccl
-from trainers.communicators.mpi_allreduce import takes_gpu_memory
+from trainers.communicators import Nccl
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training import device as device_module
-from trainers.training.device import choose_gpu, chosen_gpu, gpu_facts, has_gpu, notes_on, take_device
+from trainers.training.device import INSTALL, choose_gpu, chosen_gpu, gpu_facts, has_gpu, notes_on, take_device
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 2\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
 NO_GPU = r"(Chainer can use no GPU here: \S|CuPy finds no GPU: )"
@@ -75,12 +76,11 @@ def test_a_gpu_that_is_not_here_is_refused_where_it_was_asked_for(prepared):
     assert re.match(rf"command line:1:16: device: {NO_GPU}", prepared.refusal("cluster.device=gpu"))
 
 
-@pytest.mark.parametrize("kind", ["Nccl", "CudaAwareMpi"])
-def test_a_communicator_of_gpus_is_refused_on_a_cpu(prepared, kind):
-    said = rf"{kind} sums in the memory of GPUs, and the device is cpu; leave communicator out, or train with --device"
-    line = prepared.refusal(more=f"exchange:\n  communicator: {{kind: {kind}}}\n")
+def test_a_communicator_of_gpus_is_refused_on_a_cpu(prepared):
+    said = r"Nccl sums in the memory of GPUs, and the device is cpu; leave communicator out, or train with --device"
+    line = prepared.refusal(more="exchange:\n  communicator: {kind: Nccl}\n")
     assert re.match(rf"ours\.yaml:7:17: exchange\.communicator: {said} gpu$", line)
-    line = prepared.refusal(f"cluster.exchange.communicator={{kind: {kind}}}")
+    line = prepared.refusal("cluster.exchange.communicator={kind: Nccl}")
     assert re.match(rf"command line:1:31: exchange\.communicator: {said} gpu$", line)
 
 
@@ -118,7 +118,16 @@ def test_a_cuda_graph_is_refused_on_a_cpu(prepared):
     said = "cuda_graph: is true, and the device is cpu; leave cuda_graph out, or train with --device gpu"
     assert prepared.refusal(more="cuda_graph: true\n") == f"ours.yaml:6:13: {said}"
     assert prepared.refusal("cluster.cuda_graph=true") == f"command line:1:20: {said}"
-    assert not prepared.plan().cluster.cuda_graph
+    assert prepared.plan().cluster.cuda_graph is None
+
+
+@pytest.mark.parametrize(("extra", "cuda"), [("gpu", "13"), ("gpu12", "12")])
+def test_the_extra_that_errors_name_has_all_that_a_gpu_needs(extra, cuda):
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    packages = [re.match(r"[\w-]+", word)[0] for word in tomllib.loads(text)["project"]["optional-dependencies"][extra]]
+    libraries = [f"nvidia-{name}-cu{cuda}" for name in ("cudnn", "nccl")]
+    assert sorted(packages) == sorted([f"cupy-cuda{cuda}x", "ml-dtypes", "nvidia-cudnn-frontend", *libraries])
+    assert f"kilobatch[{extra}]" in INSTALL
 
 
 @without_gpu
@@ -134,13 +143,7 @@ def test_the_command_line_starts_nothing(tmp_path):
 def test_what_communicators_of_gpus_lack_here_is_named_with_a_way_out():
     what, way_out = Nccl().missing()
     assert what.startswith("Nccl: NCCL is missing: ")
-    assert "pip install nvidia-nccl-cu13" in way_out
-    assert not takes_gpu_memory()
-    what, way_out = CudaAwareMpi().missing()
-    assert what == "CudaAwareMpi: this MPI takes no pointers into the memory of GPUs"
-    assert "--with-cuda" in way_out
-    with pytest.raises(ValueError, match=f"^{what}; install a CUDA-aware one"):
-        CudaAwareMpi().connect(MPI.COMM_SELF)
+    assert 'pip install "kilobatch[gpu]"' in way_out
 
 
 def test_a_cpu_is_taken_and_needs_no_word():

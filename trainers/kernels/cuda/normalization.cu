@@ -13,6 +13,25 @@ INLINE size offset(const Place& p, size row, size rows, size channels) {
   return (p.group * rows + row) * channels + p.channel;
 }
 
+// V values of each of N rows. A thread loads all of them before it uses the first, so that N loads are in flight.
+template <int N> struct Batch { Values of[N]; };
+
+#define EACH_BATCH(row, p, N) for (size row = p.row; row < rows; row += N * p.step)
+#define EACH_OF(b, N) _Pragma("unroll") for (int b = 0; b < N; ++b)
+
+// Rows row, row + step, ...; zeros beyond the last row.
+template <int N> INLINE Batch<N> batch(const T* x, const Place& p, size row, size rows, size channels) {
+  Batch<N> values = {};
+  EACH_OF(b, N)
+    if (row + b * p.step < rows) values.of[b] = load(x, offset(p, row + b * p.step, rows, channels));
+  return values;
+}
+
+template <int N> INLINE void store(T* x, const Batch<N>& values, const Place& p, size row, size rows, size channels) {
+  EACH_OF(b, N)
+    if (row + b * p.step < rows) store(x, offset(p, row + b * p.step, rows, channels), values.of[b]);
+}
+
 // V numbers of a vector (groups, channels).
 struct Vector { A at[V]; };
 
@@ -42,13 +61,14 @@ KERNEL moments(READ x, double* parts, size rows, size channels, size lanes) {
     Place p = place(t, channels, lanes);
     double sum[V] = {}, square[V] = {};
     if (p.inside) {
-#pragma unroll 4
-      for (size row = p.row; row < rows; row += p.step) {
-        Values values = load(x, offset(p, row, rows, channels));
-        for (int v = 0; v < V; ++v) {
-          double value = wide(values.at[v]);
-          sum[v] += value;
-          square[v] += value * value;
+      EACH_BATCH(row, p, 4) {
+        Batch<4> values = batch<4>(x, p, row, rows, channels);
+        EACH_OF(b, 4) {
+          for (int v = 0; v < V; ++v) {
+            double value = wide(values.of[b].at[v]);
+            sum[v] += value;
+            square[v] += value * value;
+          }
         }
       }
     }
@@ -215,16 +235,17 @@ KERNEL normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECTOR bet
     Place p = place(t, channels, lanes);
     Vector about = vector(mean, p, channels), times = vector(scale, p, channels), by = vector(beta, p, channels);
     if (p.inside) {
-#pragma unroll 2
-      for (size row = p.row; row < rows; row += p.step) {
-        size at = offset(p, row, rows, channels);
-        Values values = load(x, at), more = plus ? load(plus, at) : values;
-        for (int v = 0; v < V; ++v) {
-          A found = normal(wide(values.at[v]), about.at[v], times.at[v], by.at[v]);
-          if (plus) found += wide(more.at[v]);
-          narrow(relu && found < 0 ? A(0) : found, values.at[v]);
+      EACH_BATCH(row, p, 4) {
+        Batch<4> values = batch<4>(x, p, row, rows, channels), more = {};
+        if (plus) more = batch<4>(plus, p, row, rows, channels);
+        EACH_OF(b, 4) {
+          for (int v = 0; v < V; ++v) {
+            A found = normal(wide(values.of[b].at[v]), about.at[v], times.at[v], by.at[v]);
+            if (plus) found += wide(more.of[b].at[v]);
+            narrow(relu && found < 0 ? A(0) : found, values.of[b].at[v]);
+          }
         }
-        store(y, at, values);
+        store(y, values, p, row, rows, channels);
       }
     }
   }
@@ -240,21 +261,22 @@ KERNEL gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VECTOR sc
     Vector about = vector(mean, p, channels), times = vector(scale, p, channels), by = vector(beta, p, channels);
     double sum[V] = {}, product[V] = {};
     if (p.inside) {
-#pragma unroll 2
-      for (size row = p.row; row < rows; row += p.step) {
-        size at = offset(p, row, rows, channels);
-        Values slopes = load(gy, at), values = load(x, at), outputs = y ? load(y, at) : values;
-        for (int v = 0; v < V; ++v) {
-          A value = wide(values.at[v]), slope = wide(slopes.at[v]);
-          if (relu) {
-            A out = y ? wide(outputs.at[v]) : normal(value, about.at[v], times.at[v], by.at[v]);
-            if (!(out > 0)) slope = 0;
+      EACH_BATCH(row, p, 2) {
+        Batch<2> slopes = batch<2>(gy, p, row, rows, channels), values = batch<2>(x, p, row, rows, channels), outputs = values;
+        if (y) outputs = batch<2>(y, p, row, rows, channels);
+        EACH_OF(b, 2) {
+          for (int v = 0; v < V; ++v) {
+            A value = wide(values.of[b].at[v]), slope = wide(slopes.of[b].at[v]);
+            if (relu) {
+              A out = y ? wide(outputs.of[b].at[v]) : normal(value, about.at[v], times.at[v], by.at[v]);
+              if (!(out > 0)) slope = 0;
+            }
+            if (y) narrow(slope, slopes.of[b].at[v]);
+            sum[v] += slope;
+            product[v] += (double)(slope * (value - about.at[v]));
           }
-          if (y) narrow(slope, slopes.at[v]);
-          sum[v] += slope;
-          product[v] += (double)(slope * (value - about.at[v]));
         }
-        if (y) store(counted, at, slopes);
+        if (y) store(counted, slopes, p, row, rows, channels);
       }
     }
     for (int v = 0; v < V; ++v) {
@@ -273,16 +295,16 @@ KERNEL input_gradient(READ gy, READ x, T* gx, VECTOR mean, VECTOR scale, VECTOR 
     Vector about = vector(mean, p, channels), times = vector(scale, p, channels), by = vector(beta, p, channels);
     Vector incline = vector(slope, p, channels), plus = vector(shift, p, channels);
     if (p.inside) {
-#pragma unroll 2
-      for (size row = p.row; row < rows; row += p.step) {
-        size at = offset(p, row, rows, channels);
-        Values slopes = load(gy, at), values = load(x, at);
-        for (int v = 0; v < V; ++v) {
-          A value = wide(values.at[v]), found = wide(slopes.at[v]);
-          if (relu && !(normal(value, about.at[v], times.at[v], by.at[v]) > 0)) found = 0;
-          narrow(found * times.at[v] - normal(value, about.at[v], incline.at[v], plus.at[v]), values.at[v]);
+      EACH_BATCH(row, p, 2) {
+        Batch<2> slopes = batch<2>(gy, p, row, rows, channels), values = batch<2>(x, p, row, rows, channels);
+        EACH_OF(b, 2) {
+          for (int v = 0; v < V; ++v) {
+            A value = wide(values.of[b].at[v]), found = wide(slopes.of[b].at[v]);
+            if (relu && !(normal(value, about.at[v], times.at[v], by.at[v]) > 0)) found = 0;
+            narrow(found * times.at[v] - normal(value, about.at[v], incline.at[v], plus.at[v]), values.of[b].at[v]);
+          }
         }
-        store(gx, at, values);
+        store(gx, values, p, row, rows, channels);
       }
     }
   }

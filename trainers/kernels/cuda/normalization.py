@@ -103,32 +103,6 @@ def see(mean: Any, var: Any, weights: Any, seen: Any, *, factor: float) -> None:
     _add_up(mean, _as_parts(mean, var), seen=(weights, seen, factor))
 
 
-def normalized(x: Any, mean: Any, inv_std: Any, gamma: Any, beta: Any) -> Any:
-    """See `trainers.kernels.cpu.normalization`."""
-    y = launcher.device.xp.empty(x.shape, x.dtype)
-    _Spread(x).launch("normalized", x, None, y, *_vectors(x, mean, gamma * inv_std, beta), 0)
-    return y
-
-
-def normalization_gradient(
-    gy: Any, x: Any, mean: Any, inv_std: Any, gamma: Any, *, whole: Callable[..., Any] | None = None
-) -> tuple[Any, Any, Any]:
-    """See `trainers.kernels.cpu.normalization`."""
-    xp, spread, times = launcher.device.xp, _Spread(x), gamma * inv_std
-    vectors = _vectors(x, mean, times, times)  # the last stands for beta, which is used with ReLU only
-    sums = xp.empty((len(x), 2, x.shape[2]), "d")
-    _add_up(x, spread.launch_sums("gradient_sums", gy, x, None, None, *vectors, relu=False), total=sums)
-    gbeta, ggamma = sums[:, 0], sums[:, 1] * inv_std
-    whole_ggamma, whole_gbeta, count = (ggamma, gbeta, x.shape[1])
-    if whole is not None:
-        *sums, count = whole(ggamma, gbeta, x.shape[1])
-        whole_ggamma, whole_gbeta = map(xp.asarray, sums)
-    slopes = _vectors(x, times * inv_std * whole_ggamma / count, times * whole_gbeta / count)
-    gx = xp.empty(x.shape, x.dtype)
-    spread.launch("input_gradient", gy, x, gx, *vectors, *slopes, 0)
-    return gx, ggamma, gbeta
-
-
 class _Spread:
     """How the blocks and threads of a kernel share (groups, rows, channels)."""
 

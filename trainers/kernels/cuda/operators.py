@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
-from trainers.kernels.cuda.convolution import convolution, convolution_data, convolution_weights
+from trainers.kernels.cuda.convolution import (
+    convolution,
+    convolution_data,
+    convolution_data_plus,
+    convolution_weights,
+)
 from trainers.kernels.cuda.elementwise import add, add_to, relu, relu_gradient
 from trainers.kernels.cuda.loss import cross_entropy, cross_entropy_gradient
 from trainers.kernels.cuda.normalization import (
     COMPUTES_MASK,
     gradient_by,
     mean_and_variance,
-    normalization_gradient,
-    normalized,
     normalized_by,
     scales,
     see,
@@ -21,7 +24,6 @@ from trainers.kernels.cuda.normalization import (
 from trainers.kernels.cuda.pooling import (
     average_pooling,
     average_pooling_gradient,
-    max_pooled_at,
     max_pooling,
     max_pooling_gradient,
 )

@@ -23,14 +23,6 @@ def max_pooling_gradient(gy: Any, places: Any, *, size: Pair, kernel: Pair, stri
     return gx
 
 
-def max_pooled_at(x: Any, places: Any, *, kernel: Pair, stride: Pair, pad: Pair) -> Any:
-    """See `trainers.kernels.cpu.pooling`."""
-    out = places.shape[2:]
-    y = _empty(x, out, x.dtype)
-    _launch("max_pooled_at", (x, places, y), size=x.shape[2:], out=out, kernel=kernel, stride=stride, pad=pad)
-    return y
-
-
 def average_pooling(x: Any, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> Any:
     """The mean of each window, zeros beyond the border."""
     y = _empty(x, out, x.dtype)

@@ -1,0 +1,39 @@
+"""The weights that a run begins with: their file is found and hashed when a recipe is opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from recipes.reading.read import REFUSED, Path, Reading
+from recipes.reading.yaml import OverrideSource
+from recipes.schema import Init
+
+
+def read_init(reading: Reading, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Weights to begin with, with the absolute path of their file and its SHA-256.
+
+    A file that is not here is refused only where the recipe does not know its SHA-256: others can plan it all the same.
+    """
+    init, tree = reading.value(Init | None, raw, path)
+    if init is None or init is REFUSED:
+        return init, tree
+    written = reading.origins[(*path, "weights")].file
+    folder = "" if isinstance(written, OverrideSource) else os.path.dirname(written)
+    file, digest = os.path.abspath(os.path.join(folder, os.path.expanduser(init.weights))), init.sha256
+    if os.path.isfile(file):
+        with open(file, "rb") as data:
+            digest = hashlib.file_digest(data, "sha256").hexdigest()
+    if digest is None:
+        way_out = "give its path from the folder of this file, or its sha256 to plan without it"
+        return reading.refuse((*path, "weights"), f"there is no file {file}", way_out), tree
+    if init.sha256 not in (None, digest):
+        what = f"the SHA-256 of {file} is {digest}"
+        return reading.refuse((*path, "sha256"), what, "give the file that this recipe means, or remove this"), tree
+    if init.sha256 is None:
+        reading.notes[(*path, "sha256")] = "rule: of the file"
+    init = dataclasses.replace(init, weights=file, sha256=digest)
+    return init, {**tree, "weights": file, "sha256": digest}

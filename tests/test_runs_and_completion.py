@@ -1,0 +1,73 @@
+"""`kilobatch runs`, and the completion of the shells."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, kilobatch):
+    """A folder with one run."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = ("--set", "batch.global=32", "--set", "model={kind: SmallCNN, width: 2}", "--no-report")
+    done = kilobatch("train", "digits/baseline", "--out", folder / "a", "--stop-after", "5up", *words, ranks=1)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_runs_are_listed_and_shown(folder, kilobatch):
+    (row,) = json.loads(kilobatch("runs", "list", folder, "--json").stdout)
+    assert (row["recipe"], row["ended"], row["update"], row["workers"]) == ("digits-baseline", "stopped", 5, 1)
+    assert row["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert str(folder / "a") in kilobatch("runs", "list", folder).stdout
+    assert "recipe: digits-baseline\nended: stopped\n" in kilobatch("runs", "show", folder / "a").stdout
+
+
+def test_only_runs_are_removed(folder, tmp_path, kilobatch):
+    run = shutil.copytree(folder / "a", tmp_path / "b")
+    assert "is no run's folder" in kilobatch("runs", "rm", "-y", tmp_path).stderr
+    done = kilobatch("runs", "rm", "-y", run, tmp_path)
+    assert done.returncode == 2
+    assert run.is_dir()
+    assert kilobatch("runs", "rm", "-y", run).stdout == f"removed {run}\n"
+    assert not run.exists()
+    assert kilobatch("runs", "list", tmp_path).stdout == f"no runs in {tmp_path}\n"
+
+
+COMPLETE = {
+    "bash": """
+{script}
+COMP_WORDS=(kilobatch recipes show goy) COMP_CWORD=3
+_kilobatch_completion kilobatch
+printf '%s\\n' "${{COMPREPLY[@]}}"
+""",
+    "zsh": """
+autoload -U compinit && compinit -u -d {folder}/dump
+_arguments() {{ print -r -- "$@" }}
+{script}
+words=(kilobatch recipes show goy) CURRENT=4
+_kilobatch_completion
+""",
+}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_names_of_recipes(shell, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    program = Path(sys.executable).parent / "kilobatch"
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    show = {**environment, "_KILOBATCH_COMPLETE": f"source_{shell}"}
+    script = subprocess.run([program], env=show, capture_output=True, text=True, check=True).stdout
+    text = COMPLETE[shell].format(script=script, folder=tmp_path)
+    command = [shell, "-f" if shell == "zsh" else "--norc"]
+    done = subprocess.run(command, input=text, env=environment, capture_output=True, text=True)
+    assert "goyal2017/8192" not in done.stdout
+    assert {"goyal2017", "goyal2017/512"} <= {*done.stdout.replace('"', " ").split()}, done.stderr

@@ -1,0 +1,81 @@
+"""`import kilobatch`: recipes, plans and runs from Python, also beside packages of the same names."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kilobatch as kb
+from recipes.errors import InputRefused, RecipeError
+
+pytestmark = pytest.mark.mpi
+
+ROOT = Path(__file__).parents[3]
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+
+
+def test_every_public_name_is_there():
+    assert {name for name in dir(kb) if callable(getattr(kb, name))} == {*kb.__all__, "main"}
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        kb.trian  # noqa: B018
+
+
+def test_a_recipe_opens_with_changed_values():
+    recipe = kb.open("digits/large_batch", set={"batch.global": 256, "optimizer": {"kind": "Lars"}, "epochs": "40up"})
+    assert repr(recipe) == "<recipe digits-large_batch: SmallResNet, 6.82667 epochs, batch 256>"
+    assert recipe.values["optimizer"]["kind"] == "Lars"
+    assert recipe.origins["batch.global"] == "kilobatch.open"
+    with pytest.raises(RecipeError, match="did you mean epochs"):
+        kb.open("digits/large_batch", set={"epoch": 3})
+
+
+def test_a_plan_is_that_of_the_command(kilobatch):
+    done = kilobatch("plan", "goyal2017", "--cluster", "dgx-1", "-n", "8", "--json")
+    expected = json.loads(done.stdout)
+    planned = json.loads(json.dumps(kb.plan("goyal2017", cluster="dgx-1", ranks=8)))
+    assert planned["segments"] == expected["segments"]
+    assert planned["forecast"]["seconds"] == expected["forecast"]["seconds"]
+
+
+def test_runs_of_no_folder_are_refused(tmp_path):
+    assert kb.runs(tmp_path) == []
+    with pytest.raises(InputRefused, match="there is no folder"):
+        kb.runs(tmp_path / "none")
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """The cells of the notebook, run as one program in a folder that has packages of our names."""
+    folder = tmp_path_factory.mktemp("notebook")
+    for name in ("recipes", "trainers"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('a package of the user')\n")
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    program = "\n".join("".join(cell["source"]) for cell in cells)
+    (folder / "program.py").write_text(program)
+    how = {"capture_output": True, "text": True, "timeout": 300}
+    return folder, subprocess.run([sys.executable, "program.py"], cwd=folder, **how)
+
+
+def test_the_notebook_runs_beside_packages_of_our_names(notebook):
+    folder, done = notebook
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    (run,) = kb.runs(folder / "runs")
+    assert run.accuracy == run.curve("eval_accuracy")[-1][1] == run.evaluate()["accuracy"]
+    assert [line["key"] for line in run.metrics][::len(run.metrics) - 1] == ["run_start", "run_stop"]
+    assert repr(run).startswith(f"<run {run.folder}: accuracy ")
+
+
+def test_the_command_runs_beside_packages_of_our_names(notebook):
+    folder, _ = notebook
+    command = [sys.executable, "-m", "kilobatch", "recipes", "validate", "goyal2017"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "goyal2017: valid\n"), done.stderr
+
+
+def test_a_run_that_cannot_start_raises(tmp_path):
+    with pytest.raises(InputRefused, match="needs the folder of the data"):
+        kb.train("wightman2021", out=tmp_path / "run")

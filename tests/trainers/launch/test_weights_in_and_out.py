@@ -1,0 +1,117 @@
+"""Fine-tuning from the weights of another run, and the export of a run's model."""
+
+import json
+import shutil
+
+import numpy as np
+import onnxruntime
+import pytest
+from safetensors.numpy import load_file, safe_open
+
+from recipes.errors import RecipeError
+from recipes.reading.open import open_recipe
+from trainers.datasets.augmented import augmented_samples
+from trainers.launch.vocabulary import vocabulary
+
+pytestmark = pytest.mark.mpi
+
+SMALL = ("--set", "batch.global=32", "--set", "model={kind: SmallCNN, width: 4}", "--no-report", "--exact")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, kilobatch):
+    """A run whose weights and their averages differ."""
+    folder = tmp_path_factory.mktemp("source") / "run"
+    average = ("--set", "weight_average={keep: 0.9, per: 1000}", "--stop-after", "20up")
+    done = kilobatch("train", "digits/baseline", "--out", folder, *SMALL, *average, ranks=1)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path, source, kilobatch):
+    """A recipe that begins with weights of that run, which lie beside it."""
+    done = kilobatch("export", source, "--format", "safetensors", "-o", tmp_path / "w.safetensors")
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "fine.yaml"
+    file.write_text("kilobatch: 1\nextends: digits/baseline\nseed: 7\ninit: {weights: w.safetensors, except: [fc]}\n")
+    return file
+
+
+def opened(file, *overrides):
+    return open_recipe(file, vocabulary=vocabulary(), overrides=overrides)
+
+
+def test_exported_weights_are_what_evaluation_scores(recipe, source):
+    exported = load_file(recipe.parent / "w.safetensors")
+    checkpoint = source / "checkpoints" / "update-000020"
+    averages, weights = (load_file(checkpoint / f"{name}.safetensors") for name in ("averages", "weights"))
+    assert exported.keys() == weights.keys()
+    assert (exported["/conv1/W"] == averages["/conv1/W"]).all()
+    assert (exported["/conv1/W"] != weights["/conv1/W"]).any()
+    with safe_open(recipe.parent / "w.safetensors", "np") as file:
+        assert file.metadata()["recipe"] == "digits-baseline"
+        assert json.loads(file.metadata()["augmentation.eval"])[-1]["kind"] == "Normalize"
+
+
+def test_a_run_begins_with_the_weights_and_records_their_hash(recipe, tmp_path, kilobatch):
+    run = tmp_path / "run"
+    words = ("train", recipe, *SMALL, "--stop-after", "1up", "--set", "learning_rate.reference=1e-9")
+    done = kilobatch(*words, "--out", run, ranks=2)
+    assert done.returncode == 0, done.stderr
+    given = load_file(tmp_path / "w.safetensors")
+    begun = load_file(run / "checkpoints/update-000001/weights.safetensors")
+    np.testing.assert_allclose(begun["/conv2/W"], given["/conv2/W"], atol=1e-6)
+    assert abs(begun["/fc/W"] - given["/fc/W"]).max() > 0.1  # drawn by the seed
+    assert "begins with the weights of" in (run / "log.txt").read_text()
+    own = opened(run / "recipe.yaml")
+    assert own.tree["init"]["sha256"] == opened(recipe).tree["init"]["sha256"]
+    assert own.recipe.init.weights == str(run / "init.safetensors")
+
+    # The folder goes on and begins again without the file, and refuses another one.
+    (tmp_path / "w.safetensors").rename(tmp_path / "gone")
+    moved = shutil.copytree(run, tmp_path / "moved")
+    words = ("train", moved / "recipe.yaml", "--no-report", "--exact", "--stop-after")
+    assert kilobatch(*words, "2up", "--out", moved, "--resume", ranks=1).returncode == 0
+    assert kilobatch(*words, "1up", "--out", tmp_path / "again", ranks=1).returncode == 0
+    again = load_file(tmp_path / "again/checkpoints/update-000001/weights.safetensors")
+    assert all((again[name] == array).all() for name, array in begun.items())
+    shutil.copyfile(moved / "checkpoints/update-000002/weights.safetensors", tmp_path / "w.safetensors")
+    words = ("train", recipe, *SMALL, "--set", "learning_rate.reference=1e-9", "--out", moved, "--resume")
+    assert "init.sha256" in kilobatch(*words, ranks=1).stderr
+
+
+def test_weights_that_do_not_fit_are_refused_before_ranks_start(recipe, tmp_path, kilobatch):
+    done = kilobatch("train", recipe, "--set", "init.except=[]", "--set", "model.width=3", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "init.weights: " in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_is_not_here_is_refused_unless_its_hash_is_known(recipe):
+    sha256 = opened(recipe).recipe.init.sha256
+    with pytest.raises(RecipeError, match=r"init.weights: there is no file .*nothing.safetensors; give its path"):
+        opened(recipe, "init.weights=nothing.safetensors")
+    assert opened(recipe, "init.weights=nothing.safetensors", f"init.sha256={sha256}").recipe.init.sha256 == sha256
+    with pytest.raises(RecipeError, match=r"init.sha256: the SHA-256 of .* is [0-9a-f]{64}; give the file"):
+        opened(recipe, "init.sha256=abc")
+    assert "init" not in opened(recipe, "init=null").tree
+
+
+def test_onnxruntime_scores_what_the_run_scored(source, kilobatch):
+    assert kilobatch("export", source, "--format", "onnx").returncode == 0
+    session = onnxruntime.InferenceSession(str(source / "model.onnx"), providers=["CPUExecutionProvider"])
+    run = opened(source / "recipe.yaml")
+    load = augmented_samples(run.recipe, run.dataset, "eval")
+    images, labels = zip(*(load(0, index) for index in range(run.dataset.num_eval)), strict=True)
+    logits = session.run(["logits"], {"images_NCHW": np.stack(images)})[0]
+    scored = json.loads(kilobatch("evaluate", source, "--json").stdout)
+    accuracy = (logits.argmax(axis=1) == labels).mean()
+    assert accuracy == pytest.approx(scored["accuracy"], abs=1.01 / run.dataset.num_eval)
+
+
+def test_an_export_that_cannot_be_written_is_refused(source, tmp_path, kilobatch):
+    assert "is no run's folder" in kilobatch("export", tmp_path, "--format", "onnx").stderr
+    done = kilobatch("export", source, "--format", "onnx", "-o", tmp_path / "no" / "model.onnx")
+    assert done.returncode == 2
+    assert "cannot be written: No such file or directory; give another -o" in done.stderr

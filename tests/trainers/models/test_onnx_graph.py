@@ -1,0 +1,112 @@
+"""Every model gives the same logits in onnxruntime as in Chainer."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import onnxruntime
+import pytest
+
+from recipes.errors import InputRefused
+from trainers import models
+from trainers.models.onnx_graph import onnx_model
+from trainers.runs.checkpoint import weights_of
+
+CASES = {
+    "AlexNetBN": ({}, 3, 67),
+    "CifarResNet": ({"depth": 20, "shortcut": "identity_pad"}, 3, 16),
+    "ResNet101": ({"zero_last_gamma": False}, 3, 64),
+    "ResNet152": ({"zero_last_gamma": False}, 3, 64),
+    "ResNet18": ({"zero_last_gamma": False, "blur_pool": True}, 3, 64),
+    "ResNet34": ({"zero_last_gamma": False, "stochastic_depth": 0.1}, 3, 65),
+    "ResNet50": ({"zero_last_gamma": False, "padded_pool": True}, 3, 64),
+    "SmallCNN": ({"width": 4, "dropout": 0.3}, 1, 9),
+    "SmallResNet": ({"width": 4, "blocks": (2, 1)}, 3, 32),
+    "VGG16": ({"batch_norm": True}, 3, 32),
+    "WideResNet": ({"depth": 10, "widen": 2, "dropout": 0.3}, 1, 16),
+}
+SLOW = ("AlexNetBN", "ResNet101", "ResNet152", "ResNet34", "VGG16")
+
+
+def with_statistics(model):
+    """The model with scales, shifts and running statistics as of a trained one."""
+    draws = np.random.default_rng(0)
+    for path, array in weights_of(model).items():
+        if path.endswith(("/gamma", "/avg_var")):
+            array[...] = draws.uniform(0.5, 1.0, array.shape)
+        elif path.endswith(("/beta", "/avg_mean")):
+            array[...] = draws.normal(0, 0.1, array.shape)
+    return model
+
+
+def both(model, shape, num_images=3):
+    """Logits of Chainer and of onnxruntime, for another number of images than the export saw."""
+    images_NCHW = np.random.default_rng(1).standard_normal((num_images, *shape)).astype(np.float32)
+    exported = onnx_model(model, shape, facts={"recipe": "mine"})
+    session = onnxruntime.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map == {"recipe": "mine"}
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        return model(images_NCHW).array, session.run(["logits"], {"images_NCHW": images_NCHW})[0]
+
+
+def test_no_model_is_missing_here():
+    assert {*CASES} == {*models.__all__}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in sorted(CASES)])
+def test_onnxruntime_gives_the_logits_of_chainer(name):
+    options, channels, size = CASES[name]
+    np.random.seed(0)
+    component = getattr(models, name)(**options)
+    model = with_statistics(component.build(num_classes=10, channels=channels, image_size=size))
+    ours, theirs = both(model, (channels, size, size))
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5 * np.abs(ours).max())
+
+
+class Own(chainer.Chain):
+    """What models of users call beside the library's."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 8, 3, stride=2, pad=1)
+            self.dilated = L.DilatedConvolution2D(8, 8, 3, pad=2, dilate=2)
+            self.head = L.Linear(8 * 2 * 2, 4)
+
+    def forward(self, x):
+        h = F.leaky_relu(self.conv(x), 0.1)
+        h = F.elu(self.dilated(h)) * F.sigmoid(h) + 0.5 - F.tanh(h) / 2
+        h = F.average_pooling_2d(h, 3, stride=2, pad=1)
+        h = F.max_pooling_2d(h, 3, stride=2)
+        gate = F.broadcast_to(F.sum(h, axis=(2, 3), keepdims=True), h.shape)
+        return F.log_softmax(self.head(F.transpose(F.concat([h * gate, -h], axis=1)[:, 4:12], (0, 2, 3, 1))))
+
+
+def test_functions_that_only_models_of_users_call():
+    np.random.seed(0)
+    ours, theirs = both(Own(), (3, 16, 16))
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5 * np.abs(ours).max())
+
+
+class Refused(chainer.Chain):
+    def __init__(self, forward):
+        super().__init__()
+        self.own = forward
+
+    def forward(self, x):
+        return self.own(x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: F.sum(F.erf(x), axis=(2, 3)), "function Erf, which has no operator of ONNX here; those that have"),
+        (lambda x: F.sum(F.relu(x - x.mean(axis=(2, 3), keepdims=True)), axis=(2, 3)), "without functions of Chainer"),
+        (lambda x: x[:, :, 0, 0], "does not compute its logits by functions of Chainer"),
+        (lambda x: F.relu(x)[:, :, 0, 0], "by anything but slices cannot be exported"),
+    ],
+)
+def test_models_that_cannot_be_followed_are_refused(forward, message):
+    with pytest.raises(InputRefused) as refusal:
+        onnx_model(Refused(forward), (3, 8, 8), facts={})
+    assert message in str(refusal.value)

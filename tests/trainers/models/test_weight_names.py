@@ -1,0 +1,137 @@
+"""Weights of a file become those of a model, by the names of a checkpoint and by torchvision's."""
+
+import chainer
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from recipes.errors import InputRefused
+from recipes.schema import Init
+from trainers.models import ResNet18, ResNet50, SmallCNN
+from trainers.models.weight_names import begin_with, to_torch, torch_names
+from trainers.runs.checkpoint import weights_of
+
+
+def small(num_classes=10, seed=0):
+    np.random.seed(seed)
+    return SmallCNN(width=2).build(num_classes=num_classes, channels=1, image_size=8)
+
+
+def resnet(kind=ResNet18, *, num_classes=5, seed=0, **options):
+    """A ResNet whose scales and running statistics are not those of a fresh one."""
+    np.random.seed(seed)
+    model = kind(zero_last_gamma=False, **options).build(num_classes=num_classes, channels=3, image_size=None)
+    draws = np.random.default_rng(seed)
+    for path, array in weights_of(model).items():
+        if path.endswith(("gamma", "avg_var")):
+            array[...] = draws.uniform(0.5, 1.0, array.shape)
+        elif path.endswith(("beta", "avg_mean")):
+            array[...] = draws.normal(0, 0.1, array.shape)
+    return model
+
+
+def logits(model, size=64):
+    images_NCHW = np.random.default_rng(1).standard_normal((2, 3, size, size)).astype(np.float32)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        return model(images_NCHW).array
+
+
+def saved(tmp_path, arrays):
+    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, tmp_path / "w.safetensors")
+    return str(tmp_path / "w.safetensors")
+
+
+def test_weights_of_a_checkpoint_are_taken_but_for_the_excepted_layer(tmp_path):
+    source, model = small(num_classes=10), small(num_classes=3, seed=1)
+    before = model.fc.W.array.copy()
+    begin_with(model, Init(weights=saved(tmp_path, weights_of(source)), except_=("fc",)))
+    assert (model.conv2.W.array == source.conv2.W.array).all()
+    assert (model.bn1.avg_var == source.bn1.avg_var).all()
+    assert (model.fc.W.array == before).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "except_", "message"),
+    [
+        ({}, (), "has in another shape /fc/W, /fc/b; name their layers in init.except"),
+        ({"/conv2/W": None}, ("fc",), "lacks /conv2/W; name"),
+        ({"/conv9/W": np.zeros(1)}, ("fc",), "has, and the model lacks, /conv9/W"),
+        ({}, ("head",), "init.except: there is no layer head in the model"),
+        ({}, ("f",), "there is no layer f in"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path, change, except_, message):
+    arrays = {**weights_of(small()), **change}
+    file = saved(tmp_path, {name: array for name, array in arrays.items() if array is not None})
+    with pytest.raises(InputRefused, match="init") as refusal:
+        begin_with(small(num_classes=3), Init(weights=file, except_=except_))
+    assert message in str(refusal.value)
+
+
+def test_a_file_that_is_not_of_safetensors_is_refused(tmp_path):
+    (tmp_path / "w.pth").write_bytes(b"PK\x03\x04 a pickle")
+    with pytest.raises(InputRefused, match="not a file of safetensors"):
+        begin_with(small(), Init(weights=str(tmp_path / "w.pth")))
+
+
+def test_the_names_of_torchvision_carry_a_resnet_there_and_back(tmp_path):
+    source = resnet(padded_pool=True)
+    arrays = to_torch(source, weights_of(source))
+    assert {"conv1.weight", "bn1.running_var", "layer4.0.downsample.1.weight", "fc.bias"} < {*arrays}
+    assert (arrays["bn1.running_var"] > source.conv1.bn.avg_var).all()
+    model = resnet(num_classes=3, seed=2, padded_pool=True)
+    with pytest.raises(InputRefused, match=r"another shape /fc/W, /fc/b"):
+        begin_with(model, Init(weights=saved(tmp_path, arrays)))
+    arrays["bn1.num_batches_tracked"] = np.array(7)
+    model = resnet(seed=2, padded_pool=True)
+    begin_with(model, Init(weights=saved(tmp_path, arrays)))
+    np.testing.assert_allclose(logits(model), logits(source), rtol=1e-5, atol=1e-5)
+
+
+def test_the_last_layer_of_a_deep_resnet_is_excepted_by_either_name(tmp_path):
+    source = resnet(ResNet50, num_classes=7, padded_pool=True)
+    file = saved(tmp_path, to_torch(source, weights_of(source)))
+    for name in ("fc", "fc6"):
+        model = resnet(ResNet50, seed=2, padded_pool=True)
+        begin_with(model, Init(weights=file, except_=(name,)))
+        assert (model.res5.b2.conv3.conv.W.array == source.res5.b2.conv3.conv.W.array).all()
+
+
+def test_torchvisions_weights_are_refused_where_the_logits_would_be_others(tmp_path):
+    source = resnet(padded_pool=True)
+    file = saved(tmp_path, to_torch(source, weights_of(source)))
+    with pytest.raises(InputRefused, match="write `padded_pool: true` into `model`"):
+        begin_with(resnet(), Init(weights=file))
+    with pytest.raises(InputRefused, match="write `blur_pool: false` into `model`"):
+        begin_with(resnet(padded_pool=True, blur_pool=True), Init(weights=file))
+
+
+def test_only_resnets_have_names_in_torchvision():
+    assert torch_names(small()) == {}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", [ResNet18, ResNet50])
+def test_torchvision_gives_the_logits_of_the_exported_weights_and_back(tmp_path, kind):
+    torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
+    from safetensors.torch import load_file
+    from safetensors.torch import save_file as save_torch
+
+    source = resnet(kind, num_classes=1000, padded_pool=True)
+    theirs = getattr(torchvision.models, kind.__name__.lower())(weights=None).eval()
+    theirs.load_state_dict(load_file(saved(tmp_path, to_torch(source, weights_of(source)))))
+    images_NCHW = np.random.default_rng(1).standard_normal((2, 3, 224, 224)).astype(np.float32)
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(images_NCHW)).numpy()
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        ours = source(images_NCHW).array
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * abs(expected).max())
+
+    fresh = getattr(torchvision.models, kind.__name__.lower())(weights=None).eval()
+    save_torch(fresh.state_dict(), tmp_path / "theirs.safetensors")
+    model = resnet(kind, num_classes=1000, seed=3, padded_pool=True)
+    begin_with(model, Init(weights=str(tmp_path / "theirs.safetensors")))
+    with torch.no_grad():
+        expected = fresh(torch.from_numpy(images_NCHW)).numpy()
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        np.testing.assert_allclose(model(images_NCHW).array, expected, rtol=0, atol=1e-5 * abs(expected).max())

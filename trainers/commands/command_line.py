@@ -1,0 +1,99 @@
+"""The list of commands; each stands in a module of this room."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from trainers.commands import data, machine, plan, recipes, registry, rehearse, reproduce, runs, search, train, verify
+from trainers.commands.options import OPTIONS_OF_GROUPS
+
+EXAMPLES = """\b
+Examples:
+  kilobatch recipes list
+  kilobatch recipes card goyal2017
+  kilobatch plan goyal2017 --cluster mn1 -n 256
+  kilobatch rehearse akiba2017 --cluster mn1 --fail 3@epoch12
+  kilobatch train digits/large_batch -n 2
+  kilobatch search digits -n 2 --dry-run
+"""
+
+
+class _Commands(TyperGroup):
+    """Knows commands of two words, as `search status`, beside one that is the first word alone."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+
+
+app = typer.Typer(cls=_Commands, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(data.app, name="data")
+app.add_typer(registry.app, name="registry")
+app.add_typer(runs.app, name="runs")
+app.command()(train.train)
+app.command(hidden=True)(train.load_samples)
+app.command(epilog="kilobatch search status DIR shows what a search does now.")(search.search)
+app.command("search status")(search.search_status)
+app.command(hidden=True)(search.search_ranks)
+app.command(epilog=plan.EXAMPLES)(plan.plan)
+app.command()(rehearse.rehearse)
+app.command()(verify.verify)
+app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.command()(runs.evaluate)
+app.command()(runs.export)
+app.command()(runs.report)
+app.command()(machine.doctor)
+app.command()(machine.probe)
+app.command(hidden=True)(machine.probe_ranks)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"kilobatch {version('kilobatch')}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def options(version: Version = False) -> None:
+    """Trains with large minibatches and keeps the accuracy."""
+
+
+@contextmanager
+def _open_streams() -> Iterator[None]:
+    """Open /dev/null for closed standard streams: a file opened later would otherwise take a stream's place."""
+    for name in (name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None):
+        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
+        os.set_inheritable(getattr(sys, name).fileno(), True)
+    sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show becomes a question mark
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+
+
+def main() -> None:
+    """Runs the command line."""
+    atexit.register(gc.freeze)  # skips the garbage collection at exit, which would take 0.2 s
+    try:
+        with _open_streams():
+            app(prog_name="kilobatch")
+    except (ModuleNotFoundError, OSError, ValueError) as error:
+        from trainers.runs.errors import exit_on_error
+
+        exit_on_error(error)
+        raise

@@ -1,0 +1,218 @@
+"""What `import kilobatch` gives a script or a notebook: the commands as functions, and a run's folder as an object."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.planning.forecast import forecast_tree
+from recipes.reading.image_size import sides_by_size
+from recipes.reading.load import overrides_by_file
+from recipes.reading.open import OpenedRecipe
+from recipes.reports.record import read_metrics
+from trainers.launch.model_costs import model_of
+from trainers.launch.preflight import refuse_folder
+from trainers.launch.request import cluster_of, open_request, planned
+from trainers.launch.start_ranks import start_or_join
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.errors import EXIT_STOPPED, RunFailed
+from trainers.runs.run_folder import METRICS, RECIPE, default_folder
+from trainers.training.request import TrainRequest
+
+__all__ = ["OpenRecipe", "Run", "open", "plan", "runs", "train"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRecipe:
+    """A recipe that was opened and checked, with the changes that `set` made.
+
+    Args:
+        opened: the recipe and its data set as objects, its values as plain data, and the origin of each.
+        request: how it was opened.
+    """
+
+    opened: OpenedRecipe
+    request: TrainRequest
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Every value of the recipe, as `kilobatch recipes show` prints it."""
+        return self.opened.tree
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each value comes from, by its dotted path."""
+        return self.opened.origins
+
+    def __repr__(self) -> str:
+        recipe = self.opened.recipe
+        sizes = ", ".join(map(str, recipe.batch.global_.sizes))
+        return f"<recipe {recipe.name}: {type(recipe.model).__name__}, {recipe.epochs:g} epochs, batch {sizes}>"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its folder has it.
+
+    Args:
+        folder: of the run.
+    """
+
+    folder: Path
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`: a table with `key`, `value`, `update`, `epoch` and more.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        return [line for _, line in read_metrics(self.folder / METRICS)]
+
+    def curve(self, key: str) -> list[tuple[float, float]]:
+        """Epoch and value of one key, such as `train_loss` or `eval_accuracy`; nan where the value is not finite."""
+        lines = (line for line in self.metrics if line["key"] == key)
+        return [(line["epoch"], math.nan if line["value"] is None else line["value"]) for line in lines]
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last evaluated accuracy, 0 to 1; None before the first evaluation."""
+        return next((value for _, value in reversed(self.curve("eval_accuracy"))), None)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Run, recipe, how it ended or that it has not, update and epoch reached, accuracy, workers and bytes."""
+        lines = self.metrics
+        ends = [line for line in lines if line["key"] in ("run_start", "run_stop")]
+        reached = max((line for line in lines if "epoch" in line), key=lambda line: line["epoch"], default={})
+        return {
+            "run": str(self.folder),
+            "recipe": next((line["value"] for line in ends if line["key"] == "run_start"), ""),
+            "ended": next((line["value"] for line in ends[-1:] if line["key"] == "run_stop"), "no"),
+            "update": reached.get("update"),
+            "epoch": reached.get("epoch"),
+            "accuracy": self.accuracy,
+            "workers": next((line.get("workers") for line in reversed(ends) if "workers" in line), None),
+            "bytes": sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()),
+        }
+
+    def evaluate(self, **options: Any) -> dict[str, Any]:
+        """Score a checkpoint; the options are those of `score_run`: checkpoint, split, data, allow_code, device."""
+        from trainers.launch.score_run import score_run
+
+        return score_run(self.folder, **options)
+
+    def export(self, form: str, **options: Any) -> Path:
+        """Write `onnx` or `safetensors`; the options are those of `export_run`: out, checkpoint, allow_code."""
+        from trainers.launch.export_run import export_run
+
+        return export_run(self.folder, form=form, **options)[0]
+
+    def __repr__(self) -> str:
+        scored = "not evaluated yet" if self.accuracy is None else f"accuracy {self.accuracy:.2%}"
+        return f"<run {self.folder}: {scored}>"
+
+
+def open(
+    recipe: str | Path,
+    *,
+    set: Mapping[str, Any] | None = None,
+    data: str | Path | None = None,
+    allow_code: bool = False,
+) -> OpenRecipe:
+    """Open and check a recipe, by its name in the library or the path of its file.
+
+    Args:
+        set: values to change, by dotted path: `{"batch.global": 512}`; of the cluster as `cluster.exchange.wire`.
+        data: folder of the data set's files.
+        allow_code: let `kind: mymodule.MyNet` import from the working directory.
+    Raises:
+        RecipeError: the recipe is wrong; it lists every problem with its place and a way out.
+    """
+    request = TrainRequest(
+        recipe=str(recipe),
+        overrides=tuple(f"{path}={json.dumps(value)}" for path, value in (set or {}).items()),
+        overrides_from="kilobatch.open",
+        data=None if data is None else Path(data),
+        allow_code=allow_code,
+    )
+    return OpenRecipe(opened=open_request(request)[0], request=request)
+
+
+def plan(
+    recipe: OpenRecipe | str,
+    *,
+    ranks: int | None = None,
+    cluster: str | None = None,
+    micro_batch_size: int | None = None,
+    exact: bool | None = None,
+) -> dict[str, Any]:
+    """What each rank does, how much memory that takes, and how long, as `kilobatch plan --json` prints it.
+
+    Args:
+        ranks: workers; None: all of the cluster.
+        cluster: name or path of a cluster's file; None: this machine.
+        micro_batch_size: the most samples of one forward.
+        exact: as of `train`.
+    Raises:
+        RecipeError, PlanError: these workers cannot serve the recipe.
+    """
+    given = _opened(recipe)
+    opened, request = given.opened, given.request
+    refuse_folder(opened.dataset, request.data)
+    _, overrides = overrides_by_file(request.overrides, "cluster")
+    where, _ = cluster_of(cluster, workers=ranks, vocabulary=vocabulary(), overrides=overrides)
+    how = {"exact": exact, "workers": ranks, "micro_batch_size": micro_batch_size}
+    made = planned(opened, where, model=model_of(opened), **how)
+    return made.as_tree() | {"forecast": forecast_tree(made, sides_by_size(opened.recipe))}
+
+
+def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path | None = None, **options: Any) -> Run:
+    """Train a recipe in processes of its own, as `kilobatch train`, and show the progress until they end.
+
+    Args:
+        ranks: processes; None: as many as pay here.
+        out: the run's folder; None: `runs/NAME-DATE-TIME`.
+        options: of `TrainRequest`, such as `resume=True`, `stop_after="30up"`, `cluster="laptop"`, `exact=True`,
+            `report=False`, `verbosity=-1`.
+    Returns:
+        the run; also where a signal or the file `stop` ended it.
+    Raises:
+        InputRefused: before anything was started.
+        RunFailed: the run failed; the message names its log.
+    """
+    given = _opened(recipe)
+    folder = default_folder(given.opened.recipe.name) if out is None else Path(out)
+    code = start_or_join(replace(given.request, workers=ranks, out=folder, **options))
+    if code not in (0, EXIT_STOPPED):
+        raise RunFailed(f"the run failed with exit code {code}; its log is {folder / 'log.txt'}")
+    return Run(folder)
+
+
+def runs(folder: str | Path = "runs") -> list[Run]:
+    """The runs in a folder and below it, those that began first first.
+
+    Raises:
+        InputRefused: there is no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise InputRefused(f"there is no folder {folder}; name one that holds runs")
+    found = [path.parent for path in Path(folder).rglob(RECIPE) if (path.parent / METRICS).is_file()]
+    return [Run(path) for path in sorted(found, key=_began)]
+
+
+def _began(folder: Path) -> tuple[float, str]:
+    with (folder / METRICS).open(encoding="utf-8") as file:
+        try:
+            return float(json.loads(file.readline())["time_ms"]), str(folder)
+        except (ValueError, LookupError, TypeError):
+            return math.inf, str(folder)
+
+
+def _opened(recipe: OpenRecipe | str) -> OpenRecipe:
+    return recipe if isinstance(recipe, OpenRecipe) else open(recipe)

@@ -1,0 +1,82 @@
+"""`kilobatch export`: the model of a run for other programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from recipes.errors import InputRefused, refuse_unreachable
+from recipes.reading.image_size import evaluated_size
+from recipes.reading.open import OpenedRecipe, open_recipe
+from trainers.datasets.augmented import augmented_samples
+from trainers.launch.score_run import checkpoint_called, require_run
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.checkpoint import load_into, read_checkpoint, refuse_foreign, weights_of
+from trainers.runs.identity import code_folders
+from trainers.runs.run_folder import CHECKPOINTS, RECIPE
+
+
+@refuse_unreachable()
+def export_run(
+    folder: Path, *, form: str, out: Path | None = None, checkpoint: str = "newest", allow_code: bool = False
+) -> tuple[Path, list[str]]:
+    """Write what evaluation scores: the averages of the weights where the recipe has them, else the weights.
+
+    The metadata of the file say which run, checkpoint and evaluation transforms it belongs to.
+
+    Args:
+        folder: of the run.
+        form: `onnx`, or `safetensors`: of a ResNet by torchvision's names, of other models by those of a checkpoint.
+        out: the file; None: `model.onnx` or `model.safetensors` in the folder.
+        checkpoint: `newest`, `best`, or a name such as update-000060.
+        allow_code: as for `train`.
+    Returns:
+        the file, and warnings.
+    Raises:
+        InputRefused: there is no such run or checkpoint; the model cannot be exported; the file cannot be written.
+    """
+    require_run(folder)
+    if allow_code:
+        code_folders(folder)
+    opened = open_recipe(folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
+    path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
+    content = read_checkpoint(path).scored()
+
+    from safetensors.numpy import save
+
+    from trainers.models.weight_names import to_torch, torch_names, why_not_torch
+    from trainers.training.build import drawn_model
+
+    model, notes = drawn_model(opened.recipe, opened.dataset), []
+    with refuse_foreign(path):
+        load_into(model, None, content)
+    facts = {"recipe": opened.recipe.name, "checkpoint": path.name, "dataset": opened.dataset.name}
+    facts |= {name: json.dumps(getattr(opened.dataset, name)) for name in ("mean", "std")}
+    facts["augmentation.eval"] = json.dumps(opened.tree["augmentation"]["eval"])
+    if form == "onnx":
+        from trainers.models.onnx_graph import onnx_model
+
+        data = onnx_model(model, _shape(opened), facts=facts).SerializeToString()
+    else:
+        weights = weights_of(model)
+        if torch_names(model):
+            weights = to_torch(model, weights)
+            why = why_not_torch(model)
+            notes = [] if why is None else [f"torchvision's ResNet computes other logits from these weights: {why}"]
+        data = save({name: np.asarray(array, order="C") for name, array in weights.items()}, metadata=facts)
+    file = out or folder / f"model.{form}"
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        raise InputRefused(f"{file} cannot be written: {error.strerror}; give another -o") from error
+    return file, notes
+
+
+def _shape(opened: OpenedRecipe) -> tuple[int, int, int]:
+    """Channels, height and width of an image as evaluation gives it to the model."""
+    side = evaluated_size(opened.recipe)
+    if side is not None:
+        return opened.dataset.channels, side, side
+    return augmented_samples(opened.recipe, opened.dataset, "eval")(0, 0)[0].shape

@@ -1,0 +1,255 @@
+"""A model as ONNX: the functions of Chainer that one evaluation calls, each as an operator.
+
+`onnx_model` runs the model on two images and notes every function with its inputs and outputs, so that it follows any
+Python within `forward`. `_OPERATORS` has the operator of each function: to add one, add a line there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+import onnx
+from chainer.utils import get_conv_outsize
+from onnx import helper, numpy_helper
+
+from recipes.errors import InputRefused
+from trainers.runs.checkpoint import weights_of
+
+_OPSET, _IR = 17, 8  # of 2022, which onnxruntime 1.12 and later read
+_BATCH = 2  # images in the call that is followed
+_END = 2**63 - 1  # the end of a slice that has none
+
+# An operator: its name, constants among its inputs behind those of the function, and attributes.
+Operator = tuple[str, Sequence[np.ndarray], Mapping[str, Any]]
+
+
+def onnx_model(model: chainer.Chain, shape: tuple[int, int, int], *, facts: Mapping[str, str]) -> onnx.ModelProto:
+    """A model in evaluation, from `images_NCHW`, float32 of any number of images, to `logits`.
+
+    Args:
+        model: on the CPU.
+        shape: channels, height and width of an image.
+        facts: for the metadata of the file.
+    Raises:
+        InputRefused: the model calls a function that has no operator here, or depends on its images otherwise than by
+            Chainer's functions.
+    """
+    images_NCHW = np.random.default_rng(0).standard_normal((_BATCH, *shape)).astype(np.float32)
+    with chainer.using_config("train", False), chainer.no_backprop_mode(), _Followed() as followed:
+        logits = chainer.as_array(model(images_NCHW))
+    graph = _Graph({id(array): path for path, array in weights_of(model).items()}, images_NCHW)
+    for call in followed.calls:
+        graph.add(*call)
+    graph.end(logits)
+    sizes = {"images_NCHW": ("N", *shape), "logits": ("N", *logits.shape[1:])}
+    ends = {name: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, size) for name, size in sizes.items()}
+    made = helper.make_graph(
+        graph.nodes, type(model).__name__, [ends["images_NCHW"]], [ends["logits"]], [*graph.constants.values()]
+    )
+    versions = {"opset_imports": [helper.make_opsetid("", _OPSET)], "ir_version": _IR}
+    whole = helper.make_model(made, producer_name="kilobatch", **versions)
+    helper.set_model_props(whole, dict(facts))
+    onnx.checker.check_model(whole)
+    return whole
+
+
+class _Followed(chainer.FunctionHook):
+    """Within, every call of a function is noted: the function, its inputs and its outputs, as arrays."""
+
+    name = "_Followed"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []
+
+    def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """Note this call, once its outputs are there, which no other method of a hook gets."""
+
+        def noting(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            del function.forward  # the class has its own
+            outputs = function.forward(inputs)
+            self.calls.append((function, inputs, outputs))
+            return outputs
+
+        function.forward = noting
+
+
+class _Graph:
+    """The operators so far, and the name of every array, which the calls keep alive."""
+
+    def __init__(self, weights: Mapping[int, str], images_NCHW: np.ndarray) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self._weights = weights
+        self._names = {id(images_NCHW): "images_NCHW"}
+        self._kept: list[np.ndarray] = []
+
+    def add(self, function: Any, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """One call of a function."""
+        kind = type(getattr(function, "function", function)).__name__  # within Chainer's adapter of old functions
+        if kind not in _OPERATORS:
+            what = f"the model calls Chainer's function {kind}, which has no operator of ONNX here"
+            raise InputRefused(f"{what}; those that have one: {', '.join(sorted(_OPERATORS))}")
+        operator, more, attributes = _OPERATORS[kind](function, inputs, outputs[0])
+        names = [self._name_of(array, kind) for array in inputs] + [self._constant(array) for array in more]
+        self._node(operator, names, outputs[0], **attributes)
+
+    def end(self, logits: np.ndarray) -> None:
+        """The array that the model returned."""
+        if id(logits) not in self._names:
+            raise InputRefused("the model does not compute its logits by functions of Chainer; use chainer.functions")
+        self.nodes.append(helper.make_node("Identity", [self._names[id(logits)]], ["logits"]))
+
+    def _node(self, operator: str, inputs: list[str], output: np.ndarray, **attributes: Any) -> str:
+        name = self._names[id(output)] = f"{operator}_{len(self.nodes)}"
+        self._kept.append(output)
+        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
+        return name
+
+    def _name_of(self, array: np.ndarray, kind: str) -> str:
+        if id(array) in self._names:
+            return self._names[id(array)]
+        if id(array) not in self._weights and array.ndim > 1 and len(array) == _BATCH:
+            return self._for_each_image(array, kind)
+        return self._constant(array, self._weights.get(id(array)))
+
+    def _constant(self, array: np.ndarray, name: str | None = None) -> str:
+        name = name or f"constant_{len(self.constants)}"
+        self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        self._names[id(array)] = name
+        self._kept.append(array)
+        return name
+
+    def _for_each_image(self, array: np.ndarray, kind: str) -> str:
+        """An array that is the same for each image, such as zeros of new channels, for as many as there are."""
+        if not (array == array[:1]).all():
+            what = f"{kind} gets an array that the model computes from its images without functions of Chainer"
+            raise InputRefused(f"{what}; use chainer.functions, so that it can be exported")
+        images = [self._node("Shape", ["images_NCHW"], np.empty(0), start=0, end=1)]
+        shape = self._node("Concat", [*images, self._constant(np.array(array.shape[1:]))], np.empty(0), axis=0)
+        return self._node("Expand", [self._constant(array[:1]), shape], array)
+
+
+def _convolution(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    f = function
+    pads = _pads(inputs[0].shape[2:], inputs[1].shape[2:], (f.sy, f.sx), (f.ph, f.pw), f.cover_all, (f.dy, f.dx))
+    return "Conv", (), {"strides": (f.sy, f.sx), "pads": pads, "dilations": (f.dy, f.dx), "group": f.groups}
+
+
+def _linear(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    return "Gemm", (), {"transB": 1}
+
+
+def _normalization(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    if function.axis not in (None, (0, *range(2, y.ndim))):
+        raise InputRefused("a BatchNormalization over other axes than those of samples and pixels cannot be exported")
+    return "BatchNormalization", (), {"epsilon": float(function.eps)}
+
+
+def _max_pooling(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    f = function
+    pads = _pads(inputs[0].shape[2:], f.ksize, f.stride, f.pad, f.cover_all)
+    return "MaxPool", (), {"kernel_shape": f.ksize, "strides": f.stride, "pads": pads}
+
+
+def _average_pooling(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    f, pad = function, (function.ph, function.pw)
+    how = {"kernel_shape": (f.kh, f.kw), "strides": (f.sy, f.sx), "pads": (*pad, *pad)}
+    return "AveragePool", (), {**how, "count_include_pad": 1}
+
+
+def _pads(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    cover_all: bool,
+    dilations: Sequence[int] | None = None,
+) -> list[int]:
+    """Padding before and behind each axis; behind with as much more as the last, partial window needs."""
+    behind = list(pads)
+    for axis, (size, k, s, p, d) in enumerate(zip(sizes, kernel, strides, pads, dilations or (1, 1), strict=True)):
+        if cover_all:
+            windows = get_conv_outsize(size, k, s, p, cover_all=True, d=d)
+            behind[axis] = max(p, (windows - 1) * s + (k - 1) * d + 1 - size - p)
+    return [*pads, *behind]
+
+
+def _reshape(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    return "Reshape", (np.array([-1, *y.shape[1:]]),), {}  # the first axis is that of the images, or contains it
+
+
+def _mean(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    return "ReduceMean", (), {"axes": _axes(function, inputs[0]), "keepdims": int(function.keepdims)}
+
+
+def _sum(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    return "ReduceSum", (np.array(_axes(function, inputs[0])),), {"keepdims": int(function.keepdims)}
+
+
+def _axes(function: Any, x: np.ndarray) -> list[int]:
+    return list(range(x.ndim)) if function.axis is None else list(function.axis)
+
+
+def _slice(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    slices = function.slices
+    if not all(isinstance(each, slice) for each in slices):
+        raise InputRefused("indexing by anything but slices cannot be exported; write x[:, :, ::2]")
+    bounds = np.array([(s.start or 0, _END if s.stop is None else s.stop, s.step or 1) for s in slices])
+    return "Slice", (bounds[:, 0], bounds[:, 1], np.arange(len(slices)), bounds[:, 2]), {}
+
+
+def _expanded(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    ones = np.array([1 if size == _BATCH and axis == 0 else size for axis, size in enumerate(y.shape)])
+    return "Expand", (ones,), {}
+
+
+def _with_value(operator: str) -> Callable[..., Operator]:
+    """A function of an array and a number, which is one of its attributes."""
+    return lambda function, inputs, y: (operator, (np.asarray(function.value, dtype=inputs[0].dtype),), {})
+
+
+def _plain(operator: str, **attributes: str) -> Callable[..., Operator]:
+    """A function whose operator differs in names only: attribute there -> attribute here."""
+
+    def made(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+        given = {name: getattr(function, ours) for name, ours in attributes.items()}
+        return operator, (), {name: value for name, value in given.items() if value is not None}
+
+    return made
+
+
+_OPERATORS: Mapping[str, Callable[[Any, Sequence[np.ndarray], np.ndarray], Operator]] = {
+    "Absolute": _plain("Abs"),
+    "Add": _plain("Add"),
+    "AddConstant": _with_value("Add"),
+    "AveragePooling2D": _average_pooling,
+    "BroadcastTo": _expanded,
+    "Concat": _plain("Concat", axis="axis"),
+    "Convolution2DFunction": _convolution,
+    "Div": _plain("Div"),
+    "ELU": _plain("Elu", alpha="alpha"),
+    "Exp": _plain("Exp"),
+    "FixedBatchNormalization": _normalization,
+    "GetItem": _slice,
+    "LeakyReLU": _plain("LeakyRelu", alpha="slope"),
+    "LinearFunction": _linear,
+    "LogSoftmax": _plain("LogSoftmax", axis="axis"),
+    "MaxPoolingND": _max_pooling,
+    "Mean": _mean,
+    "Mul": _plain("Mul"),
+    "MulConstant": _with_value("Mul"),
+    "MultiAdd": _plain("Sum"),
+    "Neg": _plain("Neg"),
+    "PowVarConst": _with_value("Pow"),
+    "ReLU": _plain("Relu"),
+    "Reshape": _reshape,
+    "Sigmoid": _plain("Sigmoid"),
+    "Softmax": _plain("Softmax", axis="axis"),
+    "Sub": _plain("Sub"),
+    "Sum": _sum,
+    "Tanh": _plain("Tanh"),
+    "Transpose": _plain("Transpose", perm="axes"),
+}

@@ -1,0 +1,132 @@
+"""Weights of a file for a model: by the names of a checkpoint, or by torchvision's and timm's of a ResNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import chainer
+import numpy as np
+from chainercv.links.model.resnet import ResNet
+
+from recipes.errors import InputRefused
+from recipes.schema import Init
+from trainers.models.imagenet_networks import BasicNetwork, BlurredConvolution2D, pooled_with_padding
+from trainers.runs.checkpoint import CheckpointContent, load_into, read_arrays, weights_of
+
+_LEAVES = {"W": "weight", "b": "bias", "gamma": "weight", "beta": "bias"}
+_LEAVES |= {"avg_mean": "running_mean", "avg_var": "running_var"}
+_EPSILON = 1e-5  # PyTorch's default, and that of torchvision's and timm's ResNets
+_MOST_NAMED = 5
+
+
+def torch_names(model: chainer.Link) -> dict[str, str]:
+    """Of a ResNet each path here with its name in torchvision and timm; empty for any other model.
+
+    >>> from trainers.models import ResNet18
+    >>> names = torch_names(ResNet18().build(num_classes=10, channels=3, image_size=None))
+    >>> names["/res3/a/residual_conv/bn/gamma"], names["/res3/b1/conv2/conv/W"]
+    ('layer2.0.downsample.1.weight', 'layer2.1.conv2.weight')
+    """
+    if not isinstance(model, BasicNetwork | ResNet):
+        return {}
+    names = {}
+    for path in weights_of(model):
+        *layer, leaf = path.split("/")[1:]
+        if leaf in _LEAVES:
+            names[path] = f"{_torch_layer(model, layer)}.{_LEAVES[leaf]}"
+    return names
+
+
+def _torch_layer(model: chainer.Link, layer: Sequence[str]) -> str:
+    """conv1/bn is bn1, res3/a/conv2/conv layer2.0.conv2, res3/a/residual_conv/bn layer2.0.downsample.1, fc6 fc."""
+    if len(layer) == 1:
+        return "fc"
+    *inside, place, kind = layer
+    if place == "residual_conv":
+        place = f"downsample.{['conv', 'bn'].index(kind)}"
+    elif kind == "bn":
+        place = place.replace("conv", "bn")
+    if not inside:
+        return place
+    stage, block = inside
+    return f"layer{int(stage.removeprefix('res')) - 1}.{model[stage].layer_names.index(block)}.{place}"
+
+
+def why_not_torch(model: chainer.Link) -> str | None:
+    """Why a ResNet with the same weights gives other logits in torchvision, and a way out; None if it does not."""
+    if any(isinstance(link, BlurredConvolution2D) for link in model.links()):
+        return "torchvision has no blurred convolutions; write `blur_pool: false` into `model`"
+    if model.pool1 is not pooled_with_padding:
+        return "the first pooling is not torchvision's; write `padded_pool: true` into `model`"
+    return None
+
+
+def to_torch(model: chainer.Link, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights of a ResNet by torchvision's names.
+
+    Chainer adds 2e-5 to a variance and PyTorch 1e-5; the difference is added here, so that the logits are the same.
+    """
+    return {name: weights[path] + _more(model, path) for path, name in torch_names(model).items()}
+
+
+def _more(model: chainer.Link, path: str) -> np.float32:
+    """What PyTorch's running variance is more than ours; 0 for any other array."""
+    *layer, leaf = path.split("/")[1:]
+    link = model
+    for name in layer:
+        link = getattr(link, name)
+    return np.float32(link.eps - _EPSILON if leaf == "avg_var" else 0)
+
+
+def begin_with(model: chainer.Link, init: Init) -> None:
+    """Give a model the weights of a file; layers of `init.except_` keep theirs.
+
+    Raises:
+        InputRefused: see `weights_for`; the file cannot be read.
+    """
+    content = {**weights_of(model), **weights_for(model, read_arrays(init.weights), init)}
+    load_into(model, None, CheckpointContent(weights=content, optimizer={}, averages={}, pending={}, state={}))
+
+
+def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Init) -> dict[str, np.ndarray]:
+    """The arrays of a file by the paths of a model, without those of `init.except_`.
+
+    Raises:
+        InputRefused: an array is missing, is no array of the model, or has another shape; a name of `init.except_` is
+            that of no layer; a ResNet of torchvision computes something else.
+    """
+    own, foreign = weights_of(model), torch_names(model)
+    if is_foreign := not arrays.keys().isdisjoint(foreign.values()):
+        if (why := why_not_torch(model)) is not None:
+            raise InputRefused(f"init.weights: {init.weights} has torchvision's names, and {why}")
+        found = {path: arrays[name] - _more(model, path) for path, name in foreign.items() if name in arrays}
+        others = {name for name in arrays.keys() - foreign.values() if not name.endswith(".num_batches_tracked")}
+    else:
+        found = {path: array for path, array in arrays.items() if path in own}
+        others = arrays.keys() - own.keys()
+    for layer in init.except_:
+        if not any(_is_in(name, [layer]) for name in (*own, *foreign.values(), *arrays)):
+            raise InputRefused(f"init.except: there is no layer {layer} in the model, nor in {init.weights}")
+
+    def excepted(path: str) -> bool:
+        return _is_in(path, init.except_) or _is_in(foreign.get(path, path), init.except_)
+
+    wanted = [path for path in (foreign if is_foreign else own) if not excepted(path)]
+    faults = {
+        "lacks": [path for path in wanted if path not in found],
+        "has, and the model lacks,": [name for name in others if not _is_in(name, init.except_)],
+        "has in another shape": [path for path in wanted if path in found and found[path].shape != own[path].shape],
+    }
+    for what, names in faults.items():
+        if names:
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            named = ", ".join(sorted(names)[:_MOST_NAMED]) + more
+            way_out = "name their layers in init.except, or give weights of this model"
+            raise InputRefused(f"init.weights: {init.weights} {what} {named}; {way_out}")
+    return {path: found[path] for path in wanted}
+
+
+def _is_in(name: str, layers: Iterable[str]) -> bool:
+    """Whether an array, by its path here or its name in PyTorch, is of one of the layers."""
+    parts = name.replace("/", ".").strip(".") + "."
+    return any(parts.startswith(layer.replace("/", ".").strip(".") + ".") for layer in layers)
