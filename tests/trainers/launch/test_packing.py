@@ -170,4 +170,7 @@ def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_b
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(ROOT) not in (tmp_path / "run" / "run.yaml").read_text()
+    there, here = (json.loads((run / "environment.json").read_text()) for run in (tmp_path / "run", runs / "0"))
+    for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype", "exact", "ids"):
+        assert there[key] == here[key]
     assert (tmp_path / "run" / WEIGHTS).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()

@@ -5,21 +5,28 @@ import statistics
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look, more_seeds
+from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look, more_seeds, t_quantile
 
 CLAIM = Claimed(value=0.985, deviation=0.006, runs=10, margin=0.01, resolution=1 / 297)
 
 
 def test_bounds_are_those_of_welch():
+    """Reckoned by scipy.stats.ttest_ind(reruns, claimed, equal_var=False).confidence_interval(0.90)."""
     claimed, reruns = [0.91, 0.93, 0.92, 0.90], [0.90, 0.915, 0.88]
     spread = statistics.stdev(claimed)
     claim = Claimed(value=statistics.fmean(claimed), deviation=spread, runs=4, margin=0.05, resolution=1e-6)
-    low, high = stats.ttest_ind(reruns, claimed, equal_var=False).confidence_interval(0.90)
     found = judge(claim, reruns)
-    assert (found.lower, found.upper) == pytest.approx((low, high))
+    assert (found.lower, found.upper) == pytest.approx((-0.0432252, 0.0098919), abs=1e-6)
     assert found.verdict == AS_GOOD
+
+
+@pytest.mark.parametrize(
+    ("probability", "df", "expected"),
+    [(0.95, 1, 6.313752), (0.95, 4, 2.131847), (0.96, 8, 2.004152), (0.9967, 3, 6.764857), (0.95, 120, 1.657651)],
+)
+def test_quantiles_are_those_of_tables(probability, df, expected):
+    assert t_quantile(probability, df) == pytest.approx(expected, rel=1e-5)
 
 
 def test_verdicts_by_hand():
