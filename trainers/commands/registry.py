@@ -183,5 +183,9 @@ def _print_entries(entries: list, as_json: bool) -> None:
         print(json.dumps([{"name": entry.name, **entry.said} for entry in entries], indent=2))
         return
     facts = {entry.name: entry.said.get("facts") or {} for entry in entries}
-    rows = [{"name": name, **{key: known.get(key) for key in FACTS}} for name, known in facts.items()]
-    print(printable(points_text(rows)) if rows else "nothing")
+    rows = [{"name": name, **{key: _short(known.get(key)) for key in FACTS}} for name, known in facts.items()]
+    print(printable(points_text(rows)) if rows else "nothing; kilobatch registry add and push bring something")
+
+
+def _short(fact: object) -> object:
+    return round(fact, 4) if isinstance(fact, float) else fact

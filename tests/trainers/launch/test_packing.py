@@ -143,9 +143,15 @@ def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilo
 
 
 @pytest.mark.slow
-def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(runs, tmp_path, cache):
-    """A second environment has the packages of this one, and an installed wheel in place of the checkout."""
-    path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
+def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(tmp_path, cache):
+    """A second environment has the packages of this one, and an installed wheel in place of the checkout.
+
+    Both runs are processes of their own, as a user starts them.
+    """
+    here = tmp_path / "here"
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/large_batch", *SHORT, "-n", "1", "--out", here]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    path, *_ = packed(tmp_path / "a.kilobatch", here)
     fresh = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
     (site,) = fresh.glob("lib/python*/site-packages")
@@ -170,7 +176,7 @@ def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_b
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(ROOT) not in (tmp_path / "run" / "run.yaml").read_text()
-    there, here = (json.loads((run / "environment.json").read_text()) for run in (tmp_path / "run", runs / "0"))
+    environments = [json.loads((run / "environment.json").read_text()) for run in (tmp_path / "run", here)]
     for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype", "exact", "ids"):
-        assert there[key] == here[key]
-    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
+        assert environments[0][key] == environments[1][key]
+    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (here / WEIGHTS).read_bytes()

@@ -1,6 +1,8 @@
 """Reruns of packs end in the verdict that is due."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -24,12 +26,16 @@ def packed(tmp_path_factory, kilobatch):
 
 
 @pytest.fixture
-def reproduce(tmp_path, kilobatch, monkeypatch):
-    """`reproduce(pack, *options)`: exit code, lines, and the evidence if there is one."""
+def reproduce(tmp_path, monkeypatch):
+    """`reproduce(pack, *options)`: exit code, lines, and the evidence if there is one.
+
+    In a process of its own, because kernels hold for the rest of a process.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(path, *options, out="out"):
-        done = kilobatch("reproduce", str(path), "--out", out, *options, cwd=str(tmp_path), timeout=300)
+        command = [sys.executable, "-P", "-m", "kilobatch", "reproduce", str(path), "--out", out, *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         file = tmp_path / out / "evidence.json"
         evidence = json.loads(file.read_text()) if file.exists() else None
         return done.returncode, done.stdout.splitlines() + done.stderr.splitlines(), evidence
