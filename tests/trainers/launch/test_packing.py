@@ -67,7 +67,8 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     assert json.loads((opened.folder / "diff.json").read_text())["parent"] == "digits/baseline"
     assert "kilobatch==" in (opened.folder / "lock.txt").read_text()
     ids = json.loads((runs / "0" / "environment.json").read_text())["ids"]
-    assert opened.head["ids"] == ids
+    state = json.loads((runs / "0" / WEIGHTS).with_name("state.json").read_text())
+    assert opened.head["ids"] == ids == state["ids"]
     text = b"".join(file.read_bytes() for file in opened.folder.rglob("*.yaml") if file.parent == opened.folder)
     assert str(tmp_path).encode() not in text
 
