@@ -8,7 +8,7 @@ function choose() {
   count.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length}`;
 }
 
-const key = (row, at) => row.cells[at].dataset.key ?? row.cells[at].textContent;
+const key = (row, at) => row.cells[at].textContent.replaceAll(",", ""); // 1,024 is more than 640
 [...table.tHead.rows[0].cells].forEach((head, at) => {
   const button = head.querySelector("button");
   button.addEventListener("click", () => {

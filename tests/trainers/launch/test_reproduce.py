@@ -43,11 +43,11 @@ def reproduce(tmp_path, monkeypatch):
     return run
 
 
-def changed(path, to, *, text=("", ""), **head):
-    """A pack with another recipe or head, whose sums all fit."""
+def changed(path, to, *, name="recipe.yaml", text=("", ""), **head):
+    """A pack with other text in a file, or another head, whose sums all fit."""
     opened = open_pack(path)
     files = files_of(opened)
-    files["recipe.yaml"] = (opened.folder / "recipe.yaml").read_text().replace(*text).encode()
+    files[name] = (opened.folder / name).read_text().replace(*text).encode()
     write_pack(to, {**opened.head, **head}, files)
     return to
 
@@ -91,6 +91,13 @@ def test_one_seed_of_a_recipe_that_was_changed_in_secret_is_undecided_with_a_num
     assert any("learning_rate.reference: 0.055 in the pack's recipe, 0.05 in its run" in line for line in lines)
     assert (code, evidence["verdict"]) == (6, "undecided"), lines
     assert "would decide if they went on like this" in evidence["words"] or "rests on too few" in evidence["words"]
+
+
+def test_a_record_that_its_recipe_does_not_give_is_not_taken_for_the_same_run(packed, reproduce, tmp_path):
+    path = changed(packed, tmp_path / "b.kilobatch", name="runs/0/metrics.jsonl", text=('"value":2.', '"value":1.'))
+    code, lines, evidence = reproduce(path, "-n", "1", "--seeds", "1")
+    assert any(line.startswith("differs here: samples or losses, although nothing else does") for line in lines), lines
+    assert evidence["verdict"] == "undecided"
 
 
 def test_what_is_no_pack_is_refused_with_how_to_make_one(reproduce):
