@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.reading.identity import recipe_id
+from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
 from recipes.sharing.pack_file import open_pack
 from trainers.launch.packing import pack
+from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).parents[3]
@@ -118,6 +121,21 @@ def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilo
     done = kilobatch("report", str(path), environment={"XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert done.returncode == 2
     assert "has no runs" in done.stderr
+
+
+def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, cache):
+    weights = shutil.copy(runs / "0" / WEIGHTS, tmp_path / "w.safetensors")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: digits/large_batch\ninit: {weights: w.safetensors, except: [fc]}\n")
+    path, _, head = packed(tmp_path / "a.kilobatch", mine)
+    begun = mine.read_text().replace("w.safetensors", f"w.safetensors, sha256: {'0' * 64}")
+    Path(weights).unlink()
+    opened = open_recipe(path, vocabulary=vocabulary())
+    assert Path(opened.recipe.init.weights).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
+    assert recipe_id(opened) == head["ids"]["recipe"]
+    mine.write_text(begun)
+    with pytest.raises(InputRefused, match=r"no file .*w.safetensors, and a pack carries the weights .* put the file"):
+        packed(tmp_path / "b.kilobatch", mine)
 
 
 @pytest.mark.slow
