@@ -20,7 +20,7 @@ from recipes.errors import printable
 from recipes.reports.wording import duration
 from recipes.schema import Search
 from trainers.runs.run_folder import LOG
-from trainers.search.confirm import Confirmed, confirmed_rows
+from trainers.search.best import Confirmed, confirmed_rows
 from trainers.search.search_folder import trial_folder
 from trainers.search.status import status_text, write_status
 from trainers.search.study import SECONDS, SPENT, begun, best_trials, reason_of, state_of

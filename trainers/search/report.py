@@ -19,7 +19,7 @@ from recipes.reports.page import document
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.runs.run_folder import REPORT
-from trainers.search.confirm import Confirmed, confirmed_rows
+from trainers.search.best import Confirmed, confirmed_rows
 from trainers.search.display import row_of
 from trainers.search.search_folder import trial_folder, write_whole
 from trainers.search.study import RATE, SECONDS, begun, best_trials, state_counts, state_of

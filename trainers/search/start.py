@@ -23,8 +23,7 @@ from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT
 from trainers.runs.stop_request import STOP_FILE, handling_signals
-from trainers.search.best import recipe_path, write_best
-from trainers.search.confirm import confirmed_in, confirmed_text
+from trainers.search.best import confirmed_in, confirmed_text, recipe_path, write_best
 from trainers.search.display import Display
 from trainers.search.dry_run import dry_run_text
 from trainers.search.group_worker import launched_groups, run_launched_worker

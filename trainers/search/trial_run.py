@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from recipes.schema import Search
 from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
 from trainers.launch.request import Prepared, TrainRequest
@@ -111,14 +112,13 @@ class TrialRun:
 
     Args:
         group, request, prepared: whose ranks train it, what, and the same checked.
-        metric: `accuracy`, `loss` or `train_loss`, which is reported.
-        reports: number of points of the run at which it is evaluated.
+        search: with the objective that is reported.
     """
 
-    def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, *, metric: str, reports: int) -> None:
+    def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
         assert request.out is not None
         self.group, self.folder, self.prepared = group, request.out, prepared
-        self._metric, self._reports = metric, reports
+        self._search = search
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         self.began = self.last_news = time.monotonic()
         self.update = 0
@@ -138,17 +138,13 @@ class TrialRun:
         if lines:
             self.last_news = time.monotonic()
             self.update = max(self.update, *(line.get("update", 0) for line in lines))
-        if self._metric == "train_loss" and any(line["key"] == "eval_accuracy" for line in lines):
-            lines = metrics_lines(self.folder)
-        return list(reports_in(lines, self.prepared, metric=self._metric, reports=self._reports))
+        if any(line["key"] == "eval_accuracy" for line in lines):
+            lines = metrics_lines(self.folder)  # a mean over updates needs all of them
+        return list(reports_in(lines, self.prepared, self._search))
 
     def request_stop(self) -> None:
         """All ranks end the run after the same update, with a checkpoint."""
         request_stop(self.folder / STOP_FILE, "search")
-
-    def kill(self) -> None:
-        """All ranks end at once, also one that hangs."""
-        self.group.kill()
 
     def ended(self) -> RunEnd | None:
         """How it ended; None while it runs."""
@@ -189,14 +185,14 @@ class TrialRun:
         return RunEnd(how="died", reason=f"{who} was ended {by}", rank=rank)
 
 
-def reports_in(
-    lines: Iterable[Mapping[str, Any]], prepared: Prepared, *, metric: str, reports: int
-) -> Iterable[Report]:
-    """The reports among lines of a trial's metrics, each at the last point of the run that its update reached.
+def reports_in(lines: Iterable[Mapping[str, Any]], prepared: Prepared, search: Search) -> Iterable[Report]:
+    """The reports among all lines of a run's metrics, each at the last point of the run that its update reached.
 
-    A report of `train_loss` is its mean over the updates since the report before, so it needs all lines.
+    The score is that of the search's objective, of a target the accuracy; or the training loss, as a mean over the
+    updates since the report before. With several objectives it is the accuracy, for the display.
     """
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
+    metric = search.reported.metric if search.reported and not search.has_goal else "accuracy"
     key = "eval_accuracy" if metric == "train_loss" else f"eval_{metric}"
     losses: list[float] = []
     for line in lines:
@@ -204,7 +200,7 @@ def reports_in(
             losses.append(line["value"])
         elif line.get("key") == key:
             passed = round(last_multiple(line["epoch"], every) / every)
-            number = reports if line["update"] == whole else min(passed, reports)
+            number = search.reports if line["update"] == whole else min(passed, search.reports)
             yield Report(number=number, value=fmean(losses) if metric == "train_loss" else line["value"])
             losses = []
 

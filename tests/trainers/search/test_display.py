@@ -15,7 +15,7 @@ from rich.console import Console
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.confirm import Confirmed
+from trainers.search.best import Confirmed
 from trainers.search.display import Display
 from trainers.search.samplers import RandomSampler
 from trainers.search.status import status_text, status_tree

@@ -11,7 +11,7 @@ from optuna.trial import TrialState, create_trial
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float
-from trainers.search.confirm import Confirmed
+from trainers.search.best import Confirmed
 from trainers.search.report import LivePage, _figures, write_search_page
 from trainers.search.samplers import RandomSampler
 

@@ -5,9 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from recipes.schema import Budget, Search
+from recipes.search_space.ranges import Int
 from trainers.launch.request import TrainRequest, prepare
 from trainers.search.outcome import has_ended, metrics_lines
+from trainers.search.samplers import RandomSampler
 from trainers.search.trial_run import _failure, reports_in
+
+SPACE = {"epochs": Int(low=1, high=2)}
+SEARCH = Search(
+    name="mine", recipe="digits/batch_256", space=SPACE, sampler=RandomSampler(), budget=Budget(trials=1), reports=4
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +37,12 @@ def test_a_report_has_the_number_of_the_last_point_that_was_reached(prepared):
         line(7.51, 44),
         line(10.07, 59),
     ]
-    reports = list(reports_in(lines, prepared, metric="accuracy", reports=4))
+    reports = list(reports_in(lines, prepared, SEARCH))
     assert [(report.number, report.value) for report in reports] == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
 
 
 def test_the_end_of_a_run_is_its_last_report(prepared):
-    (report,) = reports_in([line(9.9, 59)], prepared, metric="accuracy", reports=4)
+    (report,) = reports_in([line(9.9, 59)], prepared, SEARCH)
     assert report.number == 4
 
 
