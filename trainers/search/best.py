@@ -10,15 +10,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 import optuna
+from optuna.trial import FrozenTrial
 
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, assignments
+from trainers.runs.run_folder import write_whole
 from trainers.search.outcome import has_ended, metrics_lines, trial_result
-from trainers.search.search_folder import write_whole
 from trainers.search.study import best_trials, ranked_trials
-from trainers.search.wording import metric_name, score, shown
+from trainers.search.wording import metric_name, scores, shown
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
@@ -40,8 +41,10 @@ class Confirmed:
     high: float
 
 
-def write_best(folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Confirmed | None = None) -> None:
-    """Write the recipe of the best trial, or those of the Pareto front, each in a file of its trial's number.
+def write_best(
+    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Confirmed | None = None
+) -> list[FrozenTrial]:
+    """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns them.
 
     Args:
         folder: of the search.
@@ -58,14 +61,15 @@ def write_best(folder: Path, opened: OpenedSearch, study: optuna.Study, *, confi
         write_whole(path, best_text(opened, trial, confirmed))
     for path in set((folder / PARETO).glob("trial-*.yaml")) - set(paths):
         path.unlink()
+    return best
 
 
-def recipe_path(folder: Path, search: Search, trial: optuna.trial.FrozenTrial) -> Path:
+def recipe_path(folder: Path, search: Search, trial: FrozenTrial) -> Path:
     """The file for the recipe of one of the best trials."""
     return folder / PARETO / f"trial-{trial.number:04d}.yaml" if len(search.objectives) > 1 else folder / BEST
 
 
-def best_text(opened: OpenedSearch, trial: optuna.trial.FrozenTrial, confirmed: Confirmed | None = None) -> str:
+def best_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed | None = None) -> str:
     """The recipe's file as text: values that the search changed have the origin `search NAME trial 17`.
 
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
@@ -86,9 +90,8 @@ def best_text(opened: OpenedSearch, trial: optuna.trial.FrozenTrial, confirmed: 
         given["dataset"] = str(dataset.resolve())
     origin = f"search {search.name} trial {trial.number}"
     recipe = open_recipe(base.path, overrides=assignments(given), overrides_from=origin, **opened.options)
-    each = [score(objective.metric, value) for objective, value in zip(search.objectives, trial.values, strict=True)]
     seeds = f", the mean of {search.seeds_per_trial} seeds," if search.seeds_per_trial > 1 else ""
-    head = f"# {', '.join(each)}{seeds} in trial {trial.number} of the search {search.name}"
+    head = f"# {scores(search, trial.values, named=True)}{seeds} in trial {trial.number} of the search {search.name}"
     if confirmed is not None:
         head += f"; {confirmed_text(search, confirmed)}"
     return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(recipe.tree, recipe.origins)}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from trainers.runs.run_folder import newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
 from trainers.search import study as studies
 from trainers.search.best import FRESH_SEED, confirm_folder, confirmed_in, write_best
-from trainers.search.display import Display
+from trainers.search.folder import run_folders
+from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import (
     diverged_result,
     goal_of,
@@ -27,10 +30,9 @@ from trainers.search.outcome import (
     recipe_violations,
     trial_result,
 )
-from trainers.search.rank_groups import Group
 from trainers.search.report import LivePage
-from trainers.search.search_folder import run_folders
-from trainers.search.trial_run import Report, RunEnd, SearchOptions, TrialRun, reports_in, trial_request
+from trainers.search.status import Display
+from trainers.search.trial_run import Report, SearchRequest, TrialRun, reports_in, trial_request
 from trainers.search.wording import values_text
 
 _POLL_SECONDS = 0.02
@@ -65,22 +67,23 @@ class Supervisor:
         opened: the search.
         study: with its first trials enqueued.
         options: of this session.
+        folder: of the search.
         display: what the user sees.
         groups: of ranks, each for one trial at a time.
-        page: of the search, written while it runs.
     """
 
     def __init__(
         self,
         opened: OpenedSearch,
         study: optuna.Study,
-        options: SearchOptions,
+        options: SearchRequest,
+        folder: Path,
         display: Display,
         groups: Sequence[Group],
-        page: LivePage,
     ) -> None:
         self.opened, self.search, self.study, self.options = opened, opened.search, study, options
-        self.display, self.groups, self._page = display, list(groups), page
+        self.folder, self.display, self.groups = folder, display, list(groups)
+        self._page = LivePage(folder, study, self.search)
         self.stopped_by = ""
         self.set_aside: dict[int, str] = {}  # number of a group that no trial is given to any more -> why
         self._running: list[_Work] = []
@@ -121,11 +124,20 @@ class Supervisor:
         first, best = self.opened.base.recipe.seed + FRESH_SEED, studies.ranked_trials(self.study)[: confirm.top]
         for seed in range(first, first + confirm.seeds):
             for trial in best:
-                folder = confirm_folder(self.options.folder, trial.number, seed)
+                folder = confirm_folder(self.folder, trial.number, seed)
                 if not has_ended(folder):
                     fixed = FixedTrial(trial.params, trial.number)
                     works.append(_Work(trial=fixed, folders=[folder], seed=seed))
         return works
+
+    def stop_at_signal(self, number: int, frame: object) -> None:
+        """The first stop signal asks all trials to stop after their update, the second ends them."""
+        if self.stopped_by:
+            self.kill()
+            return
+        self.request_stop("a signal")
+        with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
+            os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
 
     def request_stop(self, by: str) -> None:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
@@ -150,7 +162,7 @@ class Supervisor:
         return [group for group in self.groups if group.number not in busy and group.number not in self.set_aside]
 
     def _work_of(self, trial: optuna.Trial) -> _Work:
-        folders = run_folders(self.options.folder, trial.number, seeds=self.search.seeds_per_trial)
+        folders = run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial)
         return _Work(trial=trial, folders=folders, reported=studies.reported_numbers(trial))
 
     def _begin_next(self) -> bool:
@@ -348,7 +360,7 @@ class Supervisor:
         values, violations = trial_result(self.search, runs, prepared.opened.tree, device_hours=hours)
         self._tell(work, values=values, violations=violations)
         if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
-            write_best(self.options.folder, self.opened, self.study)
+            write_best(self.folder, self.opened, self.study)
 
     def _tell_pruned(self, work: _Work) -> None:
         number = work.trial.user_attrs[studies.PRUNED_AT]
@@ -367,7 +379,7 @@ class Supervisor:
         """End a trial: with values; or with a state, a reason, and the rank that failed if it is known."""
         if work.seed is not None:  # its folder has the result
             self.display.say(f"{work.name}: {reason or 'ended'}")
-            self.display.confirmed = confirmed_in(self.options.folder, self.search)
+            self.display.confirmed = confirmed_in(self.folder, self.search)
             return
         studies.store_constraints(work.trial, violations or {})
         for name, text in ((studies.REASON, reason or None), (studies.RANK, rank)):
@@ -380,7 +392,7 @@ class Supervisor:
         """Heartbeats, the stop file, the hours, the page, and the table on the screen."""
         for group in self.groups:
             group.send_heartbeat()
-        stop_file = self.options.folder / STOP_FILE
+        stop_file = self.folder / STOP_FILE
         if not self.stopped_by and stop_file.exists():
             self.request_stop(requester_text(stop_requester(stop_file), stop_file))
         if time.monotonic() - self._stored > _STORE_SECONDS:
