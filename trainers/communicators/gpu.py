@@ -54,6 +54,11 @@ class Gpu:
             done = self.record_event()
         self.wait_event(done)
 
+    def pinned(self, num_bytes: int) -> np.ndarray:
+        """Page-locked host memory from CuPy's pool, to which it returns with its last view; from any thread."""
+        with self._device:
+            return np.frombuffer(self._cupy.cuda.alloc_pinned_memory(num_bytes), np.uint8, num_bytes)
+
     def pin(self, host: np.ndarray) -> None:
         """Page-lock host memory, so that copies need no staging buffer."""
         if host.nbytes:

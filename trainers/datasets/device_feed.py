@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from trainers.kernels.cuda.images import finished
+from trainers.runs.errors import one_line
 
+log = logging.getLogger("kilobatch")
 _ALIGNED = 16  # bytes; alignment of an array in a block
 
 
@@ -38,10 +42,13 @@ class _Prefetched:
 class DeviceFeed:
     """Copies micro-batches to a GPU while it computes.
 
-        host -> pinned block -> block on the GPU -> images: (x - shift) / scale, mirrored, channels last, of `dtype`
+        pinned host memory -> block on the GPU -> images: (x - shift) / scale, mirrored, channels last, of `dtype`
 
     The pixels that the pipeline has before its `finish` are copied, uint8 in most recipes; one kernel does the rest,
     with the same bits as the CPU. Mixed images (mixup, cutmix) are finished on the host and copied as float32.
+
+    Workers write pixels into pinned memory from `room`, which the copy reads. If there is none, or for images and all
+    that is small, the host copies to the pinned half of a block first.
 
     There are two blocks. The copy to the GPU runs on a separate stream, concurrently with computation but after the
     kernel that last read the block there; the host overwrites a pinned block once the copy from it has ended. The next
@@ -61,6 +68,21 @@ class DeviceFeed:
         self._blocks = _Block(gpu), _Block(gpu)
         self._free = deque(self._blocks)
         self._prefetched: _Prefetched | None = None
+        self._gpu, self._pins = gpu, True
+        self._rooms: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()  # pinned, by address
+
+    def room(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Memory for the pixels of a micro-batch: pinned, unless that failed before; called on any thread."""
+        if self._pins:
+            try:
+                memory = self._gpu.pinned(math.prod(shape) * np.dtype(dtype).itemsize)
+            except Exception as error:  # the system's limit of locked memory
+                self._pins = False
+                log.warning("pixels are not loaded into pinned memory, but copied there: %s", one_line(error))
+            else:
+                self._rooms[memory.ctypes.data] = memory
+                return memory.view(dtype).reshape(shape)
+        return np.empty(shape, dtype)
 
     def take(self, key: Any, load: Callable[[], Any]) -> Any:
         """A `LoadedMicroBatch` with its arrays on the GPU: the one prefetched under this key, else one loaded now.
@@ -95,12 +117,13 @@ class DeviceFeed:
         images = micro_batch.images_NCHW
         whole = isinstance(images, np.ndarray)
         if whole:
-            rows, mirrored, channels = images, [False] * len(images), images.shape[1]
+            pixels, mirrored, channels = images, np.zeros(len(images), np.uint8), images.shape[1]
             shift, scale = np.zeros(channels, np.float32), np.ones(channels, np.float32)
         else:
-            rows, mirrored = zip(*images, strict=True)
-            shift, scale = self.finish.shift_and_scale(rows[0].shape[2])
-        arrays = self._free[0].send([micro_batch.targets, np.array(mirrored, np.uint8), shift, scale, rows])
+            pixels, mirrored = images
+            shift, scale = self.finish.shift_and_scale(pixels.shape[3])
+        small, pinned = [micro_batch.targets, mirrored, shift, scale], pixels.ctypes.data in self._rooms
+        arrays = self._free[0].send(small, pixels, pinned=pinned)
         in_flight = replace(micro_batch, images_NCHW=None, targets=None)
         return _Sent(micro_batch=in_flight, block=self._free.popleft(), arrays=arrays, channels_first=whole)
 
@@ -115,24 +138,29 @@ class DeviceFeed:
 
 
 class _Block:
-    """A pinned host buffer and a GPU buffer of the same size, for one micro-batch at a time."""
+    """A pinned host buffer and a GPU buffer, for one micro-batch at a time."""
 
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
-        self._host, self._on_gpu = np.empty(0, np.uint8), None
+        self._host, self._on_gpu = np.empty(0, np.uint8), ()
+        self._sent: np.ndarray | None = None  # pinned pixels that the copy reads
         self._copied = self._read = None  # events: end of the copy, on its stream; last reader, on the compute stream
 
-    def send(self, arrays: Sequence[Any]) -> list[Any]:
-        """Start the copy of arrays, and of tuples of arrays, which are stacked; read the result only after `follow`."""
-        layouts, num_bytes = _layouts(arrays)
+    def send(self, small: Sequence[np.ndarray], pixels: np.ndarray, *, pinned: bool) -> list[Any]:
+        """Start the copy of arrays, of pinned pixels from where they are; read the result only after `follow`."""
+        layouts, num_bytes = _layouts([*small, pixels])
+        staged = layouts[-1].start if pinned else num_bytes
         if self._copied is not None:
             self._copied.synchronize()
-        if num_bytes > len(self._host):
-            self._reserve(num_bytes)
-        for array, layout in zip(arrays, layouts, strict=True):
-            part = layout.of(self._host)
-            np.stack(array, out=part) if isinstance(array, tuple) else np.copyto(part, array)
-        self._copied = self._gpu.send(self._host[:num_bytes], self._on_gpu[:num_bytes], behind=self._read)
+        if staged > len(self._host) or num_bytes > len(self._on_gpu):
+            self._reserve(staged, num_bytes)
+        for array, layout in zip(small if pinned else [*small, pixels], layouts, strict=False):
+            np.copyto(layout.of(self._host), array)
+        self._copied = self._gpu.send(self._host[:staged], self._on_gpu[:staged], behind=self._read)
+        self._sent = pixels if pinned else None
+        if pinned:
+            rest = pixels.reshape(-1).view(np.uint8)
+            self._copied = self._gpu.send(rest, self._on_gpu[staged:num_bytes], behind=self._read)
         return [layout.of(self._on_gpu) for layout in layouts]
 
     def follow(self) -> None:
@@ -149,13 +177,13 @@ class _Block:
             if self._copied is not None:
                 self._copied.synchronize()
             self._gpu.unpin(self._host)
-            self._host, self._on_gpu = np.empty(0, np.uint8), None
+            self._host, self._on_gpu, self._sent = np.empty(0, np.uint8), (), None
 
-    def _reserve(self, num_bytes: int) -> None:
+    def _reserve(self, staged: int, num_bytes: int) -> None:
         self.release()
-        num_bytes = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        room = np.empty(num_bytes + mmap.PAGESIZE, np.uint8)
-        host, there = room[-room.ctypes.data % mmap.PAGESIZE :][:num_bytes], self._gpu.zeros(num_bytes, np.uint8)
+        staged = -(-staged // mmap.PAGESIZE) * mmap.PAGESIZE
+        room = np.empty(staged + mmap.PAGESIZE, np.uint8)
+        host, there = room[-room.ctypes.data % mmap.PAGESIZE :][:staged], self._gpu.zeros(num_bytes, np.uint8)
         self._gpu.pin(host)  # whole pages: a page cannot be pinned twice
         self._host, self._on_gpu = host, there
         self.leave()  # kernels of the GPU memory's previous owner may still read it
@@ -174,12 +202,11 @@ class _Layout:
         return block[self.start : self.stop].view(self.dtype).reshape(self.shape)
 
 
-def _layouts(arrays: Sequence[Any]) -> tuple[list[_Layout], int]:
+def _layouts(arrays: Sequence[np.ndarray]) -> tuple[list[_Layout], int]:
     """The layout of each array within a block, and the bytes of all."""
     layouts, start = [], 0
     for array in arrays:
-        dtype, shape = np.result_type(*{row.dtype for row in array}), (len(array), *array[0].shape)
-        stop = start + dtype.itemsize * math.prod(shape)
-        layouts.append(_Layout(start, stop, dtype, shape))
+        stop = start + array.nbytes
+        layouts.append(_Layout(start, stop, array.dtype, array.shape))
         start = -(-stop // _ALIGNED) * _ALIGNED
-    return layouts, start
+    return layouts, stop

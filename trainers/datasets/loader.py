@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 import chainer
@@ -39,7 +38,7 @@ class LoadedMicroBatch:
 
     Args:
         part: its place in the update.
-        images_NCHW: of CHAINER_DTYPE, float32 by default; a tuple of `Pixels` until a feed has made images of them.
+        images_NCHW: of CHAINER_DTYPE, float32 by default; `Pixels` of arrays until a feed has made images of them.
         targets: int32 (samples,), labels; where the recipe mixes, float32 (samples, classes), mixtures of labels.
         epochs, indices: int64 (samples,): which augmentation of which sample, see `Stream.at`.
         seen: one for each sample, with a trace.
@@ -241,7 +240,8 @@ class StreamIterator(chainer.dataset.Iterator):
             )
 
         size = timeline.segment_of(update).image_size
-        return Loading(load_image, needed, image_size=size, key="augmentation.train", finish=finish)
+        room = {} if self._feed is None or mixing is not None else {"room": self._feed.room}
+        return Loading(load_image, needed, image_size=size, key="augmentation.train", finish=finish, **room)
 
     def _fetch_ahead(self, key: tuple[int, MicroBatch]) -> None:
         """Have files fetched of samples that follow a micro-batch, where they come from a URL."""
@@ -263,7 +263,7 @@ class StreamIterator(chainer.dataset.Iterator):
             self._fetching.append(following)
 
     def _seen(self, part: MicroBatch, indices: np.ndarray, images: Any) -> Iterator[TracedSample]:
-        finished = images if isinstance(images, np.ndarray) else starmap(self._feed.finish.image, images)
+        finished = images if isinstance(images, np.ndarray) else map(self._feed.finish.image, *images)
         for number, (index, image) in enumerate(zip(indices, finished, strict=True)):
             digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
             yield TracedSample(position=part.offset + number, index=int(index), digest=digest)

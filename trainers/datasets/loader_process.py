@@ -130,7 +130,7 @@ class LoaderProcess:
         if start + size > len(self._mapped):
             self._mapped = mmap.mmap(self._memory, 0, prot=mmap.PROT_READ)
         image = np.frombuffer(self._mapped, dtype=np.uint8, count=size, offset=start).view(dtype).reshape(shape)
-        return image if mirrored is None else Pixels(image.copy(), mirrored), label
+        return image if mirrored is None else Pixels(image, mirrored), label
 
 
 def serve(

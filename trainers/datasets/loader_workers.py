@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trainers.augmentations.pipeline import Pixels
 from trainers.runs.errors import UnfitImage
 
 # (epoch, index, image_size=None) -> image or pixels, label
 LoadImage = Callable[..., tuple[Any, int]]
-# All images of a micro-batch, an array (or a tuple of what is no array), int32 labels -> what becomes of them
+# All images of a micro-batch, an array (or `Pixels` of arrays), int32 labels -> what becomes of them
 Finish = Callable[[Any, np.ndarray], Any]
 
 AHEAD_BYTES = 256 << 20  # of images that a rank has loaded ahead; then it adds no micro-batch
@@ -47,6 +48,7 @@ class Loading:
         image_size: of this update.
         key: of the recipe, that the images are made by, for messages.
         finish: called once all are there, by the worker that loaded the last one.
+        room: (shape, type) -> memory for the pixels of all samples.
     """
 
     def __init__(
@@ -57,11 +59,14 @@ class Loading:
         image_size: int | None = None,
         key: str,
         finish: Finish,
+        room: Callable[..., np.ndarray] = np.empty,
     ) -> None:
         self.load, self.samples, self.image_size = load, samples, image_size
         self.dropped = False
-        self._key, self._finish = key, finish
-        self._images: Any = None
+        self._key, self._finish, self._room = key, finish, room
+        self._images: np.ndarray | None = None
+        self._mirrored: np.ndarray | None = None  # of `Pixels`
+        self._of_other_type: dict[int, np.ndarray] = {}
         self._labels = np.empty(len(samples), dtype=np.int32)
         self._shapes: list[tuple[int, ...] | None] = [None] * len(samples)
         self._errors: dict[int, BaseException] = {}
@@ -85,8 +90,7 @@ class Loading:
         if last:
             try:
                 if not self._errors:
-                    self._require_one_shape()
-                    self._result = self._finish(self._images, self._labels)
+                    self._result = self._finish(self._whole(), self._labels)
             except BaseException as error:
                 self._errors[len(self.samples)] = error
             self._images = None
@@ -117,31 +121,38 @@ class Loading:
     def _put(self, start: int, loaded: list[Any]) -> None:
         for number, (image, label) in enumerate(loaded, start):
             self._labels[number] = label
+            pixels = image if isinstance(image, np.ndarray) else image.pixels_HWC
             if self._images is None:
-                self._reserve(image)
-            if isinstance(self._images, list):
-                self._images[number] = image
-                continue
-            self._shapes[number] = image.shape
-            if image.shape == self._images.shape[1:]:
-                self._images[number] = image
+                self._reserve(pixels, mirrored=pixels is not image)
+            if self._mirrored is not None:
+                self._mirrored[number] = image.mirrored
+            self._shapes[number] = pixels.shape
+            if pixels.dtype != self._images.dtype:
+                self._of_other_type[number] = pixels.copy()
+            elif pixels.shape == self._images.shape[1:]:
+                self._images[number] = pixels
 
-    def _reserve(self, image: Any) -> None:
+    def _reserve(self, pixels: np.ndarray, *, mirrored: bool) -> None:
         with self._lock:
             if self._images is None:
-                whole = isinstance(image, np.ndarray)
-                self._bytes = image.nbytes if whole else image[0].nbytes
-                many = len(self.samples)
-                self._images = np.empty((many, *image.shape), image.dtype) if whole else [None] * many
+                self._bytes, many = pixels.nbytes, len(self.samples)
+                self._mirrored = np.zeros(many, np.uint8) if mirrored else None
+                self._images = self._room((many, *pixels.shape), pixels.dtype)
 
-    def _require_one_shape(self) -> None:
-        if isinstance(self._images, list):
-            self._images = tuple(self._images)
-        elif len(shapes := list(dict.fromkeys(self._shapes))) > 1:
+    def _whole(self) -> np.ndarray | Pixels:
+        """The images of all samples."""
+        if len(shapes := list(dict.fromkeys(self._shapes))) > 1:
+            axes = "channels, height and width" if self._mirrored is None else "height, width and channels"
             raise UnfitImage(
-                f"images of {shapes[0]} and {shapes[1]}, channels, height and width, cannot be computed together; "
+                f"images of {shapes[0]} and {shapes[1]}, {axes}, cannot be computed together; "
                 f"bring all to one size in {self._key}: RandomResizedCrop, or Resize and CenterCrop"
             )
+        images = self._images
+        if self._of_other_type:  # a reader may give bytes and floats
+            images = images.astype(np.float32)
+            for number, pixels in self._of_other_type.items():
+                images[number] = pixels
+        return images if self._mirrored is None else Pixels(images, self._mirrored)
 
 
 class LoaderWorkers:

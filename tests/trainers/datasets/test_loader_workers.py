@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from trainers.augmentations.pipeline import Pixels
 from trainers.datasets.loader_workers import AHEAD_BYTES, LoadedAhead, LoaderWorkers, Loading
 from trainers.runs.errors import RankFailed
 
@@ -69,6 +70,24 @@ def test_images_of_different_sizes_are_refused_with_a_way_out(workers):
         r"images of \(1, 8, 8\) and \(1, 9, 8\), .*; bring all to one size in augmentation.train: RandomResizedCrop"
     )
     with pytest.raises(RankFailed, match=message):
+        result(workers, loading(load))
+
+
+def test_pixels_of_bytes_and_of_floats_become_one_array(workers):
+    def load(epoch, index):
+        return Pixels(np.full((2, 2, 1), index + index % 2 / 2, np.float32 if index % 2 else np.uint8), index > 4), 0
+
+    (pixels, mirrored), _ = result(workers, loading(load))
+    assert pixels.dtype == np.float32
+    assert pixels[:, 1, 1, 0].tolist() == [index + index % 2 / 2 for index in range(20)]
+    assert mirrored.tolist() == [index > 4 for index in range(20)]
+
+
+def test_pixels_of_different_sizes_are_refused_too(workers):
+    def load(epoch, index):
+        return Pixels(np.zeros((8 + (index > 10), 8, 1), np.uint8), False), 0
+
+    with pytest.raises(RankFailed, match=r"images of \(8, 8, 1\) and \(9, 8, 1\), height, width and channels, cannot"):
         result(workers, loading(load))
 
 

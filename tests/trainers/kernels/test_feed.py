@@ -1,6 +1,8 @@
 """What a feed brings to a GPU is what the CPU gets, whichever of the two streams is late: here both are NumPy's."""
 
 import itertools
+import logging
+import weakref
 from collections import deque
 from functools import partial
 
@@ -65,13 +67,15 @@ class LateGpu:
     Args:
         cpu: runs the kernels.
         soon: names of the streams that run as soon as they may.
+        limit: bytes of locked memory that the system allows beside `pin`.
     """
 
-    def __init__(self, cpu, soon):
+    def __init__(self, cpu, soon, limit=1 << 30):
         self.xp, self._cpu, self._soon = cpu.xp, cpu, soon
         self._asked = {OWN: deque(), CURRENT: deque()}
         self._memory = type("Memory", (np.ndarray,), {"copy": lambda memory: self._copy(memory)})
-        self.pinned = set()
+        self.pinned_blocks = set()
+        self._pool, self._limit, self.read_in_place = {}, limit, 0
 
     def zeros(self, count, dtype):
         made = self.xp.empty(count, dtype).view(self._memory)
@@ -83,18 +87,32 @@ class LateGpu:
 
     def pin(self, host):
         assert host.ctypes.data % 4096 == host.nbytes % 4096 == 0
-        self.pinned.add(host.ctypes.data)
+        self.pinned_blocks.add(host.ctypes.data)
 
     def unpin(self, host):
         copies = [task for task in self._asked[OWN] if isinstance(task, partial)]
         assert not any(np.shares_memory(copy.args[1], host) for copy in copies), "a copy is under way"
-        self.pinned.remove(host.ctypes.data)
+        self.pinned_blocks.remove(host.ctypes.data)
+
+    def pinned(self, num_bytes):
+        if num_bytes > self._limit:
+            raise MemoryError("cudaErrorMemoryAllocation")
+        memory = np.empty(num_bytes, np.uint8)
+        given, address = np.frombuffer(memoryview(memory), np.uint8), memory.ctypes.data
+        self._pool[address] = memory
+        weakref.finalize(given, self._given_back, address)
+        return given
+
+    def _given_back(self, address):
+        self._pool.pop(address).fill(255)  # by whoever takes it next
 
     def record_event(self):
         return self._ask(CURRENT, Mark(self, CURRENT))
 
     def send(self, host, values, *, behind):
         assert host.base is not None
+        if host.ctypes.data in self._pool:  # a copy holds no reference
+            host, self.read_in_place = self._pool[host.ctypes.data], self.read_in_place + 1
         self._ask(OWN, Behind(behind))
         self._ask(OWN, partial(np.copyto, values.view(np.ndarray), host))
         return self._ask(OWN, Mark(self, OWN))
@@ -129,8 +147,8 @@ class LateGpu:
 def gpu_on_cpu(compiled, monkeypatch):
     """gpu_on_cpu(soon): a `LateGpu` where the kernels run."""
 
-    def made(soon):
-        gpu = LateGpu(compiled, soon)
+    def made(*given):
+        gpu = LateGpu(compiled, *given)
         monkeypatch.setattr(launcher, "device", gpu)
         return gpu
 
@@ -187,11 +205,28 @@ def test_micro_batches_are_those_of_the_cpu(gpu_on_cpu, recipe, soon):
                 iterator.limit(16)  # memory ran out
             collect(StreamIterator.again)
     of_gpu.finalize()
-    assert not gpu.pinned
+    assert not gpu.pinned_blocks
     gpu.record_event().synchronize()
     assert [micro_batch.part.size for micro_batch, _ in pairs] == [32, 16] * 3 + [32, 32] + [16] * 8
     for micro_batch, other in pairs:
         assert_same_micro_batch(micro_batch, other)
+    assert (gpu.read_in_place > 0) == (recipe != "mixed")
+    assert not gpu._pool
+
+
+def test_pixels_are_copied_where_memory_cannot_be_pinned(gpu_on_cpu, caplog):
+    gpu, pairs = gpu_on_cpu((), 0), []
+    of_cpu, of_gpu = iterators(prepared(BYTES, 16), gpu)
+    with caplog.at_level(logging.WARNING, "kilobatch"):
+        for _ in range(2):
+            pairs += zip(next(of_gpu).micro_batches, next(of_cpu).micro_batches, strict=True)
+    gpu.record_event().synchronize()
+    for micro_batch, other in pairs:
+        assert_same_micro_batch(micro_batch, other)
+    assert gpu.read_in_place == 0
+    assert caplog.messages == [
+        "pixels are not loaded into pinned memory, but copied there: MemoryError: cudaErrorMemoryAllocation"
+    ]
 
 
 def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu):

@@ -159,6 +159,7 @@ def install(folder):
     cupy.get_default_memory_pool = cupy.get_default_pinned_memory_pool = lambda: SimpleNamespace(free_all_blocks=int)
     cuda = _Anything("cupy.cuda")
     vars(cuda).update(Device=Device, Stream=Stream, Event=Event, get_device_id=lambda: 0)
+    cuda.alloc_pinned_memory = bytearray
     cuda.get_current_stream, cuda.using_allocator = lambda: stream, lambda allocator: contextlib.nullcontext()
     cuda.runtime = SimpleNamespace(hostRegister=lambda *given: None, hostUnregister=lambda *given: None)
     cupy.cuda = cuda
