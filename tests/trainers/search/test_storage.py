@@ -5,8 +5,8 @@ import pytest
 
 from recipes.errors import RecipeError
 from trainers.search.folder import PASSWORD, folder_record, one_line, opened_storage
+from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
-from trainers.search.trial_run import SearchRequest
 
 
 @pytest.mark.parametrize("where", ["sqlite", "journal", "url"])
