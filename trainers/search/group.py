@@ -299,6 +299,7 @@ class TrialRun:
         self._ended = end is not None
         return end
 
+
 def dismiss(messages: Path) -> None:
     """End the ranks that read their requests in a folder, which need not exist yet."""
     messages.mkdir(parents=True, exist_ok=True)
