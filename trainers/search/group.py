@@ -87,13 +87,11 @@ class RunEnd:
             retry would meet again; `died`: a rank was killed, crashed or left without an error; or `not_started`: the
             launcher or the system did not start the ranks.
         reason: in words, where it is not success.
-        rank: that failed or died; None where it is not known.
         update: at which it diverged.
     """
 
     how: Literal["success", "stopped", "diverged", "failed", "died", "not_started"]
     reason: str = ""
-    rank: int | None = None
     update: int | None = None
 
 
@@ -253,8 +251,8 @@ class Group:
             return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
         if code == 0:  # the launcher has words where a node died
             reason = words[0] if words else f"{who} left before the run ended, without an error of its own"
-            return RunEnd(how="died", reason=reason, rank=rank)
-        return RunEnd(how="died", reason=f"{who} was ended {by}", rank=rank)
+            return RunEnd(how="died", reason=reason)
+        return RunEnd(how="died", reason=f"{who} was ended {by}")
 
 
 class TrialRun:
@@ -311,10 +309,9 @@ def cause_of(errors: str) -> RunEnd:
     _, *failed = _FAILED_RANK.split(errors)
     ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
     if ours and not failed:
-        named = re.match(r"rank (\d+) ", ours[0]) if _WATCHDOG in errors else None  # the ranks' own watchdog
-        how = "died" if _WATCHDOG in errors else "failed"
-        return RunEnd(how=how, reason=ours[0].rstrip(":"), rank=named and int(named[1]))
+        how = "died" if _WATCHDOG in errors else "failed"  # the ranks' own watchdog
+        return RunEnd(how=how, reason=ours[0].rstrip(":"))
     trace = failed[1] if failed else errors  # without what MPI writes after it
     lines = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
     reason = lines[-1] if lines else "the ranks ended without a word"
-    return RunEnd(how="failed", reason=reason, rank=int(failed[0]) if failed else None)
+    return RunEnd(how="failed", reason=f"rank {failed[0]}: {reason}" if failed else reason)

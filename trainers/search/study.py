@@ -21,7 +21,7 @@ from recipes.schema import Search
 from recipes.search_space.ranges import suggested as suggested_in
 
 # User attributes of a trial.
-REASON, RANK, SECONDS = "reason", "rank", "seconds"
+REASON, SECONDS = "reason", "seconds"
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite

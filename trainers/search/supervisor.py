@@ -308,7 +308,7 @@ class Supervisor:
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
             self._tell_pruned(work)
         elif end.how == "failed":
-            self._tell(work, state=TrialState.FAIL, reason=end.reason, rank=end.rank)
+            self._tell(work, state=TrialState.FAIL, reason=end.reason)
         elif self.stopped_by:
             if end.how == "stopped":
                 self.display.say(f"{work.name} stopped at update {run.update}, with a checkpoint")
@@ -342,7 +342,7 @@ class Supervisor:
                     other.failures.discard(work.name)  # the trial is to blame
                 times = "once" if idle == 1 else f"{idle} times"
                 reason = f"{end.reason}; ended {times} without a new checkpoint"
-                self._tell(work, state=TrialState.FAIL, reason=reason, rank=end.rank)
+                self._tell(work, state=TrialState.FAIL, reason=reason)
                 return False
             self.display.say(f"{work.name}: {end.reason}; it goes on from its last checkpoint")
         if len(group.failures) > 1:
@@ -372,17 +372,15 @@ class Supervisor:
         violations: Mapping[str, float] | None = None,
         state: TrialState | None = None,
         reason: str = "",
-        rank: int | None = None,
     ) -> None:
-        """End a trial: with values; or with a state, a reason, and the rank that failed if it is known."""
+        """End a trial: with values, or with a state and a reason."""
         if work.seed is not None:  # its folder has the result
             self.display.say(f"{work.name}: {reason or 'ended'}")
             self.display.confirmed = confirmed_in(self.folder, self.search)
             return
         studies.store_constraints(work.trial, violations or {})
-        for name, text in ((studies.REASON, reason or None), (studies.RANK, rank)):
-            if text is not None:
-                work.trial.set_user_attr(name, text)
+        if reason:
+            work.trial.set_user_attr(studies.REASON, reason)
         self.study.tell(work.trial, values, state=state)
         self.display.ended(work.trial.number)
 
