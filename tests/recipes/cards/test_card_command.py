@@ -36,7 +36,7 @@ def test_the_picture_of_a_card_is_found_whatever_its_name(run, tmp_path):
 
 def test_the_picture_of_a_rate_that_never_changes(run, tmp_path):
     constant = ("--set", "learning_rate.warmup=null", "--set", "learning_rate.schedule=null")
-    assert run("card", "digits/ramp", *constant, "-o", "c.md")[0] == 0
+    assert run("card", "digits/naive", *constant, "-o", "c.md")[0] == 0
     assert "0.05" in (tmp_path / "c.svg").read_text()
 
 
