@@ -91,6 +91,23 @@ figcaption {{ padding-left: .4rem; }}
 figure svg {{ display: block; width: 100%; height: auto; }}
 svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}
 svg text {{ font-family: inherit !important; fill: var(--ink); }}
+#controls {{ display: flex; flex-wrap: wrap; align-items: center; gap: .4rem 1.1rem; margin: 1rem 0 .75rem;
+  font-size: .875rem; }}
+#controls[hidden] {{ display: none; }}
+#controls label {{ display: inline-flex; align-items: center; gap: .35rem; }}
+#controls :is(select, button) {{ font: inherit; padding: .1rem .5rem; }}
+#smoothing {{ width: 7rem; }}
+.head {{ display: flex; align-items: baseline; justify-content: space-between; gap: 1rem; }}
+.head h3 {{ margin: 0 0 .25rem; font-size: .95rem; }}
+.head label {{ font-size: .8125rem; color: var(--muted); white-space: nowrap; }}
+.head input {{ vertical-align: middle; margin: 0; }}
+.u-legend {{ text-align: left !important; font-size: .8125rem !important; margin: 0 !important; }}
+.u-legend tr {{ border: 0; margin-right: 1rem !important; }}
+.u-legend :is(th, td) {{ border: 0; padding: .1rem .25rem .1rem 0 !important; color: var(--ink); }}
+.u-legend th {{ font-weight: 400 !important; }}
+.u-legend td {{ min-width: 3rem; font-weight: 600; }}
+.uplot .raw {{ display: none; }}
+.u-select {{ background: var(--muted) !important; opacity: .25; }}
 .scroll {{ overflow-x: auto; margin: .5rem 0; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: left; vertical-align: top; padding: .35rem .9rem .35rem 0;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import logging
 import os
@@ -285,11 +284,7 @@ def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = F
 
 
 def write_report(folder: Path) -> None:
-    """Write the report page of a run into its folder; the last thing that a process does.
-
-    So it can do without garbage collection, which takes a sixth of the time that Matplotlib needs.
-    """
-    gc.disable()
+    """Write the report page of a run into its folder."""
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run
 
