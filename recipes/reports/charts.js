@@ -22,7 +22,7 @@
   const height = value => value >= 1e4 ? value.toLocaleString("en") : short(value);
 
   function mean(values, share) { // running, centred, over this share of all points
-    const half = Math.floor(share * values.length / 2), sums = [0], counts = [0];
+    const half = Math.ceil(share * values.length / 2), sums = [0], counts = [0];
     for (const value of values) {
       sums.push(sums.at(-1) + (value ?? 0));
       counts.push(counts.at(-1) + (value == null ? 0 : 1));

@@ -12,6 +12,7 @@ from typing import Any
 
 from recipes.reading.tree_diff import comparable_tree, compare, value_texts
 from recipes.reports import charts, sections
+from recipes.reports.classes import classes
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.noise import loss_scale, noise, phases
 from recipes.reports.planning import outcome
@@ -121,7 +122,7 @@ def _single(run: Run, data: dict[str, Any]) -> Markup:
 
 
 def _details(run: Run) -> list[Markup]:
-    parts = (sections.warnings, noise, loss_scale, phases, outcome, sections.plan, sections.claims)
+    parts = (sections.warnings, classes, noise, loss_scale, phases, outcome, sections.plan, sections.claims)
     return [part(run) for part in (*parts, sections.reproduction, sections.recipe, sections.environment)]
 
 

@@ -117,6 +117,12 @@ table.numbers :is(td, th):not(:first-child) {{ text-align: right; padding: .35re
 table.numbers :is(td, th) {{ white-space: nowrap; }}
 table.trials :is(td, th):not(:last-child) {{ white-space: nowrap; }}
 table.values td, table.differences td {{ overflow-wrap: anywhere; min-width: 7rem; width: 33%; }}
+table.confusion {{ width: auto; }}
+table.confusion :is(td, th) {{ text-align: right; padding: .25rem .5rem; min-width: 2rem; }}
+table.confusion :is(tr > :first-child) {{ text-align: left; padding-left: 0; }}
+.worst {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)); }}
+.worst img {{ width: 6rem; height: 6rem; object-fit: contain; image-rendering: pixelated; }}
+.worst figcaption {{ padding: 0; font-size: .8125rem; overflow-wrap: anywhere; }}
 code, pre, table.values td:not(:last-child) {{ font-size: .8125rem;
   font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; }}
 table.values td:last-child {{ color: var(--muted); }}
@@ -127,6 +133,7 @@ ul.warnings {{ margin: .5rem 0; padding: .6rem 1rem .6rem 2rem; border-left: 4px
 summary {{ cursor: pointer; font-weight: 600; padding: .4rem 0; overflow-wrap: anywhere; }}
 .swatch {{ display: inline-block; width: 1.6rem; height: .8rem; margin-right: .5rem; vertical-align: middle; }}
 @media (max-width: 30rem) {{
-  body {{ padding: 1.25rem .9rem 3rem; }} h1 {{ font-size: 1.4rem; }} .tile b {{ font-size: 1.2rem; }} }}
+  body {{ padding: 1.25rem .9rem 3rem; }} h1 {{ font-size: 1.4rem; }} .tile b {{ font-size: 1.2rem; }}
+  table.confusion :is(td, th) {{ padding: .2rem; min-width: 1.75rem; }} }}
 @media print {{ body {{ max-width: none; }} figure, tr {{ break-inside: avoid; }} }}
 """

@@ -25,6 +25,7 @@ from trainers.runs.errors import DISK_FULL, RankFailed
 
 RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
+EVALUATION = "evaluation"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run

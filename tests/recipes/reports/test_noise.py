@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from recipes.reports.charts import charts
 from recipes.reports.noise import loss_scale, noise, noise_windows
 from recipes.reports.page import page_text
-from recipes.reports.charts import charts
 from recipes.reports.record import open_run
 
 

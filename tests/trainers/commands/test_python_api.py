@@ -65,7 +65,7 @@ def test_the_notebook_runs_beside_packages_of_our_names(notebook):
     assert "accuracy" in done.stdout
     (run,) = kb.runs(folder / "runs")
     assert run.accuracy == run.curve("eval_accuracy")[-1][1] == run.evaluate()["accuracy"]
-    assert [line["key"] for line in run.metrics][:: len(run.metrics) - 1] == ["run_start", "run_stop"]
+    assert [line["key"] for line in run.metrics][::len(run.metrics) - 1] == ["run_start", "run_stop"]
     assert repr(run).startswith(f"<run {run.folder}: accuracy ")
 
 
