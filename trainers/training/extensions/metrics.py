@@ -51,6 +51,9 @@ class Metrics(Extension):
         ranks: gathers the seconds of all workers, all of which have this extension then; None: no such times.
         memory: gathers the peak memory of all workers; they call it together after each epoch.
         observe: called with each line, on the rank that writes.
+    Attributes:
+        writes: see above.
+        observers: `observe`, and what other extensions add.
     """
 
     priority = 250
@@ -65,7 +68,7 @@ class Metrics(Extension):
         memory: Callable[[], dict[str, list[int]]] = dict,
         observe: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> None:
-        self._lines, self._observe = JsonLines(path, writes=writes), observe if writes else lambda line: None
+        self._lines, self.writes, self.observers = JsonLines(path, writes=writes), writes, [observe]
         self._ranks, self._memory = ranks, memory
         self._unwritten: list[UpdateSeconds] = []
         self._reached: dict[str, Any] = {}
@@ -107,7 +110,8 @@ class Metrics(Extension):
         """Append a line; `value` and `more` are plain data."""
         line = {"key": key, "value": value, "time_ms": round(time.time() * 1000), **more}
         self._lines.write(line)
-        self._observe(line)
+        for observe in self.observers if self.writes else ():
+            observe(line)
 
     def restart_clock(self) -> None:
         """Exclude what happened since the last update (an evaluation, a checkpoint) from the next update's time."""
