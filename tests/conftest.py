@@ -27,6 +27,7 @@ NEEDS = {  # in the summary, and in the reasons of skipped tests
     "gpu": ("need a GPU with CuPy", "GPU|cudnn"),
     "torch": ("need PyTorch (pip install torch torchvision timm)", "torch|timm"),
     "bfloat16": ("need bfloat16 (pip install ml_dtypes)", "ml_dtypes"),
+    "nvidia": ("need NVIDIA's compiler (pip install nvidia-cuda-nvrtc nvidia-cuda-nvdisasm)", "NVRTC|nvdisasm"),
     "other": ("something else (-rs lists them)", ""),
 }
 NUM_RESIDENT = 8  # ranks; one that no test has used yet has loaded nothing
@@ -43,12 +44,15 @@ def pytest_configure():
 
 def pytest_collection_modifyitems(config, items):
     """Leave out what this machine cannot run."""
-    lacking = {"gpu": not has_gpu(), "torch": importlib.util.find_spec("torch") is None}
-    left_out = [item for item in items if any(lacking[name] and item.get_closest_marker(name) for name in lacking)]
+    modules = {"torch": "torch", "bfloat16": "ml_dtypes"}
+    lacking = [] if has_gpu() else ["gpu"]
+    lacking += [name for name, module in modules.items() if importlib.util.find_spec(module) is None]
+    first = {item: next(filter(item.get_closest_marker, lacking), None) for item in items}
+    left_out = [item for item in items if first[item]]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
-        config.stash[LEFT_OUT] = Counter("gpu" if item.get_closest_marker("gpu") else "torch" for item in left_out)
+        items[:] = [item for item in items if not first[item]]
+        config.stash[LEFT_OUT] = Counter(first[item] for item in left_out)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -45,12 +45,28 @@ def command(*arguments, cwd, python=(), **more):
     return subprocess.run(line, text=True, cwd=cwd, check=False, **streams)
 
 
-@pytest.mark.parametrize("group", [(), ("recipes",), ("data",)])
+@pytest.mark.parametrize("group", [(), ("recipes",), ("data",), ("registry",)])
 def test_help_of_a_group_shows_the_whole_line_of_every_command(run, monkeypatch, group):
     monkeypatch.setenv("COLUMNS", "80")
     code, shown, _ = run(*group, "--help")
     assert code == 0
     assert "..." not in shown.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "extra"),
+    [
+        ("matplotlib", ["recipes", "curve", "goyal2017", "-o", "a.svg"], "plots"),
+        ("optuna", ["search", "digits"], "search"),
+    ],
+)
+def test_a_command_whose_extra_is_not_installed_names_it(tmp_path, missing, words, extra):
+    code = f"import sys; sys.modules['{missing}'] = None; sys.argv[1:] = {words!r}; import kilobatch; kilobatch.main()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"kilobatch: this needs {missing}, which is not installed; pip install 'kilobatch[{extra}]'"
+    ]
 
 
 def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_program_its_name(tmp_path):

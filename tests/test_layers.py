@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "recipes": {"lr_schedules", "recipes", "fsspec", "numpy", "yaml", "pydantic", "rfc8785"},
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
-    | {"PIL", "cv2", "simplejpeg", "rich", "safetensors", "sklearn", "sqlalchemy", "threadpoolctl", "torch", "typer"}
+    | {"PIL", "cv2", "simplejpeg", "rich", "safetensors", "sqlalchemy", "threadpoolctl", "torch", "typer"}
     | {"yaml", "cudnn", "fsspec", "nvidia", "onnx", "pyarrow", "scipy"},
 }
 PLOTS = "recipes/reports/plots/"
@@ -36,6 +36,7 @@ FLOORS = {
         {"lint", "scale", "search_space", "reports"},
         {"cards"},
         {"diff"},
+        {"packs"},
     ),
 }
 

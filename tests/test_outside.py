@@ -93,12 +93,19 @@ def kilobatch(folder, *words, code=0):
     return done.stdout + done.stderr
 
 
-def test_own_model_recipe_and_photos_train_evaluate_and_report(folder):
+WORDS = ("--allow-code", "--trace", "--no-report", "--decoder", "pillow")
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    """The folder of a whole run on two ranks."""
+    assert "finished: 18 of 18 updates" in kilobatch(folder, "train", "mine.yaml", *WORDS, "-n", 2, "--out", "out")
+    return folder / "out"
+
+
+def test_own_model_recipe_and_photos_train_evaluate_and_report(folder, run):
     checkout = set(ROOT.iterdir())
     assert "mine.yaml: valid" in kilobatch(folder, "recipes", "validate", "mine.yaml", "--allow-code")
-    output = kilobatch(folder, "train", "mine.yaml", "--allow-code", "-n", 2, "--out", "out")
-    assert "finished: 18 of 18 updates" in output
-    run = folder / "out"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     accuracy = [line["value"] for line in lines if line["key"] == "eval_accuracy"]
     assert accuracy[-1] >= 0.9
@@ -109,16 +116,13 @@ def test_own_model_recipe_and_photos_train_evaluate_and_report(folder):
     assert set(ROOT.iterdir()) == checkout
 
 
-def test_the_same_run_on_three_ranks_from_a_folder_that_moved(folder, tmp_path):
+def test_the_same_run_on_three_ranks_from_a_folder_that_moved(folder, run, tmp_path):
     (tmp_path / "photos").symlink_to(folder / "photos")
-    words = ("--allow-code", "--trace", "--stop-after", "4up", "--decoder", "pillow", "--data")
-    kilobatch(folder, "train", "mine.yaml", *words, tmp_path / "photos", "-n", 3, "--out", "moved")
-    kilobatch(folder, "train", "mine.yaml", *words, "photos", "-n", 1, "--out", "alone")
+    words = (*WORDS, "--stop-after", "4up", "--data", tmp_path / "photos", "-n", 3, "--out", "moved")
+    kilobatch(folder, "train", "mine.yaml", *words)
     assert json.loads((folder / "moved" / "environment.json").read_text())["decoder"] == "pillow"
-    traces = [(folder / name / "trace.jsonl").read_text().splitlines() for name in ("moved", "alone")]
-    for three, one in zip(*([json.loads(line) for line in trace] for trace in traces), strict=True):
-        assert three["loss"] == pytest.approx(one["loss"], rel=1e-5)
-        assert {**three, "loss": 0} == {**one, "loss": 0}
+    three, two = ((path / "trace.jsonl").read_text().splitlines() for path in (folder / "moved", run))
+    assert (len(three), three) == (4, two[:4])
 
 
 def test_own_code_needs_the_flag(folder):

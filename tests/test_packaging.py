@@ -18,7 +18,7 @@ def built(copy, **more):
     """The wheel of the sdist of a copy: setuptools leaves folders behind, whose files would enter the next wheel."""
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for file in ("kilobatch.py", "pyproject.toml", "README.md"):
+    for file in ("kilobatch.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, copy)
     (sources,) = made(copy, "sdist", "*.tar.gz", more)
     shutil.unpack_archive(sources, copy / "unpacked", filter="data")
@@ -51,10 +51,10 @@ def expected():
         str(path.relative_to(ROOT))
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".yaml", ".json", ".cu", ".c", ".h", ".js")
+        if path.suffix in (".py", ".yaml", ".json", ".cu", ".c", ".h", ".js", ".npz")
     }
     assert len([name for name in kept if name.endswith(".yaml")]) >= 12
-    return kept | {"kilobatch.py"}
+    return kept | {"kilobatch.py", "trainers/datasets/digits.txt"}
 
 
 def test_wheel_holds_exactly_the_code_and_the_yaml_of_the_checkout(wheel):

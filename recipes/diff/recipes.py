@@ -219,7 +219,7 @@ def compare_recipes(
         except RecipeError as error:
             problems += error.problems
         else:
-            recipes.append(Compared(label=label, name=name, opened=opened, origins=_origins(Path(file), opened)))
+            recipes.append(Compared(label=label, name=name, opened=opened, origins=_origins(opened.path, opened)))
     if problems:
         raise RecipeError(problems)
     trees = [comparable_tree(one.opened.tree, one.opened.dataset_tree) for one in recipes]

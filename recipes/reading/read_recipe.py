@@ -459,7 +459,8 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
                 if hasattr(entry, "require_channels"):
                     entry.require_channels(dataset.channels)
                 if hasattr(entry, "bound"):
-                    entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
+                    numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
+                    entry.bound(**numbers)
             except ValueError as error:
                 reading.refuse_error(error, type(entry), path)
     if end is not None:

@@ -10,6 +10,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from recipes.errors import Problem, RecipeError, nearest, refuse_unreachable
+from recipes.sharing.cache import cache_folder
+from recipes.sharing.pack_file import SUFFIX, open_pack
+from recipes.sharing.registries import is_in_registry, registry_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")  # a folder's name may have 255 characters, and a run adds its date
 
@@ -22,6 +25,7 @@ _LIBRARY = {
 }
 _ONE = {"recipes": "recipe", "datasets": "dataset", "clusters": "cluster", "searches": "search"}
 _SUFFIXES = (".yaml", ".yml")
+PACKED = "recipe.yaml"  # the recipe in a pack
 _FEW = 20  # names that fit into a message
 _LIST = "`kilobatch recipes list` has the names"
 
@@ -38,8 +42,9 @@ class UnknownNameError(LookupError):
 def find(kind: str, name: str) -> Path:
     """The file of a recipe, a data set, a cluster or a search.
 
-    A name that ends in `.yaml` is a path. Any other name is searched for in the library, in `./configs/KIND` and in the
-    working directory, in this order, then among the recipes of installed packages. `digits-ramp`, as in the name of a
+    A name that ends in `.yaml` is a path, and one of a recipe that ends in `.kilobatch` is the path of a pack. Any
+    other name is searched for in the library, in `./configs/KIND` and in the working directory, in this order, then
+    among the recipes of installed packages, then in the registries that were added. `digits-ramp`, as in the name of a
     run's folder, also finds `digits/ramp`.
 
     Args:
@@ -52,10 +57,10 @@ def find(kind: str, name: str) -> Path:
     Traceback (most recent call last):
     recipes.reading.registry.UnknownNameError: there is no file nothing/here.yaml
     """
-    if name.endswith(_SUFFIXES):
+    if name.endswith(_SUFFIXES) or (kind == "recipes" and name.endswith(SUFFIX)):
         path = Path(os.path.expanduser(name))
         if path.is_file():
-            return path
+            return open_pack(path).folder / PACKED if path.suffix == SUFFIX else path
         raise UnknownNameError(f"there is no file {name}", f"give another path, or a name: {_some(kind, name)}")
     for folder in (_LIBRARY[kind], Path("configs", kind), Path()):
         for suffix in _SUFFIXES:
@@ -65,12 +70,15 @@ def find(kind: str, name: str) -> Path:
     for known, path in _named(kind):
         if name in (known, known.replace("/", "-")):
             return path
+    if kind == "recipes" and is_in_registry(name):
+        registry, pack, version = registry_of(name)
+        return registry.pull(registry.entry(pack, version)).folder / PACKED
     raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
 
 
-def cache_folder() -> Path:
-    """Where kilobatch keeps what it can get again: `kilobatch` in XDG_CACHE_HOME, else in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kilobatch"
+def path_of_pack(name: str) -> str:
+    """The recipe's path in a pack that was named, by its file or in a registry; any other name unchanged."""
+    return str(find_or_refuse("recipes", name)) if name.endswith(SUFFIX) or is_in_registry(name) else name
 
 
 def obtained_folder(name: str) -> Path:
@@ -127,6 +135,9 @@ def library_name(path: Path) -> str | None:
 def shown(path: Path) -> str:
     """A path as a user would open it: relative if it lies below the working directory."""
     path, here = Path(os.path.realpath(path)), Path.cwd().resolve()  # `resolve` raises at a link to itself
+    if path.is_relative_to(packs := cache_folder().resolve() / "packs"):
+        digest, *parts = path.relative_to(packs).parts or ("",)
+        return "/".join([f"pack {digest[:12]}", *parts])
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from recipes.arguments import younger
 from recipes.schema.batch_and_rate import require
 from recipes.schema.vocabulary import Component
 
@@ -134,6 +135,8 @@ class Dataset:
         channels: colour channels of an image, at least 1.
         mean: mean of each channel, of pixel values scaled to 0..1, in [0, 1].
         std: standard deviation of each channel, of pixel values scaled to 0..1, in (0, 1].
+        subset_of: data set of which these are some classes or images; `{kind: Normalize, with: imagenet}` then means
+            this one too, with the mean and std given here.
         reader: the component that opens it; null where there is none yet.
         validation: the samples that are scored, drawn from the training split, for data that have no other:
             `{fraction: 0.1}`. null: the reader's evaluation split.
@@ -156,6 +159,7 @@ class Dataset:
     channels: int
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    subset_of: str = younger("")
     reader: Annotated[object, Component("datasets")] | None = None
     validation: Validation | None = None
     root: Path | None = None

@@ -2,7 +2,7 @@
 
 Of ours on a GPU `cudnn` is ChainerCV's network with `--kernels cudnn`; +groups normalises as `kilobatch train` does,
 with ReLU and sums in the same node. +graph replays a step as a CUDA graph. +update is a whole update of `kilobatch
-train`, which waits for the GPU twice; with +graph that of `cluster.cuda_graph`.
+train`, which waits for the GPU once; with +graph that of `cluster.cuda_graph`.
 
     float32     all in float32, no TF32
     tf32        convolutions and matrix products may round their factors to TF32
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,15 +25,6 @@ from timing import Replay
 RATE = 1e-6  # of updates: so small that the weights stay those that all programs begin with
 STAGES = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))  # blocks, width, stride
 STEPS_TIMED = 10  # between two events
-KERNEL_CLASSES = {  # of kernels, by what their names hold: the first that fits
-    "loss": ("cross_entropy", "mean_loss", "crossent", "softmax", "nll_loss"),
-    "normalisation": ("moments", "totals", "slopes", "normalized", "gradient_sums", "input_gradient")
-    + ("batch_norm", "bn_"),
-    "pooling": ("pool",),
-    "convolution": ("conv", "wgrad", "dgrad", "fprop", "xmma", "gemm", "cutlass", "cudnn", "sm90", "sm80", "nhwc"),
-    "relu and sum": ("relu", "add", "clamp", "threshold"),
-    "copy": ("copy", "memcpy", "memset", "fill", "cast"),
-}
 
 
 def chainer_model() -> Any:
@@ -249,7 +240,6 @@ def chainer_step_on_gpu(name: str, precision: str, images: np.ndarray, labels: n
     from trainers.losses import SoftmaxCrossEntropy
 
     kernels.use_on_gpu(name.partition("+")[0])
-    chainer.config.autotune = True  # as PyTorch's benchmark below
     x = as_NHWC(cupy.asarray(images)).transpose(0, 3, 1, 2)  # as the feed brings them, and PyTorch's below
     t, loss_of = cupy.asarray(labels), SoftmaxCrossEntropy().build()
     if "+update" in name:
@@ -374,22 +364,17 @@ def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> 
     return measure
 
 
-def by_class(step: Callable[[], Any]) -> dict[str, list[float]]:
+def by_class(step: Callable[[], Any]) -> dict[str, tuple[float, int]]:
     """Milliseconds and number of kernels of each class in a step, by PyTorch's profiler, which sees any program's."""
     import torch
+
+    from trainers.training.extensions.gpu_profile import milliseconds_by_class
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         step()
         torch.cuda.synchronize()
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for event in profile.key_averages():
-        name = event.key.lower()
-        kind = next((kind for kind, words in KERNEL_CLASSES.items() if any(word in name for word in words)), "other")
-        milliseconds = event.self_device_time_total / 1e3
-        if milliseconds > 0:
-            sums[kind][0] += milliseconds
-            sums[kind][1] += event.count
-    return dict(sums)
+    events = [(event.key, event.self_device_time_total / 1e3, event.count) for event in profile.key_averages()]
+    return milliseconds_by_class(event for event in events if event[1] > 0)
 
 
 def ceilings() -> dict[str, float]:

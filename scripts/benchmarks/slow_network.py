@@ -396,7 +396,7 @@ def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
                     probe.time_update()
                 measured = probe.as_tree(probe.updates[-options.probed :])
                 if world.rank == 0:
-                    expected[name].append(trained[name].predicted(with_ranks(BLANK, measured)))
+                    expected[name].append(trained[name].predicted(with_ranks(BLANK, measured, RECIPE)))
                 seconds[name].append(calls[name]())
         measured = probe.as_tree()
         for one in (probe, *trained.values()):

@@ -49,18 +49,23 @@ class Normalize:
         if not self.with_ and not self.mean:
             raise ValueError("Normalize.with must be the name of a data set, or mean and std be given, got neither")
 
-    def bound(self, *, name: str, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> Normalize:
+    def bound(
+        self, *, name: str, mean: tuple[float, ...] | None, std: tuple[float, ...] | None, subset_of: str = ""
+    ) -> Normalize:
         """This, with the numbers of data set `name` filled in; unchanged if numbers stand in it already.
+
+        Args:
+            subset_of: another name that means it.
 
         Raises:
             ValueError: it names another data set, or that has no numbers.
         """
         if self.mean:
             return self
-        if self.with_ != name:
+        if self.with_ not in (name, subset_of):
             raise ValueError(
-                f"Normalize.with must be {name!r}, the data set of the recipe, unless mean and std are given, got "
-                f"{self.with_!r}"
+                f"Normalize.with must be {name!r}, the data set of the recipe, unless mean and std are given or "
+                f"that data set's file says `subset_of: {self.with_}`, got {self.with_!r}"
             )
         if mean is None or std is None:
             raise ValueError(f"Normalize.with is {name!r}, but that data set's file has no mean and std: add them")

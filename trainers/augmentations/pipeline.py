@@ -19,11 +19,12 @@ Augmentation = Callable[[np.ndarray, Draws], np.ndarray]
 
 
 class NamedStatistics(Protocol):
-    """The part of a data set that the pipeline uses: `name`, and `mean` and `std` of pixels scaled to 0..1."""
+    """The part of a data set that the pipeline uses: its names, and `mean` and `std` of pixels scaled to 0..1."""
 
     name: str
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    subset_of: str
 
 
 class Pixels(NamedTuple):
@@ -94,7 +95,7 @@ class Pipeline:
     """
 
     def __init__(self, *, parts: Sequence[Augmentation], dataset: NamedStatistics, seed: int) -> None:
-        numbers = {"name": dataset.name, "mean": dataset.mean, "std": dataset.std}
+        numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
         self.parts = [part.bound(**numbers) if isinstance(part, Normalize) else part for part in parts]
         self._end = _end_of(self.parts)
         normalize = next((part for part in self.parts[self._end :] if isinstance(part, Normalize)), None)

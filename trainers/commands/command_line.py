@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainers.commands import data, machine, plan, recipes, rehearse, runs, search, train, verify
+from trainers.commands import data, machine, plan, recipes, registry, rehearse, reproduce, runs, search, train, verify
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -38,6 +38,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(data.app, name="data")
+app.add_typer(registry.app, name="registry")
 app.add_typer(runs.app, name="runs")
 app.command()(train.train)
 app.command(hidden=True)(train.load_samples)
@@ -47,6 +48,7 @@ app.command(hidden=True)(search.search_ranks)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)
 app.command()(verify.verify)
+app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
 app.command()(runs.evaluate)
 app.command()(runs.export)
 app.command()(runs.report)
@@ -91,7 +93,7 @@ def main() -> None:
     try:
         with _open_streams():
             app(prog_name="kilobatch")
-    except (OSError, ValueError) as error:
+    except (ModuleNotFoundError, OSError, ValueError) as error:
         from trainers.runs.errors import exit_on_error
 
         exit_on_error(error)

@@ -96,7 +96,7 @@ def _add_ranks(file: Path, request: ProbeRequest) -> None:
         raise InputRefused(f"-o {file}: no such file to add what these ranks reach together to; {way_out}")
     measured = measure_as_rank(request, world)
     if world.rank == 0:
-        tree = with_ranks(yaml.safe_load(file.read_text(encoding="utf-8")), measured)
+        tree = with_ranks(yaml.safe_load(file.read_text(encoding="utf-8")), measured, request.recipe)
         new = file.with_suffix(".new")
         written(lambda: [_write_new(new, cluster_text(tree)).replace(file)], "-o")
         print(f"{file}: what {measured['workers']} ranks on {measured['nodes']} node(s) reach together", flush=True)

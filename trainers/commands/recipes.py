@@ -124,9 +124,10 @@ def lint(
 def show_id(
     recipe: Recipe, overrides: Set = None, data: Data = None, allow_code: AllowCode = False, as_json: Json = False
 ) -> None:
-    """The identity of a training: a digest of the recipe, of your own code and of the data. All equal: the same.
+    """Digests of a training: of the recipe, own code and data.
 
-    Spelling does not count: order of keys, units, files that it extends, defaults. Nor do name, title, claims and card.
+    All three equal: the same training. Spelling does not count: order of keys, units, files that it extends, defaults.
+    Nor do name, title, claims and card.
     """
     from trainers.launch.identity import ids_of
 
@@ -136,6 +137,36 @@ def show_id(
         print(json.dumps(ids, indent=2))
     else:
         print("\n".join(f"{what:<7} {digest or missing[what]}" for what, digest in ids.items()))
+
+
+PACK_EXAMPLES = """\b
+Examples:
+  kilobatch recipes pack runs/seed-0 runs/seed-1 runs/seed-2 -o mine.kilobatch
+  kilobatch recipes pack goyal2017
+  kilobatch train mine.kilobatch -n 2
+"""
+
+
+@app.command(epilog=PACK_EXAMPLES)
+def pack(
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN...|RECIPE", help="Runs, which differ in their seeds only; or a recipe.")
+    ],
+    out: Annotated[Path | None, typer.Option("-o", metavar="F", help="The new file; NAME.kilobatch here.")] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="Include the last weights of the first run.")] = False,
+    data: Data = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Put a recipe and what is known of it into one file.
+
+    It holds sources, the data set's facts, runs, claims and card, not the data. The same input gives the same bytes.
+    Every command that takes a recipe takes the file.
+    """
+    from trainers.launch.packing import pack as pack_into
+
+    path, digest, head = pack_into(names, out=out, weights=weights, data=data, allow_code=allow_code)
+    print(f"wrote {path}: {head['name']}, {len(head['runs'])} run(s), digest {digest[:12]}")
+    print(f"It opens anywhere: kilobatch recipes show {quote(str(path))}; kilobatch train {quote(str(path))}")
 
 
 DIFF_EXAMPLES = """\b

@@ -56,7 +56,7 @@ def export(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs, or packs of runs.")],
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
 ) -> None:
     """Draw a page on a run, or on several beside each other. It is HTML and loads nothing from elsewhere."""
@@ -64,8 +64,9 @@ def report(
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run
 
-    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    opened = [open_run(run) for run in runs]
+    folders = [folder for name in runs for folder in _folders(name)]
+    target = out or (Path(runs[0], "report.html") if folders == [Path(runs[0])] else Path("report.html"))
+    opened = [open_run(folder) for folder in folders]
     try:
         write_page(opened, target)
     except OSError as error:
@@ -140,3 +141,17 @@ def remove(
     for run in runs:
         shutil.rmtree(run)
         print(f"removed {run}")
+
+
+def _folders(name: str) -> list[Path]:
+    """The folder of a run, or those of all runs in a pack."""
+    from recipes.errors import InputRefused
+    from recipes.reading.registry import path_of_pack
+
+    path = path_of_pack(name)
+    if path == name:
+        return [Path(name)]
+    folders = sorted(Path(path).parent.glob("runs/*"), key=lambda folder: int(folder.name))
+    if not folders:
+        raise InputRefused(f"{name} is the pack of a recipe, and has no runs; see: kilobatch recipes card {name}")
+    return folders

@@ -40,7 +40,7 @@ def train(
     micro_batch_size: MicroBatch = None,
     device: Device = None,
     kernels: Annotated[
-        str | None, typer.Option(metavar="K", help="Kernels: numpy or torch, on a GPU cudnn; chainer: Chainer's own.")
+        str | None, typer.Option(metavar="K", help="numpy, torch or chainer; on a GPU cudnn, torch or chainer.")
     ] = None,
     decoder: Decoder = None,
     loader_workers: Annotated[
@@ -79,13 +79,14 @@ def train(
 
     ask_for(kernels)
     decoders.ask_for(decoder)
+    from recipes.reading.registry import path_of_pack
     from trainers.launch.request import TrainRequest
     from trainers.launch.start_ranks import start_or_join
 
     if given:
         raise typer.Exit(start_or_join(TrainRequest.from_tree(given)))
     request = TrainRequest(
-        recipe=recipe,
+        recipe=path_of_pack(recipe),
         workers=workers,
         cluster=cluster,
         overrides=tuple(overrides or ()),

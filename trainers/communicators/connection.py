@@ -34,9 +34,10 @@ class Connection:
     Attributes:
         choices: what a communicator that chooses has chosen so far, in words.
         waits: whether a sum blocks its caller; else it is only launched on a GPU.
+        exchange_parts: of `TreeSum`, for arrays in the memory that `allocate` gives; None where MPI takes them.
     """
 
-    waits = True
+    waits, exchange_parts = True, None
 
     def __init__(
         self,
@@ -70,6 +71,10 @@ class Connection:
         self.sum(values, wire)
         values *= values.dtype.type(postscale)
         return lost
+
+    def launch_sum(self, values: Any) -> bool:
+        """Launch the sum of an array on a GPU in turn with all else there, without waiting; whether that was done."""
+        return False
 
     def sent_values(self, num_values: int) -> float | None:
         """Numbers that this worker sends for the sum of so many; None where that is not known."""

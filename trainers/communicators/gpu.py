@@ -44,6 +44,16 @@ class Gpu:
             yield
             self.stream.synchronize()
 
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Within, work is launched on the own stream after that of the current one, which then waits for it."""
+        event = self.record_event()
+        with self._device, self.stream:
+            self.stream.wait_event(event)
+            yield
+            done = self.record_event()
+        self.wait_event(done)
+
     def pin(self, host: np.ndarray) -> None:
         """Page-lock host memory, so that copies need no staging buffer."""
         if host.nbytes:

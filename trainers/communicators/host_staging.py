@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from trainers.communicators.auto import Auto
 from trainers.communicators.connection import Connection, Dummy
 from trainers.communicators.gpu import Gpu, GpuConnection, LoneGpuConnection, shared_gpus
 from trainers.communicators.nccl import Nccl
+from trainers.communicators.tree_sum import exchange_by_mpi
 from trainers.communicators.wire import Wire
 
 
@@ -82,6 +84,18 @@ class Staged(Connection):
         self.gpu.pin(self._host)
         self._values = self.gpu.zeros(num_values, dtype)
         return self._values
+
+    def exchange_parts(self, sent: list[list[Any]], received: list[list[Any]]) -> None:
+        """See `trainers.communicators.tree_sum.exchange_by_mpi`; numbers cross the host."""
+        with self.gpu.on_stream_after(self.gpu.record_event()):
+            there, back = ([[np.empty(one.shape, one.dtype) for one in some] for some in of] for of in (sent, received))
+            for values, host in zip(itertools.chain(*sent), itertools.chain(*there), strict=True):
+                self.gpu.download(values, host)
+            exchange_by_mpi(self.mpi, there, back)
+            for other, some in enumerate(received):
+                for values, host in zip(some, back[other], strict=True):
+                    if other != self.mpi.rank:
+                        self.gpu.upload(host, values)
 
     def mean(self, values: Any, wire: Wire, prescale: float, postscale: float) -> tuple[int, int]:
         return self._on_host(values, lambda host: self._inner.mean(host, wire, prescale, postscale))

@@ -63,4 +63,26 @@ class Nccl:
             communicator.allReduce(pointer, pointer, packed.size, type_, nccl.NCCL_SUM, gpu.stream.ptr)
             wire.store(values, packed)
 
-        return GpuConnection(mpi, sum_of, num_roundings=mpi.size - 1, gpu=gpu, release=(communicator.destroy,))
+        return _NcclConnection(mpi, sum_of, communicator=communicator, types=types, gpu=gpu)
+
+
+class _NcclConnection(GpuConnection):
+    def __init__(self, mpi: Any, sum_of: Any, *, communicator: Any, types: dict[str, int], **others: Any) -> None:
+        super().__init__(mpi, sum_of, num_roundings=mpi.size - 1, release=(communicator.destroy,), **others)
+        self._communicator, self._types = communicator, types
+
+    def exchange_parts(self, sent: list[list[Any]], received: list[list[Any]]) -> None:
+        """See `trainers.communicators.tree_sum.exchange_by_mpi`; no number crosses the host."""
+        nccl = importlib.import_module("cupy.cuda.nccl")
+        with self.gpu.in_turn():
+            nccl.groupStart()
+            for arrays, pass_on in ((received, self._communicator.recv), (sent, self._communicator.send)):
+                for other, some in enumerate(arrays):
+                    for each in some if other != self.mpi.rank else ():
+                        pass_on(each.data.ptr, each.size, self._types[each.dtype.name], other, self.gpu.stream.ptr)
+            nccl.groupEnd()
+
+    def launch_sum(self, values: Any) -> bool:
+        with self.gpu.in_turn():
+            self.sum(values, FullWire(values.dtype))
+        return True

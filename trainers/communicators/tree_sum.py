@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -11,7 +12,21 @@ import numpy as np
 
 from trainers.runs.stack_dump import waiting_for_ranks
 
+PartsExchange = Callable[[list[list[Any]], list[list[Any]]], None]
 Span = tuple[int, int]  # leaves start ... stop - 1 of the tree
+
+
+def exchange_by_mpi(mpi: Any, sent: list[list[np.ndarray]], received: list[list[np.ndarray]]) -> None:
+    """Send each of the others its arrays and receive theirs, in order; this worker's own are left alone.
+
+    Bytes on the wire: those of `sent`, but for this worker's own.
+    """
+    from mpi4py import MPI
+
+    others = [(mpi.rank + step) % mpi.size for step in range(1, mpi.size)]
+    requests = [mpi.Irecv(array, other) for other in others for array in received[other]]
+    requests += [mpi.Isend(array, other) for other in others for array in sent[other]]
+    MPI.Request.Waitall(requests)  # spins: no backward pass runs meanwhile
 
 
 def halves(start: int, stop: int) -> tuple[Span, Span]:
@@ -63,14 +78,16 @@ class TreeSum:
     Args:
         mpi: communicator of all workers, which nothing else uses during a sum.
         piece_bytes: bytes of an array that are exchanged at a time, so that copies take little memory.
+        exchange: sends each of the others its arrays and receives theirs, as `exchange_by_mpi` does for arrays of the
+            host.
 
     Source: the shape: RFC 6962, section 2.1 (not checked).
     Differs: not MPI_Alltoallv and MPI_Allgatherv, which in MPICH are up to ten times slower on busy cores
         (EXPERIMENTS.md).
     """
 
-    def __init__(self, mpi: Any, *, piece_bytes: int = 4_000_000) -> None:
-        self._mpi = mpi
+    def __init__(self, mpi: Any, *, piece_bytes: int = 4_000_000, exchange: PartsExchange | None = None) -> None:
+        self._mpi, self._exchange = mpi, exchange or functools.partial(exchange_by_mpi, mpi)
         self._piece_bytes = piece_bytes
         self._blocks: list[_Block] = []
         self._free: list[np.ndarray] = []  # arrays to use again, of blocks that were added to others
@@ -125,15 +142,6 @@ class TreeSum:
         self._exchange(sent, received)
         own[...] = sum_of_tree(dict(zip(chain(*spans), chain(*received), strict=True)), 0, num_leaves)
         self._exchange([[own]] * workers, [[part] for part in parts])
-
-    def _exchange(self, sent: list[list[np.ndarray]], received: list[list[np.ndarray]]) -> None:
-        """Send each of the others its arrays and receive theirs, in order; this worker's own are left alone."""
-        from mpi4py import MPI
-
-        others = [(self._mpi.rank + step) % self._mpi.size for step in range(1, self._mpi.size)]
-        requests = [self._mpi.Irecv(array, other) for other in others for array in received[other]]
-        requests += [self._mpi.Isend(array, other) for other in others for array in sent[other]]
-        MPI.Request.Waitall(requests)  # spins: no backward pass runs meanwhile
 
     def _last_block(self) -> tuple[int, int] | None:
         return (self._blocks[-1].start, self._blocks[-1].size) if self._blocks else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.reading.registry import cache_folder
+from recipes.sharing.cache import cache_folder
 from trainers.datasets.samples import sha256_of
 
 _SETTLED_NS = 2_000_000_000  # the clock of some file systems ticks once in two seconds

@@ -24,8 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recipes.errors import InputRefused
-from recipes.reading.registry import cache_folder
 from recipes.schema.dataset import url_of
+from recipes.sharing.cache import cache_folder
 from trainers.datasets.samples import sha256_of
 from trainers.runs.errors import RankFailed
 from trainers.runs.mpi_ranks import launched_by_us

@@ -108,7 +108,8 @@ class _Loader:
         self._names = class_names(dataset)
         self._shift, self._scale = np.zeros(dataset.channels), np.full(dataset.channels, 255.0)
         if (normalize := next((part for part in parts if isinstance(part, Normalize)), None)) is not None:
-            bound = normalize.bound(name=dataset.name, mean=dataset.mean, std=dataset.std)
+            numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
+            bound = normalize.bound(**numbers)
             self._shift, self._scale = bound.shift_and_scale(dataset.channels)
 
     def __call__(self, epoch: int, index: int, image_size: int | None) -> tuple[np.ndarray, int]:

@@ -55,6 +55,7 @@ class Exchange:
         overlap: use the thread.
     Attributes:
         observe: called with (bucket, began, ended) after every bucket; on the thread, where there is one.
+        range: called with a name, gives what is put around the sum of a bucket.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Exchange:
         self.overlaps = overlap and connection.mpi.size > 1
         connection.set_beside_backward(self.overlaps)
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
+        self.range: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
         self._ready: queue.SimpleQueue[tuple[ExchangeHandle, int, Any] | None] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
         if self.overlaps:
@@ -165,7 +167,8 @@ class ExchangeHandle:
         """Average a bucket that is complete at `event` over the workers; `finish` raises what goes wrong here."""
         began = time.perf_counter()
         try:
-            with waiting_for_ranks(), self._exchange.connection.on_stream_after(event):
+            around = self._exchange.range(f"bucket {number}")
+            with waiting_for_ranks(), around, self._exchange.connection.on_stream_after(event):
                 exchange, values = self._exchange, self._values[self._exchange.buckets[number].span]
                 self._lost[number] = mean(values, exchange.connection, exchange.wire, self._scale)
         except BaseException as error:
@@ -244,7 +247,7 @@ class ExactExchange:
     def __init__(self, flat: FlatGradients, connection: Connection, *, bucket_bytes: int) -> None:
         self.flat, self.connection = flat, connection
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None  # all in one bucket
-        self._tree = TreeSum(connection.mpi, piece_bytes=bucket_bytes)
+        self._tree = TreeSum(connection.mpi, piece_bytes=bucket_bytes, exchange=connection.exchange_parts)
 
     def begin(self, *, scale: float) -> ExactHandle:
         """Start the exchange of an update, or of one that is done again; all workers call this together.

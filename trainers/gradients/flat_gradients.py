@@ -137,7 +137,11 @@ class FlatGradients:
     @property
     def not_finite(self) -> str | None:
         """Path of the first slot with an infinity or a NaN in this update; None if there is none, or no check."""
-        numbers = np.flatnonzero(to_cpu(self.flags))
+        return self.first_flagged(to_cpu(self.flags))
+
+    def first_flagged(self, flags: np.ndarray) -> str | None:
+        """Path of the first slot whose flag is not 0, from `flags` on the host."""
+        numbers = np.flatnonzero(flags)
         return self.slots[numbers[0]].path if len(numbers) else None
 
     def _add(self, arrived: dict[int, np.ndarray]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -45,22 +45,44 @@ def clip(values: Any, clip_norm: float) -> float:
     return norm
 
 
+class FiniteCheck:
+    """Which of some arrays are finite; on a GPU the answer stays there until it is read.
+
+    Args:
+        arrays: by name; an array may be None.
+    Attributes:
+        flags: one an array, on its device; 0 where it holds an infinity or a NaN.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        arrays = {name: values for name, values in arrays.items() if values is not None}
+        self._names, values = list(arrays), list(arrays.values())
+        ours = chainer_hooks.operators_for(*values) if values else None
+        if hasattr(ours, "finite") and all(each.flags.c_contiguous for each in values):
+            self.flags = ours.finite(values)
+        else:
+            xp = chainer.backend.get_array_module(*values)
+            self.flags = xp.stack([xp.isfinite(each).all() for each in values]) if values else np.empty(0)
+
+    def first(self, flags: Any) -> str | None:
+        """Name of the first array that is not finite, None if all are, from `flags` on the host."""
+        return next((name for name, flag in zip(self._names, flags, strict=True) if not flag), None)
+
+
 def first_not_finite(arrays: Mapping[str, Any]) -> str | None:
     """Name of the first of these arrays with an infinity or a NaN, None if there is none; an array may be None."""
-    arrays = {name: values for name, values in arrays.items() if values is not None}
-    ours = chainer_hooks.operators_for(*arrays.values()) if arrays else None
-    if hasattr(ours, "finite") and all(values.flags.c_contiguous for values in arrays.values()):
-        flags = ours.finite(list(arrays.values()))
-    else:
-        flags = read_together([np.isfinite(values).all() for values in arrays.values()])
-    return next((name for name, flag in zip(arrays, flags, strict=True) if not flag), None)
+    check = FiniteCheck(arrays)
+    return check.first(*read_together([check.flags]))
 
 
-def read_together(scalars: list[Any]) -> list[Any]:
-    """What these arrays without axes hold: those of a GPU in one transfer, since each one waits for the GPU."""
-    if not scalars or not isinstance(scalars[0], chainer.backends.cuda.ndarray):
-        return scalars
-    return chainer.backends.cuda.cupy.stack(scalars).get().tolist()
+def read_together(arrays: Sequence[Any]) -> list[Any]:
+    """What these arrays hold: those of a GPU in one transfer, since each one waits for the GPU."""
+    cuda = chainer.backends.cuda
+    if not any(isinstance(each, cuda.ndarray) for each in arrays):
+        return list(arrays)
+    values = cuda.cupy.concatenate([each.ravel() for each in arrays]).get()
+    ends = np.cumsum([each.size for each in arrays])[:-1]
+    return [part.reshape(each.shape) for part, each in zip(np.split(values, ends), arrays, strict=True)]
 
 
 class ShareNorms:

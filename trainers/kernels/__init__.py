@@ -11,6 +11,7 @@ On a GPU:
 
     cudnn       cuDNN's convolutions and CUDA kernels of ours, on CuPy's arrays with their channels last in memory;
                 needs nvidia-cudnn-frontend and cuDNN, and is the default where they are
+    torch       PyTorch's operators on CuPy's arrays by DLPack: a second, independent set
     chainer     Chainer's own: im2col and cuBLAS, kernels of one operation each
 
 Chainer's function nodes stay, and with them type checks and gradients of gradients; our kernels replace what they
@@ -40,8 +41,9 @@ from trainers.kernels import chainer_convolution, chainer_hooks
 from trainers.runs.memory import keep_freed_memory
 
 KINDS = ("numpy", "torch", "chainer")
-GPU_KINDS = ("cudnn", "chainer")
+GPU_KINDS = ("cudnn", "torch", "chainer")
 _MODULES = {"numpy": "trainers.kernels.cpu.operators", "torch": "trainers.kernels.torch"}
+_GPU_MODULES = {"cudnn": "trainers.kernels.cuda.operators", "torch": "trainers.kernels.cuda.torch_operators"}
 _COMPILED = ("numpy", "torch")  # kinds that also use compiled passes
 VARIABLE = "KILOBATCH_KERNELS"  # of the environment: the default kernels of a process
 
@@ -127,9 +129,11 @@ def use_on_gpu(kind: str | None) -> tuple[str, str | None]:
     if kind is not None and lacks is not None:
         raise ValueError(f"{'; '.join(lacks)} ({VARIABLE})")
     kind = kind or ("cudnn" if lacks is None else "chainer")
-    chainer_hooks.gpu_operators = (
-        None if kind == "chainer" else importlib.import_module("trainers.kernels.cuda.operators")
-    )
+    chainer_hooks.gpu_operators = None
+    if kind != "chainer":
+        chainer_hooks.gpu_operators = importlib.import_module(_GPU_MODULES[kind])
+    if kind == "torch":
+        chainer_hooks.gpu_operators.share_memory()
     _in_use_on_gpu = kind
     return kind, lacks and "; ".join(lacks)
 
@@ -157,6 +161,9 @@ def in_use() -> str:
 
 def details() -> dict[str, str]:
     """What the bits of the kernels in use depend on beside versions."""
+    if _in_use_on_gpu is not None:
+        cupy = importlib.import_module("cupy")
+        return {"gpu": cupy.cuda.runtime.getDeviceProperties(cupy.cuda.get_device_id())["name"].decode()}
     return {"passes": "compiled"} if has_compiled(in_use()) else {}
 
 

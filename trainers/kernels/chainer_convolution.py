@@ -71,19 +71,36 @@ def _is_special(node: Any) -> bool:
     return node.groups > 1 or node.cover_all or not node.dy == node.dx == 1
 
 
-def gradients(indexes: Sequence[int], x: Any, W: Any, gy: Any, **how: Pair) -> tuple[Any, Any] | None:
-    """The gradients of a convolution's x and W, () for one not in `indexes`; None where our kernels do not serve."""
+def gradients(
+    indexes: Sequence[int], x: Any, W: Any, gy: Any, *, plus: Any = None, **how: Pair
+) -> tuple[Any, Any] | None:
+    """The gradients of a convolution's x and W, () for one not in `indexes`; None where our kernels do not serve.
+
+    Args:
+        plus: added to the gradient of x: what the other branch of a residual block gave; None for nothing.
+    """
     ours = operators_for(x, W, gy)
     if ours is None:
         return None
     how |= by_group.options()
-    gx = ours.convolution_data(gy, W, size=x.shape[2:], **how) if 0 in indexes else ()
+    gx, fused = (), None if plus is None else getattr(ours, "convolution_data_plus", None)
+    if 0 in indexes:
+        gx = fused and fused(gy, W, plus, size=x.shape[2:], **how)
+        if gx is None:
+            gx = ours.convolution_data(gy, W, size=x.shape[2:], **how)
+            if gx is not None and plus is not None:
+                add_to(gx, plus)
     gW = ours.convolution_weights(x, gy, kernel=W.shape[2:], **how) if 1 in indexes else ()
     if gx is None or gW is None:
         return None
     if 1 in indexes and W.flags.c_contiguous:  # others are no parameters, whose gradients are averaged
         gW = _in_order(gW)
     return gx, gW
+
+
+def array_of(variable: Any) -> Any:
+    """The array of a variable; None of None."""
+    return None if variable is None else variable.array
 
 
 def add_to(new: Any, before: Any) -> None:
@@ -110,10 +127,10 @@ def _convolution_backward(module: ModuleType) -> None:
     convolution = module.Convolution2DFunction
     original, accumulate = convolution.backward, convolution.backward_accumulate
 
-    def arrays(self, indexes, gy):
+    def arrays(self, indexes, gy, plus=None):
         if module.chainer.config.enable_backprop or _is_special(self):
             return None
-        grads = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, **options_of(self))
+        grads = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, plus=plus, **options_of(self))
         if grads is None:
             return None
         grads = (*grads, by_group.sum_over_samples(gy, (0, 2, 3)) if 2 in indexes else ())
@@ -124,12 +141,13 @@ def _convolution_backward(module: ModuleType) -> None:
         return original(self, indexes, grad_outputs) if grads is None else tuple(map(variable_of, grads))
 
     def backward_accumulate(self, indexes, grad_outputs, grad_inputs):
-        grads = arrays(self, indexes, grad_outputs[0].array)
+        before_of = dict(zip(indexes, grad_inputs, strict=True))
+        grads = arrays(self, indexes, grad_outputs[0].array, plus=array_of(before_of.get(0)))
         if grads is None:
             return accumulate(self, indexes, grad_outputs, grad_inputs)
-        for new, before in zip(grads, grad_inputs, strict=True):
-            if before is not None:
-                add_to(new, before.array)
+        for index, new in zip(indexes, grads, strict=True):
+            if index and before_of[index] is not None:
+                add_to(new, before_of[index].array)
         return tuple(map(variable_of, grads))
 
     convolution.backward, convolution.backward_accumulate = backward, backward_accumulate

@@ -170,12 +170,16 @@ class ConvolutionNormalization(Normalization):
         self._kept_data = None
         gh, *rest = self._gradients(grad_outputs[0].array, h, gamma, self._out)
         del h, rest[len(self.inputs) - 2 :]  # freed now: the next array reuses memory that is still in the caches
-        grads = [*(chainer_convolution.gradients(indexes, x, W, gh, **self._how) or self._by_nodes(x, W, gh)), *rest]
-        for index, before in zip(indexes, grad_inputs, strict=True):
+        before_of = dict(zip(indexes, map(chainer_convolution.array_of, grad_inputs), strict=True))
+        ours = chainer_convolution.gradients(indexes, x, W, gh, plus=before_of.get(0), **self._how)
+        if ours is not None:
+            before_of[0] = None  # is in it
+        grads = [*(ours or self._by_nodes(x, W, gh)), *rest]
+        for index, before in before_of.items():
             if before is not None and index < 2:
-                chainer_convolution.add_to(grads[index], before.array)
+                chainer_convolution.add_to(grads[index], before)
             elif before is not None:
-                grads[index] = chainer_convolution.added(grads[index], before.array)
+                grads[index] = chainer_convolution.added(grads[index], before)
         return tuple([variable_of(grads[index]) for index in indexes])
 
     def _by_nodes(self, x: Any, W: Any, gh: Any) -> tuple[Any, ...]:

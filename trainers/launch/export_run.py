@@ -56,11 +56,8 @@ def export_run(
     facts |= {name: json.dumps(getattr(opened.dataset, name)) for name in ("mean", "std")}
     facts["augmentation.eval"] = json.dumps(opened.tree["augmentation"]["eval"])
     if form == "onnx":
-        try:
-            from trainers.models.onnx_graph import onnx_model
-        except ModuleNotFoundError as error:
-            what = f"--format onnx needs the package {error.name}, which is not installed"
-            raise InputRefused(f"{what}; pip install 'kilobatch[onnx]'") from None
+        from trainers.models.onnx_graph import onnx_model
+
         data = onnx_model(model, _shape(opened), facts=facts).SerializeToString()
     else:
         weights = weights_of(model)

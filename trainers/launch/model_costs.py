@@ -19,8 +19,8 @@ from recipes.errors import InputRefused
 from recipes.planning.memory import Model, ModelCosts
 from recipes.reading.image_size import evaluated_size, image_sizes
 from recipes.reading.open import OpenedRecipe
-from recipes.reading.registry import cache_folder
 from recipes.schema.vocabulary import Unbuilt
+from recipes.sharing.cache import cache_folder
 from trainers import models
 from trainers.datasets.augmented import augmented_samples
 from trainers.runs.identity import code_folders, own_code

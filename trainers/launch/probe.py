@@ -98,7 +98,7 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
         },
     }  # fmt: skip
     request.tell("updates of all ranks, all-reduces, and both beside each other")
-    return with_ranks(tree, _measured_by_ranks(request, runs[0].samples))
+    return with_ranks(tree, _measured_by_ranks(request, runs[0].samples), request.recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,12 +340,13 @@ def measure_as_rank(request: ProbeRequest, mpi: Any) -> dict[str, Any]:
     return tree
 
 
-def with_ranks(tree: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+def with_ranks(tree: dict[str, Any], measured: dict[str, Any], recipe: str) -> dict[str, Any]:
     """A cluster's file with what ranks measured together, and the link in a node or the network that it shows.
 
     Args:
         tree: of the file that `probe` wrote on one host.
         measured: see `RankProbe.as_tree`.
+        recipe: that they trained.
     Raises:
         InputRefused: the ranks are not spread evenly over the nodes, or fewer on each than one.
 
@@ -356,7 +357,7 @@ def with_ranks(tree: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]
         raise InputRefused(f"{workers} ranks on {nodes} nodes: start as many on each node")
     now = datetime.datetime.now(datetime.UTC)
     ranks = f"{counted(workers, 'rank')} of {counted(nodes, 'node')}"
-    source = f"kilobatch probe on {ranks}, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
+    source = f"kilobatch probe {recipe} on {ranks}, {now:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     hardware, inside = dict(tree["hardware"]), tree["hardware"].get("node_link", {}).get("latency_us", 0.0)
     for name in ("all_reduces", "rates"):
         kept = hardware.get(name, [])

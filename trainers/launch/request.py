@@ -119,7 +119,7 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
         PlanError: these workers cannot serve the recipe.
     """
     how |= {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": cluster}
-    why = "--fast" if exact is False else why_not_exact(cluster)
+    why = "--fast" if exact is False else why_not_exact(cluster, asked=exact is True)
     if why is None:
         try:
             return plan(exact=True, **how)

@@ -199,5 +199,7 @@ def _loaded(entry: EntryPoint, *, group: str) -> type:
     except (Exception, SystemExit) as error:
         what = f"{entry.value}, of an installed package, is broken: {type(error).__name__}: {error}"
         raise KindBroken(f"{what}; mend or remove that package") from error
-    is_plain = group == "datasets" and not dataclasses.is_dataclass(cls) and is_own_data(cls)
+    if dataclasses.is_dataclass(cls):
+        return cls
+    is_plain = is_own_data(cls) if group == "datasets" else group in _PLAIN and _is_a(cls, _PLAIN[group])
     return _component_of(cls, f"{entry.module}.{entry.attr}", group) if is_plain else cls

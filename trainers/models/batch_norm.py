@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -100,7 +100,8 @@ class NormGroups:
     def end_micro_batch(self) -> None:
         """Forward and backward of the micro-batch are done."""
         if self._tree is not None and self._layers:
-            self._tree.add(self._first_group, tree_sum(self._sums[: self.num_groups]), leaves=self.num_groups)
+            sums = to_cpu(tree_sum(self._sums[: self.num_groups]))
+            self._tree.add(self._first_group, sums, leaves=self.num_groups)
 
     def take_statistics(self) -> np.ndarray:
         """Return and clear what the layers have seen: float64, (1 + 3 * channels,) of each layer in turn."""
@@ -108,16 +109,20 @@ class NormGroups:
         self._sums.fill(0)
         return seen
 
-    def update_running_statistics(self, world: MPI.Comm, global_batch_size: int) -> None:
+    def update_running_statistics(
+        self, world: MPI.Comm, global_batch_size: int, *, launch_sum: Callable[[Any], bool] = lambda sums: False
+    ) -> None:
         """Move the running statistics by those of the update, equally on all workers.
 
         Args:
             world: all workers; on the wire one all-reduce of 24 bytes a channel, in exact mode what `TreeSum` says.
             global_batch_size: samples of the update, for a `norm_momentum` counted in samples.
+            launch_sum: see `Connection.launch_sum`; it sums on GPUs what else crosses the host.
         """
         if not self._layers:
             return
-        sums = self._sums if self._tree is None and world.size == 1 else self._total(world)
+        summed = self._tree is None and (world.size == 1 or launch_sum(self._sums))
+        sums = self._sums if summed else self._total(world)
         keep, how = self._keep(global_batch_size), self.evaluation.norm_statistics
         ours = chainer_hooks.operators_for(self._averages)
         if hasattr(ours, "move_averages"):

@@ -106,6 +106,11 @@ class RmspropWarmup:
 
         return ComponentOptimizer(self)
 
+    @property
+    def slow_until(self) -> float:
+        """The epoch at which the transition is over."""
+        return self.beta_center + self.beta_period / 2
+
     def sgd_weight(self, epoch: float) -> float:
         """a, the weight of the SGD term, in (0, 1]; 1 minus it is the RMSprop term's.
 

@@ -81,14 +81,14 @@ def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
 
     Args:
         optimizer: already set up with its model, all links of which are in place: one replaced later is not decayed.
-        component: the recipe's optimizer: `weight_decay` (with 0 there is no hook), `no_decay` (see
-            `parameters_without_decay`) and `decay`, coupled where it has no such field.
+        component: the recipe's optimizer: `weight_decay` (with 0, or without it, there is no hook), `no_decay`
+            (see `parameters_without_decay`) and `decay`, coupled where it has no such field.
 
     Source: times_rate is what PyTorch's AdamW documents; times_relative_rate what Composer's DecoupledSGDW does.
     """
     optimizer.hyperparam.component = component
-    exempt = parameters_without_decay(optimizer.target, component.no_decay)
-    decays = component.weight_decay > 0 and not getattr(component, "decays_itself", False)
+    exempt = parameters_without_decay(optimizer.target, getattr(component, "no_decay", ()))
+    decays = getattr(component, "weight_decay", 0.0) > 0 and not getattr(component, "decays_itself", False)
     for path, parameter in optimizer.target.namedparams():
         parameter.update_rule.hyperparam.path = path
         parameter.update_rule.hyperparam.exempt = path in exempt

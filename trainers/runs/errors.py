@@ -21,6 +21,8 @@ from recipes.errors import InputRefused, RecipeError, printable
 from trainers.runs.mpi_ranks import launched_ranks
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
+_EXTRAS = {"matplotlib": "plots", "onnx": "onnx", "scipy": "statistics"}
+_EXTRAS |= dict.fromkeys(("cmaes", "optuna", "sqlalchemy"), "search")
 _EXIT_UNREAD = 1  # Click's exit code for a broken pipe
 _ABORT_SECONDS = 5.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
@@ -186,12 +188,16 @@ def remove_shared_memory() -> None:
 def exit_on_error(error: Exception) -> None:
     """Exit with a message on stderr for an error that needs no traceback; return for one that does.
 
-    Refused input: one line a problem, exit code 2. stdout cannot be written, such as on a full disk: one line, exit
-    code 3. Broken pipe of stdout: no message, exit code 1. On a rank, `abort_on_exception` handles an error in
-    printing and ends all ranks.
+    Refused input: one line a problem, exit code 2; a package of an extra is not installed: one line, exit code 2.
+    stdout cannot be written, such as on a full disk: one line, exit code 3. Broken pipe of stdout: no message, exit
+    code 1. On a rank, `abort_on_exception` handles an error in printing and ends all ranks.
     """
     if isinstance(error, InputRefused):
         print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")
+        sys.exit(EXIT_INPUT)
+    name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if (extra := _EXTRAS.get(name)) is not None:
+        print_error(f"kilobatch: this needs {name}, which is not installed; pip install 'kilobatch[{extra}]'")
         sys.exit(EXIT_INPUT)
     if not isinstance(error, OSError) or error.filename is not None or launched_ranks() is not None:
         return

@@ -31,10 +31,12 @@ class PhaseClock:
 
     Attributes:
         events: what was done, while it is a list; None without a profile.
+        ranges: `cupy.cuda.nvtx` while phases are marked for Nsight Systems, else None.
     """
 
     def __init__(self) -> None:
         self.events: list[Event] | None = None
+        self.ranges: Any = None
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
         self._since = 0.0
@@ -45,12 +47,26 @@ class PhaseClock:
         began = self._turn()
         self._open.append(phase)
         try:
-            yield
+            with self.range(phase):
+                yield
         finally:
             ended = self._turn()
             self._open.pop()
             if self.events is not None:
                 self.events.append(Event(name=phase, began=began, ended=ended))
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        """Around what is to be a range on a profiler's timeline, on any thread."""
+        ranges = self.ranges
+        if ranges is None:
+            yield
+            return
+        ranges.RangePush(name)
+        try:
+            yield
+        finally:
+            ranges.RangePop()
 
     def each(self, phase: str, items: Iterable[Item]) -> Iterator[Item]:
         """The items, whose making belongs to a phase."""

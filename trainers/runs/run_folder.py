@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
@@ -25,8 +25,8 @@ from trainers.runs.errors import DISK_FULL, RankFailed
 
 RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
-EVALUATION = "evaluation"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
+SOURCES, EVALUATION = "sources", "evaluation"
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
@@ -52,7 +52,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     Its folder may differ, and so may `on_bad_image`: one that refuses and one that skips train alike until the first
     bad image, where the first ends.
     """
-    free = ("reader", "root", "obtain", "sources", "on_bad_image", "lacks", "validation")
+    free = ("reader", "root", "obtain", "sources", "on_bad_image", "lacks", "validation", "subset_of")
     facts = {key: value for key, value in vars(dataset).items() if key not in free}
     if dataset.validation is not None:
         facts["validation"] = vars(dataset.validation)
@@ -188,8 +188,12 @@ def write_run(
     dataset_tree: dict[str, Any],
     environment: dict[str, Any],
     command: str,
+    sources: Sequence[Path] = (),
 ) -> None:
-    """Write `run.yaml` and `environment.json`, and recipe, data set and initial weights as files that open again."""
+    """Write `run.yaml` and `environment.json`, and recipe, data set and initial weights as files that open again.
+
+    `sources` are the files that the recipe was written in, each extending the next; the first session copies them.
+    """
     run = {"kilobatch": 1, "command": command, "recipe": recipe, "dataset": dataset, "plan": plan, "origins": origins}
     own = {**recipe, "dataset": DATASET}
     if init := recipe.get("init"):
@@ -197,6 +201,11 @@ def write_run(
         if not (folder / INIT).exists() and Path(init["weights"]).exists():
             shutil.copyfile(init["weights"], folder / f".{INIT}.partial")
             (folder / f".{INIT}.partial").rename(folder / INIT)
+    if not (folder / SOURCES).exists():
+        (folder / SOURCES).mkdir()
+        for number, path in enumerate(sources):
+            (folder / SOURCES / f"{number}.yaml").write_bytes(path.read_bytes())
+        _replace(folder / SOURCES / "paths.json", json.dumps([str(path) for path in sources]) + "\n")
     for name, tree in ((RUN, run), (RECIPE, own), (DATASET, dataset_tree)):
         _replace(folder / name, block_text(tree))
     _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
@@ -215,7 +224,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
     """Drop from metrics and trace all after `update` updates: a resumed run does these again.
 
     Returns:
-        A warning where metrics of the first `update` updates are lost.
+        A warning where metrics of the first `update` updates are lost, or may be.
     """
     warnings = []
     for name in (METRICS, TRACE):
@@ -224,23 +233,29 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             if name == METRICS and update:
                 warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _before(line, update)]
-        if name == METRICS and (lost := update - sum(b'"train_loss"' in line for line in kept)) > 0:
+        lines = path.read_bytes().splitlines(keepends=True)
+        before = [_before(line, update) for line in lines]
+        kept = [line for line, is_kept in zip(lines, before, strict=True) if is_kept]
+        lost, damaged = update - sum(b'"train_loss"' in line for line in kept), before.count(None)
+        if name == METRICS and (lost > 0 or damaged):
             what = f"the metrics of {lost} of the first {update} updates are lost"
+            what = what if lost > 0 else f"{damaged} of its lines cannot be read"
             warnings.append(f"warning: {path} was cut or damaged: {what}")
         _replace(path, b"".join(kept).decode())
     return warnings
 
 
-def _before(text: bytes, update: int) -> bool:
-    """Whether a line is about the first `update` updates; a damaged line, or one that a crash cut off, is not."""
+def _before(text: bytes, update: int) -> bool | None:
+    """Whether a line is about the first `update` updates; None for a damaged one, or one that a crash cut off."""
     try:
         line = json.loads(text.decode())
-        if "key" not in line or line["key"] == "train_loss":  # an update's own line carries its number, from 0
-            return line["update"] < update
-        return line.get("update", 0) <= update
+        key = line.get("key", "train_loss")  # the trace has no others
+        if not isinstance(key, str) or not text.endswith(b"\n"):
+            return None
+        # An update's own line carries its number, from 0.
+        return line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return False
+        return None
 
 
 def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -21,11 +21,10 @@ from recipes.reports.wording import duration
 from recipes.schema import Search
 from trainers.runs.run_folder import LOG
 from trainers.search.confirm import Confirmed, confirmed_rows
+from trainers.search.search_folder import trial_folder
 from trainers.search.status import status_text, write_status
 from trainers.search.study import SECONDS, SPENT, begun, best_trials, reason_of, state_of
 from trainers.search.wording import scores
-
-_SHOW_SECONDS = 2.0  # between two looks at the study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,9 @@ def row_of(trial: FrozenTrial, search: Search, *, running_seconds: float = 0.0) 
     """A trial of the study as a row; `running_seconds` are those of its present run."""
     last, own, note = trial.last_step, trial.values, reason_of(trial)
     if not trial.state.is_finished() and last is not None:
-        own = own if search.has_goal else [trial.intermediate_values[last]]
-        note = f"report {last} of {search.reports}"
+        own, note = [trial.intermediate_values[last]], f"report {last} of {search.reports}"
+    if search.has_goal and trial.state != TrialState.COMPLETE:
+        own = None  # it reported what it lacks of the target
     seconds = trial.user_attrs.get(SECONDS, 0.0) + running_seconds
     values = dict(trial.params)
     return TrialRow(number=trial.number, values=values, state=state_of(trial), scores=own, note=note, seconds=seconds)
@@ -66,8 +66,11 @@ class Display:
         self.set_aside: dict[str, str] = {}  # host or group -> why
         self.confirmed: Sequence[Confirmed] = ()
         self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
+        self._rows: dict[int, TrialRow] = {}
+        self._ended: set[int] = set()  # numbers of the trials that have
+        self._best: list[TrialRow] = []
         self._live: Live | None = None
-        self._next = 0.0
+        self._shown = -math.inf
 
     def __enter__(self) -> Display:
         if self.console.is_terminal:
@@ -76,10 +79,11 @@ class Display:
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        self._next = 0.0
-        self.show(ended=True)
-        if self._live is not None:
-            self._live.__exit__(*failure)
+        try:
+            self.show(every=0.0, ended=True)
+        finally:  # the study may be what has failed
+            if self._live is not None:
+                self._live.__exit__(*failure)
 
     @property
     def spent_seconds(self) -> float:
@@ -104,20 +108,28 @@ class Display:
         parts = [f"trial {number} {row.state}: {details}", self._best_text(), ended, about]
         self.say("; ".join(filter(None, parts)))
 
-    def show(self, *, ended: bool = False) -> None:
-        """Every two seconds, redraw the terminal and write `status.json`."""
-        if time.monotonic() < self._next:
+    def show(self, *, every: float = 5.0, ended: bool = False) -> None:
+        """Redraw the terminal and write `status.json`, if they are `every` seconds old."""
+        if time.monotonic() - self._shown < every:
             return
-        self._next = time.monotonic() + _SHOW_SECONDS
         tree = self.tree(ended=ended)
         write_status(self.folder, tree)
         if self._live is not None:
             self._live.update(Text(status_text(tree)), refresh=True)
+        self._shown = time.monotonic()
 
     def rows(self) -> list[TrialRow]:
-        """All trials that have begun."""
-        seconds = self.running
-        return [row_of(it, self.search, running_seconds=seconds.get(it.number, 0.0)) for it in begun(self.study)]
+        """All trials that have begun; those that have ended do not change any more, and are made once."""
+        ended = len(self._ended)
+        for trial in begun(self.study):
+            if trial.number not in self._ended:
+                seconds = self.running.get(trial.number, 0.0)
+                self._rows[trial.number] = row_of(trial, self.search, running_seconds=seconds)
+                if trial.state.is_finished():
+                    self._ended.add(trial.number)
+        if len(self._ended) > ended:
+            self._best = [self._rows[trial.number] for trial in best_trials(self.study)]
+        return list(self._rows.values())
 
     def seconds_left(self, rows: Sequence[TrialRow]) -> float | None:
         """Estimated seconds until the first limit of the budget is reached.
@@ -143,7 +155,7 @@ class Display:
 
     def tree(self, *, ended: bool = False) -> dict[str, Any]:
         """What the terminal and `status.json` show, as plain data."""
-        rows, best = self.rows(), {trial.number for trial in best_trials(self.study)}
+        rows = self.rows()
         return {
             "search": self.search.name,
             "recipe": self.search.recipe,
@@ -153,7 +165,7 @@ class Display:
             "ranks": self.groups * self.search.ranks_per_trial,
             "device_hours": self.device_hours(rows),
             "seconds_left": None if ended else self.seconds_left(rows),
-            "best": [self._plain(row) for row in rows if row.number in best],
+            "best": list(map(self._plain, self._best)),
             "running": [self._plain(row) for row in rows if row.state == "running"],
             "set_aside": self.set_aside,
             "confirmed": confirmed_rows(self.search, self.confirmed),
@@ -162,10 +174,11 @@ class Display:
     def _plain(self, row: TrialRow) -> dict[str, Any]:
         own = [value if math.isfinite(value) else None for value in row.scores or ()]  # JSON knows no infinity
         words = {"text": scores(self.search, row.scores) if row.scores else "", "note": row.note}
+        words["folder"] = trial_folder(row.number)
         return {"trial": row.number, "scores": own, "values": row.values, "seconds": row.seconds, **words}
 
     def _best_text(self) -> str:
-        best = best_trials(self.study)
         if len(self.search.objectives) > 1:
-            return f"trials not beaten: {', '.join(str(trial.number) for trial in best)}" if best else ""
-        return f"best {scores(self.search, best[0].values)} (trial {best[0].number})" if best else ""
+            return f"trials not beaten: {', '.join(str(row.number) for row in self._best)}" if self._best else ""
+        best = self._best[0] if self._best else None
+        return f"best {scores(self.search, best.scores)} (trial {best.number})" if best else ""

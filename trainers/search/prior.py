@@ -23,7 +23,7 @@ from recipes.search_space.ranges import Categorical, active_values
 from trainers.runs.run_folder import RECIPE
 from trainers.search.search_folder import SEARCH, read_record, run_folders
 from trainers.search.storage import opened_storage
-from trainers.search.study import FOLDER, finished, ranked_trials
+from trainers.search.study import finished, ranked_trials
 
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"
 _MOMENTUM = ("optimizer.momentum", "optimizer.mu1", "optimizer.beta1")
@@ -113,7 +113,7 @@ def _known_recipes(opened: OpenedSearch) -> list[Mapping[str, Any]]:
         study = optuna.load_study(study_name=record["study"], storage=storage)
         best = ranked_trials(study)[: max(_LEAST_BEST, len(finished(study)) // _SHARE_BEST)]
     seeds = record["search"]["seeds_per_trial"]
-    runs = [run_folders(folder / trial.user_attrs[FOLDER], seeds)[0] / RECIPE for trial in best]
+    runs = [run_folders(folder, trial.number, seeds=seeds)[0] / RECIPE for trial in best]
     recipes = [yaml.safe_load(run.read_text(encoding="utf-8")) for run in runs if run.is_file()]
     if not recipes:
         raise InputRefused(f"prior: the search in {folder} has no complete trial whose run is still there")

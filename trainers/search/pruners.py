@@ -20,7 +20,7 @@ class MedianPruner:
 
     Args:
         n_startup_trials: complete trials before any trial is ended, at least 0.
-        n_warmup_steps: reports of a trial before which it is not ended, at least 0: as many as lie in the warmup.
+        n_warmup_steps: number of the first report at which a trial may be ended, at least 0: that at its warmup's end.
     Source: Golovin et al. 2017 (not checked).
     """
 

@@ -21,8 +21,8 @@ from recipes.schema import Search
 from trainers.runs.run_folder import REPORT
 from trainers.search.confirm import Confirmed, confirmed_rows
 from trainers.search.display import row_of
-from trainers.search.search_folder import write_whole
-from trainers.search.study import FOLDER, RATE, SECONDS, begun, best_trials, state_counts, state_of
+from trainers.search.search_folder import trial_folder, write_whole
+from trainers.search.study import RATE, SECONDS, begun, best_trials, state_counts, state_of
 from trainers.search.wording import column_names, metric_name, scores, short, shown
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
@@ -119,7 +119,7 @@ def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -
         row = row_of(trial, search)
         own = map(shown, metrics, row.scores or [None] * len(metrics))
         texts = (
-            tag("a", str(row.number), href=f"{trial.user_attrs.get(FOLDER, '')}/"),
+            tag("a", str(row.number), href=f"{trial_folder(trial.number)}/"),
             *(short(row.values[path]) if path in row.values else "" for path in search.space),
             *(tag("b", text) if row.number in best else text for text in own),
             *(row.state, duration(row.seconds), row.note),

@@ -108,9 +108,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     return tree
 
 
-def run_folders(folder: Path, seeds: int) -> list[Path]:
-    """The folders of a trial's runs: its own, or with several seeds one for each in it."""
-    return [folder / f"run-{run}" for run in range(seeds)] if seeds > 1 else [folder]
+def trial_folder(number: int) -> str:
+    """The folder of a trial, within that of its search."""
+    return f"trials/trial-{number:04d}"
+
+
+def run_folders(folder: Path, number: int, *, seeds: int) -> list[Path]:
+    """The folders of a trial's runs: its own, or with several seeds one for each in it; `folder` is the search's."""
+    own = folder / trial_folder(number)
+    return [own / f"run-{run}" for run in range(seeds)] if seeds > 1 else [own]
 
 
 @contextmanager
@@ -138,10 +144,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def _has_only_groups(folder: Path) -> bool:
     """Whether the folder holds only what is written before `search.yaml`: the lock, the study, messages of groups."""
-    if not folder.is_dir():
-        return False
-    loose = [path for path in folder.iterdir() if not path.is_dir() and not path.name.startswith((_LOCK, "study."))]
-    return not loose and all(JOBS in (path.name, path.parent.name) for path in folder.glob("*/*"))
+    return folder.is_dir() and all(path.name.startswith((_LOCK, "study.", JOBS)) for path in folder.iterdir())
 
 
 def _without_texts(record: Mapping[str, Any]) -> dict[str, Any]:

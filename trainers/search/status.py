@@ -43,7 +43,7 @@ def status_tree(folder: Path) -> dict[str, Any]:
         raise FolderRefused(f"there is no {STATUS} of a search in {folder}; name the folder of one") from None
     tree["state"] = _state(tree)
     for trial in tree["running"]:
-        trial |= _progress(folder / "trials" / f"trial-{trial['trial']:04d}")
+        trial |= _progress(folder / trial["folder"])
     log = folder / LOG
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return tree | {"log": lines[-_LAST_LINES:]}

@@ -22,7 +22,7 @@ from recipes.search_space.ranges import Categorical, Float
 from recipes.search_space.ranges import suggested as suggested_in
 
 # User attributes of a trial.
-FOLDER, REASON, RANK, SECONDS = "folder", "reason", "rank", "seconds"
+REASON, RANK, SECONDS = "reason", "rank", "seconds"
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite

@@ -132,10 +132,8 @@ class Supervisor:
         return [group for group in self.groups if group.number not in busy and group.number not in self.set_aside]
 
     def _work_of(self, trial: optuna.Trial) -> _Work:
-        if studies.FOLDER not in trial.user_attrs:
-            trial.set_user_attr(studies.FOLDER, f"trials/trial-{trial.number:04d}")
-        folder = self.options.folder / trial.user_attrs[studies.FOLDER]
-        return _Work(trial=trial, folders=run_folders(folder, self.search.seeds_per_trial))
+        folders = run_folders(self.options.folder, trial.number, seeds=self.search.seeds_per_trial)
+        return _Work(trial=trial, folders=folders)
 
     def _begin_next(self) -> bool:
         """Continue a trial that waits, else begin one; False if there is none."""
@@ -225,6 +223,7 @@ class Supervisor:
         self._running.remove(work)
         before = work.trial.user_attrs.get(studies.SECONDS, 0.0)
         work.trial.set_user_attr(studies.SECONDS, round(before + run.seconds, 2))
+        self.display.running.pop(work.trial.number, None)
         self._finish(work, run, end)
 
     def _report(self, work: _Work, report: Report) -> bool:

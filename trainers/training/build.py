@@ -303,8 +303,11 @@ def build_exchange(
     Raises:
         ValueError: the communicator does not fit these workers.
     """
-    component, device = Direct() if exact else settings.communicator or Auto(), parts.model.device
-    connection = component.connect(mpi.Dup()) if device.xp is np else connect_on_gpu(component, mpi.Dup())
+    device = parts.model.device
+    if device.xp is np:
+        connection = (Direct() if exact else settings.communicator or Auto()).connect(mpi.Dup())
+    else:
+        connection = connect_on_gpu(Auto() if exact else settings.communicator or Auto(), mpi.Dup())
     image, _ = parts.load_eval(0, 0)
     images_NCHW = device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)

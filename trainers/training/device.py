@@ -213,6 +213,6 @@ def notes_on(device: Any, compute: str = "float32") -> list[str]:
         return [permitted] if compute == "tf32" else []
     too_old = int(device.device.compute_capability) < _TF32_SINCE
     kind, why_not = kernels.use_on_gpu(None)
-    slow = "" if kind == "cudnn" else ", convolutions go by im2col and cuBLAS" + (f": {why_not}" if why_not else "")
+    slow = "" if kind != "chainer" else ", convolutions go by im2col and cuBLAS" + (f": {why_not}" if why_not else "")
     notes = [f"rank 0 computes on {gpu_facts(device)['gpu']}, {kind} kernels{slow}"]
     return [*notes, permitted] if compute == "tf32" and too_old else notes

@@ -9,6 +9,8 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.cluster import Cluster
+from trainers import kernels
+from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import THREADS
 from trainers.runs.run_folder import CHECKPOINTS, differences, environment_of
 from trainers.training.environment import numerical_environment
@@ -20,11 +22,13 @@ class ExactRefused(InputRefused):
     """A setting under which `--exact` cannot keep its promise; says what to change."""
 
 
-def why_not_exact(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str | None:
+def why_not_exact(
+    cluster: Cluster, environment: Mapping[str, str] = os.environ, *, asked: bool = False
+) -> str | None:
     """What of a cluster or an environment makes the bits of a run depend on the number of ranks, and a way out.
 
-    None where nothing does: gradients summed by no communicator of its own order, float32 on the wire, a CPU, and one
-    BLAS thread.
+    None where nothing does: gradients summed by no communicator of its own order, float32 on the wire, a CPU, or GPUs
+    where `--exact` was `asked` for, and one BLAS thread.
     """
     exchange = cluster.exchange
     kind = None if exchange.communicator is None else type(exchange.communicator).__name__
@@ -38,8 +42,11 @@ def why_not_exact(cluster: Cluster, environment: Mapping[str, str] = os.environ)
             f"cluster {cluster.name} has {exchange.wire} on the wire, and what is rounded there depends on the ranks; "
             "leave exchange.wire out"
         )
-    if cluster.device != "cpu":
-        return f"cluster {cluster.name} has device {cluster.device}, and equal bits are held on CPUs only: --device cpu"
+    if cluster.device != "cpu" and not asked:
+        return (
+            f"cluster {cluster.name} has device {cluster.device}, where equal bits cost time, a forward for each norm "
+            "group by deterministic plans; --exact asks for them"
+        )
     for name in THREADS:
         if (environment.get(name) or "1") != "1":
             return (
@@ -76,12 +83,26 @@ def broken_since(folder: Path) -> str | None:
     return f"it was trained on another machine or by other versions: {'; '.join(changed)}" if changed else None
 
 
+def hold_on_gpu(mpi: Any) -> None:
+    """Compute by deterministic plans from now on; all ranks call this together, each with its GPU as the current one.
+
+    Bytes on the wire: those of `unlike_hosts`.
+
+    Raises:
+        RunFailed: Chainer's own kernels compute, or the GPUs differ.
+    """
+    if kernels.in_use() == "chainer":
+        raise RunFailed("--exact cannot be held by Chainer's kernels on GPUs; take --kernels cudnn")
+    if why := unlike_hosts(mpi):
+        raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
+
+
 def unlike_hosts(mpi: Any) -> str | None:
     """How hosts differ that may compute other bits from the same numbers; None where they do not.
 
     All ranks call this together. Bytes on the wire: about 400 from each rank to each.
     """
-    environments = mpi.allgather((os.uname().nodename, numerical_environment()))
+    environments = mpi.allgather((os.uname().nodename, numerical_environment()))  # with the GPU, where one was taken
     first_host, first = environments[0]
     for host, other in environments:
         if changed := differences(first, other, where=(f"on {first_host}", f"on {host}")):

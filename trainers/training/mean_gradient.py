@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,10 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
+from recipes.planning.cluster import Cluster
 from recipes.planning.noise_scale import Norms
 from recipes.planning.planner import Plan
+from trainers import kernels
 from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
 from trainers.gradients.exchange import ExactExchange, ExactHandle, Exchange, ExchangeHandle
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
@@ -33,6 +35,13 @@ from trainers.training.cuda_graphs import GraphRecorder, MicroBatchGraphs
 log = logging.getLogger("kilobatch")
 
 
+def has_graphs(cluster: Cluster, device: Any) -> bool:
+    """Whether micro-batches are to be replayed as CUDA graphs: as `cuda_graph` says, else on GPUs with cuDNN."""
+    if cluster.cuda_graph is not None:
+        return cluster.cuda_graph
+    return device.xp is not np and kernels.in_use() == "cudnn"
+
+
 @dataclass(kw_only=True)
 class Gradient:
     """The gradient of one update; its exchange may still be in flight.
@@ -45,6 +54,8 @@ class Gradient:
         shares: squared norms of its micro-batches, where they are measured, until it is complete.
         norms: of the update, where they are measured, once it is complete.
         ran_out: the error if memory ran out on this worker, and `values` are worthless; else None.
+        overflowed: the first parameter whose gradient is not finite on this worker, where that is checked.
+        also: what the arrays hold that `MeanGradient.begin` was given to read.
     """
 
     own_losses: list[float]
@@ -53,6 +64,8 @@ class Gradient:
     shares: ShareNorms | None
     norms: Norms | None = None
     ran_out: str | None = None
+    overflowed: str | None = None
+    also: Sequence[Any] = ()
 
 
 class MeanGradient:
@@ -93,19 +106,23 @@ class MeanGradient:
         self._norm_groups, self._exchange, self._mixed, self._measures = norm_groups, exchange, mixed, measures
         self._compute, self._ends = plan.recipe.precision.compute, frozenset(exchange.ends_of_buckets)
         self._logits, self._graphs, self._warned_eager = forward_in(model, self._compute), None, False
-        if plan.cluster.cuda_graph:
+        if has_graphs(plan.cluster, model.device) and not isinstance(exchange, ExactExchange):
             given = {
                 "compute": self._compute,
                 "cuts": self._ends if exchange.overlaps else (),
                 "device": GraphRecorder(),
             }
             self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
-        self._exact, self._group_by_group = isinstance(exchange, ExactExchange), False
+        self._exact = isinstance(exchange, ExactExchange)
+        # On a GPU a plan belongs to a shape: only forwards of one norm group have the same bits on any ranks.
+        self._group_by_group = self._exact and model.device.xp is not np
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
-        exchange.observe = self.clock.bucket
+        exchange.observe, exchange.range = self.clock.bucket, self.clock.range
 
-    def begin(self, share: UpdateShare, *, hold: bool = False) -> Gradient:
+    def begin(self, share: UpdateShare, *, hold: bool = False, also: Sequence[Any] = ()) -> Gradient:
         """Compute this worker's part and start its exchange; with `hold` nothing is sent before `round.send_rest`.
+
+        Losses, flags and the arrays of `also` are read in one transfer: a GPU is waited for once.
 
         Raises:
             OutOfMemory: on this worker alone, where no smaller micro-batch is possible.
@@ -141,9 +158,13 @@ class MeanGradient:
         flat.assign_to_parameters(flat.values)  # before waiting for the GPU, which is idle after that
         on_gpu = self._model.device.xp is not np  # which may still run backward
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
-            means = read_together([loss for loss, _ in losses])
-            own_losses = [float(mean) * part for mean, (_, part) in zip(means, losses, strict=True)]
-        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, ran_out=ran_out)
+            checked = [] if self._mixed is None else [flat.flags]
+            read = iter(read_together([*checked, *also, *(loss for loss, _ in losses)]))
+        overflowed = flat.first_flagged(next(read)) if checked else None
+        also = [next(read) for _ in also]
+        own_losses = [float(mean) * part for mean, (_, part) in zip(read, losses, strict=True)]
+        found = {"ran_out": ran_out, "overflowed": overflowed, "also": also}
+        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, **found)
 
     def _add_all(
         self,
@@ -187,7 +208,7 @@ class MeanGradient:
         """Forward and backward of a micro-batch; appends its losses, each with its fraction of the global batch."""
         part = micro_batch.part
         self._norm_groups.begin_micro_batch(part)
-        with sent.part(part):
+        with sent.part(part), self.clock.range(f"micro-batch of {part.size}"):
             own_losses, norm = self._run(micro_batch, factor, finished, measure=shares is not None)
         self._norm_groups.end_micro_batch()
         fraction = part.size / len(own_losses) / share.segment.global_batch_size
@@ -222,7 +243,7 @@ class MeanGradient:
         send, flat, groups = self._model.device.send, self._exchange.flat, self._norm_groups
         images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
-        if self._exact:
+        if self._exact and self._model.device.xp is np:
             with by_group.apart(micro_batch.part.num_groups):
                 return self._backward_by_group(keyed, factor, measure, images, targets)
         work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
@@ -237,7 +258,7 @@ class MeanGradient:
             return [loss], norm
 
     def _warn_eager(self) -> None:
-        """Warn once, on rank 0, if graphs were asked for."""
+        """Warn once, on rank 0."""
         if self._graphs is not None and self._mpi.rank == 0 and not self._warned_eager:
             why = "workers share a norm group, whose statistics pass through the host"
             log.warning("cuda_graph: %s; forward and backward of such updates stay eager", why)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import chainer
 import numpy as np
 from chainer.training import Trainer
 
@@ -18,6 +19,7 @@ from recipes.planning.stream import stream_of
 from recipes.planning.timeline import Timeline
 from recipes.reading.identity import identity_ids
 from recipes.reading.image_size import image_sizes, sides_by_size
+from recipes.reading.load import chain_of
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum
@@ -59,9 +61,10 @@ from trainers.training.environment import (
     this_rank,
 )
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
-from trainers.training.exact_mode import broken_since, unlike_hosts
+from trainers.training.exact_mode import broken_since, hold_on_gpu, unlike_hosts
 from trainers.training.extensions.checkpoints import Checkpoints
 from trainers.training.extensions.evaluation import Evaluation, score
+from trainers.training.extensions.gpu_profile import GpuProfile, nsys_command
 from trainers.training.extensions.gradient_exchange import GradientExchange
 from trainers.training.extensions.metrics import Metrics
 from trainers.training.extensions.profile import Profile, profiled_updates
@@ -119,6 +122,7 @@ def train_as_rank(
     run.start()
     try:
         run.trainer.run(show_loop_exception_msg=False)
+        run.updater.settle()
     except (NotFinite, Overflow, TooManyBadImages, WeightsDiffer) as error:  # on all ranks
         raise run.failed(error) from error
     code = run.end()
@@ -140,6 +144,10 @@ class _Run:
         self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
         reset_peak()
         self.device = take_device(plan.cluster.device, mpi)
+        if self.device.xp is not np:
+            chainer.global_config.cudnn_deterministic = plan.exact
+            if plan.exact:
+                hold_on_gpu(mpi)
         parts = build(opened.recipe, opened.dataset)
         parts.model.to_device(self.device)
         self.parts = replace(parts, loss=heartbeat.marking(parts.loss))
@@ -309,6 +317,7 @@ class _Run:
                 ids=self.ids,
             ),
             command=command_line(),
+            sources=[path for path, _ in chain_of(opened.path)],
         )
         update = self.updater.iteration
         changed = write_identity(folder, now, files, update=update)
@@ -358,7 +367,11 @@ class _Run:
             trainer.extend(GradientExchange(name, self.updater.exchange, self.metrics))
         if number := self.request.profile:
             updates = profiled_updates(number, begin=self.updater.iteration, end=self.end_update)
-            trainer.extend(Profile(folder / PROFILE, self.updater.clock, self.mpi, updates=updates))
+            gpu = None
+            if self.device.xp is not np:
+                gpu = GpuProfile(self.updater.clock)
+                log.info("to see kernels on a timeline: %s kilobatch train ...", nsys_command(folder))
+            trainer.extend(Profile(folder / PROFILE, self.updater.clock, self.mpi, updates=updates, gpu=gpu))
         if self.request.trace:
             trainer.extend(Trace(folder / TRACE, self.mpi))
         trainer.extend(evaluation, trigger=evaluates)
@@ -388,10 +401,12 @@ class _Run:
             )
 
     def _equal(self) -> None:
+        self.updater.settle()
         require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
 
     def _score(self) -> Any:
         parts = self.parts
+        self.updater.settle()
         with self.averaged.in_place() if self.averaged else contextlib.nullcontext():
             return score(
                 parts.model,

@@ -19,7 +19,7 @@ from trainers.communicators.mpi_messages import first_message, gather_flags_and_
 from trainers.datasets.loader import StreamIterator, TracedSample, UpdateShare
 from trainers.gradients.exchange import Exchange
 from trainers.gradients.mixed_precision import MOST_HALVINGS, LossScale
-from trainers.gradients.norms import clip, first_not_finite
+from trainers.gradients.norms import FiniteCheck, clip, first_not_finite, read_together
 from trainers.models.batch_norm import NormGroups
 from trainers.models.batch_norm_statistics import Teams
 from trainers.optimizers.fused_step import FusedStep
@@ -159,6 +159,7 @@ class RecipeUpdater(StandardUpdater):
         self._stop_asked, self._move = stop_asked, FusedStep(optimizer)
         self._doubled = plan.recipe.updater.double_buffering
         self._ran_out: list[RanOut] = []  # in the current update
+        self._check: tuple[FiniteCheck, Hyperparameters] | None = None  # of the weights, not yet read from a GPU
         self._teams, self._parameters = Teams(mpi), sorted(optimizer.target.namedparams())
         self._gradients = MeanGradient(
             optimizer.target,
@@ -180,7 +181,9 @@ class RecipeUpdater(StandardUpdater):
         while (attempt := self._attempt(share, hyperparameters)) is None:
             share = iterator.again()
         gradient, loss, exchanged = attempt
-        self._norm_groups.update_running_statistics(self.mpi, hyperparameters.global_batch_size)
+        # With double buffering the thread may just sum gradients, by the same communicator.
+        launches = {} if doubled else {"launch_sum": self.exchange.connection.launch_sum}
+        self._norm_groups.update_running_statistics(self.mpi, hyperparameters.global_batch_size, **launches)
         if doubled:  # not earlier: small messages would queue behind the gradient
             gradient.round.send_rest()
         due = [(gradient, hyperparameters)]
@@ -236,24 +239,26 @@ class RecipeUpdater(StandardUpdater):
         None if the update must be done again: on some worker the gradient overflowed (the loss scale is now halved) or
         memory ran out (micro-batches are now smaller).
         """
-        gradient = self._gradients.begin(share, hold=self._doubled)
+        unread = [] if self._check is None else [self._check[0].flags]
+        gradient = self._gradients.begin(share, hold=self._doubled, also=unread)
         exchanged = None
         if not self._doubled:
             exchanged = self._gradients.complete(gradient)
         else:
             self.exchange.flat.assign_to_parameters(gradient.values)  # for the checks; `_step` assigns its own
+        self._settle(*gradient.also)
         loss = self._agree(gradient, share, hyperparameters)
         if loss is None:
             self._shrink_micro_batches(share, gradient.ran_out)
             return None
-        if self._mixed is not None and self._overflowed(share.update):
+        if self._mixed is not None and self._overflowed(share.update, gradient.overflowed):
             return None
         return gradient, loss, exchanged
 
-    def _overflowed(self, update: int) -> bool:
+    def _overflowed(self, update: int, own: str | None) -> bool:
         """Whether the gradient is not finite on any worker; if so the loss scale is halved on all."""
         with self.clock("waiting"):
-            first = first_message(self.mpi, self.exchange.flat.not_finite)
+            first = first_message(self.mpi, own)
         if first is None:
             return False
         (rank, parameter), scale, halvings = first, self._mixed.scale, self._mixed.halvings
@@ -277,7 +282,7 @@ class RecipeUpdater(StandardUpdater):
         )
         set_hyperparameters(optimizer_at(recipe, hyperparameters.epoch), optimizer, hyperparameters)
         self._move()
-        self._require_finite_weights(hyperparameters)
+        self._check_weights(hyperparameters)
         if self.averaged is not None:
             self.averaged.move(epoch=hyperparameters.epoch, global_batch_size=hyperparameters.global_batch_size)
         return Step(gradient_norm=norm, gain=gain, learning_rate=hyperparameters.learning_rate, exchanged=exchanged)
@@ -317,12 +322,30 @@ class RecipeUpdater(StandardUpdater):
         log.info("update %d: %s", share.update, self._ran_out[-1])
         iterator.limit(size)
 
-    def _require_finite_weights(self, hyperparameters: Hyperparameters) -> None:
-        """Weights are equal on all workers, so all of them raise together without communicating."""
+    def _check_weights(self, hyperparameters: Hyperparameters) -> None:
+        """Look for weights that are not finite. On a GPU the result is read with the losses of the next update."""
         weights = {path: parameter.array for path, parameter in self._parameters}
-        path = first_not_finite(weights | self._norm_groups.averages)
-        if path is not None:
-            raise NotFinite(what="weight", rank=self.mpi.rank, parameter=path, **_of(hyperparameters))
+        self._check = FiniteCheck(weights | self._norm_groups.averages), hyperparameters
+        if self.get_optimizer("main").target.device.xp is np:
+            self.settle()
+
+    def settle(self) -> None:
+        """Fail now if the last update left weights that are not finite: before they are scored or kept.
+
+        Weights are equal on all workers, so all of them raise together without communicating.
+
+        Raises:
+            NotFinite: see above.
+        """
+        if self._check is not None:
+            self._settle(*read_together([self._check[0].flags]))
+
+    def _settle(self, *flags: Any) -> None:
+        if flags:
+            (check, hyperparameters), self._check = self._check, None
+            path = check.first(*flags)
+            if path is not None:
+                raise NotFinite(what="weight", rank=self.mpi.rank, parameter=path, **_of(hyperparameters))
 
     def close(self) -> None:
         """Free memory and communicators, also after a failure on all workers; they call this together."""

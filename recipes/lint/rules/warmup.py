@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lr_schedules import ConstantWarmup
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import first_step_of, slow_until
+from recipes.planning.rates import first_step_of
 from recipes.schema.vocabulary import is_layerwise
 
 _LARGEST_WITHOUT = 8
@@ -59,7 +59,8 @@ def short_warmup(case: Case) -> Iterator[Fault]:
         learning_rate: {warmup: {epochs: 2}}
     """
     rate, epoch = case.peak
-    epoch = max(epoch, slow_until(case.recipe))
+    warmup = case.recipe.learning_rate.warmup
+    epoch = max(epoch, 0.0 if warmup is None else warmup.shape.epochs)
     rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
     if case.is_momentum_sgd and rises and epoch < 1 and max(case.growth, rate * case.reach) > _LARGEST_WITHOUT:
         yield Fault(

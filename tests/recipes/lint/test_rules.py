@@ -93,6 +93,9 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", RAMP + SLOW % ("", "0.5"), ["scaled-twice"]),
         ("goyal2017", RAMP + SLOW % ("", "1.0"), []),
         ("goyal2017", RAMP + SLOW % ("scale_with: initial, ", "0.5"), []),
+        # a whole epoch of warmup, of which a tenth is near the full rate
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 1}}\n", []),
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 0.9}}\n", ["short-warmup"]),
         # gradients one update late
         ("goyal2017", RAMP + "updater: {double_buffering: true}\n", ["double-buffering"]),
         ("goyal2017", LATER.replace("16384", "4096") % 30 + "updater: {double_buffering: true}\n", []),

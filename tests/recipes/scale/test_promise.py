@@ -49,8 +49,8 @@ def test_the_derived_curve_is_the_promised_one(name, factor, tmp_path):
         return
     root = type(before.optimizer).__name__ == "Lamb" or before.learning_rate.rule == "sqrt"
     growth = math.sqrt(factor) if root else factor
-    if type(before.optimizer).__name__ == "AdaScale" and before.learning_rate.rule == "none":  # its gain scales the rate
-        growth = 1.0
+    if type(before.optimizer).__name__ == "AdaScale" and before.learning_rate.rule == "none":
+        growth = 1.0  # its gain scales the rate
     warmups = [recipe.learning_rate.warmup for recipe in (before, after)]
     begins = max(0.0 if warmup is None else warmup.shape.epochs for warmup in warmups)
     for number in range(40):

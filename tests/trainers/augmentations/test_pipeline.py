@@ -12,9 +12,9 @@ from recipes.planning.random_bits import draws
 from trainers.augmentations import HorizontalFlip, Normalize, RandomCrop, RandomErasing, RandomResizedCrop
 from trainers.augmentations.pipeline import Pipeline
 
-GREY = SimpleNamespace(name="grey", mean=(0.25,), std=(0.5,))
+GREY = SimpleNamespace(name="grey", mean=(0.25,), std=(0.5,), subset_of="")
 GOLDEN = "bbfbff23c9c451a1d009867333999b8803391a226595df0c071b384c6c2c74be"
-COLOUR = SimpleNamespace(name="colour", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+COLOUR = SimpleNamespace(name="colour", mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), subset_of="")
 
 
 def photo(height=30, width=40, channels=3, dtype=np.uint8):

@@ -270,6 +270,7 @@ def check_a_rank_out_of_reach_is_reported_on_all_ranks_alike():
     ring = where_rank_1_has([*UNREACHABLE, "127.0.0.1"], lambda: SocketRing(WORLD))
     check_messages(ring)
     ring.close()
+    tcp_ring._RENDEZVOUS_SECONDS = 0.3  # which rank 1 waits for rank 0, here and in the checks after this one
     for addresses, why in ((UNREACHABLE, r"255\.255\.255\.255: .*[Uu]nreachable.*"), ([], "it has no IPv4 address")):
         with pytest.raises(Unreachable) as raised:
             where_rank_1_has(addresses, lambda: SocketRing(WORLD))
@@ -295,10 +296,12 @@ def choices_of_auto():
 
 
 def check_auto_reports_what_rings_cost_and_uses_mpi_where_sockets_do_not_reach():
+    tcp_ring._RENDEZVOUS_SECONDS = 15.0
     first, second = choices_of_auto()
     costs = r"a megabyte to the next worker costs \S+ ms by sockets and \S+ ms by MPI"
     assert re.fullmatch(rf"rings by (sockets|MPI): {costs}", first)
     assert re.fullmatch(r"\w+ for buckets like 0\.004 MB \(\S+ ms\)", second)
+    tcp_ring._RENDEZVOUS_SECONDS = 0.3
     first, _ = where_rank_1_has(UNREACHABLE, choices_of_auto)
     assert first.startswith("rings by MPI: rank 0 on ")
 

@@ -4,8 +4,6 @@ import io
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -226,13 +224,6 @@ def test_data_without_an_evaluation_split_score_a_share_of_their_training_split(
     assert inspect(dataset)["splits"]["eval"]["samples"] == dataset.num_eval
     with pytest.raises(ValueError, match=f"{name} has no evaluation split"):
         dataset.reader.open(dataset.root, "eval")
-
-
-def test_digits_are_read_without_loading_scikit_learn():
-    code = (
-        "import sys; from trainers.datasets import Digits; Digits().open(None, 'eval'); print('sklearn' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 BELOW_ROOT = "must be a path below the data set's root, got "

@@ -165,7 +165,7 @@ def test_a_loader_asks_for_what_it_will_need(forms, form, monkeypatch):
     samples, asked = reader.open(Path(url), "train"), []
     monkeypatch.setattr(Mirror, "will_need", lambda mirror, pieces: asked.extend(pieces))
     crop = (RandomResizedCrop(size=16),)
-    numbers = {"name": "six", "mean": (0.5,) * 3, "std": (0.2,) * 3}
+    numbers = {"name": "six", "mean": (0.5,) * 3, "std": (0.2,) * 3, "subset_of": ""}
     load = AugmentedSamples(samples, Pipeline(parts=crop, dataset=SimpleNamespace(**numbers), seed=0), "train")
     request = TrainRequest(recipe="digits/baseline", overrides=("batch={global: 8, norm_span: 8}",))
     plan = prepare(request, workers=1).plan

@@ -98,15 +98,13 @@ def compiled(tmp_path_factory):
 @pytest.fixture(
     params=[
         pytest.param("e", marks=pytest.mark.skipif(platform.machine() != "x86_64", reason="no F16C")),
-        pytest.param("E", id="bfloat16"),
+        pytest.param("E", id="bfloat16", marks=pytest.mark.bfloat16),
         "f",
         "d",
     ]
 )
 def kind(request):
     """The character of a type that CUDA kernels serve; E is bfloat16, which NumPy has from ml_dtypes."""
-    if request.param == "E":
-        pytest.importorskip("ml_dtypes")
     return request.param
 
 

@@ -47,7 +47,7 @@ def test_without_nvidias_front_end_chainer_serves_on_gpus_and_says_why(monkeypat
     kind, why_not = kernels.use_on_gpu(None)
     assert kind == "chainer"
     assert why_not.startswith("cudnn kernels need NVIDIA's front end of cuDNN: ")
-    assert "pip install nvidia-cudnn-cu13 nvidia-cudnn-frontend" in why_not
+    assert 'pip install "kilobatch[gpu]"' in why_not
     monkeypatch.setenv("KILOBATCH_KERNELS", "cudnn")
     with pytest.raises(ValueError, match="cudnn kernels need"):
         kernels.use_on_gpu(None)

@@ -41,7 +41,7 @@ def finished(device, pixels, mirrored, numbers, kind, *, channels_first=False):
 def test_the_end_of_a_pipeline_is_that_of_the_cpu(cuda, kind, parts, given):
     random = np.random.default_rng(3)
     photos = random.uniform(0, 255.99, (7, 13, 10, 3)).astype(given)
-    pipeline = Pipeline(parts=parts, dataset=SimpleNamespace(name="", mean=None, std=None), seed=1)
+    pipeline = Pipeline(parts=parts, dataset=SimpleNamespace(name="", mean=None, std=None, subset_of=""), seed=1)
     expected = np.stack([pipeline(photo, epoch=2, index=index) for index, photo in enumerate(photos)])
     made = [pipeline.pixels(photo, epoch=2, index=index) for index, photo in enumerate(photos)]
     pixels, mirrored = (np.stack(each) for each in zip(*made, strict=True))

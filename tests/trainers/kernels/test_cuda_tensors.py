@@ -190,7 +190,9 @@ def bits_of(array):
     return np.asarray(host(array)).view(f"u{array.itemsize}")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("e", marks=F16C), pytest.param("E", id="bfloat16"), "f"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("e", marks=F16C), pytest.param("E", id="bfloat16", marks=pytest.mark.bfloat16), "f"]
+)
 def test_tensors_are_rounded_as_one_by_one_and_lie_channels_last(cuda, kind):
     dtype = dtype_of(kind)
     random = np.random.RandomState(0)

@@ -227,8 +227,13 @@ def test_a_recipe_for_imagenet_can_be_made_small(name):
 def test_recipes_for_imagenet_pass_with_a_smaller_model(four_classes, name):
     tree = open_recipe(name, vocabulary=vocabulary()).tree
     changes = [*SMALLER, "learning_rate.warmup=null"] if tree["learning_rate"].get("warmup") else SMALLER
+    if tree["precision"]["compute"] == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="ml_dtypes, for bfloat16, is not installed")
+    if tree["augmentation"].get("end"):  # in updates, and so small a data set has fewer
+        changes = [*changes, "augmentation.end=null"]
     # `assumed` names keys of what is replaced.
-    assumed = [path for path in tree.get("assumed") or () if not path.startswith(("model.", "learning_rate.warmup"))]
+    gone = ("model.", "learning_rate.warmup", "augmentation.end")
+    assumed = [path for path in tree.get("assumed") or () if not path.startswith(gone)]
     words = ["verify", name, "--json", *(word for each in changes for word in ("--set", each))]
     command = [sys.executable, "-P", "-m", "kilobatch", *words, "--set", f"assumed={json.dumps(assumed)}"]
     done = subprocess.run(command, cwd=four_classes, capture_output=True, text=True, timeout=600)

@@ -1,5 +1,7 @@
 """Batch normalisation by groups equals batch normalisation of each group alone."""
 
+from types import SimpleNamespace
+
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -258,3 +260,24 @@ def test_other_channels_than_its_own_are_refused_in_chainers_words(channels, tra
         F.relu(chain.bn(x))
     np.testing.assert_array_equal(chain.bn.avg_mean, before)
     assert not groups.take_statistics().any()
+
+
+def test_sums_that_a_gpu_launches_are_those_over_the_workers(world):
+    def seen(*parts):
+        chain, groups = installed()
+        for part in parts:
+            with chainer.using_config("train", True):
+                chain.bn(part)
+        return chain, groups
+
+    first, second = np.split(images(32), 2)
+    (whole, of_both), (part, of_first), (_, of_second) = seen(first, second), seen(first), seen(second)
+
+    def launch_sum(sums):
+        sums += of_second.seen[0]
+        return True
+
+    of_both.update_running_statistics(world, 32)
+    of_first.update_running_statistics(SimpleNamespace(size=2), 32, launch_sum=launch_sum)
+    np.testing.assert_array_equal(part.bn.avg_mean, whole.bn.avg_mean)
+    np.testing.assert_array_equal(part.bn.avg_var, whole.bn.avg_var)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -247,3 +248,17 @@ def assert_nested(spans):
             around.pop()
         assert not around or ended <= around[-1] + 0.01, name
         around.append(ended)
+
+
+def test_phases_and_named_ranges_are_marked_while_a_profiler_watches():
+    clock, marked = PhaseClock(), []
+    ranges = SimpleNamespace(RangePush=marked.append, RangePop=lambda: marked.append("end"))
+    with clock("forward"):
+        pass
+    clock.ranges = ranges
+    with pytest.raises(ValueError, match="^$"), clock("backward"), clock.range("bucket 3"):
+        raise ValueError
+    clock.ranges = None
+    with clock("forward"):
+        pass
+    assert marked == ["backward", "bucket 3", "end", "end"]

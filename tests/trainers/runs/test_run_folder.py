@@ -175,6 +175,15 @@ def test_metrics_that_were_cut_or_damaged_are_counted_and_the_rest_is_kept(tmp_p
     assert warning.endswith("metrics.jsonl was cut or damaged: the metrics of 1 of the first 2 updates are lost")
 
 
+@pytest.mark.parametrize("bad", [b'{"key": "eval_accuracy", "update": 1}', b'{"key": ["a"], "update": 1}\n', b"\xff\n"])
+def test_a_line_of_the_metrics_that_cannot_be_read_is_named_where_all_losses_are_there(tmp_path, bad):
+    good = b'{"key": "train_loss", "update": 0}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(good + bad)
+    (warning,) = truncate_records(tmp_path, 1)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == good
+    assert warning.endswith("metrics.jsonl was cut or damaged: 1 of its lines cannot be read")
+
+
 def test_lost_metrics_are_named(tmp_path):
     (warning,) = truncate_records(tmp_path, 2)
     assert warning.endswith("metrics.jsonl is missing: the metrics of the first 2 updates are lost")

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 
 from recipes.schema import Budget, Confirm, Search
 from recipes.search_space.ranges import Float
@@ -51,26 +50,3 @@ def test_a_run_that_diverged_counts_as_the_worst(tmp_path):
     write(tmp_path, 3, 1, 0.9, "failed")
     (one,) = confirmed_in(tmp_path, made())
     assert one.values == (0.9, 0.0)
-
-
-TEXT = """\
-space: {learning_rate.reference: {kind: Float, low: 0.001, high: 1.0, log: true}}
-fixed: {epochs: 2, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 1}
-budget: {trials: 3}
-reports: 1
-confirm: {top: 2, seeds: 2}
-"""
-
-
-@pytest.mark.mpi
-def test_a_search_confirms_its_best_trials_with_seeds_that_no_trial_had(searching):
-    search = searching(TEXT)
-    output = search.complete()
-    runs = sorted((search.folder / "confirm").glob("trial-*/seed-*"))
-    assert len(runs) == 4
-    assert {yaml.safe_load((run / "run.yaml").read_text())["recipe"]["seed"] for run in runs} == {1000, 1001}
-    assert output.count("confirmed: trial ") == 2
-    assert "by 2 fresh seeds" in (search.folder / "best.yaml").read_text().splitlines()[0]
-    before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
-    search.complete()
-    assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}

@@ -118,6 +118,16 @@ def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_n
     assert [row["scores"] for row in status_tree(tmp_path)["best"]] == [[0.9, 0.5], [0.8, 0.1]]
 
 
+def test_a_trial_without_its_target_has_no_score(display):
+    """It reports what it lacks, 0.2, which is no number of updates."""
+    shown = display(replace(SEARCH, objective=Objective(metric="updates_to", target=0.9)))
+    trial = begin(shown, pruned_at=3)
+    trial.report(0.2, 3)
+    assert [(row.scores, row.note) for row in shown.rows()] == [(None, "report 3 of 20")]
+    shown.study.tell(trial, state=TrialState.PRUNED)
+    assert [(row.scores, row.state) for row in shown.rows()] == [(None, "pruned")]
+
+
 def test_columns_are_as_short_as_they_are_clear():
     paths = ["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"]
     assert column_names(paths) == ["epochs", "warmup.epochs", "reference"]

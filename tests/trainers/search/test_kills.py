@@ -12,10 +12,10 @@ import pytest
 from trainers.search.outcome import metrics_lines
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
-KILLS, HANG_SECONDS, UPDATES, REPORTS = 30, 60, 352, 5
+KILLS, HANG_SECONDS, UPDATES, REPORTS = 30, 60, 176, 5
 TEXT = f"""\
 space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
-fixed: {{epochs: 10, model.blocks: [1], model.width: 4}}
+fixed: {{epochs: 30, model.blocks: [1], model.width: 4}}
 ranks_per_trial: 2
 reports: {REPORTS}
 retries: 5
@@ -143,7 +143,7 @@ def test_thirty_kills_at_random_moments(storage, searching):
 
 def test_ends_of_an_allocation_change_no_proposal_and_no_result(searching, tmp_path):
     """Three times SIGTERM and a while later SIGKILL, as a batch system ends a job, and three times SIGKILL at once."""
-    text = TEXT.replace("ranks_per_trial: 2", "budget: {trials: 10}")
+    text = TEXT.replace("ranks_per_trial: 2", "budget: {trials: 7}")
     whole, ended = searching(text, "-n", 1), searching(text, "-n", 1)
     sampler = "{kind: TPESampler, n_startup_trials: 3}"
     ended.file.write_text(ended.file.read_text().replace("{kind: RandomSampler}", sampler))
@@ -151,8 +151,11 @@ def test_ends_of_an_allocation_change_no_proposal_and_no_result(searching, tmp_p
     whole.complete()
     random_ = random.Random(0)
     for number in range(6):
+        began = time.time()
         with ended.start() as process:
-            time.sleep(random_.uniform(3, 8))
+            while not any(modified(path) > began for path in ended.folder.glob("trials/*/metrics.jsonl")):
+                time.sleep(0.05)
+            time.sleep(random_.uniform(0, 1.5))
             if number % 2:
                 process.send_signal(signal.SIGTERM)
                 time.sleep(random_.uniform(0, 2))
@@ -163,6 +166,9 @@ def test_ends_of_an_allocation_change_no_proposal_and_no_result(searching, tmp_p
         assert (one.number, one.params, one.value) == (other.number, other.params, other.value)
         assert one.intermediate_values == other.intermediate_values
         assert "deaths" not in other.user_attrs
+    resumed = (ended.folder / "log.txt").read_text().count(" goes on: ")
+    print(f"{resumed} trials that ran were resumed", file=sys.stderr)
+    assert resumed >= 4  # the others ended meanwhile
 
 
 def test_a_search_over_postgresql_goes_on_after_a_kill(searching, server):

@@ -1,16 +1,23 @@
 """What is drawn from known recipes, by hand, and an earlier search that informs another one."""
 
 import math
+from pathlib import Path
 
 import pytest
+import yaml
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Prior, Search
+from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.run_folder import RECIPE
 from trainers.search.prior import drawn_values, first_values
 from trainers.search.samplers import TPESampler
+from trainers.search.search_folder import folder_record, own_study, run_folders
+from trainers.search.storage import opened_storage
+from trainers.search.study import new_study, next_trial
 
 RATE = "learning_rate.reference"
 SPACE = {
@@ -84,14 +91,28 @@ reports: 1
 """
 
 
-@pytest.mark.mpi
-def test_an_earlier_search_at_a_small_batch_informs_a_large_one(searching, open_text):
-    small = searching(TEXT.replace("batch.global: 512", "batch.global: 64"))
-    small.complete()
-    best = max(small.trials(), key=lambda trial: trial.value)
-    first = first_values(open_text(HEAD + TEXT + "prior: {search: out, draws: 1}\n"))
-    # From the square root to twice the linear rule of a batch 8 times as large, and its middle for the first trial.
-    assert [one[RATE] for one in first] == [pytest.approx(best.params[RATE] * math.sqrt(2 / math.sqrt(8)))]
+def test_an_earlier_search_at_a_small_batch_informs_a_large_one(open_text):
+    small = open_text(HEAD + TEXT.replace("batch.global: 512", "batch.global: 64"))
+    record = folder_record(Path("out"), small, resume=False)
+    Path("out").mkdir()
+    with opened_storage("sqlite", Path("out")) as storage:
+        study = new_study(small.search, storage=storage, name=record["study"])
+        own_study(study, Path("out"), record)
+        for rate in (0.02, 0.08):
+            study.enqueue_trial({RATE: rate, "optimizer.momentum": 0.9})
+            trial = next_trial(study, small.search)
+            (run,) = run_folders(Path("out"), trial.number, seeds=1)
+            run.mkdir(parents=True)
+            changes = {**small.search.fixed, RATE: rate}
+            recipe = open_recipe("digits/batch_256", vocabulary=vocabulary(), overrides=assignments(changes))
+            (run / RECIPE).write_text(yaml.safe_dump(recipe.tree))
+            study.tell(trial, rate)
+    opened = open_text(HEAD.replace("mine", "next") + TEXT + "prior: {search: out, draws: 2}\n")
+    rates = [one[RATE] for one in first_values(opened)]
+    # A batch 8 times as large: a quarter of the way from the square root to twice the linear rule for the best recipe,
+    # three quarters for the next one, over the growth of the reference rate with the batch.
+    low, high = math.sqrt(8), 16.0
+    assert rates == pytest.approx([0.08 * low * (high / low) ** 0.25 / 8, 0.02 * low * (high / low) ** 0.75 / 8])
 
 
 @pytest.mark.parametrize(

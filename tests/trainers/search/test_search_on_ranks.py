@@ -1,5 +1,6 @@
 """A search on real ranks: trials side by side, a best recipe that trains, and the same command twice."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ from optuna.trial import TrialState
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 from trainers.search import start
-from trainers.search.outcome import metrics_lines
+from trainers.search.outcome import metrics_lines, run_scores
 from trainers.search.start import SearchRequest
 
 pytestmark = pytest.mark.mpi
@@ -24,6 +25,7 @@ reports: 4
 budget: {trials: 4}
 ranks_per_trial: 2
 enqueue: [{learning_rate.reference: 1e-5}, {learning_rate.reference: 2e-5}, recipe]
+confirm: {top: 2, seeds: 2}
 """
 SLOW = """\
 name: slow
@@ -41,7 +43,7 @@ space:
 """
 
 
-def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, capsys, tmp_path):
+def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_alone(searching, capsys, tmp_path):
     (tmp_path / "slow.yaml").write_text(SLOW)
     search = searching(SPACE + TINY, "-n", 4, "--cluster", tmp_path / "slow.yaml")
     output = search.complete()
@@ -61,9 +63,16 @@ def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, c
         assert trial.value == scores[-1]
     assert len({tuple(search.pids(trial.number)) for trial in trials}) == 2  # each group's ranks are kept
 
-    best = min(trials, key=lambda trial: trial.value)
+    runs = sorted((search.folder / "confirm").glob("trial-*/seed-*"))
+    assert len(runs) == 4
+    assert {yaml.safe_load((run / "run.yaml").read_text())["recipe"]["seed"] for run in runs} == {1000, 1001}
+    means = {path.parent.name: [] for path in runs}
+    for path in runs:
+        means[path.parent.name].append(run_scores(metrics_lines(path))["loss"])
+    best = trials[int(min(means, key=lambda name: fmean(means[name])).removeprefix("trial-"))]
     assert best.number > 1  # the first two can learn nothing: it came after another one in its group's ranks
     text = (search.folder / "best.yaml").read_text()
+    assert "by 2 fresh seeds" in text.splitlines()[0]
     assert f"# search mine trial {best.number}\n" in text
     alone = search.folder / "alone"
     words = shlex.split(re.search(r"to train it: kilobatch (.*)", output)[1])
@@ -77,62 +86,47 @@ def test_four_trials_on_four_ranks_in_two_groups_and_the_best_alone(searching, c
     weights = "checkpoints/update-000012/weights.safetensors"  # bit for bit those of ranks of its own
     assert (alone / weights).read_bytes() == (search.run_folder(best.number) / weights).read_bytes()
 
+    before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
     assert start.search(SearchRequest(search=str(search.file), out=search.folder, workers=4)) == 0
     assert len(search.trials()) == 4  # the budget is spent: nothing is done again
+    assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
     assert "search mine: 4 of 4 trials are done" in capsys.readouterr().out
 
 
-def test_a_bad_trial_is_pruned_by_all_its_ranks_after_the_warmup(searching):
-    """Its rate is a thousandth of what trains: it is behind at every report, also inside the warmup of three epochs."""
+def test_a_trial_is_the_mean_of_its_seeds_and_a_bad_one_is_pruned_by_all_its_ranks_after_the_warmup(searching):
+    """The rate of the second is a thousandth of what trains: it is behind at every report of its first run."""
     text = """\
 space:
   learning_rate.reference: {kind: Float, low: 1e-6, high: 0.5, log: true}
-fixed: {epochs: 10, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 3}
+fixed: {epochs: 10, model: {kind: SmallCNN, width: 2, first_stride: 2}, learning_rate.warmup.epochs: 3, seed: 7}
 reports: 10
-pruner: {kind: MedianPruner, n_startup_trials: 1, n_warmup_steps: 2}
+pruner: {kind: MedianPruner, n_startup_trials: 1, n_warmup_steps: 3}
 budget: {trials: 2}
 ranks_per_trial: 2
+seeds_per_trial: 2
 enqueue: [recipe, {learning_rate.reference: 1e-6}]
 """
     search = searching(text, "-n", 2)
     output = search.complete()
     good, bad = search.trials()
     assert (good.state, bad.state) == (TrialState.COMPLETE, TrialState.PRUNED), output
-    assert bad.user_attrs["pruned_at"] == 3  # the report at epoch 3 and the first that may be compared
+    folders = [search.run_folder(0) / f"run-{index}" for index in range(2)]
+    assert [yaml.safe_load((folder / "run.yaml").read_text())["recipe"]["seed"] for folder in folders] == [7, 8]
+    lines = list(map(metrics_lines, folders))
+    scores = [[line["value"] for line in own if line["key"] == "eval_accuracy"] for own in lines]
+    assert good.value == fmean(own[-1] for own in scores)
+    assert list(good.intermediate_values.values()) == scores[0]  # those of the first run are compared
+
+    assert bad.user_attrs["pruned_at"] == 3  # at the end of the warmup
     assert bad.user_attrs["reason"] == "at report 3 of 10"
-    last = search.metrics(1)[-1]
+    run = search.run_folder(1) / "run-0"
+    last = metrics_lines(run)[-1]
     assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "search")
     assert 3 <= last["epoch"] < 10
-    assert search.updates_of_ranks(1) == [last["update"]] * 2
+    heartbeats = (run / "ranks").glob("*.json")
+    assert [json.loads(each.read_text())["update"] for each in heartbeats] == [last["update"]] * 2
+    assert not (search.run_folder(1) / "run-1").exists()
     assert f"best: trial {good.number}" in output
-
-
-SEEDS = """\
-space: {learning_rate.reference: {kind: Float, low: 0.005, high: 0.5, log: true}}
-fixed:
-  epochs: 4
-  batch.global: 128
-  model: {kind: SmallCNN, width: 2, first_stride: 2}
-  learning_rate.warmup.epochs: 2
-  seed: 7
-budget: {trials: 2}
-seeds_per_trial: 2
-reports: 4
-"""
-
-
-def test_a_trial_is_the_mean_of_its_seeds(searching):
-    search = searching(SEEDS, "-n", 2)
-    search.complete()
-    for trial in search.trials():
-        folders = [search.run_folder(trial.number) / f"run-{index}" for index in range(2)]
-        runs = [yaml.safe_load((folder / "run.yaml").read_text())["recipe"] for folder in folders]
-        assert [run["seed"] for run in runs] == [7, 8]
-        scores = [
-            [line["value"] for line in own if line["key"] == "eval_accuracy"] for own in map(metrics_lines, folders)
-        ]
-        assert trial.value == fmean(own[-1] for own in scores)
-        assert list(trial.intermediate_values.values()) == scores[0]  # those of the first run are compared
 
 
 OBJECTIVES = """\

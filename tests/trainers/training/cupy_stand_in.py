@@ -1,7 +1,7 @@
 """CuPy's names over NumPy, for a process of its own: counts how often the host waits for the GPU, and launches.
 
 Arrays are NumPy's in a class of their own, our kernels are compiled for the CPU, convolutions are NumPy's. What makes
-CuPy wait (a number that Python reads, a copy to the host, `synchronize`) is counted; a stream's order is that of Python.
+CuPy wait (a number that Python reads, a copy to the host, `synchronize`) is counted. A stream's order is Python's.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class Array(np.ndarray):
         found = super().__getitem__(key)
         return found if isinstance(found, np.ndarray) else np.asarray(found).view(Array)
 
-    def _read(name):  # noqa: N805
+    def _read(name):
         def reads(self, *given):
             counts["waits"] += 1
             return getattr(np.ndarray, name)(self.view(np.ndarray), *given)
@@ -101,7 +101,10 @@ class Stream:
 
 
 class Event(Stream):
-    """cupy.cuda.Event."""
+    """cupy.cuda.Event. Only the feed of images waits for one: for a copy to the GPU, two micro-batches ago."""
+
+    def synchronize(self):
+        counts["waits for copies"] += 1
 
 
 def _on_gpu(function):

@@ -118,7 +118,7 @@ def test_a_cuda_graph_is_refused_on_a_cpu(prepared):
     said = "cuda_graph: is true, and the device is cpu; leave cuda_graph out, or train with --device gpu"
     assert prepared.refusal(more="cuda_graph: true\n") == f"ours.yaml:6:13: {said}"
     assert prepared.refusal("cluster.cuda_graph=true") == f"command line:1:20: {said}"
-    assert not prepared.plan().cluster.cuda_graph
+    assert prepared.plan().cluster.cuda_graph is None
 
 
 @pytest.mark.parametrize(("extra", "cuda"), [("gpu", "13"), ("gpu12", "12")])

@@ -44,9 +44,10 @@ def test_16_bits_on_the_wire_cannot(cluster, wire):
     assert f"cluster ours has {wire} on the wire" in why_not_exact(cluster(f"exchange: {{wire: {wire}}}"), {})
 
 
-def test_a_gpu_cannot(cluster):
+def test_a_gpu_can_where_that_is_asked_for(cluster):
     why = why_not_exact(cluster(device="gpu"), {})
-    assert "cluster ours has device gpu, and equal bits are held on CPUs only" in why
+    assert "cluster ours has device gpu, where equal bits cost time" in why
+    assert why_not_exact(cluster(device="gpu"), {}, asked=True) is None
 
 
 @pytest.mark.parametrize("name", THREADS)

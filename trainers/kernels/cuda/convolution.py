@@ -1,9 +1,9 @@
 """Convolution and its two gradients by cuDNN, through NVIDIA's front end, on CuPy's arrays; channels last in memory.
 
-An execution plan is made once for each shape and kept: the first of cuDNN's heuristics, or with
-`chainer.config.autotune` the fastest of the first ones. cuDNN accumulates in float32 for every type. In float32 it
-rounds no factor to TF32 unless `chainer.config.use_cudnn_tensor_core` is "always"; with
-`chainer.config.cudnn_deterministic` nondeterministic plans are left out.
+An execution plan is made once for each shape and kept: the fastest of the first ones of cuDNN's heuristics, see
+`TunedPlans`. cuDNN accumulates in float32 for every type. In float32 it rounds no factor to TF32 unless
+`chainer.config.use_cudnn_tensor_core` is "always". With `chainer.config.cudnn_deterministic` nondeterministic plans are
+left out, and the first one of the others is taken, which is the same on all GPUs of a kind.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ import cupy
 from trainers.kernels.cpu.convolution import Pair, out_size
 from trainers.kernels.cuda import launcher
 from trainers.kernels.cuda.pooling import as_NHWC
+from trainers.kernels.cuda.tuned_plans import TunedPlans
+from trainers.runs.errors import RunFailed
 
 log = logging.getLogger("kilobatch")
 
 _TYPES = {"e": cudnn.data_type.HALF, "E": cudnn.data_type.BFLOAT16, "f": cudnn.data_type.FLOAT}
-_TRIED = 10  # plans that are timed, as in PyTorch
+_TRIED, _REPEATS = 10, 3  # plans that are timed, as in PyTorch; the least time of each counts
+_CACHE_BYTES = 1 << 27  # written before each time, so that no operand lies in the GPU's L2 cache: more than it holds
 _MOST_WORKSPACE_BYTES = 1 << 32
 _local = threading.local()
 
@@ -47,6 +50,12 @@ def convolution_data(gy: Any, W: Any, *, size: Pair, stride: Pair, pad: Pair) ->
     return gx if _done("data", gx, W, gy, stride, pad) else None
 
 
+def convolution_data_plus(gy: Any, W: Any, plus: Any, *, size: Pair, stride: Pair, pad: Pair) -> Any | None:
+    """`convolution_data` plus an array, in one kernel: where two branches meet. None where cuDNN has no such plan."""
+    gx = _empty(gy, W.shape[1], size)
+    return gx if _done("data plus", gx, W, gy, stride, pad, plus) else None
+
+
 def convolution_weights(x: Any, gy: Any, *, kernel: Pair, stride: Pair, pad: Pair) -> Any | None:
     """See `convolution`."""
     gW = cupy.empty((gy.shape[1], *kernel, x.shape[1]), x.dtype).transpose(0, 3, 1, 2)
@@ -57,16 +66,19 @@ def _empty(like: Any, channels: int, size: Pair) -> Any:
     return cupy.empty((len(like), *size, channels), like.dtype).transpose(0, 3, 1, 2)
 
 
-def _done(operation: str, x: Any, W: Any, y: Any, stride: Pair, pad: Pair) -> bool:
+def _done(operation: str, x: Any, W: Any, y: Any, stride: Pair, pad: Pair, *plus: Any) -> bool:
     """Run an operation, which writes one of these arrays; returns whether cuDNN could."""
-    if x.dtype.char not in _TYPES or not x.dtype == W.dtype == y.dtype:
+    if x.dtype.char not in _TYPES or any(each.dtype != x.dtype for each in (W, y, *plus)):
         return False
     config = chainer.config
     how = (config.use_cudnn_tensor_core == "always", bool(config.cudnn_deterministic))
     shapes = (x.shape, W.shape, y.shape)
     plan = _plan(operation, x.dtype.char, shapes, stride, pad, how, cupy.cuda.get_device_id(), threading.get_ident())
+    if plan is None and how[1] and not plus:
+        name = f"{operation} of {shapes}"
+        raise RunFailed(f"cuDNN has no deterministic plan for {name}: its bits may change; train without --exact")
     if plan is not None:
-        plan.run([as_NHWC(array) for array in (x, W, y)])
+        plan.run([as_NHWC(array) for array in (x, W, y, *plus)])
     return plan is not None
 
 
@@ -75,22 +87,25 @@ class _Plan:
     """A cuDNN graph of one operation, ready to run.
 
     Args:
-        uids: of x, W and y.
+        name: of the operation, its type and its shapes.
+        graph: with the first plan of the heuristics built.
+        uids: of x, W, y and what is added.
         workspace_bytes: that it needs while it runs.
-        tuned: whether its execution plan was chosen by measurement.
+        tuned: whether its execution plan is settled.
     """
 
+    name: str
     graph: Any
     uids: tuple[int, ...]
     workspace_bytes: int
     tuned: bool = False
 
     def run(self, arrays: list[Any]) -> None:
-        """Run it on x, W and y, one of which it writes."""
+        """Run it on x, W, y and what is added; it writes one of the first three."""
         handle = _handle()
         cudnn.set_stream(handle, cupy.cuda.get_current_stream().ptr)
         addresses = {uid: array.data.ptr for uid, array in zip(self.uids, arrays, strict=True)}
-        if chainer.config.autotune and not self.tuned and not launcher.device.captures:  # a capture runs nothing
+        if not self.tuned and not launcher.device.captures:  # a capture runs nothing
             self._tune(addresses, handle)
         self._execute(addresses, handle)
 
@@ -99,25 +114,33 @@ class _Plan:
         self.graph.execute(addresses, 0 if workspace is None else workspace.data.ptr, handle=handle)
 
     def _tune(self, addresses: dict[int, int], handle: Any) -> None:
-        """Choose the fastest of the plans that the heuristics put first."""
-        timings = []
-        for index in range(self.graph.get_execution_plan_count()):
+        """Choose the fastest of the plans that the heuristics put first, or the one that an earlier run chose."""
+        self.tuned, known, timings = True, _tuned_plans().find(self.name), []
+        for index in range(self.graph.get_execution_plan_count()) if known is None else (known,):
             try:
                 self._select(index)
                 self._execute(addresses, handle)
-                start, end = cupy.cuda.Event(), cupy.cuda.Event()
-                start.record()
-                self._execute(addresses, handle)
-                end.record()
-                end.synchronize()
-            except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError):  # refused, or not on this GPU
+                timings.append((self._milliseconds(addresses, handle) if known is None else 0.0, index))
+            except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError, MemoryError):  # not here
                 continue
-            timings.append((cupy.cuda.get_elapsed_time(start, end), index))
             if len(timings) == _TRIED:
                 break
-        if timings:
-            self._select(min(timings)[1])
-        self.tuned = True
+        chosen = min(timings)[1] if timings else 0
+        self._select(chosen)
+        if known is None:
+            _tuned_plans().keep(self.name, chosen)
+
+    def _milliseconds(self, addresses: dict[int, int], handle: Any) -> float:
+        """Of the least of some executions, each with an empty cache."""
+        start, end, times = cupy.cuda.Event(), cupy.cuda.Event(), []
+        for _ in range(_REPEATS):
+            cupy.empty(_CACHE_BYTES, "B").fill(0)
+            start.record()
+            self._execute(addresses, handle)
+            end.record()
+            end.synchronize()
+            times.append(cupy.cuda.get_elapsed_time(start, end))
+        return min(times)
 
     def _select(self, index: int) -> None:
         self.graph.build_plan_at_index(index)
@@ -143,6 +166,7 @@ def _plan(
         handle=_handle(),
     )
     tensors = _operation(graph, operation, _TYPES[kind], shapes, stride, pad)
+    name = f"{operation} {kind} {shapes} {stride} {pad} {how}"
     try:
         graph.validate()
         graph.build_operation_graph()
@@ -152,16 +176,17 @@ def _plan(
         graph.check_support()
         graph.build_plans()
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
-        log.warning("cuDNN does not do %s of %s, Chainer does: %s", operation, shapes, str(error).strip()[:300])
+        log.info("cuDNN has no plan for %s: %s", name, str(error).strip()[:300])
         return None
-    return _Plan(graph, tuple(tensor.get_uid() for tensor in tensors), graph.get_workspace_size())
+    uids, (_, deterministic) = tuple(tensor.get_uid() for tensor in tensors), how
+    return _Plan(name, graph, uids, graph.get_workspace_size(), tuned=deterministic)
 
 
 def _operation(
     graph: Any, operation: str, kind: Any, shapes: tuple[tuple[int, ...], ...], stride: Pair, pad: Pair
 ) -> list[Any]:
-    """Add the operation to a graph; returns the tensors of x, W and y."""
-    written = ("data", "weights", "forward").index(operation)
+    """Add the operation to a graph; returns the tensors of x, W, y and what is added."""
+    written = ("data", "weights", "forward").index(operation.partition(" ")[0])
     tensors = [
         None if number == written else graph.tensor(dim=list(shape), stride=_strides(shape), data_type=kind)
         for number, shape in enumerate(shapes)
@@ -170,11 +195,15 @@ def _operation(
     options = {"padding": list(pad), "stride": list(stride), "dilation": [1, 1]}
     if operation == "forward":
         out = graph.conv_fprop(image=x, weight=W, **options)
-    elif operation == "data":
-        out = graph.conv_dgrad(loss=y, filter=W, **options)
-    else:
+    elif operation == "weights":
         out = graph.conv_wgrad(image=x, loss=y, **options)
+    else:
+        out = graph.conv_dgrad(loss=y, filter=W, **options)
     shape = shapes[written]
+    if operation == "data plus":
+        out.set_dim(list(shape)).set_stride(_strides(shape))
+        tensors.append(graph.tensor(dim=list(shape), stride=_strides(shape), data_type=kind))
+        out = graph.add(a=out, b=tensors[-1])
     out.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(_strides(shape))
     tensors[written] = out
     return tensors
@@ -193,6 +222,12 @@ def _refused(kind: str, tensor_cores: bool, deterministic: bool) -> list[Any]:
         # PyTorch leaves these two out as well, to keep float32 apart from TF32.
         refused += [notes.DOWN_CONVERT_INPUTS] + ([] if tensor_cores else [notes.TENSOR_CORE])
     return refused
+
+
+@functools.cache
+def _tuned_plans() -> TunedPlans:
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.get_device_id())
+    return TunedPlans(f"{properties['name'].decode()} cuDNN {cudnn.backend_version()} {cudnn.__version__}")
 
 
 def _handle() -> Any:

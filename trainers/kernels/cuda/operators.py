@@ -4,7 +4,12 @@
 
 from __future__ import annotations
 
-from trainers.kernels.cuda.convolution import convolution, convolution_data, convolution_weights
+from trainers.kernels.cuda.convolution import (
+    convolution,
+    convolution_data,
+    convolution_data_plus,
+    convolution_weights,
+)
 from trainers.kernels.cuda.elementwise import add, add_to, relu, relu_gradient
 from trainers.kernels.cuda.loss import cross_entropy, cross_entropy_gradient
 from trainers.kernels.cuda.normalization import (

@@ -9,8 +9,8 @@ INLINE Chunk chunk_of(const size* chunks, const size* counts) {
   return {tensor, start, start + CHUNK < count ? start + CHUNK : count};
 }
 
-// Sets `found` to 1 for each tensor with an infinity or a NaN; leaves it for others.
-KERNEL not_finite(const size* chunks, const size* counts, const size* values, unsigned char* found) {
+// Sets `finite` to 0 for each tensor with an infinity or a NaN; leaves it for others.
+KERNEL not_finite(const size* chunks, const size* counts, const size* values, unsigned char* finite) {
   EACH_THREAD(t) {
     Chunk chunk = chunk_of(chunks, counts);
     const T* x = (const T*)values[chunk.tensor];
@@ -20,7 +20,7 @@ KERNEL not_finite(const size* chunks, const size* counts, const size* values, un
       A value = wide(x[at]);
       if (!(value - value == 0)) odd = true;
     }
-    if (odd) found[chunk.tensor] = 1;
+    if (odd) finite[chunk.tensor] = 0;
   }
 }
 

@@ -39,11 +39,11 @@ _MOST = (1 << 32) - (1 << 14)  # values of a tensor that is narrowed or gathered
 _ALIGNED = 256  # values: alignment of narrowed tensors in their common memory
 
 
-def finite(tensors: Sequence[Any]) -> list[bool]:
-    """Whether each of these arrays of one type holds only finite numbers."""
-    flags = launcher.device.xp.zeros(len(tensors), "B")
+def finite(tensors: Sequence[Any]) -> Any:
+    """Whether each of these arrays of one type holds only finite numbers: uint8, on the device."""
+    flags = launcher.device.xp.ones(len(tensors), "B")
     launch("not_finite", tensors[0], table(tensors), addresses(tensors), flags)
-    return [not flag for flag in flags.tolist()]
+    return flags
 
 
 def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import time
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 from chainer.training import Extension, Trainer
 
 from trainers.runs.phase_clock import Event, PhaseClock
+from trainers.training.extensions.gpu_profile import GpuProfile
+
+log = logging.getLogger("kilobatch")
 
 _TAG = 7401
 _ROUNDS = 16
@@ -30,13 +34,16 @@ class Profile(Extension):
         clock: records this rank's events.
         mpi: communicator of all ranks, all of which have this extension.
         updates: the first one to record, and the one after the last.
+        gpu: of this rank, where it has one; the log of rank 0 then has its kernels by class.
     """
 
     priority = 50  # after all other extensions
     trigger = (1, "iteration")
 
-    def __init__(self, path: Path, clock: PhaseClock, mpi: Any, *, updates: tuple[int, int]) -> None:
-        self._path, self._clock, self._mpi = path, clock, mpi
+    def __init__(
+        self, path: Path, clock: PhaseClock, mpi: Any, *, updates: tuple[int, int], gpu: GpuProfile | None = None
+    ) -> None:
+        self._path, self._clock, self._mpi, self._gpu = path, clock, mpi, gpu
         self._first, self._end = updates
         self._behind = 0.0
 
@@ -54,9 +61,14 @@ class Profile(Extension):
     def _begin_at(self, update: int) -> None:
         if update == self._first < self._end:
             self._clock.events = []
+            if self._gpu is not None:
+                self._gpu.begin()
 
     def _write(self) -> None:
         own, self._clock.events = self._clock.events, None
+        if self._gpu is not None and (classes := self._gpu.end()) and self._mpi.rank == 0:
+            words = ", ".join(f"{kind} {time:.2f} ms ({count})" for kind, (time, count) in classes.items())
+            log.info("kernels of the profiled updates by class (launches): %s", words)
         own.sort(key=lambda event: (event.began, -event.ended))  # an event comes before those nested in it
         events = [_trace_event(event, rank=self._mpi.rank, behind=self._behind) for event in own]
         gathered = self._mpi.gather((socket.gethostname(), events), root=0)

@@ -1,0 +1,209 @@
+"""Packs of runs and of recipes: which files stand in them, and what their head says.
+
+The folder of an opened pack is like that of a run: `recipe.yaml` with `dataset.yaml`, `identity.json`, the run's
+`run.yaml`, `metrics.jsonl` and `environment.json`, and own code in `code/`. A pack of several runs, which differ in the
+seed only, has each in `runs/SEED/` too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.cards.card import card_facts, card_markdown
+from recipes.cards.picture import curve_picture
+from recipes.diff.recipes import compare_recipes
+from recipes.errors import InputRefused, RecipeError
+from recipes.planning.timeline import timeline_of
+from recipes.reading.identity import identity_tree
+from recipes.reading.load import chain_of
+from recipes.reading.open import OpenedRecipe
+from recipes.reading.registry import library_name
+from recipes.reading.yaml import block_text
+from recipes.reports.record import Run, open_run
+from recipes.schema.dataset import url_of
+from recipes.schema.vocabulary import Vocabulary
+from recipes.sharing.canonical import canonical_json
+
+_OF_A_RUN = ("run.yaml", "metrics.jsonl", "environment.json")
+SAMPLES = "samples.jsonl"  # of each update: digests of its sample ids and its images
+WEIGHTS = "weights.safetensors"
+
+
+def pack_contents(
+    opened: OpenedRecipe,
+    *,
+    ids: Mapping[str, str | None],
+    made_of: Mapping[str, Any],
+    lock: str,
+    runs: Sequence[tuple[OpenedRecipe, Path]] = (),
+    own_code: Mapping[str, Path],
+    vocabulary: Vocabulary,
+    weights: bool = False,
+) -> tuple[dict[str, Any], dict[str, bytes | Path]]:
+    """Head and files of a pack, for `write_pack`.
+
+    Args:
+        opened: the recipe; of runs, that of the lowest seed.
+        ids: of `identity_ids`.
+        made_of: SHA-256 of own code and of the data, by file and part.
+        lock: versions of all packages here, a line each.
+        runs: recipe and folder of each, by seed.
+        own_code: files by their path below `code/`.
+        vocabulary: of the recipe.
+        weights: put those of the first run into it.
+    Raises:
+        InputRefused: runs that have not ended, or that differ in more than their seeds.
+    """
+    _require_seeds_only(runs)
+    read = [(each.recipe.seed, folder, open_run(folder)) for each, folder in runs]
+    for _, folder, run in read:
+        if run.outcome != "success" or run.final_accuracy is None:
+            raise InputRefused(f"{folder}: the run has not reached its end; finish it with --resume, then pack it")
+    facts = card_facts(opened.recipe.name, opened)
+    dataset = dict(opened.dataset_tree)
+    dataset["root"] = url_of(dataset["root"]) if dataset.get("root") else None  # no path of this machine
+    files: dict[str, bytes | Path] = {
+        "recipe.yaml": block_text({**opened.tree, "dataset": "dataset.yaml"}).encode(),
+        "dataset.yaml": block_text(dataset).encode(),
+        "identity.json": canonical_json({**made_of, "ids": ids}),
+        "lock.txt": lock.encode(),
+        "card.md": card_markdown(facts, picture="card.svg").encode(),
+        "card.svg": curve_picture(opened.recipe).encode(),
+    }
+    files |= {f"code/{name}": path for name, path in own_code.items()}
+    files |= dict(_sources(opened, read[0][2] if read else None, vocabulary))
+    for seed, folder, _ in read:
+        files |= dict(_files_of_run(folder, f"runs/{seed}/"))
+    if read:
+        files |= dict(_files_of_run(read[0][1], ""))
+    head = {
+        "kilobatch_pack": 1,
+        "name": opened.recipe.name,
+        "title": opened.recipe.title,
+        "ids": ids,
+        "facts": _facts(opened, [run for *_, run in read]),
+        "runs": [_run(seed, folder, run) for seed, folder, run in read],
+        "claims": _claims(opened, read),
+    }
+    if weights:
+        if not read:
+            raise InputRefused("--weights: a recipe has none; name the folder of a run")
+        files[WEIGHTS] = last_weights(read[0][1])
+    return head, files
+
+
+def _require_seeds_only(runs: Sequence[tuple[OpenedRecipe, Path]]) -> None:
+    seeds: dict[int, Path] = {}
+    for opened, folder in runs:
+        if identity_tree(opened, without=("seed",)) != identity_tree(runs[0][0], without=("seed",)):
+            what = f"{folder} is another training than {runs[0][1]}, not only another seed"
+            raise InputRefused(f"{what}; see: kilobatch recipes diff {runs[0][1]} {folder}")
+        if opened.recipe.seed in seeds:
+            raise InputRefused(f"{folder} has the same seed as {seeds[opened.recipe.seed]}; name one of them")
+        seeds[opened.recipe.seed] = folder
+
+
+def _files_of_run(folder: Path, below: str) -> Iterator[tuple[str, bytes | Path]]:
+    yield from ((f"{below}{name}", folder / name) for name in _OF_A_RUN)
+    if (folder / SAMPLES).is_file():
+        yield f"{below}{SAMPLES}", folder / SAMPLES
+    elif (folder / "trace.jsonl").is_file():
+        yield f"{below}{SAMPLES}", samples_of(folder / "trace.jsonl")
+
+
+def samples_of(trace: Path) -> bytes:
+    """A trace in short: for each update digests of its sample ids and of its images."""
+    lines = []
+    with trace.open(encoding="utf-8") as file:
+        for text in file:
+            line = json.loads(text)
+            ids = hashlib.sha256(canonical_json(line["sample_ids"])).hexdigest()
+            lines.append(canonical_json({"update": line["update"], "ids": ids, "images": line["images_sha256"]}))
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _sources(opened: OpenedRecipe, run: Run | None, vocabulary: Vocabulary) -> Iterator[tuple[str, bytes]]:
+    """The files that the recipe was written in, where each value comes from, and how it differs from its parent."""
+    yield "origins.json", canonical_json(opened.origins if run is None else run.origins)
+    if run is None:
+        chain = [path for path, _ in chain_of(opened.path)]
+        texts = [path.read_bytes() for path in chain]
+    else:
+        kept = run.folder / "sources"
+        chain = [Path(name) for name in json.loads((kept / "paths.json").read_bytes())] if kept.is_dir() else []
+        texts = [(kept / f"{number}.yaml").read_bytes() for number in range(len(chain))]
+    for number, (path, text) in enumerate(zip(chain, texts, strict=True)):
+        yield f"sources/{number}-{re.sub('[^A-Za-z0-9_.-]', '_', path.stem)[:60]}.yaml", text
+    if len(chain) > 1 and chain[1].is_file() and chain[1].read_bytes() == texts[1]:
+        try:
+            found = compare_recipes([str(chain[1]), str(opened.path)], vocabulary=vocabulary, allow_code=None).as_tree()
+        except RecipeError:  # a parent that is no whole recipe
+            return
+        parent = library_name(chain[1]) or chain[1].stem
+        yield "diff.json", canonical_json({"parent": parent, **{key: found[key] for key in ("differences", "effects")}})
+
+
+def _run(seed: int, folder: Path, run: Run) -> dict[str, Any]:
+    weights = last_weights(folder)
+    return {
+        "seed": seed,
+        "accuracy": run.final_accuracy,
+        "updates": len(run.updates),
+        "seconds": round(run.seconds, 1),
+        "workers": run.plan.get("workers"),
+        "exact": bool(run.environment.get("exact")),
+        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+    }
+
+
+def last_weights(folder: Path) -> Path:
+    """The weights of a run's newest checkpoint.
+
+    Raises:
+        InputRefused: it has none.
+    """
+    found = sorted(folder.glob(f"checkpoints/update-*/{WEIGHTS}"), key=lambda path: (len(path.parent.name), path))
+    if not found:
+        raise InputRefused(f"{folder} has no checkpoint, and a pack names the weights that a run came to")
+    return found[-1]
+
+
+def _facts(opened: OpenedRecipe, runs: Sequence[Run]) -> dict[str, Any]:
+    """What a search in a registry asks for; accuracy and device-hours are means over the runs, else of the claims."""
+    recipe, claims = opened.recipe, opened.recipe.claims
+    accuracies = [run.final_accuracy for run in runs] or [claim.value for claim in claims if claim.kind == "accuracy"]
+    hours = [run.seconds / 3600 * len(run.environment.get("ranks") or [0]) for run in runs]
+    return {
+        "dataset": opened.dataset.name,
+        "model": opened.tree["model"]["kind"],
+        "batch": max(recipe.batch.global_.sizes),
+        "epochs": recipe.epochs,
+        "updates": timeline_of(recipe, opened.dataset).num_updates,
+        "accuracy": statistics.fmean(accuracies[: len(runs) or 1]) if accuracies else None,
+        "device_hours": round(statistics.fmean(hours), 4) if hours else None,
+    }
+
+
+def _claims(opened: OpenedRecipe, runs: Sequence[tuple[int, Path, Run]]) -> list[dict[str, Any]]:
+    """The accuracy that the runs have reached; without runs, the accuracies that the recipe claims."""
+    own = [claim for claim in opened.recipe.claims if claim.kind == "accuracy"]
+    if not runs:
+        return [{key: value for key, value in vars(claim).items() if value not in (None, "")} for claim in own]
+    values = [run.final_accuracy for *_, run in runs]
+    claim = {"metric": own[0].metric if own else "top1", "kind": "accuracy", "value": statistics.fmean(values)}
+    claim |= {"runs": len(values), "status": "reproduced", "on": _hardware(runs[0][2])}
+    claim |= {"deviation": statistics.stdev(values)} if len(values) > 1 else {}
+    claim |= {"margin": own[0].margin} if own and own[0].margin is not None else {}
+    return [claim]
+
+
+def _hardware(run: Run) -> str:
+    ranks = [rank for rank in run.environment.get("ranks") or [] if isinstance(rank, dict)]
+    device = next((str(rank[key]) for rank in ranks for key in ("gpu", "name") if rank.get(key)), None)
+    return f"{len(ranks)} x {device or run.environment.get('cpu', 'unknown')}"

@@ -1,0 +1,302 @@
+"""Registries: places where a team keeps packs, by digest and by names with versions, such as `team/resnet50@3`.
+
+In a registry's store, files are only ever added:
+
+    packs/DIGEST.kilobatch          a pack
+    names/NAME/VERSION.json         which pack a version of a name is, what it says of itself, and a signature
+    reruns/DIGEST/SHA256.json       what a rerun of a pack came to
+
+What was read once stays in the cache, which serves names, packs and searches without a network.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused, nearest, printable
+from recipes.sharing.cache import cache_folder
+from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
+from recipes.sharing.pack_file import Pack, cached_pack, open_pack
+from recipes.sharing.signatures import sign, signer
+from recipes.sharing.stores import Unreachable, store_of
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+_NAME = re.compile(rf"(?P<registry>{_PART})/(?P<pack>{_PART}(/{_PART}){{0,3}})(@(?P<version>[1-9][0-9]{{0,8}}))?")
+_CONDITION = re.compile(r"([a-z_]+)(>=|<=|!=|=|>|<)(.+)")
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+FACTS = ("dataset", "model", "batch", "epochs", "updates", "accuracy", "device_hours")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A version of a name.
+
+    Args:
+        name: with registry and version: `team/resnet50@3`.
+        said: what the pack's head said when it was pushed, its `digest`, and the date.
+        signature: of SSH; empty if it is not signed.
+    """
+
+    name: str
+    said: dict[str, Any]
+    signature: str = ""
+
+    @property
+    def digest(self) -> str:
+        return str(self.said["digest"])
+
+
+def settings_file() -> Path:
+    """Where the names and URLs of registries are kept: in XDG_CONFIG_HOME, else in ~/.config."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "kilobatch" / "registries.json"
+
+
+def settings() -> dict[str, dict[str, Any]]:
+    """The registries that were added: name -> `url`, and `signers`, a list of keys, or null."""
+    try:
+        return mapping_in(settings_file().read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputRefused(f"{settings_file()}: {error}; remove it, and add the registries again") from None
+
+
+def add_registry(name: str, url: str, *, signers: Path | None) -> Registry:
+    """Remember a registry by a name; a folder is made if it is not there.
+
+    Raises:
+        InputRefused: the name cannot be one, or the place cannot be reached.
+    """
+    if not re.fullmatch(_PART, name):
+        raise InputRefused(f"{name!r} cannot name a registry; use letters, digits, `_`, `.` and `-`")
+    if re.search("//[^/]*@", url) and not url.startswith(("git", "ssh")):
+        raise InputRefused("the URL holds credentials; leave them to fsspec: its configuration, or the environment")
+    if "://" not in url and not url.startswith("git+") and not url.endswith(".git"):
+        url = os.path.abspath(os.path.expanduser(url))
+        Path(url).mkdir(parents=True, exist_ok=True)
+    registry = Registry(name, url, signers=signers and signers.absolute())
+    registry.store.names("names")  # it answers
+    known = settings() | {name: {"url": url, "signers": signers and str(signers.absolute())}}
+    file = settings_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    part.replace(file)
+    return registry
+
+
+def registries(*names: str) -> list[Registry]:
+    """The registries of these names; without names all.
+
+    Raises:
+        InputRefused: one of them was not added.
+    """
+    known = settings()
+    for name in names:
+        if name not in known:
+            way_out = nearest(name, sorted(known), called="added")
+            raise InputRefused(f"there is no registry {name}; {way_out}; kilobatch registry add {name} URL adds one")
+    chosen = {name: known[name] for name in names or sorted(known)}
+    return [Registry(name, facts["url"], signers=facts.get("signers")) for name, facts in chosen.items()]
+
+
+def is_in_registry(name: str) -> bool:
+    """Whether a name of a recipe is one of a registry that was added."""
+    match = _NAME.fullmatch(name)
+    return match is not None and (match["version"] is not None or match["registry"] in settings())
+
+
+def registry_of(name: str) -> tuple[Registry, str, int | None]:
+    """The registry of a name such as `team/resnet50@3`, the name in it, and the version; None: the newest.
+
+    Raises:
+        InputRefused: it is no such name, or there is no such registry.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise InputRefused(f"{name!r} is no name of a registry; write REGISTRY/NAME, or REGISTRY/NAME@VERSION")
+    (registry,) = registries(match["registry"])
+    return registry, match["pack"], match["version"] and int(match["version"])
+
+
+class Registry:
+    """One registry.
+
+    Args:
+        name: by which it was added.
+        url: see `store_of`.
+        signers: list of the keys that are trusted here.
+    """
+
+    def __init__(self, name: str, url: str, *, signers: str | Path | None = None) -> None:
+        self.name, self.url = name, url
+        self.signers = None if signers is None else Path(signers)
+        self.store = store_of(url)
+        self._cache = cache_folder() / "registries" / sha256_of(url.encode())[:16]
+
+    def entries(self, *, every_version: bool = False) -> list[Entry]:
+        """The newest version of each name, or every one."""
+        versions: dict[str, list[int]] = {}
+        for path in self._names("names"):
+            pack, _, file = path.removeprefix("names/").rpartition("/")
+            if pack and re.fullmatch(r"[1-9][0-9]*\.json", file):
+                versions.setdefault(pack, []).append(int(file.removesuffix(".json")))
+        kept = {pack: sorted(known) if every_version else [max(known)] for pack, known in sorted(versions.items())}
+        return [self.entry(pack, version) for pack, known in kept.items() for version in known]
+
+    def entry(self, pack: str, version: int | None = None) -> Entry:
+        """A version of a name; None: the newest.
+
+        Raises:
+            InputRefused: there is none, or it is damaged.
+        """
+        if version is None:
+            version = max(self._versions(pack), default=0)
+        name = f"{self.name}/{pack}@{version}"
+        try:
+            if not version:
+                raise FileNotFoundError
+            tree = mapping_in(self._read(f"names/{pack}/{version}.json"))
+            entry = Entry(name=name, said=tree["entry"], signature=tree.get("signature", ""))
+            fits = (entry.said["name"], entry.said["version"]) == (pack, version)
+        except FileNotFoundError:
+            known = sorted({path.split("/", 1)[1].rpartition("/")[0] for path in self._names("names")})
+            way_out = f"it has versions {self._versions(pack)}" if pack in known else nearest(pack, known)
+            raise InputRefused(f"{self.name} has no {name.removesuffix('@0')}; {way_out}") from None
+        except (ValueError, LookupError, TypeError) as error:
+            raise InputRefused(f"{name}: its entry is damaged: {error}; ask who keeps {self.url}") from None
+        if not fits or not re.fullmatch("[0-9a-f]{64}", entry.digest):
+            raise InputRefused(f"{name}: its entry belongs to another name; ask who keeps {self.url}")
+        return entry
+
+    def push(self, path: Path, pack: str, *, key: Path | None = None) -> Entry:
+        """Add a pack as the next version of a name; the same pack as the newest version is not added again.
+
+        Raises:
+            InputRefused: the pack is refused, the store cannot be written, or the key cannot sign.
+        """
+        opened = open_pack(path)
+        while True:
+            version = max(self._versions(pack), default=0) + 1
+            if version > 1 and (newest := self.entry(pack, version - 1)).digest == opened.digest:
+                return newest
+            said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
+            said |= {key: opened.head.get(key) for key in ("title", "ids", "facts", "claims")}
+            signature = sign(canonical_json(said), key) if key else ""
+            tree = {"entry": said} | ({"signature": signature} if signature else {})
+            before = {f"packs/{opened.digest}.kilobatch": path}
+            if self.store.create(f"names/{pack}/{version}.json", canonical_json(tree), before=before):
+                return Entry(name=f"{self.name}/{pack}@{version}", said=said, signature=signature)
+
+    def pull(self, entry: Entry, *, anew: bool = False) -> Pack:
+        """The pack of an entry, from the cache or the store.
+
+        Args:
+            anew: from the store in any case.
+        Raises:
+            InputRefused: it cannot be reached, or is not the pack that the entry names.
+        """
+        if not anew and (known := cached_pack(entry.digest)) is not None:
+            return known
+        with tempfile.TemporaryDirectory(prefix="kilobatch-pull-") as folder:
+            path = Path(folder, f"{entry.digest}.kilobatch")
+            try:
+                self.store.fetch(f"packs/{entry.digest}.kilobatch", path)
+                pack = open_pack(path)
+            except FileNotFoundError:
+                raise InputRefused(f"{entry.name}: its pack is gone from {self.url}") from None
+            except Unreachable as error:
+                raise InputRefused(f"{entry.name} is not in the cache, and {error}") from None
+        if pack.digest != entry.digest:
+            raise InputRefused(f"{entry.name}: {self.url} holds another pack under its digest; do not use it")
+        return pack
+
+    def signed_by(self, entry: Entry) -> str | None:
+        """Who of this registry's signers has signed an entry, which names the pack's digest; None: nobody."""
+        if self.signers is None or not entry.signature:
+            return None
+        return signer(canonical_json(entry.said), entry.signature, self.signers)
+
+    def add_rerun(self, digest: str, evidence: dict[str, Any]) -> None:
+        """Add what a rerun of a pack came to; the pack stays as it is."""
+        data = canonical_json(evidence)
+        self.store.create(f"reruns/{digest}/{sha256_of(data)}.json", data, before={})
+
+    def reruns(self, digest: str) -> list[dict[str, Any]]:
+        """What reruns of a pack came to, the oldest first."""
+        found = []
+        for path in self._names(f"reruns/{digest}"):
+            data = self._read(path)
+            if sha256_of(data) == path.rpartition("/")[2].removesuffix(".json"):
+                found.append(mapping_in(data))
+        return sorted(found, key=lambda rerun: str(rerun.get("date")))
+
+    def _versions(self, pack: str) -> list[int]:
+        files = [path.removeprefix(f"names/{pack}/") for path in self._names(f"names/{pack}")]
+        return sorted(int(file.removesuffix(".json")) for file in files if re.fullmatch(r"[1-9][0-9]*\.json", file))
+
+    def _names(self, folder: str) -> list[str]:
+        """Paths below a folder of the store; where that cannot be reached, those that the cache has."""
+        try:
+            return self.store.names(folder)
+        except Unreachable as error:
+            here = sorted(path.relative_to(self._cache).as_posix() for path in (self._cache / folder).rglob("*.json"))
+            if not here:
+                raise
+            print(printable(f"registry {self.name}: {error}; going on with what the cache has"), file=sys.stderr)
+            return here
+
+    def _read(self, path: str) -> bytes:
+        """A file of the store, from the cache if it was read before: files never change."""
+        place = self._cache / path
+        if not place.is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part = place.with_name(f".{place.name}.{os.getpid()}.part")
+            try:
+                self.store.fetch(path, part)
+                part.replace(place)
+            finally:
+                part.unlink(missing_ok=True)
+        return place.read_bytes()
+
+
+def found_in(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
+    """The entries that meet all conditions, such as `dataset=imagenet`, `accuracy>=0.75` or `device_hours<100`.
+
+    Raises:
+        InputRefused: a condition cannot be read.
+    """
+    for condition in conditions:
+        match = _CONDITION.fullmatch(condition.replace(" ", ""))
+        if match is None or match[1] not in FACTS:
+            way_out = f"write a key, one of = != < <= > >=, and a value; keys: {', '.join(FACTS)}"
+            raise InputRefused(f"{condition!r} is no condition; {way_out}")
+        key, how, text = match.groups()
+        entries = [entry for entry in entries if _meets((entry.said.get("facts") or {}).get(key), how, text)]
+    return list(entries)
+
+
+def _meets(fact: Any, how: str, text: str) -> bool:
+    if isinstance(fact, int | float):
+        try:
+            return _COMPARE[how](fact, float(text))
+        except ValueError:
+            raise InputRefused(f"{text!r} is no number, and {how} compares numbers here") from None
+    return fact is not None and how in ("=", "!=") and _COMPARE[how](str(fact), text)

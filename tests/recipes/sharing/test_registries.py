@@ -1,0 +1,241 @@
+"""Registries in a folder, in git and on S3: versions are never lost or overwritten, and the cache works offline."""
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.sharing.pack_file import write_pack
+from recipes.sharing.registries import add_registry, found_in, is_in_registry, registries, registry_of
+from recipes.sharing.stores import Unreachable
+
+ROOT = Path(__file__).parents[3]
+PUSHER = """\
+import sys
+from pathlib import Path
+from recipes.sharing.registries import Registry
+registry = Registry("team", sys.argv[1])
+for path in map(Path, sys.argv[2:]):
+    print(registry.push(path, "net").said["version"], flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def homes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def packed(tmp_path):
+    def write(number, **facts):
+        path = tmp_path / f"{number}.kilobatch"
+        files = {"recipe.yaml": b"kilobatch: 1\n", "number": str(number).encode()}
+        write_pack(path, {"title": f"Number {number}", "facts": facts, "ids": {}, "claims": []}, files)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def git_url(tmp_path):
+    subprocess.run(["git", "init", "--quiet", "--bare", tmp_path / "team.git"], check=True)
+    return f"git+file://{tmp_path}/team.git"
+
+
+@pytest.fixture(scope="module")
+def s3_url():
+    for package in ("s3fs", "moto.server"):
+        try:
+            found = importlib.util.find_spec(package)
+        except ImportError:
+            found = None
+        if found is None:
+            pytest.skip(f"{package} is not installed: pip install kilobatch[remote] moto[server]")
+    import s3fs
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    settings = {"AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (settings | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}).items():
+            patch.setenv(name, value)
+        until = time.monotonic() + 60
+        while True:
+            with socket.socket() as asked:
+                if not asked.connect_ex(("127.0.0.1", port)):
+                    break
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        s3fs.S3FileSystem().mkdir("packs")
+        yield "s3://packs/team"
+    server.kill()
+    server.wait()
+
+
+@pytest.fixture
+def url(request, tmp_path):
+    return str(tmp_path / "team") if request.param == "folder" else request.getfixturevalue(request.param)
+
+
+EVERY = pytest.mark.parametrize("url", ["folder", "git_url", "s3_url"], indirect=True)
+
+
+@EVERY
+def test_names_have_versions_that_are_found_pulled_and_searched(url, packed):
+    team = add_registry("team", url, signers=None)
+    assert team.entries() == []
+    first = team.push(packed(1, dataset="imagenet", accuracy=0.7), "net")
+    second = team.push(packed(2, dataset="imagenet", accuracy=0.8), "net")
+    other = team.push(packed(3, dataset="digits", accuracy=None), "vision/other")
+    assert [entry.name for entry in (first, second, other)] == ["team/net@1", "team/net@2", "team/vision/other@1"]
+    assert team.push(packed(2, dataset="imagenet", accuracy=0.8), "net") == second, "pushed again"
+    assert team.entries() == [second, other]
+    assert team.entries(every_version=True) == [first, second, other]
+    assert (team.pull(first).folder / "number").read_bytes() == b"1"
+    assert team.pull(first, anew=True).digest == first.digest
+    assert found_in(team.entries(), ["dataset=imagenet", "accuracy>=0.75"]) == [second]
+    assert found_in(team.entries(), ["accuracy<0.75"]) == []
+    with pytest.raises(InputRefused, match="no team/net@7; it has versions"):
+        team.entry("net", 7)
+    with pytest.raises(InputRefused, match="did you mean net"):
+        team.entry("nett")
+
+
+@EVERY
+def test_reruns_are_added_to_the_record_of_a_pack(url, packed):
+    team = add_registry("team", url, signers=None)
+    entry = team.push(packed(1), "net")
+    for date in ("2026-02", "2026-01"):
+        team.add_rerun(entry.digest, {"date": date, "verdict": "the same bits"})
+    team.add_rerun(entry.digest, {"date": "2026-01", "verdict": "the same bits"})
+    assert [rerun["date"] for rerun in team.reruns(entry.digest)] == ["2026-01", "2026-02"]
+    assert team.entry("net") == entry
+
+
+@pytest.mark.parametrize("url", ["folder", "git_url"], indirect=True)
+def test_what_was_seen_once_is_there_without_the_store(url, packed, tmp_path, capsys):
+    team = add_registry("team", url, signers=None)
+    team.push(packed(1), "net")
+    unseen = team.push(packed(2), "net")
+    team.pull(team.entry("net", 1))
+    team.entries(every_version=True)
+    shutil.rmtree(tmp_path / "cache" / "kilobatch" / "packs" / unseen.digest)
+    place = tmp_path / ("team" if "team.git" not in url else "team.git")
+    place.rename(tmp_path / "away")
+    (team,) = registries("team")
+    assert (team.pull(team.entry("net", 1)).folder / "number").read_bytes() == b"1"
+    assert team.entry("net").name == "team/net@2", "the newest that is known"
+    assert "going on with what the cache has" in capsys.readouterr().err
+    with pytest.raises(InputRefused, match="not in the cache"):
+        team.pull(team.entry("net", 2))
+    with pytest.raises(Unreachable):
+        team.push(packed(3), "net")
+
+
+def pushed_at_once(url, packed, number):
+    """Versions that two processes got for their packs; half of the packs are pushed by each."""
+    paths = [packed(index) for index in range(number)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PUSHER, url, *paths[half::2]], stdout=subprocess.PIPE, env=environment, text=True
+        )
+        for half in (0, 1)
+    ]
+    outputs = [process.communicate(timeout=550)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    return [[int(line) for line in output.split()] for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("url", "number"),
+    [
+        pytest.param("folder", 200, id="folder-200"),
+        pytest.param("git_url", 200, id="git-200", marks=pytest.mark.slow),
+        pytest.param("s3_url", 200, id="s3-200", marks=pytest.mark.slow),
+    ],
+    indirect=["url"],
+)
+def test_two_pushers_at_once_lose_and_overwrite_no_version(url, number, packed):
+    team = add_registry("team", url, signers=None)
+    one, other = pushed_at_once(url, packed, number)
+    assert sorted(one + other) == list(range(1, number + 1))
+    assert one == sorted(one)
+    assert other == sorted(other)
+    entries = team.entries(every_version=True)
+    assert len({entry.digest for entry in entries}) == number
+    halves = {version: half for half, versions in enumerate((one, other)) for version in versions}
+    for entry in entries:
+        number = int(entry.said["title"].removeprefix("Number "))
+        assert number % 2 == halves[entry.said["version"]], "the version that its pusher was told"
+    assert (team.pull(entries[-1]).folder / "recipe.yaml").read_bytes() == b"kilobatch: 1\n"
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """`ann` and `bob` have keys; the team's list has Ann's only."""
+    for who in ("ann", "bob"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", who, "-f", tmp_path / who]
+        subprocess.run(command, check=True)
+    kind, key, _ = (tmp_path / "ann.pub").read_text().split()
+    (tmp_path / "signers").write_text(f"ann@team {kind} {key}\n")
+    return tmp_path
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_signatures_name_who_of_the_team_has_signed(keys, packed, tmp_path):
+    team = add_registry("team", str(tmp_path / "team"), signers=keys / "signers")
+    signing = enumerate((keys / "ann", keys / "bob", None))
+    entries = [team.push(packed(number), "net", key=key) for number, key in signing]
+    assert [team.signed_by(entry) for entry in entries] == ["ann@team", None, None]
+    file = tmp_path / "team" / "names" / "net" / "1.json"
+    file.chmod(0o644)
+    tree = json.loads(file.read_text())
+    tree["entry"]["digest"] = entries[1].digest
+    file.write_text(json.dumps(tree))
+    shutil.rmtree(tmp_path / "cache" / "kilobatch" / "registries")
+    assert team.signed_by(team.entry("net", 1)) is None, "another pack under a signed entry"
+    with pytest.raises(InputRefused, match="--sign"):
+        team.push(packed(9), "net", key=keys / "nobody")
+
+
+def test_a_store_that_holds_another_pack_is_refused(packed, tmp_path):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    entry = team.push(packed(1), "net")
+    shutil.rmtree(tmp_path / "cache" / "kilobatch" / "packs")
+    file = tmp_path / "team" / "packs" / f"{entry.digest}.kilobatch"
+    file.write_bytes(packed(2).read_bytes())
+    with pytest.raises(InputRefused, match="another pack under its digest"):
+        team.pull(entry)
+    file.write_bytes(b"nothing")
+    with pytest.raises(InputRefused, match="no pack"):
+        team.pull(entry)
+
+
+def test_names_of_registries_and_wrong_ones(tmp_path):
+    assert not is_in_registry("team/net")
+    add_registry("team", str(tmp_path / "team"), signers=None)
+    assert is_in_registry("team/net")
+    assert is_in_registry("other/net@3"), "a version is nothing else's"
+    assert not is_in_registry("digits/large_batch")
+    assert registry_of("team/vision/net@12")[1:] == ("vision/net", 12)
+    with pytest.raises(InputRefused, match="no registry tame; did you mean team"):
+        registry_of("tame/net")
+    with pytest.raises(InputRefused, match="no name of a registry"):
+        registry_of("team")
+    with pytest.raises(InputRefused, match="credentials"):
+        add_registry("x", "s3://key:secret@bucket/packs", signers=None)
+    with pytest.raises(InputRefused, match="is no condition"):
+        found_in([], ["color=red"])

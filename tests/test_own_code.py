@@ -1,0 +1,79 @@
+"""The examples of docs/own-components.md, written into files, train; beside the recipe and as an installed package."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recipes.errors import RecipeError
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
+
+pytestmark = pytest.mark.mpi
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own-components.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The code of the page; blocks of one name are one file."""
+    folder = tmp_path_factory.mktemp("own")
+    for text in re.findall(r"```(?:python|yaml)\n(.*?)```", PAGE, re.DOTALL):
+        name = re.match(r"# (\w+\.\w+)", text)[1]
+        with (folder / name).open("a") as file:
+            file.write(text)
+    return folder
+
+
+def test_all_components_of_the_page_train_from_another_folder(folder, tmp_path, kilobatch):
+    words = ("--allow-code", "--no-report", "--out", tmp_path / "run")
+    done = kilobatch("train", folder / "all.yaml", *words, ranks=2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = [line["learning_rate"] for line in lines if line["key"] == "train_loss"]
+    assert (rates[0], rates[-1]) == (0.01, 0.0025)
+    assert [line["value"] for line in lines if line["key"] == "eval_accuracy"][-1] > 0.9
+    kept = {path.name for path in (tmp_path / "run" / "code").iterdir()}
+    assert kept == {"mydata.py", "mymodule.py"}
+    again = kilobatch("evaluate", tmp_path / "run", "--allow-code", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+def test_own_model_of_the_page_validates_and_plans(folder, tmp_path, kilobatch):
+    assert kilobatch("recipes", "validate", folder / "mine.yaml", "--allow-code", cwd=tmp_path).returncode == 0
+    assert kilobatch("plan", folder / "mine.yaml", "--allow-code", "-n", "2", cwd=tmp_path).returncode == 0
+    refused = kilobatch("recipes", "validate", folder / "mine.yaml", cwd=tmp_path)
+    assert "pass --allow-code to run it" in refused.stderr
+
+
+def test_entry_points_offer_names_without_the_flag(folder, monkeypatch):
+    (toml,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    package = folder / "mine-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    points = re.sub(r'\[project.entry-points."(.*?)"\]', r"[\1]", toml).replace('"', "")
+    (package / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(folder))
+    words = ("model={kind: MyNet}", "optimizer={kind: SignMomentum, momentum: 0.5}")
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=words)
+    assert (type(opened.recipe.model).__name__, opened.recipe.optimizer.momentum) == ("MyNet", 0.5)
+    sys.modules.pop("mymodule", None)
+
+
+def test_a_subset_of_imagenet_opens_under_a_published_recipe(folder):
+    for split, count in (("train", 200), ("val", 2)):
+        for name in ("a", "b"):
+            (folder / "imagenet100" / split / name).mkdir(parents=True)
+            for number in range(count):
+                file = folder / "imagenet100" / split / name / f"{number}.png"
+                Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(file)
+    words = (f"dataset={folder / 'imagenet100.yaml'}",)
+    opened = open_recipe("goyal2017/256", vocabulary=vocabulary(), overrides=words)
+    assert (opened.dataset.num_train, opened.dataset.num_classes) == (400, 2)
+    (folder / "other.yaml").write_text((folder / "imagenet100.yaml").read_text().replace("subset_of: imagenet", ""))
+    with pytest.raises(RecipeError, match="or that data set's file says `subset_of: imagenet`"):
+        open_recipe("goyal2017/256", vocabulary=vocabulary(), overrides=(f"dataset={folder / 'other.yaml'}",))

@@ -1,0 +1,151 @@
+"""Packs of real runs: what they hold, what is refused, and training from one, to the same bits."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.reports.record import open_run
+from recipes.sharing.pack_file import open_pack
+from trainers.launch.packing import pack
+
+pytestmark = pytest.mark.mpi
+ROOT = Path(__file__).parents[3]
+SHORT = ["--set", "epochs=1", "--set", "learning_rate.warmup=null", "--no-report"]
+WEIGHTS = "checkpoints/update-000003/weights.safetensors"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, kilobatch):
+    """A folder with runs of three updates: `0` and `1` of one recipe, `other` of another rate, `cut` not at its end."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, *options in (
+        ("0", "--trace"),
+        ("1", "--set", "seed=1"),
+        ("other", "--set", "learning_rate.reference=0.1"),
+        ("cut", "--stop-after", "1up"),
+    ):
+        done = kilobatch("train", "digits/large_batch", *SHORT, "--out", folder / name, *options, ranks=1)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def packed(path, *names, **how):
+    how = {"weights": False, "data": None, "allow_code": False} | how
+    return pack([str(name) for name in names], out=path, **how)
+
+
+def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tmp_path, cache):
+    path, digest, head = packed(tmp_path / "a.kilobatch", runs / "1", runs / "0", weights=True)
+    assert packed(tmp_path / "b.kilobatch", runs / "0", runs / "1", weights=True)[1] == digest
+    assert path.read_bytes() == (tmp_path / "b.kilobatch").read_bytes()
+    opened = open_pack(path)
+    accuracies = [open_run(runs / str(seed)).final_accuracy for seed in (0, 1)]
+    assert [run["accuracy"] for run in opened.head["runs"]] == accuracies
+    (claim,) = opened.head["claims"]
+    assert claim["value"] == pytest.approx(sum(accuracies) / 2)
+    assert (claim["runs"], claim["status"]) == (2, "reproduced")
+    assert opened.head["facts"]["batch"] == 512
+    assert (opened.folder / "weights.safetensors").read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
+    sources = sorted(file.name for file in (opened.folder / "sources").iterdir())
+    assert sources == ["0-large_batch.yaml", "1-baseline.yaml"]
+    assert json.loads((opened.folder / "diff.json").read_text())["parent"] == "digits/baseline"
+    assert "kilobatch==" in (opened.folder / "lock.txt").read_text()
+    ids = json.loads((runs / "0" / "environment.json").read_text())["ids"]
+    assert opened.head["ids"] == ids
+    text = b"".join(file.read_bytes() for file in opened.folder.rglob("*.yaml") if file.parent == opened.folder)
+    assert str(tmp_path).encode() not in text
+
+
+def test_runs_that_do_not_belong_together_or_have_not_ended_are_refused(runs, tmp_path, cache):
+    with pytest.raises(InputRefused, match="another training .* not only another seed"):
+        packed(tmp_path / "a.kilobatch", runs / "0", runs / "other")
+    with pytest.raises(InputRefused, match="same seed"):
+        packed(tmp_path / "a.kilobatch", runs / "0", runs / "0")
+    with pytest.raises(InputRefused, match="has not reached its end"):
+        packed(tmp_path / "a.kilobatch", runs / "cut")
+    with pytest.raises(InputRefused, match="no folder of a run"):
+        packed(tmp_path / "a.kilobatch", runs / "0", "digits/baseline")
+    with pytest.raises(InputRefused, match=r"ends in \.kilobatch"):
+        packed(tmp_path / "a.zip", runs / "0")
+    shutil.copytree(runs / "0", tmp_path / "changed")
+    text = (tmp_path / "changed" / "recipe.yaml").read_text()
+    (tmp_path / "changed" / "recipe.yaml").write_text(text.replace("momentum: 0.9", "momentum: 0.8"))
+    with pytest.raises(InputRefused, match="not those that it was trained with"):
+        packed(tmp_path / "a.kilobatch", tmp_path / "changed")
+    assert list(tmp_path.glob("*.kilobatch")) == []
+
+
+def test_a_pack_trains_elsewhere_to_the_same_bits_and_other_commands_take_it(runs, tmp_path, cache, kilobatch):
+    path, *_ = packed(tmp_path / "a.kilobatch", runs / "0", runs / "1")
+    (tmp_path / "elsewhere").mkdir()
+    pack_there = shutil.copy(path, tmp_path / "elsewhere" / "got.kilobatch")
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "other cache")}
+
+    def typed(*words, ranks=None):
+        done = kilobatch(*words, ranks=ranks, environment=environment, cwd=str(tmp_path / "elsewhere"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    typed("train", "got.kilobatch", "--no-report", "--out", "run", ranks=2)
+    trained = tmp_path / "elsewhere" / "run"
+    assert (trained / WEIGHTS).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
+    assert "The same training" in typed("recipes", "diff", "got.kilobatch", str(runs / "0"))
+    typed("recipes", "show", "got.kilobatch")
+    typed("recipes", "card", "got.kilobatch")
+    typed("recipes", "curve", "got.kilobatch", "--at", "0")
+    typed("plan", "got.kilobatch", "-n", "2")
+    typed("report", "got.kilobatch", "-o", "r.html")
+    assert "seed" in (tmp_path / "elsewhere" / "r.html").read_text()
+    assert pack_there.stat().st_size == path.stat().st_size
+
+
+def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilobatch):
+    path, _, head = packed(tmp_path / "a.kilobatch", "goyal2017")
+    assert head["runs"] == []
+    assert head["claims"][0]["value"] == head["facts"]["accuracy"] == 0.7626
+    assert head["ids"]["data"] is None
+    done = kilobatch("report", str(path), environment={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    assert done.returncode == 2
+    assert "has no runs" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(runs, tmp_path, cache):
+    """A second environment has the packages of this one, and an installed wheel in place of the checkout."""
+    path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
+    fresh = tmp_path / "fresh"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
+    (site,) = fresh.glob("lib/python*/site-packages")
+    (packages,) = (Path(sys.prefix) / "lib").glob("python*/site-packages")
+    for entry in packages.iterdir():
+        if "kilobatch" not in entry.name:
+            (site / entry.name).symlink_to(entry)
+    for folder, names in (("bin", "mpi*"), ("bin", "hydra*"), ("lib", "lib*")):  # MPI's launchers and libraries
+        for entry in (Path(sys.prefix) / folder).glob(names):
+            (fresh / folder / entry.name).symlink_to(entry)
+    copy = tmp_path / "copy"
+    for folder in ("configs", "lr_schedules", "recipes", "trainers"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for file in ("kilobatch.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, copy)
+    how = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    python = fresh / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", *how, copy], check=True, timeout=300)
+    shutil.rmtree(copy)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "other")} | {"PYTHONPATH": ""}
+    command = [fresh / "bin" / "kilobatch", "train", path, "-n", "2", "--no-report", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert str(ROOT) not in (tmp_path / "run" / "run.yaml").read_text()
+    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()

@@ -1,0 +1,162 @@
+"""`kilobatch registry ...`: share packs with a team."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from trainers.commands.options import OPTIONS_OF_GROUPS, Json
+
+EXAMPLES = """\b
+Examples:
+  kilobatch registry add team /mnt/share/recipes
+  kilobatch registry add team git+ssh://git@host/recipes.git --signers team_keys
+  kilobatch registry add team s3://bucket/recipes
+  kilobatch registry push mine.kilobatch team/resnet50
+  kilobatch registry search dataset=imagenet 'batch>=8192'
+  kilobatch train team/resnet50@3
+"""
+app = typer.Typer(help="Share packs with a team.", epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="REGISTRY/NAME@VERSION; without @VERSION the newest.")]
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What you call it, such as team.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="A folder, a git repository (git+URL), or s3://, ...")],
+    signers: Annotated[Path | None, typer.Option(metavar="FILE", help="Keys you trust, by line: NAME KEY.")] = None,
+) -> None:
+    """Remember a registry by a name.
+
+    A folder is made if it is not there.
+    """
+    from recipes.sharing.registries import add_registry
+
+    registry = add_registry(name, url, signers=signers)
+    guard = registry.store.guard
+    print(f"added {name}: {registry.url}")
+    print(f"Two pushes at once are kept apart by {guard}." if guard else "It can be read; pushes are refused there.")
+
+
+@app.command("list")
+def list_entries(
+    name: Annotated[str | None, typer.Argument(help="Of one registry: every version.")] = None, as_json: Json = False
+) -> None:
+    """The newest version of each name, or every one.
+
+    Of all registries the newest, of one that is named every version.
+    """
+    from recipes.sharing.registries import registries
+
+    found = registries(*([name] if name else []))
+    _print_entries([entry for each in found for entry in each.entries(every_version=name is not None)], as_json)
+
+
+@app.command()
+def search(
+    conditions: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Such as 'accuracy>=0.75'.")],
+    as_json: Json = False,
+) -> None:
+    """Names whose newest version meets all conditions.
+
+    Keys: dataset, model, batch, epochs, updates, accuracy, device_hours. Comparisons: = != < <= > >=
+    """
+    from recipes.sharing.registries import found_in, registries
+
+    _print_entries(found_in([entry for each in registries() for entry in each.entries()], conditions), as_json)
+
+
+@app.command()
+def push(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pack, or the evidence.json of a rerun.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="REGISTRY/NAME; of a rerun with its @VERSION.")],
+    key: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="Sign by this SSH key.")] = None,
+) -> None:
+    """Add a pack as the next version of a name.
+
+    The evidence of a rerun is added to the record of a pack. Nothing is ever overwritten.
+    """
+    from recipes.errors import InputRefused
+    from recipes.sharing.canonical import mapping_in
+    from recipes.sharing.registries import registry_of
+
+    registry, pack, version = registry_of(name)
+    if file.suffix == ".json":
+        entry = registry.entry(pack, version)
+        try:
+            evidence = mapping_in(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputRefused(f"{file}: cannot be read: {error}; name the evidence.json of a rerun") from None
+        if evidence.get("pack") != entry.digest:
+            raise InputRefused(f"{file} is no evidence about {entry.name}: it is about pack {evidence.get('pack')}")
+        registry.add_rerun(entry.digest, evidence)
+        print(f"added to the record of {entry.name}: {evidence['verdict']}")
+        return
+    if version is not None:
+        raise InputRefused(f"{name}: the registry chooses the version; leave @{version} out")
+    entry = registry.push(file, pack, key=key)
+    print(f"pushed as {entry.name}, digest {entry.digest[:12]}{', signed' if entry.signature else ''}")
+
+
+@app.command()
+def pull(
+    name: Name,
+    out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Write the pack into a file, too.")] = None,
+    require_signed: Annotated[
+        bool, typer.Option("--require-signed", help="Refuse it unless one of the registry's signers signed it.")
+    ] = False,
+) -> None:
+    """Bring a pack into the cache, for use without a network."""
+    from recipes.errors import InputRefused
+    from recipes.sharing.pack_file import files_of, write_pack
+    from recipes.sharing.registries import registry_of
+
+    registry, pack, version = registry_of(name)
+    entry = registry.entry(pack, version)
+    by = registry.signed_by(entry)
+    if require_signed and by is None:
+        way_out = "" if registry.signers else f"; give them: kilobatch registry add {registry.name} URL --signers FILE"
+        raise InputRefused(f"{entry.name} is not signed by a key of the registry's signers{way_out}")
+    opened = registry.pull(entry)
+    if out is not None and write_pack(out, opened.head, files_of(opened)) != entry.digest:
+        out.unlink()
+        raise InputRefused(f"{opened.folder}: a file was changed there; remove this folder, and pull again")
+    print(f"pulled {entry.name}, digest {entry.digest[:12]}{f', signed by {by}' if by else ''}")
+    print(f"Use it by its name: kilobatch train {quote(entry.name)}")
+
+
+@app.command()
+def verify(name: Name) -> None:
+    """Check every byte of a pack, and say who signed it.
+
+    Exit code 5 if the registry has signers, and none of them signed it.
+    """
+    from recipes.sharing.registries import registry_of
+
+    registry, pack, version = registry_of(name)
+    entry = registry.entry(pack, version)
+    registry.pull(entry, anew=True)
+    by = registry.signed_by(entry)
+    print(f"{entry.name}: whole, digest {entry.digest}")
+    print(f"signed by {by}" if by else "signed by nobody whose key is known here" if entry.signature else "not signed")
+    for rerun in registry.reruns(entry.digest):
+        print(f"rerun {rerun.get('date')}: {rerun.get('verdict')}")
+    raise typer.Exit(5 if registry.signers and by is None else 0)
+
+
+def _print_entries(entries: list, as_json: bool) -> None:
+    from recipes.errors import printable
+    from recipes.reports.curves import points_text
+    from recipes.sharing.registries import FACTS
+
+    if as_json:
+        print(json.dumps([{"name": entry.name, **entry.said} for entry in entries], indent=2))
+        return
+    facts = {entry.name: entry.said.get("facts") or {} for entry in entries}
+    rows = [{"name": name, **{key: known.get(key) for key in FACTS}} for name, known in facts.items()]
+    print(printable(points_text(rows)) if rows else "nothing")

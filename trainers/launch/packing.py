@@ -1,0 +1,69 @@
+"""`kilobatch recipes pack`: gathers what a pack holds from runs or from a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused, refuse_unreachable
+from recipes.packs.make import pack_contents
+from recipes.reading.identity import identity_ids
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.registry import can_name_folder
+from recipes.sharing.pack_file import SUFFIX, write_pack
+from trainers.launch.identity import made_of, own_folders
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.identity import own_code, read_identity
+from trainers.runs.run_folder import RECIPE, environment_of
+
+
+@refuse_unreachable()
+def pack(
+    names: Sequence[str], *, out: Path | None, weights: bool, data: Path | None, allow_code: bool
+) -> tuple[Path, str, dict[str, Any]]:
+    """Write a pack of runs, or of one recipe; returns its path, digest and head.
+
+    Raises:
+        InputRefused: the runs do not belong together, have not ended or were changed; the file cannot be written.
+    """
+    known = vocabulary(allow_code=allow_code)
+
+    def opened_at(name: str | Path) -> OpenedRecipe:
+        return open_recipe(name, vocabulary=known, allow_code=allow_code or None, data_root=data)
+
+    folders = [Path(name) for name in names if (Path(name) / RECIPE).is_file()]
+    if len(folders) != len(names) and len(names) > 1:
+        stray = next(name for name in names if Path(name) not in folders)
+        raise InputRefused(f"{stray} is no folder of a run; name runs only, or one recipe")
+    runs = sorted(((opened_at(folder / RECIPE), folder) for folder in folders), key=lambda run: run[0].recipe.seed)
+    opened = runs[0][0] if runs else opened_at(names[0])
+    if runs:
+        recorded = read_identity(runs[0][1]) or {}
+        parts = {what: recorded.get(what) or {} for what in ("code", "data")}
+    else:
+        parts = made_of(opened)
+    ids = identity_ids(opened, parts)
+    for each, folder in runs:
+        trained = environment_of(folder).get("ids") or {}
+        if trained.get("recipe") != identity_ids(each, {})["recipe"] or trained.get("data") != ids["data"]:
+            what = f"{folder}: recipe.yaml or the data are not those that it was trained with"
+            raise InputRefused(f"{what}; pack runs as `kilobatch train` left them")
+    head, files = pack_contents(
+        opened,
+        ids=ids,
+        made_of=parts,
+        lock="".join(sorted({f"{package.name}=={package.version}\n" for package in distributions()})),
+        runs=runs,
+        own_code=own_code([opened.tree, opened.dataset_tree], own_folders(opened)),
+        vocabulary=known,
+        weights=weights,
+    )
+    path = out or Path(f"{head['name']}{SUFFIX}")
+    if path.suffix != SUFFIX or not can_name_folder(path.name):
+        raise InputRefused(f"{path}: a pack's file ends in {SUFFIX}; write -o {path.stem or 'mine'}{SUFFIX}")
+    try:
+        return path, write_pack(path, head, files), head
+    except OSError as error:
+        raise InputRefused(f"{path} cannot be written: {error.strerror}; give another -o") from error

@@ -1,0 +1,314 @@
+"""`kilobatch reproduce`: reruns what a pack claims, and ends in a verdict.
+
+The first rerun has the seed of the first run in the pack: it may have the same bits, or be the same run up to rounding.
+Otherwise further seeds follow, and statistics decide.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused, refuse_unreachable
+from recipes.packs.make import SAMPLES, last_weights, samples_of
+from recipes.reading.identity import identity_ids
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.registry import path_of_pack
+from recipes.reports.record import Run, open_run
+from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
+from recipes.sharing.pack_file import HEAD
+from trainers.launch.identity import made_of
+from trainers.launch.preflight import refuse_folder, refuse_unbuilt
+from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.mpi_ranks import without_launcher
+from trainers.runs.run_folder import environment_of
+
+SAME_BITS, SAME_RUN = "the same bits", "the same run"
+EXIT_CODES = {SAME_BITS: 0, SAME_RUN: 0, AS_GOOD: 0, WORSE: 5, UNDECIDED: 6}
+EVIDENCE, REGISTERED = "evidence.json", "registered.json"
+_MARGIN = 0.01  # of an accuracy whose claim has none. Assumed: a point.
+_LOSS_MARGIN = 0.05  # of the training loss over a part of a run, as a share of the recorded one. Assumed.
+# Rounding grows from update to update: losses are compared while it is small beside any change of the training.
+_TOLERANCE, _GROWTH, _COMPARED = 1e-5, 4.0, 6
+
+
+class RerunFailed(RuntimeError):
+    """A training did not end well; `code` is its exit code."""
+
+    def __init__(self, folder: Path, code: int) -> None:
+        super().__init__(f"the run in {folder} ended with exit code {code}; the same command goes on with it")
+        self.code = code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """What is rerun, and how.
+
+    Args:
+        pack: path of a pack, or a name in a registry.
+        seeds: reruns at most.
+        part: share of each run's epochs, up to 1.
+        out: folder of the runs; None: one in `runs` for this pack.
+        options: of `kilobatch train`.
+        register: write margin and seeds down before the first run.
+    """
+
+    pack: str
+    seeds: int = 5
+    part: float = 1.0
+    out: Path | None = None
+    options: tuple[str, ...] = ()
+    data: Path | None = None
+    allow_code: bool = False
+    register: bool = False
+
+
+@refuse_unreachable()
+def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Rerun a pack; returns the evidence, which is also written.
+
+    Args:
+        tell: called with each line for the user.
+    Raises:
+        InputRefused: it is no pack, has no claim, or cannot be trained here.
+        RerunFailed: a run did not end.
+    """
+    path = Path(path_of_pack(rerun.pack))
+    if not (path.parent / HEAD).is_file():
+        raise InputRefused(f"{rerun.pack} is no pack; make one: kilobatch recipes pack {shlex.quote(rerun.pack)}")
+    words = vocabulary(allow_code=rerun.allow_code)
+    opened = open_recipe(path, vocabulary=words, allow_code=rerun.allow_code, data_root=rerun.data)
+    refuse_unbuilt(opened.recipe, opened.dataset)
+    refuse_folder(opened.dataset, rerun.data)
+    head = mapping_in((path.parent / HEAD).read_bytes())
+    recorded = _recorded(path.parent)
+    claimed = _claimed(head, opened, recorded, rerun.part)
+    digest = path.parent.name
+    out = rerun.out or Path("runs", f"reproduce-{opened.recipe.name}-{digest[:8]}{_suffix(rerun.part)}")
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {"pack": digest, "margin": claimed.margin, "seeds": rerun.seeds, "part": rerun.part}
+    registered = _registered(out, settings, rerun.register)
+    differ = list(_differences(head, opened, path.parent, recorded))
+    tell(f"claimed: {_shown(claimed, rerun.part)}")
+    for line in differ or ["nothing that the pack records"]:
+        tell(f"differs here: {line}")
+    trusted = not any(line.startswith(("recipe", "data", "code", "claim")) for line in differ)
+    values: list[float] = []
+    judgement, verdict = None, UNDECIDED
+    seeds = _seeds(opened.recipe.seed, recorded, rerun.seeds)
+    for number, seed in enumerate(seeds, start=1):
+        folder = out / f"seed-{seed}"
+        run = _trained(rerun, path, folder, seed)
+        values.append(_value(run, rerun.part))
+        tell(f"seed {seed}: {_value_words(values[-1], rerun.part)}")
+        same = _same(recorded[seed], head, run, seed, whole=rerun.part == 1) if trusted and seed in recorded else ""
+        if same:
+            verdict = same
+            break
+        judgement = judge(claimed, values, level=level_of_look(number, looks=len(seeds)))
+        verdict = judgement.verdict
+        if verdict != UNDECIDED:
+            break
+    evidence = {
+        "kilobatch_rerun": 1,
+        **settings,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "verdict": verdict,
+        "words": _words(verdict, judgement, rerun.part),
+        "judgement": judgement and {key: _finite(value) for key, value in asdict(judgement).items()},
+        "claimed": asdict(claimed),
+        "values": {str(seed): value for seed, value in zip(seeds, values, strict=False)},
+        "differs": differ,
+        "registered": registered,
+        "environment": environment_of(out / f"seed-{seeds[0]}"),
+    }
+    (out / EVIDENCE).write_bytes(canonical_json(evidence) + b"\n")
+    tell(f"verdict: {evidence['words']}")
+    tell(f"wrote {out / EVIDENCE}; kilobatch registry push adds it to the pack's record")
+    return evidence
+
+
+def _suffix(part: float) -> str:
+    return "" if part == 1 else f"-part-{part:g}"
+
+
+def _recorded(folder: Path) -> dict[int, Run]:
+    """The runs in a pack, by seed."""
+    runs = sorted((folder / "runs").glob("*"), key=lambda path: int(path.name))
+    return {int(run.name): open_run(run) for run in runs}
+
+
+def _claimed(head: Mapping[str, Any], opened: OpenedRecipe, recorded: Mapping[int, Run], part: float) -> Claimed:
+    """What is to be held: the first claim of an accuracy, or, of a part of a run, the loss at its end, negative."""
+    if part != 1:
+        if not recorded:
+            raise InputRefused("--part compares with recorded runs, and the pack of a recipe has none")
+        losses = [_loss(run, part) for run in recorded.values()]
+        mean = statistics.fmean(losses)
+        spread = statistics.stdev(losses) if len(losses) > 1 else None
+        return Claimed(
+            value=-mean, deviation=spread, runs=len(losses), margin=_LOSS_MARGIN * mean, resolution=1e-4 * mean
+        )
+    claim = next((claim for claim in head.get("claims") or () if claim.get("kind") == "accuracy"), None)
+    if claim is None:
+        raise InputRefused("the pack claims no accuracy; pack runs, or a recipe with `claims`")
+    return Claimed(
+        value=claim["value"],
+        deviation=claim.get("deviation"),
+        runs=claim.get("runs"),
+        margin=claim.get("margin", _MARGIN),
+        resolution=1 / opened.dataset.num_eval,
+    )
+
+
+def _registered(out: Path, settings: dict[str, Any], register: bool) -> str | None:
+    """When margin and seeds were written down, before any run; None if they were not."""
+    file = out / REGISTERED
+    if file.is_file():
+        known = mapping_in(file.read_bytes())
+        if {key: known.get(key) for key in settings} != settings:
+            raise InputRefused(f"{file} was written for other seeds, margin or part; keep to it, or give another --out")
+        return str(known["date"])
+    if not register:
+        return None
+    if any(out.glob("seed-*")):
+        raise InputRefused(f"{out} has runs already, and --register comes before the first; give another --out")
+    date = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    file.write_text(json.dumps({**settings, "date": date}, indent=1) + "\n", encoding="utf-8")
+    return date
+
+
+def _differences(
+    head: Mapping[str, Any], opened: OpenedRecipe, folder: Path, recorded: Mapping[int, Run]
+) -> Iterator[str]:
+    """What is not as the pack has recorded it, in words."""
+    from trainers.training.environment import numerical_environment
+
+    ids = identity_ids(opened, made_of(opened))
+    for what, digest in (head.get("ids") or {}).items():
+        if ids.get(what) != digest and not (what == "data" and digest is None):
+            yield f"{what}: {str(digest)[:12]} in the pack, {str(ids.get(what))[:12]} here"
+    if recorded:
+        mean = statistics.fmean(run.final_accuracy or 0.0 for run in recorded.values())
+        claim = next((claim for claim in head["claims"] if claim.get("kind") == "accuracy"), {"value": mean})
+        if not math.isclose(claim["value"], mean, abs_tol=1e-9):
+            yield f"claim: {claim['value']:.4f} is claimed, and the pack's own runs have {mean:.4f}"
+    before, now = environment_of(folder), numerical_environment()
+    for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype") if before else ():
+        was, has = before.get(key), now[key]
+        if isinstance(was, dict) and isinstance(has, dict):
+            names = sorted(name for name in was.keys() | has.keys() if was.get(name) != has.get(name))
+            yield from (f"{key}, {name}: {was.get(name)} in the pack, {has.get(name)} here" for name in names)
+        elif was != has:
+            yield f"{key}: {was} in the pack, {has} here"
+
+
+def _seeds(first: int, recorded: Mapping[int, Run], number: int) -> list[int]:
+    """The seed of the first recorded run, then seeds that no recorded run has."""
+    fresh = max([first, *recorded]) + 1
+    return [first, *range(fresh, fresh + number - 1)]
+
+
+def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
+    """The run of a seed, which is trained now unless it is there."""
+    if (folder / "metrics.jsonl").is_file():
+        run = open_run(folder)
+        if run.outcome in ("success", "stopped") and run.reason in ("", "--stop-after", "goal reached"):
+            return run
+    words = ["train", str(path), "--set", f"seed={seed}", "--out", str(folder), "--trace", "--no-report", "-q"]
+    words += [*rerun.options, *(["--data", str(rerun.data)] if rerun.data else [])]
+    words += ["--allow-code"] if rerun.allow_code else []
+    words += [] if rerun.part == 1 else ["--stop-after", f"{rerun.part!r}run"]
+    words += ["--resume"] if folder.is_dir() else []
+    command = [sys.executable, "-P", "-m", "kilobatch", *words]
+    done = subprocess.run(command, env=without_launcher(os.environ), stdout=sys.stderr)
+    if done.returncode:
+        raise RerunFailed(folder, done.returncode)
+    return open_run(folder)
+
+
+def _value(run: Run, part: float) -> float:
+    """The result of a run, larger is better; a run that diverged has the worst."""
+    if part != 1:
+        return -_loss(run, part)
+    return run.final_accuracy or 0.0
+
+
+def _loss(run: Run, part: float) -> float:
+    """Mean training loss over the last fifth of a part of a run."""
+    updates = max(1, math.ceil(part * int(run.plan["num_updates"])))
+    losses = run.updates.loss[:updates][-max(1, updates // 5) :]
+    return float(losses.mean())
+
+
+def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, *, whole: bool) -> str:
+    """SAME_BITS, SAME_RUN, or empty."""
+    number = min(len(before.updates), len(run.updates))
+    were, are = before.updates.loss[:number], run.updates.loss[:number]
+    facts = next((each for each in head["runs"] if each["seed"] == seed), {})
+    if facts.get("exact") and run.environment.get("exact") and (were == are).all():
+        weights = sha256_of(last_weights(run.folder).read_bytes())
+        if not whole or weights == facts.get("weights_sha256"):
+            return SAME_BITS
+    if (before.folder / SAMPLES).is_file():
+        recorded = (before.folder / SAMPLES).read_bytes().splitlines()[:number]
+        if samples_of(run.folder / "trace.jsonl").splitlines()[:number] != recorded:
+            return ""
+    close = zip(were[:_COMPARED], are[:_COMPARED], strict=True)
+    limits = [_TOLERANCE * _GROWTH**update for update in range(_COMPARED)]
+    same = all(math.isclose(was, now, rel_tol=limit) for (was, now), limit in zip(close, limits, strict=False))
+    return SAME_RUN if same else ""
+
+
+def _shown(claimed: Claimed, part: float) -> str:
+    spread = "" if claimed.deviation is None else f" ± {_number(claimed.deviation, part)}"
+    over = f" over {claimed.runs} run(s)" if claimed.runs else ""
+    margin = f"; a rerun may fall short by {_number(claimed.margin, part)}"
+    return f"{_value_words(claimed.value, part)}{spread}{over}{margin}"
+
+
+def _value_words(value: float, part: float) -> str:
+    return f"accuracy {value:.2%}" if part == 1 else f"training loss {-value:.4f} after {part:.0%} of the run"
+
+
+def _number(value: float, part: float) -> str:
+    return f"{100 * value:.2f} points" if part == 1 else f"{value:.4f}"
+
+
+def _words(verdict: str, judgement: Judgement | None, part: float) -> str:
+    """The verdict with its numbers."""
+    so_far = "" if part == 1 else f", after {part:.0%} of it"
+    if verdict == SAME_BITS:
+        return f"the same bits: every loss{'' if part != 1 else ' and every weight'} is equal{so_far}"
+    if verdict == SAME_RUN:
+        return f"the same run: samples and images are equal, losses up to rounding{so_far}"
+    assert judgement is not None
+    low, high = (_signed(bound, part) for bound in (judgement.lower, judgement.upper))
+    difference = _signed(judgement.difference, part)
+    words = f"{verdict}{so_far}: the difference is {difference}, its one-sided bounds {low} and {high}"
+    if verdict != UNDECIDED:
+        return words
+    return words + (
+        f"; {judgement.more} more seed(s) would decide if they went on like this"
+        if judgement.more is not None
+        else "; more seeds would not decide: the claim itself rests on too few runs"
+    )
+
+
+def _signed(value: float, part: float) -> str:
+    return f"{100 * value:+.2f} points" if part == 1 else f"{value:+.4f}"
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
