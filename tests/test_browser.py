@@ -35,7 +35,7 @@ LOOK = r"""(() => {
   let texts = 0;
   while (walk.nextNode()) {
     const node = walk.currentNode, parent = node.parentElement, style = getComputedStyle(parent);
-    if (!node.data.trim() || /SCRIPT|STYLE|NOSCRIPT|OPTION/.test(parent.tagName) || !parent.getClientRects().length) continue;
+    if (!node.data.trim() || /SCRIPT|STYLE|OPTION/.test(parent.tagName) || !parent.getClientRects().length) continue;
     texts++;
     const paper = behind(parent), ink = over(numbers(parent.closest("svg") ? style.fill : style.color), paper);
     const [low, high] = [light(ink), light(paper)].sort((a, b) => a - b), contrast = (high + 0.05) / (low + 0.05);
@@ -43,7 +43,8 @@ LOOK = r"""(() => {
   }
   for (const one of document.querySelectorAll("body *")) {
     if (one.closest(".scroll, svg, .uplot") && !one.matches(".scroll, svg, .uplot")) continue;
-    if (one.getBoundingClientRect().right > document.documentElement.clientWidth + 1) wide.push(one.outerHTML.slice(0, 80));
+    const { right } = one.getBoundingClientRect();
+    if (right > document.documentElement.clientWidth + 1) wide.push(one.outerHTML.slice(0, 80));
   }
   return { ...worst, texts, wide, width: innerWidth, scrolls: document.documentElement.scrollWidth > innerWidth };
 })()"""
@@ -138,17 +139,17 @@ KILOBATCH = (sys.executable, "-m", "kilobatch")
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory, kilobatch):
+def pages(tmp_path_factory):
     """Pages of a run with all sections, of two runs compared, and of a search: name -> file."""
     folder = tmp_path_factory.mktemp("pages")
-    words = ("train", "digits/large_batch", "--noise-scale", "--set", "epochs=6")
-    for name in ("a", "b"):
-        assert kilobatch(*words, "--out", folder / name, ranks=2).returncode == 0
-    compared = folder / "compared.html"
-    assert kilobatch("report", folder / "a", folder / "b", "-o", compared).returncode == 0
     (folder / "search.yaml").write_text(SEARCH)
-    assert kilobatch("search", "search.yaml", "-n", "2", "--out", "search", cwd=folder).returncode == 0
-    return {"run": folder / "a/report.html", "compared": compared, "search": folder / "search/report.html"}
+    words = ("train", "digits/large_batch", "-n", "2", "--noise-scale", "--set", "epochs=6", "--out")
+    commands = [(*words, "a"), (*words, "b"), ("report", "a", "b", "-o", "compared.html")]
+    for command in (*commands, ("search", "search.yaml", "-n", "2", "--out", "search")):
+        done = subprocess.run([*KILOBATCH, *command], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    pages = {"run": "a/report.html", "compared": "compared.html", "search": "search/report.html"}
+    return {name: folder / path for name, path in pages.items()}
 
 
 SEARCH = """\
