@@ -155,11 +155,12 @@ def pages(tmp_path_factory):
 SEARCH = """\
 kilobatch: 1
 name: short
-recipe: digits/large_batch
-fixed: {epochs: 2}
+recipe: digits/baseline
+fixed: {epochs: 2, batch.global: 256}
 space:
   learning_rate.reference: {kind: Float, low: 0.01, high: 0.2, log: true}
   optimizer.weight_decay: {kind: Categorical, choices: [0.0, 0.0001]}
+sampler: {kind: RandomSampler}
 budget: {trials: 6}
 reports: 2
 """

@@ -88,7 +88,7 @@ p {{ margin: .5rem 0; max-width: 48rem; overflow-wrap: anywhere; }}
 figure {{ margin: 0; min-width: 0; }}
 .pictures > figure:only-child {{ max-width: 36rem; }}
 figcaption {{ padding-left: .4rem; }}
-figure svg {{ display: block; width: 100%; height: auto; }}
+figure svg {{ display: block; width: 100%; height: auto; fill: var(--ink); }}
 svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}
 svg text {{ font-family: inherit !important; fill: var(--ink); }}
 #controls {{ display: flex; flex-wrap: wrap; align-items: center; gap: .4rem 1.1rem; margin: 1rem 0 .75rem;
