@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no 
 LOOK = r"""(() => {
   const numbers = text => {
     const found = text.match(/[\d.]+(e-?\d+)?/g).map(Number);
-    return text.startsWith("color(") ? [...found.slice(0, 3).map(one => 255 * one), found[3] ?? 1] : [...found.slice(0, 3), found[3] ?? 1];
+    const scale = text.startsWith("color(") ? 255 : 1; // of color-mix
+    return [...found.slice(0, 3).map(one => scale * one), found[3] ?? 1];
   };
   const light = ([r, g, b]) => [r, g, b].map(one => one / 255)
     .map(one => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)

@@ -193,6 +193,14 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     return f"{run.name} ({run.folder.name})" if shared else run.name
 
 
+def curves(runs: Sequence[Run]) -> Markup:
+    """The curves of runs alone, for a page with the style and script of `charts`."""
+    data = charts.charts(runs, [_label(run, runs) for run in runs])
+    return joined(
+        [tag("h2", "Runs"), _CONTROLS, tag("div", "", id="first", class_="pictures"), charts.charts_markup(data)]
+    )
+
+
 def _swatch(index: int) -> Markup:
     colour, dashes = charts.run_style(index)
     stroke = f'stroke="var(--k{colour[1:]})" stroke-width="3" stroke-dasharray="{",".join(map(str, dashes))}"'

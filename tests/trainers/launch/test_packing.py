@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.reading.identity import recipe_id
+from recipes.reading.library import copy_recipe
+from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
 from recipes.sharing.pack_file import open_pack
+from recipes.sharing.registries import add_registry
 from trainers.launch.packing import pack
+from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).parents[3]
@@ -62,7 +67,8 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     assert json.loads((opened.folder / "diff.json").read_text())["parent"] == "digits/baseline"
     assert "kilobatch==" in (opened.folder / "lock.txt").read_text()
     ids = json.loads((runs / "0" / "environment.json").read_text())["ids"]
-    assert opened.head["ids"] == ids
+    state = json.loads((runs / "0" / WEIGHTS).with_name("state.json").read_text())
+    assert opened.head["ids"] == ids == state["ids"]
     text = b"".join(file.read_bytes() for file in opened.folder.rglob("*.yaml") if file.parent == opened.folder)
     assert str(tmp_path).encode() not in text
 
@@ -110,6 +116,23 @@ def test_a_pack_trains_elsewhere_to_the_same_bits_and_other_commands_take_it(run
     assert pack_there.stat().st_size == path.stat().st_size
 
 
+def test_a_recipe_extends_a_pack_by_its_name_in_a_registry(runs, tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
+    add_registry("team", str(tmp_path / "team"), signers=None).push(path, "net")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: team/net@1\nseed: 7\n")
+    opened = open_recipe("mine.yaml", vocabulary=vocabulary())
+    of_run = open_recipe(runs / "0" / "recipe.yaml", vocabulary=vocabulary(), overrides=["seed=7"])
+    assert recipe_id(opened) == recipe_id(of_run)
+    mine.write_text("kilobatch: 1\nextends: a.kilobatch\n")
+    with pytest.raises(InputRefused, match="push it into a registry"):
+        open_recipe("mine.yaml", vocabulary=vocabulary())
+    with pytest.raises(InputRefused, match="extends: REGISTRY/NAME"):
+        copy_recipe("team/net@1")
+
+
 def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilobatch):
     path, _, head = packed(tmp_path / "a.kilobatch", "goyal2017")
     assert head["runs"] == []
@@ -120,10 +143,31 @@ def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilo
     assert "has no runs" in done.stderr
 
 
+def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, cache):
+    weights = shutil.copy(runs / "0" / WEIGHTS, tmp_path / "w.safetensors")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: digits/large_batch\ninit: {weights: w.safetensors, except: [fc]}\n")
+    path, _, head = packed(tmp_path / "a.kilobatch", mine)
+    begun = mine.read_text().replace("w.safetensors", f"w.safetensors, sha256: {'0' * 64}")
+    Path(weights).unlink()
+    opened = open_recipe(path, vocabulary=vocabulary())
+    assert Path(opened.recipe.init.weights).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
+    assert recipe_id(opened) == head["ids"]["recipe"]
+    mine.write_text(begun)
+    with pytest.raises(InputRefused, match=r"no file .*w.safetensors, and a pack carries these weights; put the file"):
+        packed(tmp_path / "b.kilobatch", mine)
+
+
 @pytest.mark.slow
-def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(runs, tmp_path, cache):
-    """A second environment has the packages of this one, and an installed wheel in place of the checkout."""
-    path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
+def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(tmp_path, cache):
+    """A second environment has the packages of this one, and an installed wheel in place of the checkout.
+
+    Both runs are processes of their own, as a user starts them.
+    """
+    here = tmp_path / "here"
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/large_batch", *SHORT, "-n", "1", "--out", here]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    path, *_ = packed(tmp_path / "a.kilobatch", here)
     fresh = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
     (site,) = fresh.glob("lib/python*/site-packages")
@@ -131,7 +175,7 @@ def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_b
     for entry in packages.iterdir():
         if "kilobatch" not in entry.name:
             (site / entry.name).symlink_to(entry)
-    for folder, names in (("bin", "mpi*"), ("bin", "hydra*"), ("lib", "lib*")):  # MPI's launchers and libraries
+    for folder, names in (("bin", "mpi*"), ("bin", "hydra*"), ("lib", "[lm]*")):  # MPI's launchers and libraries
         for entry in (Path(sys.prefix) / folder).glob(names):
             (fresh / folder / entry.name).symlink_to(entry)
     copy = tmp_path / "copy"
@@ -148,4 +192,7 @@ def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_b
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(ROOT) not in (tmp_path / "run" / "run.yaml").read_text()
-    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
+    environments = [json.loads((run / "environment.json").read_text()) for run in (tmp_path / "run", here)]
+    for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype", "exact", "ids"):
+        assert environments[0][key] == environments[1][key]
+    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (here / WEIGHTS).read_bytes()
