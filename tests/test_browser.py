@@ -200,17 +200,23 @@ def test_charts_follow_axis_smoothing_and_names(browser, pages):
 @pytest.mark.mpi
 def test_pointing_at_a_chart_shows_values_and_dragging_zooms_all(browser, pages):
     browser.open(pages["run"].as_uri())
-    mouse = """(kind, x) => { const over = document.querySelectorAll('.u-over')[1], box = over.getBoundingClientRect();
-      const at = { bubbles: true, clientX: box.left + x * box.width, clientY: box.top + 50, button: 0 };
-      (kind === 'mouseup' ? document : over).dispatchEvent(new MouseEvent(kind, at)); }"""
-    browser.evaluate(f"({mouse})('mousemove', 0.5)")
+    box = browser.evaluate("document.querySelectorAll('.u-over')[1].getBoundingClientRect().toJSON()")
+
+    def mouse(kind, x, buttons=0):
+        place = {"x": box["left"] + x * box["width"], "y": box["top"] + 50}
+        browser.call("Input.dispatchMouseEvent", type=kind, **place, button="left", buttons=buttons, clickCount=1)
+
+    mouse("mouseMoved", 0.4)
+    mouse("mouseMoved", 0.5)
     value = "document.querySelectorAll('.uplot')[1].querySelectorAll('.u-series:not(.raw) td')[1].textContent"
     assert re.match(r"\d[\d.]* \(\d[\d.]*\)", browser.wait(f"/\\d/.test({value}) && {value}"))
     pixels = "document.querySelectorAll('canvas')[0].toDataURL()"
     before = browser.evaluate(pixels)
-    for kind, x in (("mousedown", 0.2), ("mousemove", 0.6), ("mouseup", 0.6)):
-        browser.evaluate(f"({mouse})('{kind}', {x})")
+    for kind, x, buttons in (("mouseMoved", 0.2, 0), ("mousePressed", 0.2, 1), ("mouseMoved", 0.6, 1)):
+        mouse(kind, x, buttons)
+    mouse("mouseReleased", 0.6)
     browser.wait(f"{pixels} !== {json.dumps(before)}")  # the first chart follows the second
+    mouse("mouseMoved", -0.5)
     browser.evaluate("reset.onclick()")
     browser.wait(f"{pixels} === {json.dumps(before)}")
 
