@@ -78,7 +78,10 @@ def watch(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run or a search, or one that holds such.")],
     port: Annotated[int, typer.Option(help="0: a free one.")] = 0,
 ) -> None:
-    """Serve a page that follows a run or a search while it goes on, to browsers of this machine, until Ctrl-C."""
+    """Serve a live page of a run or a search.
+
+    Only browsers of this machine reach it. Ctrl-C ends it.
+    """
     from recipes.reports.live import serve
 
     serve(run, port=port, ready=lambda address: print(f"watching {run}: {address}  (Ctrl-C ends)", flush=True))
