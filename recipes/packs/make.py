@@ -2,7 +2,7 @@
 
 The folder of an opened pack is like that of a run: `recipe.yaml` with `dataset.yaml`, `identity.json`, the run's
 `run.yaml`, `metrics.jsonl` and `environment.json`, and own code in `code/`. A pack of several runs, which differ in the
-seed only, has each in `runs/SEED/` too.
+seed only, has each in `runs/SEED/` too. Where the recipe begins with given weights, `init.safetensors` holds them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from recipes.sharing.canonical import canonical_json
 _OF_A_RUN = ("run.yaml", "metrics.jsonl", "environment.json")
 SAMPLES = "samples.jsonl"  # of each update: digests of its sample ids and its images
 WEIGHTS = "weights.safetensors"
+_INIT = "init.safetensors"  # what the recipe begins with
 
 
 def pack_contents(
@@ -58,7 +59,8 @@ def pack_contents(
         vocabulary: of the recipe.
         weights: put those of the first run into it.
     Raises:
-        InputRefused: runs that have not ended, or that differ in more than their seeds.
+        InputRefused: runs that have not ended, or that differ in more than their seeds; weights to begin with that are
+            not here.
     """
     _require_seeds_only(runs)
     read = [(each.recipe.seed, folder, open_run(folder)) for each, folder in runs]
@@ -68,8 +70,14 @@ def pack_contents(
     facts = card_facts(opened.recipe.name, opened)
     dataset = dict(opened.dataset_tree)
     dataset["root"] = url_of(dataset["root"]) if dataset.get("root") else None  # no path of this machine
-    files: dict[str, bytes | Path] = {
-        "recipe.yaml": block_text({**opened.tree, "dataset": "dataset.yaml"}).encode(),
+    tree, files = {**opened.tree, "dataset": "dataset.yaml"}, dict[str, bytes | Path]()
+    if init := opened.tree.get("init"):
+        if not Path(init["weights"]).is_file():
+            what = f"init.weights: there is no file {init['weights']}, and a pack carries these weights"
+            raise InputRefused(f"{what}; put the file there, or name it in the recipe")
+        tree["init"], files[_INIT] = {**init, "weights": _INIT}, Path(init["weights"])
+    files |= {
+        "recipe.yaml": block_text(tree).encode(),
         "dataset.yaml": block_text(dataset).encode(),
         "identity.json": canonical_json({**made_of, "ids": ids}),
         "lock.txt": lock.encode(),

@@ -93,6 +93,7 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
         raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])
     if versioned or "kilobatch" in root.value:
         root = _at_this_version(root)
+    root = _with_absolute_weights(root, path.parent)
     if "extends" not in root.value:
         return root
     link, root = root.value["extends"], _without(root, "extends")
@@ -125,6 +126,16 @@ def _parsed(data: bytes, file: str) -> Node:
 
 def _without(node: Node, *keys: str) -> Node:
     return replace(node, value={key: value for key, value in node.value.items() if key not in keys})
+
+
+def _with_absolute_weights(root: Node, folder: Path) -> Node:
+    """A file's tree, with `init.weights` counted from its folder: what extends it may lie in another one."""
+    init = root.value.get("init")
+    weights = init.value.get("weights") if init is not None and isinstance(init.value, dict) else None
+    if weights is None or not isinstance(weights.value, str):
+        return root
+    file = os.path.abspath(folder / os.path.expanduser(weights.value))
+    return _put(root, ["init", "weights"], replace(weights, value=file))
 
 
 def _at_this_version(root: Node) -> Node:

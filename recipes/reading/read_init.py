@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipes.reading.read import REFUSED, Path, Reading
-from recipes.reading.yaml import OverrideSource
 from recipes.schema import Init
 
 
@@ -21,9 +20,7 @@ def read_init(reading: Reading, raw: Any, path: Path, _: Mapping[str, Any]) -> t
     init, tree = reading.value(Init | None, raw, path)
     if init is None or init is REFUSED:
         return init, tree
-    written = reading.origins[(*path, "weights")].file
-    folder = "" if isinstance(written, OverrideSource) else os.path.dirname(written)
-    file, digest = os.path.abspath(os.path.join(folder, os.path.expanduser(init.weights))), init.sha256
+    file, digest = os.path.abspath(os.path.expanduser(init.weights)), init.sha256  # from here, if an option gives it
     if os.path.isfile(file):
         with open(file, "rb") as data:
             digest = hashlib.file_digest(data, "sha256").hexdigest()

@@ -184,6 +184,21 @@ def test_a_pack_brings_own_code_which_runs_only_if_it_is_allowed(tmp_path, cache
     assert Path("run", WEIGHTS).read_bytes() == (tmp_path / "a" / "run" / WEIGHTS).read_bytes()
 
 
+def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, cache):
+    weights = shutil.copy(runs / "0" / WEIGHTS, tmp_path / "w.safetensors")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: digits/large_batch\ninit: {weights: w.safetensors, except: [fc]}\n")
+    path, _, head = packed(tmp_path / "a.kilobatch", mine)
+    begun = mine.read_text().replace("w.safetensors", f"w.safetensors, sha256: {'0' * 64}")
+    Path(weights).unlink()
+    opened = open_recipe(path, vocabulary=vocabulary())
+    assert Path(opened.recipe.init.weights).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
+    assert recipe_id(opened) == head["ids"]["recipe"]
+    mine.write_text(begun)
+    with pytest.raises(InputRefused, match=r"no file .*w.safetensors, and a pack carries these weights; put the file"):
+        packed(tmp_path / "b.kilobatch", mine)
+
+
 @pytest.mark.slow
 def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(tmp_path, cache):
     """A second environment has the packages of this one, and an installed wheel in place of the checkout.
