@@ -143,6 +143,47 @@ def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilo
     assert "has no runs" in done.stderr
 
 
+OWN = """\
+from dataclasses import dataclass
+import chainer
+class Net(chainer.Chain):
+    def __init__(self, num_in, num_classes):
+        super().__init__()
+        with self.init_scope():
+            self.fc = chainer.links.Linear(num_in, num_classes)
+    def forward(self, x):
+        return self.fc(x)
+@dataclass(frozen=True, kw_only=True)
+class MyNet:
+    def build(self, *, num_classes, channels, image_size):
+        return Net(64 * channels, num_classes)
+"""
+
+
+@pytest.mark.slow
+def test_a_pack_brings_own_code_which_runs_only_if_it_is_allowed(tmp_path, cache, monkeypatch):
+    def typed(*words):
+        command = [sys.executable, "-P", "-m", "kilobatch", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    Path("netting.py").write_text(OWN)
+    Path("mine.yaml").write_text("kilobatch: 1\nextends: digits/large_batch\nmodel: {kind: netting.MyNet}\n")
+    assert typed("train", "mine.yaml", *SHORT, "-n", 1, "--allow-code", "--out", "run").returncode == 0
+    path, _, head = packed(tmp_path / "a.kilobatch", "run")
+    assert head["ids"]["code"]
+    assert (open_pack(path).folder / "code" / "netting.py").read_text() == OWN
+    assert packed(tmp_path / "b.kilobatch", "mine.yaml")[2]["ids"]["code"] == head["ids"]["code"]
+    monkeypatch.chdir(tmp_path / "b")
+    refused = typed("train", path, *SHORT[-1:], "-n", 1)
+    assert refused.returncode == 2
+    assert "pass --allow-code" in refused.stderr
+    assert typed("train", path, *SHORT[-1:], "-n", 1, "--allow-code", "--out", "run").returncode == 0
+    assert Path("run", WEIGHTS).read_bytes() == (tmp_path / "a" / "run" / WEIGHTS).read_bytes()
+
+
 def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, cache):
     weights = shutil.copy(runs / "0" / WEIGHTS, tmp_path / "w.safetensors")
     mine = tmp_path / "mine.yaml"
