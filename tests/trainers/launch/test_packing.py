@@ -134,7 +134,7 @@ def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, 
     assert Path(opened.recipe.init.weights).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
     assert recipe_id(opened) == head["ids"]["recipe"]
     mine.write_text(begun)
-    with pytest.raises(InputRefused, match=r"no file .*w.safetensors, and a pack carries the weights .* put the file"):
+    with pytest.raises(InputRefused, match=r"no file .*w.safetensors, and a pack carries these weights; put the file"):
         packed(tmp_path / "b.kilobatch", mine)
 
 
