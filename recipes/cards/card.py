@@ -95,7 +95,7 @@ def _values(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
     recipe, tree = opened.recipe, opened.tree
     updates = timeline_of(recipe, opened.dataset)
     yield "model", component_text(tree["model"])
-    yield "data", f"{recipe.dataset}, {number(opened.dataset.num_train)} samples"
+    yield "data", f"{opened.dataset.name}, {number(opened.dataset.num_train)} samples"
     yield "length", f"{number(recipe.epochs)} epochs, {number(updates.num_updates)} updates"
     yield "global batch", ramp_text(recipe.batch.global_)
     yield "norm span", ramp_text(recipe.batch.norm_span)

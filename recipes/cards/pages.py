@@ -137,14 +137,19 @@ def write_card(name: str, opened: OpenedRecipe, path: Path) -> list[Path]:
 
 def card_page(facts: CardFacts, opened: OpenedRecipe) -> str:
     """The page as text, with its picture inline."""
+    return document(facts.title, joined(card_sections(facts, _picture(opened))))
+
+
+def card_sections(facts: CardFacts, picture: Markup) -> list[Markup]:
+    """The parts of a card's page, with a picture of the curves."""
     source = tag("a", facts.source, href=facts.url) if facts.url.startswith("https://") else facts.source
     body = [tag("div", joined([facts.name, " · ", source]), class_="muted"), _standing(facts)]
-    body += [_words(facts), _picture(opened), _claims(facts)]
+    body += [_words(facts), picture, _claims(facts)]
     body += [tag("h2", "The recipe"), table(("what", "value"), facts.values, class_="values")]
     for head, paths in (("Assumed: the source does not give these", facts.assumed), ("Left open", facts.open)):
         if paths:
             body += [tag("h2", head), tag("ul", *(tag("li", tag("code", path)) for path in paths))]
-    return document(facts.title, joined(body))
+    return body
 
 
 def _standing(facts: CardFacts) -> Markup:

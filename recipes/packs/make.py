@@ -95,7 +95,7 @@ def pack_contents(
         "name": opened.recipe.name,
         "title": opened.recipe.title,
         "ids": ids,
-        "facts": _facts(opened, [run for *_, run in read]),
+        "facts": facts_of(opened, [run for *_, run in read]),
         "runs": [_run(seed, folder, run) for seed, folder, run in read],
         "claims": _claims(opened, read),
     }
@@ -182,8 +182,8 @@ def last_weights(folder: Path) -> Path:
     return found[-1]
 
 
-def _facts(opened: OpenedRecipe, runs: Sequence[Run]) -> dict[str, Any]:
-    """What a search in a registry asks for; accuracy and device-hours are means over the runs, else of the claims."""
+def facts_of(opened: OpenedRecipe, runs: Sequence[Run]) -> dict[str, Any]:
+    """What a search in a registry asks for; accuracy and device-hours are means over the runs."""
     recipe, claims = opened.recipe, opened.recipe.claims
     accuracies = [run.final_accuracy for run in runs] or [claim.value for claim in claims if claim.kind == "accuracy"]
     hours = [run.seconds / 3600 * len(run.environment.get("ranks") or [0]) for run in runs]

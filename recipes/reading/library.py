@@ -7,7 +7,7 @@ from typing import Any
 
 from recipes.errors import Problem, RecipeError
 from recipes.reading.open import open_recipe
-from recipes.reading.registry import find_or_refuse, names, require_suffix, shown
+from recipes.reading.registry import find_or_refuse, names, path_of_pack, require_suffix, shown
 from recipes.schema.vocabulary import Vocabulary
 
 
@@ -46,6 +46,9 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
         RecipeError: there is no such recipe, or the new file exists, has another suffix or cannot be written.
     """
     source = find_or_refuse("recipes", name)
+    if path_of_pack(name) != name:
+        way_out = "write a file with `kilobatch: 1`, `extends: REGISTRY/NAME@VERSION` and your own values"
+        raise RecipeError([Problem(file=name, what="the recipe of a pack lies beside its data set", way_out=way_out)])
     target = target or Path(source.name)
     require_suffix(target)
     try:

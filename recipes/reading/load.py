@@ -15,6 +15,7 @@ from typing import Any
 from recipes.errors import Problem, RecipeError
 from recipes.reading.registry import UnknownNameError, find, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
+from recipes.sharing.pack_file import HEAD, SUFFIX
 
 _FLOW_WIDTH = 90
 
@@ -104,8 +105,17 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
     if len(chain) >= _LONGEST_CHAIN:
         what = f"over {_LONGEST_CHAIN} files extend one another"
         raise RecipeError([link.origin.problem("extends", what, "write some of them as one file")])
-    inherited = _load(base, versioned=versioned, chain=chain)
+    inherited = _beside(base, _load(base, versioned=versioned, chain=chain))
     return _merge(_without(inherited, *_OWN_KEYS), root)
+
+
+def _beside(base: Path, inherited: Node) -> Node:
+    """What a recipe in a pack gives to one that extends it: its data set's file lies in the pack, too."""
+    dataset = inherited.value.get("dataset")
+    if dataset is None or not (base.parent / HEAD).is_file():
+        return inherited
+    placed = replace(dataset, value=str(base.parent / str(dataset.value)))
+    return replace(inherited, value={**inherited.value, "dataset": placed})
 
 
 @lru_cache(maxsize=64)
@@ -180,6 +190,9 @@ def _base(link: Node, path: Path) -> Path:
     name = link.value
     if not isinstance(name, str) or not name:
         raise RecipeError([link.origin.problem("extends", "must be one name or path", "write `extends: goyal2017`")])
+    if name.endswith(SUFFIX):
+        way_out = "push it into a registry, and extend it by its name there, such as team/resnet50@3"
+        raise RecipeError([link.origin.problem("extends", "the file of a pack cannot be extended", way_out)])
     if not name.endswith((".yaml", ".yml")):
         try:
             return find("recipes", name)

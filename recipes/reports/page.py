@@ -87,7 +87,7 @@ def _single(run: Run) -> Markup:
             tag("div", " · ".join(str(fact) for fact in facts if fact), class_="muted"),
             sections.verdict(run),
             sections.tiles(run),
-            _pictures([run]),
+            pictures([run]),
             *_details(run),
         ]
     )
@@ -115,7 +115,7 @@ def _comparison(runs: Sequence[Run]) -> Markup:
         [
             tag("p", words, class_="verdict"),
             _comparison_table(runs),
-            _pictures(runs),
+            pictures(runs),
             _differences(runs),
             tag("h2", "Each run"),
             *details,
@@ -161,7 +161,8 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     return f"{run.name} ({run.folder.name})" if shared else run.name
 
 
-def _pictures(runs: Sequence[Run]) -> Markup:
+def pictures(runs: Sequence[Run]) -> Markup:
+    """Loss, accuracy and the like of runs against epochs; empty if there is nothing to draw."""
     from recipes.reports.plots import run_pictures, svg_text
 
     figures = []

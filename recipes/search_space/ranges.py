@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from recipes.reading.read import Reading
@@ -22,7 +23,53 @@ Space = Mapping[str, Any]  # dotted path -> range, as in `Search.space`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Float:
+class _Numbers:
+    """What `Float` and `Int` share."""
+
+    low: Any
+    high: Any
+    log: bool = False
+    step: Any = None
+    when: Conditions = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        name, of_int = type(self).__name__, isinstance(self, Int)
+        least, unstepped = (1, 1) if of_int else (math.ulp(0.0), None)
+        for end in ("low", "high"):
+            if not math.isfinite(getattr(self, end)):
+                raise ValueError(f"{name}.{end} must be finite, got {getattr(self, end)}")
+        if not self.low < self.high:
+            raise ValueError(f"{name}.high must be above low, got {self.high}")
+        if self.log and self.low < least:
+            above = "at least 1" if of_int else "above 0"
+            raise ValueError(f"{name}.low must be {above} where log is true, got {self.low}")
+        if self.step is not None and not 0 < self.step <= self.high - self.low:
+            raise ValueError(f"{name}.step must be above 0 and at most high - low, got {self.step}")
+        if self.log and self.step != unstepped:
+            raise ValueError(f"{name}.step must be {unstepped or 'null'} where log is true, got {self.step}")
+
+    @property
+    def ends(self) -> Mapping[tuple[str | int, ...], Any]:
+        """Place in the search's file -> value: the values that the recipe must accept before a search starts."""
+        return {("low",): self.low, ("high",): self.high}
+
+    def holds(self, value: object) -> bool:
+        """Whether a value lies in the range."""
+        kind = int if isinstance(self, Int) else int | float
+        number = isinstance(value, kind) and not isinstance(value, bool)
+        return number and self.low <= value <= self.high and math.isclose(value, self.nearest(value), abs_tol=1e-12)
+
+    def nearest(self, value: float) -> float:
+        """The value of the range that is nearest to a number."""
+        inside = min(max(value, self.low), self.high)
+        if self.step is None:
+            return inside
+        last = int((self.high - self.low) / self.step + 1e-9)
+        return self.low + self.step * min(round((inside - self.low) / self.step), last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float(_Numbers):
     """A number between two others.
 
     Args:
@@ -35,26 +82,7 @@ class Float:
 
     low: float
     high: float
-    log: bool = False
     step: float | None = None
-    when: Conditions = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        _require_ends(self, least=math.ulp(0.0), plain_step=None)
-
-    @property
-    def ends(self) -> Mapping[tuple[str | int, ...], Any]:
-        """Place in the search's file -> value: the values that the recipe must accept before a search starts."""
-        return {("low",): self.low, ("high",): self.high}
-
-    def holds(self, value: object) -> bool:
-        """Whether a value lies in the range."""
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and self.low <= value <= self.high and math.isclose(value, self.nearest(value), abs_tol=1e-12)
-
-    def nearest(self, value: float) -> float:
-        """The value of the range that is nearest to a number."""
-        return _nearest(self, value)
 
     def suggest(self, trial: Any, name: str) -> float:
         """A value from Optuna's trial."""
@@ -62,7 +90,7 @@ class Float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int:
+class Int(_Numbers):
     """A whole number between two others.
 
     Args:
@@ -74,26 +102,7 @@ class Int:
 
     low: int
     high: int
-    log: bool = False
     step: int = 1
-    when: Conditions = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        _require_ends(self, least=1, plain_step=1)
-
-    @property
-    def ends(self) -> Mapping[tuple[str | int, ...], Any]:
-        """See `Float`."""
-        return {("low",): self.low, ("high",): self.high}
-
-    def holds(self, value: object) -> bool:
-        """Whether a value lies in the range."""
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and self.low <= value <= self.high and value == self.nearest(value)
-
-    def nearest(self, value: float) -> int:
-        """The value of the range that is nearest to a number."""
-        return round(_nearest(self, value))
 
     def suggest(self, trial: Any, name: str) -> int:
         """A value from Optuna's trial."""
@@ -134,35 +143,10 @@ class Categorical:
         return trial.suggest_categorical(name, self.choices)
 
 
-def _require_ends(made: Float | Int, *, least: float, plain_step: int | None) -> None:
-    """Refuse ends, `log` and `step` that do not make a range of numbers; `plain_step` leaves none out."""
-    name = type(made).__name__
-    for end in ("low", "high"):
-        if not math.isfinite(getattr(made, end)):
-            raise ValueError(f"{name}.{end} must be finite, got {getattr(made, end)}")
-    if not made.low < made.high:
-        raise ValueError(f"{name}.high must be above low, got {made.high}")
-    if made.log and made.low < least:
-        above = "at least 1" if least == 1 else "above 0"
-        raise ValueError(f"{name}.low must be {above} where log is true, got {made.low}")
-    if made.step is not None and not 0 < made.step <= made.high - made.low:
-        raise ValueError(f"{name}.step must be above 0 and at most high - low, got {made.step}")
-    if made.log and made.step != plain_step:
-        raise ValueError(f"{name}.step must be {plain_step or 'null'} where log is true, got {made.step}")
-
-
-def _nearest(made: Float | Int, value: float) -> float:
-    inside = min(max(value, made.low), made.high)
-    if made.step is None:
-        return inside
-    last = int((made.high - made.low) / made.step + 1e-9)
-    return made.low + made.step * min(round((inside - made.low) / made.step), last)
-
-
 def suggested(space: Space, trial: Any) -> dict[str, Any]:
     """A value from Optuna's trial for each active path, those that others depend on first."""
     values: dict[str, Any] = {}
-    for path in _in_order(space):
+    for path in _order(space):
         if is_active(space, path, values):
             values[path] = space[path].suggest(trial, path)
     return values
@@ -176,7 +160,7 @@ def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
 def active_values(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of some values whose path is active with them."""
     kept: dict[str, Any] = {}
-    for path in _in_order(space):
+    for path in _order(space):
         if path in values and is_active(space, path, kept):
             kept[path] = values[path]
     return kept
@@ -219,35 +203,16 @@ def refuse_conditions(reading: Reading, space: Space) -> None:
                     if not space[other].holds(value):
                         way_out = "name a value that it can have"
                         reading.refuse((*at, index), f"{json.dumps(value)} is never the value of {other}", way_out)
-        if path in _needed(space, path):
-            reading.refuse(("space", path, "when"), "depends on itself", "remove one of these conditions", at_key=True)
+    try:
+        _order(space)
+    except CycleError as error:
+        at = ("space", error.args[1][0], "when")
+        reading.refuse(at, "depends on itself", "remove one of these conditions", at_key=True)
 
 
-def _in_order(space: Space) -> list[str]:
-    """The paths of a space, each after those that it depends on, otherwise in the order of the file."""
-    ordered: dict[str, None] = {}
-
-    def visit(path: str) -> None:
-        if path not in ordered:
-            for other in space[path].when:
-                visit(other)
-            ordered[path] = None
-
-    for path in space:
-        visit(path)
-    return list(ordered)
-
-
-def _needed(space: Space, path: str) -> set[str]:
-    """All paths that a path depends on, directly or not; it terminates on cyclic conditions too."""
-    needed: set[str] = set()
-    waiting = list(space[path].when)
-    while waiting:
-        other = waiting.pop()
-        if other in space and other not in needed:
-            needed.add(other)
-            waiting += space[other].when
-    return needed
+def _order(space: Space) -> list[str]:
+    """The paths of a space, each after those that it depends on; CycleError where there is no such order."""
+    return [*TopologicalSorter({path: range_.when for path, range_ in space.items()}).static_order()]
 
 
 def _among(value: Any, wanted: tuple[Any, ...]) -> bool:

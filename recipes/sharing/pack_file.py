@@ -77,8 +77,42 @@ def write_pack(path: Path, head: Mapping[str, Any], files: Mapping[str, bytes | 
         blobs[digest] = content
         layers.append((name, digest, size))
     manifest = _manifest(config, layers)
-    digest = sha256_of(manifest)
-    blobs[digest] = manifest
+    _write(path, manifest, blobs)
+    return sha256_of(manifest)
+
+
+def write_pack_of_layout(path: Path, folder: Path) -> Pack:
+    """Write the pack that stands in a folder as an image layout, as tools of container registries write it.
+
+    Raises:
+        PackRefused: it is no pack; nothing is written.
+        OSError: the pack cannot be written.
+    """
+    try:
+        digest = mapping_in((folder / "index.json").read_bytes())["manifests"][0]["digest"].removeprefix("sha256:")
+        manifest = (folder / _BLOBS / digest).read_bytes()
+        tree = mapping_in(manifest)
+        digests = [entry["digest"].removeprefix("sha256:") for entry in (tree["config"], *tree["layers"])]
+        if not all(re.fullmatch("[0-9a-f]{64}", each) for each in (digest, *digests)):
+            raise ValueError("a digest is none of SHA-256")
+    except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise PackRefused(f"{folder}: its manifest cannot be read: {error}") from None
+    missing = [each for each in digests if not (folder / _BLOBS / each).is_file()]
+    if missing:
+        raise PackRefused(f"{folder}: {_BLOBS}{missing[0]} is missing")
+    part = path.with_name(f".{path.name}.{os.getpid()}.unchecked")
+    try:
+        _write(part, manifest, {each: folder / _BLOBS / each for each in digests})
+        pack = open_pack(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return pack
+
+
+def _write(path: Path, manifest: bytes, blobs: Mapping[str, bytes | Path]) -> None:
+    """The archive of a manifest and its blobs, whole or not at all."""
+    blobs = {**blobs, sha256_of(manifest): manifest}
     entries = {"oci-layout": _LAYOUT, "index.json": _index(manifest)}
     entries |= {f"{_BLOBS}{blob}": blobs[blob] for blob in sorted(blobs)}
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -97,9 +131,7 @@ def write_pack(path: Path, head: Mapping[str, Any], files: Mapping[str, bytes | 
             out.write(bytes(-out.tell() % _RECORD))
         part.replace(path)
     finally:
-        with suppress(OSError):
-            part.unlink()
-    return digest
+        part.unlink(missing_ok=True)
 
 
 def open_pack(path: Path) -> Pack:

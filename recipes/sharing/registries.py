@@ -86,8 +86,8 @@ def add_registry(name: str, url: str, *, signers: Path | None) -> Registry:
     """
     if not re.fullmatch(_PART, name):
         raise InputRefused(f"{name!r} cannot name a registry; use letters, digits, `_`, `.` and `-`")
-    if re.search("//[^/]*@", url) and not url.startswith(("git", "ssh")):
-        raise InputRefused("the URL holds credentials; leave them to fsspec: its configuration, or the environment")
+    if re.search("//[^/@]*:[^/@]*@", url) or (re.search("//[^/]*@", url) and not url.startswith("git")):
+        raise InputRefused("the URL holds credentials; leave them to the configuration of fsspec or git")
     if "://" not in url and not url.startswith("git+") and not url.endswith(".git"):
         url = os.path.abspath(os.path.expanduser(url))
         Path(url).mkdir(parents=True, exist_ok=True)

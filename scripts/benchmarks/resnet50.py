@@ -108,29 +108,36 @@ class Program:
 def measure(
     names: list[str], batch: int, options: argparse.Namespace, precision: str = "float32", same: float = SAME_LOSS
 ) -> dict[str, Any]:
-    """Seconds of every program in every round, after one step that is not counted."""
-    on_gpu = options.device == "gpu"  # where what fails is left out: the machine is lent
-    programs, first = {name: Program(name, batch, options, precision) for name in names}, {}
-    for name in names:
+    """Seconds of every program in every round, after one step that is not counted.
+
+    On a GPU one program after the other, since several do not fit in its memory; what fails is left out, since the
+    machine is lent.
+    """
+    on_gpu = options.device == "gpu"
+    first: dict[str, float] = {}
+    steps: dict[str, list[dict[str, float]]] = {}
+    kernels: dict[str, Any] | None = {} if on_gpu else None
+    for beside in [[name] for name in names] if on_gpu else [names]:
         try:
-            first[name] = programs[name].step()["loss"]
+            programs = {name: Program(name, batch, options, precision) for name in beside}
+            first |= {name: program.step()["loss"] for name, program in programs.items()}
+            for number in range(options.rounds):
+                for name in in_turns(beside, number):
+                    time.sleep(PAUSE_SECONDS)
+                    steps.setdefault(name, []).append(programs[name].step())
+            if on_gpu:
+                kernels |= {name: program.step("kernels") for name, program in programs.items()}
         except SystemExit as failed:
             if not on_gpu:
                 raise
-            print(f"{name}, batch {batch}, {precision}: {failed}", flush=True)
-            del programs[name]
-    names, (loss, *_) = [*programs], [*first.values(), 0]
+            print(f"{beside[0]}, batch {batch}, {precision}: {failed}", flush=True)
+            steps.pop(beside[0], None)
+        for program in programs.values():
+            program.end()
+    loss = next(iter(first.values()), 0)
     if not all(abs(other - loss) <= same * abs(loss) for other in first.values()):
         message = f"resnet50: these are not the same networks, their first losses are {first}"
         print(message) if on_gpu else sys.exit(message)
-    steps: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for number in range(options.rounds):
-        for name in in_turns(names, number):
-            time.sleep(PAUSE_SECONDS)
-            steps[name].append(programs[name].step())
-    kernels = {name: program.step("kernels") for name, program in programs.items()} if on_gpu else None
-    for program in programs.values():
-        program.end()
     return {
         "batch": batch,
         "side": options.side,

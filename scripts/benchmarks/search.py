@@ -23,8 +23,8 @@ from timing import head, parser_of, row, write_json
 from recipes.schema import Search
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.search.display import Display
-from trainers.search.storage import opened_storage
+from trainers.search.folder import opened_storage
+from trainers.search.status import Display
 from trainers.search.study import SECONDS, begun, best_trials, distributions, new_study, next_trial
 
 REPORTS, SHOWS = 10, 2

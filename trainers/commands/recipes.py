@@ -143,6 +143,7 @@ PACK_EXAMPLES = """\b
 Examples:
   kilobatch recipes pack runs/seed-0 runs/seed-1 runs/seed-2 -o mine.kilobatch
   kilobatch recipes pack goyal2017
+  skopeo copy docker://host/recipe:1 oci:folder:1; kilobatch recipes pack folder
   kilobatch train mine.kilobatch -n 2
 """
 

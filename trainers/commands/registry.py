@@ -149,6 +149,31 @@ def verify(name: Name) -> None:
     raise typer.Exit(5 if registry.signers and by is None else 0)
 
 
+@app.command()
+def site(
+    out: Annotated[Path, typer.Option("-o", metavar="DIR", help="The folder.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="[REGISTRY...]", help="All, if left out.")] = None,
+    library: Annotated[bool, typer.Option("--library/--no-library", help="With the library's own recipes.")] = True,
+) -> None:
+    """Write static pages of recipes, to read without a server.
+
+    A table to filter; for each recipe its card, curves, claims, reruns with their verdicts, what differs from its
+    parent, and how to get it. The pages load nothing from elsewhere.
+    """
+    from recipes.errors import InputRefused
+    from recipes.packs.site import of_library, of_registry, write_site
+    from recipes.sharing.registries import registries
+    from trainers.launch.vocabulary import vocabulary
+
+    known = vocabulary()
+    listed = [one for registry in registries(*(names or ())) for one in of_registry(registry, known)]
+    listed += of_library(known) if library else ()
+    if not listed:
+        raise InputRefused("there is nothing to show; add a registry: kilobatch registry add team URL")
+    number = write_site(listed, out)
+    print(f"wrote {number} pages; open {out / 'index.html'}")
+
+
 def _print_entries(entries: list, as_json: bool) -> None:
     from recipes.errors import printable
     from recipes.reports.curves import points_text
@@ -158,5 +183,9 @@ def _print_entries(entries: list, as_json: bool) -> None:
         print(json.dumps([{"name": entry.name, **entry.said} for entry in entries], indent=2))
         return
     facts = {entry.name: entry.said.get("facts") or {} for entry in entries}
-    rows = [{"name": name, **{key: known.get(key) for key in FACTS}} for name, known in facts.items()]
-    print(printable(points_text(rows)) if rows else "nothing")
+    rows = [{"name": name, **{key: _short(known.get(key)) for key in FACTS}} for name, known in facts.items()]
+    print(printable(points_text(rows)) if rows else "nothing; kilobatch registry add and push bring something")
+
+
+def _short(fact: object) -> object:
+    return round(fact, 4) if isinstance(fact, float) else fact

@@ -26,7 +26,7 @@ def reproduce(
     part: Annotated[float, typer.Option(metavar="0.1", help="Rerun this share of the epochs, and compare losses.")] = 1,
     register: Annotated[bool, typer.Option("--register", help="Write margin and seeds down before any run.")] = False,
     kernels: Annotated[str | None, typer.Option(metavar="K", help="As for train.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the runs; it goes on with those there.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the runs; a second call goes on there.")] = None,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from recipes.packs.make import pack_contents
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import can_name_folder
-from recipes.sharing.pack_file import SUFFIX, write_pack
+from recipes.sharing.pack_file import SUFFIX, write_pack, write_pack_of_layout
 from trainers.launch.identity import made_of, own_folders
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import own_code, read_identity
@@ -23,7 +23,7 @@ from trainers.runs.run_folder import RECIPE, environment_of
 def pack(
     names: Sequence[str], *, out: Path | None, weights: bool, data: Path | None, allow_code: bool
 ) -> tuple[Path, str, dict[str, Any]]:
-    """Write a pack of runs, or of one recipe; returns its path, digest and head.
+    """Write a pack of runs, of one recipe, or of an image layout that holds one; returns its path, digest and head.
 
     Raises:
         InputRefused: the runs do not belong together, have not ended or were changed; the file cannot be written.
@@ -33,6 +33,10 @@ def pack(
     def opened_at(name: str | Path) -> OpenedRecipe:
         return open_recipe(name, vocabulary=known, allow_code=allow_code or None, data_root=data)
 
+    if len(names) == 1 and (Path(names[0]) / "oci-layout").is_file():
+        path = _file(out, Path(names[0]).resolve().name)
+        found = _written(path, lambda: write_pack_of_layout(path, Path(names[0])))
+        return path, found.digest, found.head
     folders = [Path(name) for name in names if (Path(name) / RECIPE).is_file()]
     if len(folders) != len(names) and len(names) > 1:
         stray = next(name for name in names if Path(name) not in folders)
@@ -60,10 +64,19 @@ def pack(
         vocabulary=known,
         weights=weights,
     )
-    path = out or Path(f"{head['name']}{SUFFIX}")
+    path = _file(out, head["name"])
+    return path, _written(path, lambda: write_pack(path, head, files)), head
+
+
+def _file(out: Path | None, name: str) -> Path:
+    path = out or Path(f"{name}{SUFFIX}")
     if path.suffix != SUFFIX or not can_name_folder(path.name):
         raise InputRefused(f"{path}: a pack's file ends in {SUFFIX}; write -o {path.stem or 'mine'}{SUFFIX}")
+    return path
+
+
+def _written(path: Path, write: Callable[[], Any]) -> Any:
     try:
-        return path, write_pack(path, head, files), head
+        return write()
     except OSError as error:
         raise InputRefused(f"{path} cannot be written: {error.strerror}; give another -o") from error

@@ -24,23 +24,27 @@ from recipes.packs.make import SAMPLES, last_weights, samples_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import path_of_pack
+from recipes.reading.tree_diff import WORDS
 from recipes.reports.record import Run, open_run
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
 from recipes.sharing.pack_file import HEAD
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
-from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look
+from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import without_launcher
-from trainers.runs.run_folder import environment_of
+from trainers.runs.run_folder import FolderRefused, differences, environment_of, require_another_end
 
 SAME_BITS, SAME_RUN = "the same bits", "the same run"
 EXIT_CODES = {SAME_BITS: 0, SAME_RUN: 0, AS_GOOD: 0, WORSE: 5, UNDECIDED: 6}
 EVIDENCE, REGISTERED = "evidence.json", "registered.json"
+_NO_RECIPE = (*WORDS, "dataset")
 _MARGIN = 0.01  # of an accuracy whose claim has none. Assumed: a point.
+_DIVERGED_LOSS = 1e3
+_STDERR = 2  # what a run prints is no result of this command
 _LOSS_MARGIN = 0.05  # of the training loss over a part of a run, as a share of the recorded one. Assumed.
 # Rounding grows from update to update: losses are compared while it is small beside any change of the training.
-_TOLERANCE, _GROWTH, _COMPARED = 1e-5, 4.0, 6
+_TOLERANCE, _GROWTH, _COMPARED = 1e-6, 4.0, 6
 
 
 class RerunFailed(RuntimeError):
@@ -99,7 +103,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     settings = {"pack": digest, "margin": claimed.margin, "seeds": rerun.seeds, "part": rerun.part}
     registered = _registered(out, settings, rerun.register)
-    differ = list(_differences(head, opened, path.parent, recorded))
+    differ = list(dict.fromkeys(_differences(head, opened, path.parent, recorded)))
     tell(f"claimed: {_shown(claimed, rerun.part)}")
     for line in differ or ["nothing that the pack records"]:
         tell(f"differs here: {line}")
@@ -116,6 +120,10 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         if same:
             verdict = same
             break
+        if not differ:
+            what = "samples or losses, although nothing else does: the pack's runs had another recipe, code or machine"
+            differ.append(what)
+            tell(f"differs here: {what}")
         judgement = judge(claimed, values, level=level_of_look(number, looks=len(seeds)))
         verdict = judgement.verdict
         if verdict != UNDECIDED:
@@ -125,7 +133,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         **settings,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "verdict": verdict,
-        "words": _words(verdict, judgement, rerun.part),
+        "words": _words(verdict, judgement, more_seeds(claimed, values), rerun.part),
         "judgement": judgement and {key: _finite(value) for key, value in asdict(judgement).items()},
         "claimed": asdict(claimed),
         "values": {str(seed): value for seed, value in zip(seeds, values, strict=False)},
@@ -204,6 +212,9 @@ def _differences(
         claim = next((claim for claim in head["claims"] if claim.get("kind") == "accuracy"), {"value": mean})
         if not math.isclose(claim["value"], mean, abs_tol=1e-9):
             yield f"claim: {claim['value']:.4f} is claimed, and the pack's own runs have {mean:.4f}"
+    for seed, run in recorded.items():
+        changed = differences({**opened.tree, "seed": seed}, run.recipe, where=("in the pack's recipe", "in its run"))
+        yield from (f"recipe, {line}" for line in changed if line.partition(".")[0].partition(":")[0] not in _NO_RECIPE)
     before, now = environment_of(folder), numerical_environment()
     for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype") if before else ():
         was, has = before.get(key), now[key]
@@ -224,7 +235,8 @@ def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
     """The run of a seed, which is trained now unless it is there."""
     if (folder / "metrics.jsonl").is_file():
         run = open_run(folder)
-        if run.outcome in ("success", "stopped") and run.reason in ("", "--stop-after", "goal reached"):
+        reached = run.reason == "--stop-after" and len(run.updates) >= _updates(run, rerun.part)
+        if run.outcome == "success" or (rerun.part != 1 and reached) or _diverged(folder):
             return run
     words = ["train", str(path), "--set", f"seed={seed}", "--out", str(folder), "--trace", "--no-report", "-q"]
     words += [*rerun.options, *(["--data", str(rerun.data)] if rerun.data else [])]
@@ -232,24 +244,37 @@ def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
     words += [] if rerun.part == 1 else ["--stop-after", f"{rerun.part!r}run"]
     words += ["--resume"] if folder.is_dir() else []
     command = [sys.executable, "-P", "-m", "kilobatch", *words]
-    done = subprocess.run(command, env=without_launcher(os.environ), stdout=sys.stderr)
-    if done.returncode:
+    done = subprocess.run(command, env=without_launcher(os.environ), stdout=_STDERR)
+    if done.returncode and not _diverged(folder):
         raise RerunFailed(folder, done.returncode)
     return open_run(folder)
+
+
+def _diverged(folder: Path) -> bool:
+    """Whether a run ended in numbers that are not finite: a result, and not a failure of the machine."""
+    try:
+        require_another_end(folder)
+    except FolderRefused:
+        return True
+    return False
 
 
 def _value(run: Run, part: float) -> float:
     """The result of a run, larger is better; a run that diverged has the worst."""
     if part != 1:
-        return -_loss(run, part)
-    return run.final_accuracy or 0.0
+        return -_DIVERGED_LOSS if run.outcome == "failed" else -_loss(run, part)
+    return 0.0 if run.outcome == "failed" else run.final_accuracy or 0.0
 
 
 def _loss(run: Run, part: float) -> float:
     """Mean training loss over the last fifth of a part of a run."""
-    updates = max(1, math.ceil(part * int(run.plan["num_updates"])))
-    losses = run.updates.loss[:updates][-max(1, updates // 5) :]
-    return float(losses.mean())
+    updates = _updates(run, part)
+    return float(run.updates.loss[:updates][-max(1, updates // 5) :].mean())
+
+
+def _updates(run: Run, part: float) -> int:
+    """Updates in a part of a run; `--stop-after` may do one more."""
+    return max(1, math.floor(part * int(run.plan["num_updates"])))
 
 
 def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, *, whole: bool) -> str:
@@ -286,7 +311,7 @@ def _number(value: float, part: float) -> str:
     return f"{100 * value:.2f} points" if part == 1 else f"{value:.4f}"
 
 
-def _words(verdict: str, judgement: Judgement | None, part: float) -> str:
+def _words(verdict: str, judgement: Judgement | None, more: int | None, part: float) -> str:
     """The verdict with its numbers."""
     so_far = "" if part == 1 else f", after {part:.0%} of it"
     if verdict == SAME_BITS:
@@ -300,8 +325,8 @@ def _words(verdict: str, judgement: Judgement | None, part: float) -> str:
     if verdict != UNDECIDED:
         return words
     return words + (
-        f"; {judgement.more} more seed(s) would decide if they went on like this"
-        if judgement.more is not None
+        f"; {more} more seed(s) would decide if they went on like this"
+        if more is not None
         else "; more seeds would not decide: the claim itself rests on too few runs"
     )
 

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 AS_GOOD, WORSE, UNDECIDED = "statistically as good", "worse", "undecided"
 _ALPHA = 0.05  # of a wrong verdict of either kind, over all looks together
 _EARLY = 0.01  # the part of it that looks before the last seed share
@@ -41,14 +43,12 @@ class Judgement:
             below 0. UNDECIDED: neither.
         difference: mean of the reruns minus the claimed value.
         lower, upper: its one-sided bounds; infinite where nothing is known of the spread.
-        more: how many more seeds would decide if they went on like this; None: no number up to 1,000 would.
     """
 
     verdict: str
     difference: float
     lower: float
     upper: float
-    more: int | None = None
 
 
 def level_of_look(look: int, *, looks: int) -> float:
@@ -75,26 +75,28 @@ def judge(claimed: Claimed, values: Sequence[float], *, level: float = _ALPHA) -
         values: of at least one rerun.
         level: probability at which each bound errs.
     """
-    number, mean = len(values), statistics.fmean(values)
-    spread = statistics.stdev(values) if number > 1 else claimed.deviation
-    difference = mean - claimed.value
+    difference, spread = statistics.fmean(values) - claimed.value, _spread(claimed, values)
     if spread is None:
-        return Judgement(verdict=UNDECIDED, difference=difference, lower=-math.inf, upper=math.inf, more=1)
-    half = _half_width(claimed, spread, number, level)
-    verdict = _verdict(claimed, difference, half) if number > 1 else UNDECIDED
-    more = None
-    if verdict == UNDECIDED:
-        enough = (n for n in range(max(number + 1, 2), number + _MOST_MORE) if _decides(claimed, difference, spread, n))
-        found = next(enough, None)
-        more = None if found is None else found - number
-    return Judgement(
-        verdict=verdict, difference=difference, lower=difference - half, upper=difference + half, more=more
-    )
+        return Judgement(verdict=UNDECIDED, difference=difference, lower=-math.inf, upper=math.inf)
+    half = _half_width(claimed, spread, len(values), level)
+    verdict = _verdict(claimed, difference, half) if len(values) > 1 else UNDECIDED
+    return Judgement(verdict=verdict, difference=difference, lower=difference - half, upper=difference + half)
 
 
-def _decides(claimed: Claimed, difference: float, spread: float, number: int) -> bool:
-    half = _half_width(claimed, spread, number, _ALPHA)
-    return _verdict(claimed, difference, half) != UNDECIDED
+def more_seeds(claimed: Claimed, values: Sequence[float]) -> int | None:
+    """How many more seeds would decide if they went on like these; None: no number up to 1,000 would."""
+    difference, spread = statistics.fmean(values) - claimed.value, _spread(claimed, values)
+    for more in range(1, _MOST_MORE + 1):
+        number = len(values) + more
+        if spread is None:
+            return 1  # nobody knows more than that two show a spread
+        if _verdict(claimed, difference, _half_width(claimed, spread, number, _ALPHA)) != UNDECIDED:
+            return more
+    return None
+
+
+def _spread(claimed: Claimed, values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else claimed.deviation
 
 
 def _verdict(claimed: Claimed, difference: float, half: float) -> str:
@@ -103,13 +105,28 @@ def _verdict(claimed: Claimed, difference: float, half: float) -> str:
     return WORSE if difference + half < 0 else UNDECIDED
 
 
-def _half_width(claimed: Claimed, spread: float, number: int, level: float) -> float:
-    from scipy.special import stdtrit
+def t_quantile(probability: float, df: float) -> float:
+    """The quantile of Student's t: with t = sqrt(df) tan(a), the density of the angle a is cos(a) ** (df - 1).
 
+    Args:
+        probability: from 0.5 up to below 1.
+        df: degrees of freedom, at least 1.
+
+    >>> round(t_quantile(0.95, 4), 4), round(t_quantile(0.95, 1e6), 3)
+    (2.1318, 1.645)
+    """
+    angles = np.linspace(0, np.pi / 2 if df < 1000 else 10 / math.sqrt(df), 4001)
+    density = np.cos(angles) ** (df - 1)
+    upto = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    angle = np.interp(probability - 0.5, 0.5 * upto / upto[-1], angles)
+    return math.sqrt(df) * math.tan(angle)
+
+
+def _half_width(claimed: Claimed, spread: float, number: int, level: float) -> float:
     own = max(spread, claimed.resolution) ** 2 / number
     freedom = [(own, max(number - 1, 1))]
     if claimed.deviation is not None and (claimed.runs or 0) > 1:
         freedom.append((max(claimed.deviation, claimed.resolution) ** 2 / claimed.runs, claimed.runs - 1))
     total = sum(part for part, _ in freedom)
     df = total**2 / sum(part**2 / each for part, each in freedom)
-    return float(stdtrit(df, 1 - level)) * math.sqrt(total)
+    return t_quantile(1 - level, df) * math.sqrt(total)

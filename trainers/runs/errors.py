@@ -21,8 +21,7 @@ from recipes.errors import InputRefused, RecipeError, printable
 from trainers.runs.mpi_ranks import launched_ranks
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
-_EXTRAS = {"matplotlib": "plots", "onnx": "onnx", "scipy": "statistics"}
-_EXTRAS |= dict.fromkeys(("cmaes", "optuna", "sqlalchemy"), "search")
+_EXTRAS = {"matplotlib": "plots", "onnx": "onnx"} | dict.fromkeys(("cmaes", "optuna", "sqlalchemy"), "search")
 _EXIT_UNREAD = 1  # Click's exit code for a broken pipe
 _ABORT_SECONDS = 5.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size

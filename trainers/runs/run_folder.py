@@ -213,10 +213,10 @@ def write_run(
         (folder / SOURCES).mkdir()
         for number, path in enumerate(sources):
             (folder / SOURCES / f"{number}.yaml").write_bytes(path.read_bytes())
-        _replace(folder / SOURCES / "paths.json", json.dumps([str(path) for path in sources]) + "\n")
+        write_whole(folder / SOURCES / "paths.json", json.dumps([str(path) for path in sources]) + "\n")
     for name, tree in ((RUN, run), (RECIPE, own), (DATASET, dataset_tree)):
-        _replace(folder / name, block_text(tree))
-    _replace(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
+        write_whole(folder / name, block_text(tree))
+    write_whole(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             what = f"the metrics of {lost} of the first {update} updates are lost"
             what = what if lost > 0 else f"{damaged} of its lines cannot be read"
             warnings.append(f"warning: {path} was cut or damaged: {what}")
-        _replace(path, b"".join(kept).decode())
+        write_whole(path, b"".join(kept).decode())
     return warnings
 
 
@@ -274,7 +274,8 @@ def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in without_place(recipe).items() if key not in (*_WORDS_ONLY, "dataset")}
 
 
-def _replace(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.rename(path)

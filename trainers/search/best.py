@@ -1,27 +1,50 @@
-"""`best.yaml`: the best trial as a complete recipe, ready to train and to share; `pareto/` with several objectives."""
+"""The best of a search: its recipe in `best.yaml` or `pareto/`, and the best trials once more with fresh seeds."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import optuna
+from optuna.trial import FrozenTrial
 
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, assignments
-from trainers.search.confirm import Confirmed, confirmed_text
-from trainers.search.search_folder import write_whole
+from trainers.runs.run_folder import write_whole
+from trainers.search.outcome import has_ended, metrics_lines, trial_result
 from trainers.search.study import best_trials, ranked_trials
-from trainers.search.wording import score
+from trainers.search.wording import metric_name, scores, shown
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
+CONFIRM = "confirm"  # in the search's folder: trial-0007/seed-1000, ...
+FRESH_SEED = 1000  # added to the recipe's seed, to confirm: far from those of `seeds_per_trial`
+# Quantiles 0.975 of Student's distribution for 1 to 10 degrees of freedom; with more the last makes an interval a
+# little too wide.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
-def write_best(folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Confirmed | None = None) -> None:
-    """Write the recipe of the best trial, or those of the Pareto front, each in a file of its trial's number.
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """A trial's recipe, trained again on fresh seeds: the objective of each, their mean and its 95 % interval."""
+
+    trial: int
+    values: Sequence[float]
+    mean: float
+    low: float
+    high: float
+
+
+def write_best(
+    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Confirmed | None = None
+) -> list[FrozenTrial]:
+    """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns them.
 
     Args:
         folder: of the search.
@@ -38,14 +61,15 @@ def write_best(folder: Path, opened: OpenedSearch, study: optuna.Study, *, confi
         write_whole(path, best_text(opened, trial, confirmed))
     for path in set((folder / PARETO).glob("trial-*.yaml")) - set(paths):
         path.unlink()
+    return best
 
 
-def recipe_path(folder: Path, search: Search, trial: optuna.trial.FrozenTrial) -> Path:
+def recipe_path(folder: Path, search: Search, trial: FrozenTrial) -> Path:
     """The file for the recipe of one of the best trials."""
     return folder / PARETO / f"trial-{trial.number:04d}.yaml" if len(search.objectives) > 1 else folder / BEST
 
 
-def best_text(opened: OpenedSearch, trial: optuna.trial.FrozenTrial, confirmed: Confirmed | None = None) -> str:
+def best_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed | None = None) -> str:
     """The recipe's file as text: values that the search changed have the origin `search NAME trial 17`.
 
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
@@ -66,9 +90,53 @@ def best_text(opened: OpenedSearch, trial: optuna.trial.FrozenTrial, confirmed: 
         given["dataset"] = str(dataset.resolve())
     origin = f"search {search.name} trial {trial.number}"
     recipe = open_recipe(base.path, overrides=assignments(given), overrides_from=origin, **opened.options)
-    each = [score(objective.metric, value) for objective, value in zip(search.objectives, trial.values, strict=True)]
     seeds = f", the mean of {search.seeds_per_trial} seeds," if search.seeds_per_trial > 1 else ""
-    head = f"# {', '.join(each)}{seeds} in trial {trial.number} of the search {search.name}"
+    head = f"# {scores(search, trial.values, named=True)}{seeds} in trial {trial.number} of the search {search.name}"
     if confirmed is not None:
         head += f"; {confirmed_text(search, confirmed)}"
     return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(recipe.tree, recipe.origins)}"
+
+
+def confirm_folder(folder: Path, number: int, seed: int) -> Path:
+    """The folder of a run that trains trial `number` again with a fresh seed; `folder` is the search's."""
+    return folder / CONFIRM / f"trial-{number:04d}" / f"seed-{seed}"
+
+
+def confirmed_in(folder: Path, search: Search) -> list[Confirmed]:
+    """What the runs in a search's folder confirm, the best mean first; trials with fewer than two runs are left out."""
+    objective, confirmed = search.objectives[0], []
+    for trial in sorted((folder / CONFIRM).glob("trial-*")):
+        values: list[float] = []
+        for run in filter(has_ended, sorted(trial.glob("seed-*"))):
+            lines = [metrics_lines(run)]
+            failed = has_ended(run, "failed")  # it diverged
+            values += [objective.worst] if failed else trial_result(search, lines, {}, device_hours=math.nan)[0]
+        if len(values) > 1:
+            mean, half, number = fmean(values), math.inf, int(trial.name.removeprefix("trial-"))
+            if all(map(math.isfinite, values)):
+                quantile = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
+                half = quantile * stdev(values) / math.sqrt(len(values))
+            confirmed.append(Confirmed(trial=number, values=values, mean=mean, low=mean - half, high=mean + half))
+    sign = -1 if objective.direction == "maximize" else 1
+    return sorted(confirmed, key=lambda one: (sign * one.mean, one.trial))
+
+
+def confirmed_text(search: Search, confirmed: Confirmed) -> str:
+    """A confirmed trial in words: '98.40 % (97.90 % to 98.90 %) by 5 fresh seeds'."""
+    metric = search.objectives[0].metric
+    mean, low, high = (shown(metric, value) for value in (confirmed.mean, confirmed.low, confirmed.high))
+    return f"{mean} ({low} to {high}) by {len(confirmed.values)} fresh seeds"
+
+
+def confirmed_rows(search: Search, confirmed: Sequence[Confirmed]) -> list[dict[str, str]]:
+    """The table of confirmed trials, on the page and on the terminal: a row each, by column."""
+    metric = search.objectives[0].metric
+    return [
+        {
+            "trial": str(one.trial),
+            f"mean {metric_name(metric)}": shown(metric, one.mean),
+            "95 % interval": f"{shown(metric, one.low)} to {shown(metric, one.high)}",
+            f"{len(one.values)} fresh seeds": ", ".join(shown(metric, value) for value in one.values),
+        }
+        for one in confirmed
+    ]

@@ -16,12 +16,12 @@ from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import Prepared, prepare
 from trainers.search.study import enqueue, new_study, next_trial, suggested
-from trainers.search.trial_run import SearchOptions, trial_request
+from trainers.search.trial_run import SearchRequest, trial_request
 from trainers.search.wording import metric_name, short
 
 
 def dry_run_text(
-    opened: OpenedSearch, options: SearchOptions, first: Sequence[Mapping[str, Any]], *, groups: int
+    opened: OpenedSearch, options: SearchRequest, first: Sequence[Mapping[str, Any]], *, groups: int
 ) -> str:
     """The space, the budget, and the first trial: its values, its plan and its recipe.
 

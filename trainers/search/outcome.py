@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -16,27 +15,8 @@ from recipes.reading.read import value_at
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from trainers.runs.run_folder import METRICS
-from trainers.search.study import violated_text
 
 _REACHES = "accuracy >= {:g}"  # the constraint that a trial which misses its target breaks
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialResult:
-    """Objectives and constraint violations of a trial.
-
-    Args:
-        values: of the objectives, in their order.
-        violations: constraint -> by how much it is violated, at most 0 if it is kept.
-    """
-
-    values: Sequence[float]
-    violations: Mapping[str, float]
-
-    @property
-    def violated(self) -> str:
-        """The violated constraints in a line; empty if there are none."""
-        return violated_text(self.violations)
 
 
 def trial_result(
@@ -45,7 +25,7 @@ def trial_result(
     recipe: Mapping[str, Any],
     *,
     device_hours: float,
-) -> TrialResult:
+) -> tuple[list[float], dict[str, float]]:
     """The result of a trial whose runs have ended: each score is the mean over the runs.
 
     A trial that misses the target of its objective has the figures of its whole run, and breaks a constraint by the
@@ -56,6 +36,8 @@ def trial_result(
         runs: the lines of each run's `metrics.jsonl`.
         recipe: of the trial, resolved.
         device_hours: of all runs together.
+    Returns:
+        The values of the objectives in their order; constraint -> by how much it is violated, at most 0 if it is kept.
     """
     each = [run_scores(lines) for lines in runs]
     scores = {metric: fmean([run[metric] for run in each]) for metric in each[0]} | {"device_hours": device_hours}
@@ -73,13 +55,13 @@ def trial_result(
             value = fmean(value for value, _ in goals)
             violations[_REACHES.format(objective.target)] = max(lacking for _, lacking in goals)
         values.append(objective.worst if math.isnan(value) else value)
-    return TrialResult(values=values, violations=violations)
+    return values, violations
 
 
-def diverged_result(search: Search) -> TrialResult:
+def diverged_result(search: Search) -> tuple[list[float], dict[str, float]]:
     """The result of a trial whose numbers did not stay finite: the worst there is."""
     lacking = {_REACHES.format(one.target): 1.0 for one in search.objectives if one.target is not None}
-    return TrialResult(values=[objective.worst for objective in search.objectives], violations=lacking)
+    return [objective.worst for objective in search.objectives], lacking
 
 
 def recipe_violations(search: Search, recipe: Mapping[str, Any]) -> dict[str, float]:
@@ -145,7 +127,7 @@ def metrics_lines(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def has_ended(folder: Path, how: str) -> bool:
-    """Whether a run has ended in this way by its last line: `success` or `failed`."""
-    lines = metrics_lines(folder)
-    return bool(lines) and (lines[-1].get("key"), lines[-1].get("value")) == ("run_stop", how)
+def has_ended(folder: Path, *how: str) -> bool:
+    """Whether a run has ended, by its last line: in one of these ways, else with `success` or as `failed`."""
+    *_, last = [{}, *metrics_lines(folder)]
+    return last.get("key") == "run_stop" and last.get("value") in (how or ("success", "failed"))

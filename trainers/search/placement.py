@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
@@ -35,18 +35,14 @@ class Placement:
     launcher: tuple[str, ...]
 
 
-def rank_starter(placement: Placement) -> Callable[[Path, Path], Ranks]:
-    """A function that starts the ranks of a group where they are placed; see `Group`."""
-
-    def start(messages: Path, log: Path) -> Ranks:
-        words = ["search-ranks", str(messages), ",".join(map(str, placement.local_ranks))]
-        environment = users_environment()  # without our thread limits: each rank sets those of its own machine
-        if placement.launcher[0] == "srun":
-            environment = {name: value for name, value in environment.items() if not name.startswith(_OF_ALLOCATION)}
-        how = {"log": log, "outlive_us": False, "launcher": placement.launcher, "environment": environment}
-        return start_ranks(len(placement.hosts), words, **how)
-
-    return start
+def start_placed(placement: Placement, messages: Path, log: Path) -> Ranks:
+    """Start the ranks of a group where they are placed; they read their requests in `messages`, and print to `log`."""
+    words = ["search-ranks", str(messages), ",".join(map(str, placement.local_ranks))]
+    environment = users_environment()  # without our thread limits: each rank sets those of its own machine
+    if placement.launcher[0] == "srun":
+        environment = {name: value for name, value in environment.items() if not name.startswith(_OF_ALLOCATION)}
+    how = {"log": log, "outlive_us": False, "launcher": placement.launcher, "environment": environment}
+    return start_ranks(len(placement.hosts), words, **how)
 
 
 def placements(

@@ -21,8 +21,7 @@ from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import Categorical, active_values
 from trainers.runs.run_folder import RECIPE
-from trainers.search.search_folder import SEARCH, read_record, run_folders
-from trainers.search.storage import opened_storage
+from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
 from trainers.search.study import finished, ranked_trials
 
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"

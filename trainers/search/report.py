@@ -18,12 +18,10 @@ from recipes.reports.html import Markup, inline_svg, joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
-from trainers.runs.run_folder import REPORT
-from trainers.search.confirm import Confirmed, confirmed_rows
-from trainers.search.display import row_of
-from trainers.search.search_folder import trial_folder, write_whole
+from trainers.runs.run_folder import REPORT, write_whole
+from trainers.search.best import Confirmed, confirmed_rows
 from trainers.search.study import RATE, SECONDS, begun, best_trials, state_counts, state_of
-from trainers.search.wording import column_names, metric_name, scores, short, shown
+from trainers.search.wording import column_names, metric_name, row_of, scores, short, shown
 
 _FEW = 10  # with fewer complete trials an importance or a contour would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
@@ -47,7 +45,7 @@ def write_search_page(
 
     Args:
         folder, study, search: of the search.
-        confirmed: trials trained again on fresh seeds, if they were.
+        confirmed: trials trained again on fresh seeds, the best first, if they were.
         refresh: seconds after which the page loads itself again, while the search runs; 0: it has ended.
     """
     trials = begun(study)
@@ -93,10 +91,8 @@ class LivePage:
 
 def _verdict(search: Search, best: list[FrozenTrial], confirmed: Sequence[Confirmed]) -> str:
     if confirmed:
-        sign = 1 if search.objectives[0].direction == "maximize" else -1
-        first = max(confirmed, key=lambda one: sign * one.mean)
-        mean = shown(search.objectives[0].metric, first.mean)
-        return f"Trial {first.trial} is best, with {mean} in the mean of {len(first.values)} fresh seeds."
+        mean = shown(search.objectives[0].metric, confirmed[0].mean)
+        return f"Trial {confirmed[0].trial} is best, with {mean} in the mean of {len(confirmed[0].values)} fresh seeds."
     if not best:
         return "No trial is complete." if not search.constraints else "No complete trial keeps the constraints."
     if len(search.objectives) > 1:
@@ -117,14 +113,14 @@ def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -
     rows = []
     for trial in trials:
         row = row_of(trial, search)
-        own = map(shown, metrics, row.scores or [None] * len(metrics))
+        own = map(shown, metrics, row["scores"] or [None] * len(metrics))
         texts = (
-            tag("a", str(row.number), href=f"{trial_folder(trial.number)}/"),
-            *(short(row.values[path]) if path in row.values else "" for path in search.space),
-            *(tag("b", text) if row.number in best else text for text in own),
-            *(row.state, duration(row.seconds), row.note),
+            tag("a", str(trial.number), href=f"{row['folder']}/"),
+            *(short(row["values"][path]) if path in row["values"] else "" for path in search.space),
+            *(tag("b", text) if trial.number in best else text for text in own),
+            *(row["state"], duration(row["seconds"]), row["note"]),
         )
-        rows.append(tag("tr", *(tag("td", text) for text in texts), data_trial=str(row.number)))
+        rows.append(tag("tr", *(tag("td", text) for text in texts), data_trial=str(trial.number)))
     return table(heads, rows, class_="trials")
 
 

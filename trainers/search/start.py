@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -23,50 +19,26 @@ from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT
 from trainers.runs.stop_request import STOP_FILE, handling_signals
-from trainers.search.best import recipe_path, write_best
-from trainers.search.confirm import confirmed_in, confirmed_text
-from trainers.search.display import Display
+from trainers.search.best import confirmed_in, confirmed_text, recipe_path, write_best
 from trainers.search.dry_run import dry_run_text
+from trainers.search.folder import folder_record, lock_folder, one_line, opened_storage, own_study
+from trainers.search.group import Group
 from trainers.search.group_worker import launched_groups, run_launched_worker
-from trainers.search.placement import placements, rank_starter
+from trainers.search.placement import placements
 from trainers.search.prior import first_values
-from trainers.search.rank_groups import Group
-from trainers.search.report import LivePage, write_search_page
-from trainers.search.search_folder import folder_record, lock_folder, own_study
-from trainers.search.storage import one_line, opened_storage
+from trainers.search.report import write_search_page
+from trainers.search.status import Display
 from trainers.search.study import (
-    best_trials,
     enqueue,
     finished,
     gain_of_second_half,
     new_study,
     next_trial,
-    ranked_trials,
     state_counts,
 )
 from trainers.search.supervisor import Supervisor
-from trainers.search.trial_run import SearchOptions, trial_request
+from trainers.search.trial_run import SearchRequest, trial_request
 from trainers.search.wording import scores, shown, values_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchRequest:
-    """The command line of `kilobatch search`."""
-
-    search: str
-    workers: int | None = None
-    hosts: str | None = None
-    joined: str | None = None  # set by rank 0 of a foreign launcher for its supervisor: see `launched_groups`
-    out: Path | None = None
-    resume: bool = False
-    dry_run: bool = False
-    hang_seconds: float = 600.0
-    data: Path | None = None
-    allow_code: bool = False
-    cluster: str | None = None
-    device: str | None = None
-    storage: str | None = None
-    study: str | None = None
 
 
 def search(request: SearchRequest) -> int:
@@ -93,12 +65,9 @@ def _search(request: SearchRequest) -> int:
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
     groups, first = _groups(request, opened, folder), first_values(opened)
-    options = SearchOptions(
-        folder=folder, hang_seconds=request.hang_seconds, cluster=request.cluster, device=request.device
-    )
-    _require_trainable(opened, options)
+    _require_trainable(opened, request)
     if request.dry_run:
-        print(dry_run_text(opened, options, first, groups=len(groups)))
+        print(dry_run_text(opened, request, first, groups=len(groups)))
         return 0
     record = folder_record(folder, opened, **where)
     require_startable(opened.base, ranks=1, files=not request.resume)
@@ -110,45 +79,37 @@ def _search(request: SearchRequest) -> int:
                 study = new_study(opened.search, storage=storage, name=record["study"])
                 own_study(study, folder, record)
                 enqueue(study, first)
-                return _search_study(opened, study, options, groups)
+                return _search_study(opened, study, request, folder, groups)
         except StorageInternalError as error:
             what = f"the study in {record['storage']} does not answer any more: {one_line(error, storage_name)}"
             print_error(f"kilobatch: {what}; the same command goes on with it")
             return EXIT_FAILED
 
 
-def _search_study(opened: OpenedSearch, study: Any, options: SearchOptions, groups: Sequence[Group]) -> int:
-    search, folder = opened.search, options.folder
+def _search_study(
+    opened: OpenedSearch, study: Any, request: SearchRequest, folder: Path, groups: Sequence[Group]
+) -> int:
+    """Search, write and print the result; returns the exit code."""
+    search = opened.search
     display = Display(search, study, folder, Screen(), groups=len(groups))
-    page = LivePage(folder, study, search)
-    supervisor = Supervisor(opened, study, options, display, groups, page)
+    supervisor = Supervisor(opened, study, request, folder, display, groups)
     with display:
         display.say(
             f"search {search.name}: {len(finished(study))} of {search.budget.trials} trials are done, "
             f"{len(groups)} side by side, {search.ranks_per_trial} rank{'s' if search.ranks_per_trial > 1 else ''} each"
         )
-        with handling_signals(partial(_stop_at_signal, supervisor)):
+        with handling_signals(supervisor.stop_at_signal):
             supervisor.run()
         display.confirmed = confirmed = confirmed_in(folder, search)
-    write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
+    best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
     write_search_page(folder, study, search, confirmed=confirmed)
-    return _print_result(study, opened, options, display, supervisor)
-
-
-def _print_result(
-    study: Any, opened: OpenedSearch, options: SearchOptions, display: Display, supervisor: Supervisor
-) -> int:
-    """Print the result; returns the exit code."""
-    search, best, folder = opened.search, best_trials(study), options.folder
     display.say(state_counts(finished(study)))
-    for one in display.confirmed:
+    for one in confirmed:
         display.say(f"confirmed: trial {one.trial}, {confirmed_text(search, one)}")
-    if display.confirmed:
-        best = [trial for trial in ranked_trials(study) if trial.number == display.confirmed[0].trial]
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
-        display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(opened, options)}")
+        display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(opened, request)}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
         metric = search.objectives[0].metric
         display.say(f"the second half of the trials gained {shown(metric, gain)}; as many again usually gain no more")
@@ -156,20 +117,19 @@ def _print_result(
     if supervisor.stopped_by:
         print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")
         return EXIT_STOPPED
-    if unspent := supervisor.unspent():
-        print_error(f"kilobatch: {unspent}; mend that, and the same command goes on; log: {folder / LOG}")
-        return EXIT_FAILED
-    if not best:
-        kept = " and kept the constraints" if search.constraints or search.has_goal else ""
-        print_error(f"kilobatch: no trial was completed{kept}; log: {folder / LOG}")
+    kept = " and kept the constraints" if search.constraints or search.has_goal else ""
+    unspent = supervisor.unspent()
+    if unspent or not best:
+        what = f"{unspent}; mend that, and the same command goes on" if unspent else f"no trial was completed{kept}"
+        print_error(f"kilobatch: {what}; log: {folder / LOG}")
         return EXIT_FAILED
     return 0
 
 
-def _as_trials(opened: OpenedSearch, options: SearchOptions) -> str:
+def _as_trials(opened: OpenedSearch, request: SearchRequest) -> str:
     """The options of `kilobatch train` with which a recipe is trained as the trials were."""
     ranks = opened.search.ranks_per_trial
-    flags = {"-n": ranks if ranks > 1 else None, "--cluster": options.cluster, "--device": options.device}
+    flags = {"-n": ranks if ranks > 1 else None, "--cluster": request.cluster, "--device": request.device}
     flags["--data"] = opened.options["data_root"]
     words = "".join(f" {flag} {quote(str(value))}" for flag, value in flags.items() if value is not None)
     return words + (" --allow-code" if opened.options["allow_code"] else "")
@@ -188,7 +148,7 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     idle = (request.workers or 0) - len(placed) * each
     if idle > 0:
         print_error(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")
-    return [Group(number, folder, rank_starter(own), hosts=own.hosts) for number, own in enumerate(placed)]
+    return [Group(number, folder, own) for number, own in enumerate(placed)]
 
 
 def _run_as_launched_rank(
@@ -209,7 +169,7 @@ def _run_as_launched_rank(
     return run_launched_worker(folder, each=each, ranks=ranks)
 
 
-def _require_trainable(opened: OpenedSearch, options: SearchOptions) -> None:
+def _require_trainable(opened: OpenedSearch, request: SearchRequest) -> None:
     """Refuse a recipe that cannot be trained with its own values, and a space in which the sampler proposes nothing.
 
     Raises:
@@ -220,14 +180,4 @@ def _require_trainable(opened: OpenedSearch, options: SearchOptions) -> None:
     except ValueError as error:
         kind = type(opened.search.sampler).__name__
         raise InputRefused(f"{kind} cannot propose values of this search: {error}") from None
-    prepare(trial_request(opened, 0, {}, Path("trial"), options), workers=opened.search.ranks_per_trial)
-
-
-def _stop_at_signal(supervisor: Supervisor, number: int, frame: object) -> None:
-    """The first stop signal asks all trials to stop after their update, the second ends them."""
-    if supervisor.stopped_by:
-        supervisor.kill()
-        return
-    supervisor.request_stop("a signal")
-    with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
-        os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
+    prepare(trial_request(opened, 0, {}, Path("trial"), request), workers=opened.search.ranks_per_trial)

@@ -1,34 +1,169 @@
-"""`kilobatch search status`: what a search does now, from files in its folder; it locks and writes nothing."""
+"""What a user sees of a search: lines on the terminal and in its log, a table, and `kilobatch search status`.
+
+The supervisor writes the table as `status.json`. The command shows that file, and locks and writes nothing.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import optuna
 import yaml
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
+from recipes.errors import printable
 from recipes.reports.wording import duration, number
+from recipes.schema import Search
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import LOG, METRICS, RUN, FolderRefused
+from trainers.runs.run_folder import LOG, METRICS, RUN, FolderRefused, write_whole
+from trainers.search.best import Confirmed, confirmed_rows
+from trainers.search.outcome import metrics_lines
+from trainers.search.study import SPENT, begun, best_trials
+from trainers.search.wording import row_of, values_text
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
 _SILENT_SECONDS = 60.0  # after which a supervisor on another host is taken for dead
 _LAST_LINES = 5
 
 
-def write_status(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Write `status.json`, whole or not at all; a full disk does not end the search for it."""
-    partial = folder / f".{STATUS}.partial"
-    process = {"written": time.time(), "host": socket.gethostname(), "process": os.getpid()}
-    with suppress(OSError):
-        partial.write_text(json.dumps({**tree, **process}, indent=1), encoding="utf-8")
-        partial.rename(folder / STATUS)
+class Display:
+    """Shows the progress of a search on the console, in its log and in its `status.json`.
+
+    Args:
+        search, study, folder: of the search.
+        console: where to.
+        groups: how many trials run side by side.
+    """
+
+    def __init__(self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int) -> None:
+        self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
+        self.running: dict[int, float] = {}  # number of a trial -> seconds of its present run; filled by the supervisor
+        self.set_aside: dict[str, str] = {}  # host or group -> why
+        self.confirmed: Sequence[Confirmed] = ()
+        self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._ended: set[int] = set()  # numbers of the trials that have
+        self._best: list[dict[str, Any]] = []
+        self._live = Live(Text("starting"), console=console, auto_refresh=False) if console.is_terminal else None
+        self._shown = -math.inf
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        try:
+            self.show(every=0.0, ended=True)
+        finally:  # the study may be what has failed
+            if self._live is not None:
+                self._live.__exit__(*failure)
+
+    @property
+    def spent_seconds(self) -> float:
+        """How long all sessions have searched."""
+        return self._spent + time.monotonic() - self._began
+
+    def say(self, text: str) -> None:
+        """Print a line on the console and write it to the log."""
+        text = printable(text)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:  # paths
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def ended(self, number: int) -> None:
+        """Say how a trial has ended, the best so far, and what is left."""
+        rows = self.rows()
+        row, left, best = self._rows[number], self.seconds_left(rows), ""
+        if self._best and len(self.search.objectives) > 1:
+            best = f"trials not beaten: {', '.join(str(row['trial']) for row in self._best)}"
+        elif self._best:
+            best = f"best {self._best[0]['text']} (trial {self._best[0]['trial']})"
+        about = f"about {duration(left)} left" if left and left >= 1 else ""
+        ended = f"{sum(row['state'] != 'running' for row in rows)}/{self.search.budget.trials} trials"
+        what = f"trial {number} {row['state']}: {', '.join(filter(None, (row['text'], row['note'])))}"
+        self.say("; ".join(filter(None, [what, best, ended, about])))
+
+    def show(self, *, every: float = 5.0, ended: bool = False) -> None:
+        """Redraw the terminal and write `status.json`, if they are `every` seconds old."""
+        if time.monotonic() - self._shown < every:
+            return
+        tree = self._tree(ended=ended)
+        process = {"written": time.time(), "host": socket.gethostname(), "process": os.getpid()}
+        with suppress(OSError):  # a full disk does not end the search for it
+            write_whole(self.folder / STATUS, json.dumps({**tree, **process}, indent=1))
+        if self._live is not None:
+            self._live.update(Text(status_text(tree)), refresh=True)
+        self._shown = time.monotonic()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All trials that have begun; those that have ended do not change any more, and are made once."""
+        ended = len(self._ended)
+        for trial in begun(self.study):
+            if trial.number not in self._ended:
+                seconds = self.running.get(trial.number, 0.0)
+                self._rows[trial.number] = row_of(trial, self.search, running_seconds=seconds)
+                if trial.state.is_finished():
+                    self._ended.add(trial.number)
+        if len(self._ended) > ended:
+            self._best = [self._rows[trial.number] for trial in best_trials(self.study)]
+        return list(self._rows.values())
+
+    def seconds_left(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
+        """Estimated seconds until the first limit of the budget is reached.
+
+        The time of the trials left is taken from the mean of those that have ended; None if none or all have ended.
+        """
+        budget, ended = self.search.budget, [row for row in rows if row["state"] != "running"]
+        timed, waiting = [row["seconds"] for row in ended if row["seconds"]], budget.trials - len(ended)
+        if not timed or waiting <= 0:
+            return None
+        running = sum(row["seconds"] for row in rows if row["state"] == "running")
+        left = [(waiting * sum(timed) / len(timed) - running) / self.groups]
+        if budget.hours is not None:
+            left.append(3600 * budget.hours - self.spent_seconds)
+        if budget.device_hours is not None:
+            ranks = self.groups * self.search.ranks_per_trial
+            left.append(3600 * (budget.device_hours - self._device_hours(rows)) / ranks)
+        return max(0.0, min(left))
+
+    def _device_hours(self, rows: Sequence[Mapping[str, Any]]) -> float:
+        return sum(row["seconds"] for row in rows) * self.search.ranks_per_trial / 3600
+
+    def _tree(self, *, ended: bool = False) -> dict[str, Any]:
+        """What the terminal and `status.json` show, as plain data."""
+        rows = self.rows()
+        return {
+            "search": self.search.name,
+            "recipe": self.search.recipe,
+            "ended": ended,
+            "states": Counter(row["state"] for row in rows),
+            "budget": asdict(self.search.budget),
+            "ranks": self.groups * self.search.ranks_per_trial,
+            "device_hours": self._device_hours(rows),
+            "seconds_left": None if ended else self.seconds_left(rows),
+            "best": list(map(_plain, self._best)),
+            "running": [_plain(row) for row in rows if row["state"] == "running"],
+            "set_aside": self.set_aside,
+            "confirmed": confirmed_rows(self.search, self.confirmed),
+        }
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no infinity."""
+    return {**row, "scores": [value if math.isfinite(value) else None for value in row["scores"]]}
 
 
 def status_tree(folder: Path) -> dict[str, Any]:
@@ -62,9 +197,7 @@ def status_text(tree: Mapping[str, Any]) -> str:
     lines = [f"search {tree['search']} over {tree['recipe']}: {tree['state']}"] if "state" in tree else []
     lines.append(f"trials: {ended} of {budget['trials']} ended{f' ({counts})' if counts else ''}{left}")
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
-    for best in tree["best"]:
-        values = ", ".join(f"{path} {number(value)}" for path, value in best["values"].items())
-        lines.append(f"best: trial {best['trial']}, {best['text']}, with {values}")
+    lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
     lines += ["confirmed: " + ", ".join(map(" ".join, row.items())) for row in tree["confirmed"]]
     for trial in tree["running"]:
         at = f"update {trial['update']} of {trial['updates']}, epoch {trial['epoch']:.2f}" if "update" in trial else ""
@@ -92,14 +225,10 @@ def _progress(folder: Path) -> dict[str, Any]:
         return {}
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     plan = yaml.load((runs[-1].parent / RUN).read_text(encoding="utf-8"), Loader=loader)["plan"]
+    lines = metrics_lines(runs[-1].parent)
+    first = max((at for at, line in enumerate(lines) if line["key"] == "run_start"), default=0)
     state = RunState(total_updates=plan["num_updates"], total_samples=plan["num_samples"])
-    for text in runs[-1].read_text(encoding="utf-8").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # being written
-        if line["key"] == "run_start":  # of this session: its pace counts
-            state = RunState(total_updates=plan["num_updates"], total_samples=plan["num_samples"])
+    for line in lines[first:]:  # of this session: its pace counts
         state.take(line)
     progress = {"update": state.updates, "updates": state.total_updates, "epoch": state.epoch}
     return progress | {"seconds_left": state.seconds_left} if state.updates else {}

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FixedTrial, TrialState
 
 from recipes.planning.rates import full_rate
-from recipes.schema import Objective
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import prepare
 from trainers.runs.run_folder import newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
 from trainers.search import study as studies
-from trainers.search.best import write_best
-from trainers.search.confirm import Confirmation, confirmed_in
-from trainers.search.display import Display
+from trainers.search.best import FRESH_SEED, confirm_folder, confirmed_in, write_best
+from trainers.search.folder import run_folders
+from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import (
-    TrialResult,
     diverged_result,
     goal_of,
     has_ended,
@@ -30,10 +30,9 @@ from trainers.search.outcome import (
     recipe_violations,
     trial_result,
 )
-from trainers.search.rank_groups import Group
 from trainers.search.report import LivePage
-from trainers.search.search_folder import run_folders
-from trainers.search.trial_run import Report, RunEnd, SearchOptions, TrialRun, reports_in, trial_request
+from trainers.search.status import Display
+from trainers.search.trial_run import Report, SearchRequest, TrialRun, reports_in, trial_request
 from trainers.search.wording import values_text
 
 _POLL_SECONDS = 0.02
@@ -42,17 +41,23 @@ _STORE_SECONDS = 30.0  # between two notes of the time spent
 
 @dataclass(kw_only=True)
 class _Work:
-    """A trial that has begun and not ended; `pruned_at` and `reached` are why its run is asked to stop."""
+    """A trial that has begun and not ended, or one of the best that is trained once more with a fresh `seed`.
 
-    trial: optuna.Trial
+    The study has no part in the second kind: its trial is Optuna's `FixedTrial`, which no one is told about.
+    """
+
+    trial: optuna.Trial | FixedTrial
     folders: Sequence[Path]  # of its runs
+    seed: int | None = None
     reported: set[int] = field(default_factory=set)  # numbers of the reports that the study has
     last_group: int | None = None  # that it died on
     run: TrialRun | None = None
     index: int = 0  # of the run within its trial
-    pruned_at: int | None = None
-    reached: bool = False
     hung: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"trial {self.trial.number}" + (f" with seed {self.seed}" if self.seed is not None else "")
 
 
 class Supervisor:
@@ -62,45 +67,36 @@ class Supervisor:
         opened: the search.
         study: with its first trials enqueued.
         options: of this session.
+        folder: of the search.
         display: what the user sees.
         groups: of ranks, each for one trial at a time.
-        page: of the search, written while it runs.
     """
 
     def __init__(
         self,
         opened: OpenedSearch,
         study: optuna.Study,
-        options: SearchOptions,
+        options: SearchRequest,
+        folder: Path,
         display: Display,
         groups: Sequence[Group],
-        page: LivePage,
     ) -> None:
         self.opened, self.search, self.study, self.options = opened, opened.search, study, options
-        self.display, self.groups, self._page = display, list(groups), page
+        self.folder, self.display, self.groups = folder, display, list(groups)
+        self._page = LivePage(folder, study, self.search)
         self.stopped_by = ""
         self.set_aside: dict[int, str] = {}  # number of a group that no trial is given to any more -> why
         self._running: list[_Work] = []
         self._waiting = list(map(self._work_of, studies.left_running(study)))
         self._failures: dict[int, set[str]] = {group.number: set() for group in groups}  # without progress since
         self._stored = time.monotonic()
-        objective = self.search.reported or Objective()  # the default is for the display only
-        metric = "accuracy" if objective.target is not None else objective.metric
-        self._reporting = {"metric": metric, "reports": self.search.reports}
 
     def run(self) -> None:
         """Work until the budget is spent, no group is left, or it is asked to stop and the ranks have ended."""
         try:
-            while True:
-                for work in list(self._running):
-                    self._check(work)
-                while not self.stopped_by and self._free_groups() and self._begin_next():
-                    pass
-                if not self._running:
-                    break
-                self._periodic_work()
-                time.sleep(_POLL_SECONDS)
-            self._confirm()
+            self._work()
+            self._waiting += self._confirmations()
+            self._work()
             for group in self.groups:
                 group.dismiss()
             for group in self.groups:
@@ -108,6 +104,40 @@ class Supervisor:
         finally:
             self.kill()
         self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
+
+    def _work(self) -> None:
+        while True:
+            for work in list(self._running):
+                self._check(work)
+            while not self.stopped_by and self._free_groups() and self._begin_next():
+                pass
+            if not self._running:
+                return
+            self._periodic_work()
+            time.sleep(_POLL_SECONDS)
+
+    def _confirmations(self) -> list[_Work]:
+        """The best trials, each with fresh seeds, without the runs that an earlier session has ended."""
+        confirm, works = self.search.confirm, []
+        if confirm is None or self.stopped_by or self.unspent():
+            return []
+        first, best = self.opened.base.recipe.seed + FRESH_SEED, studies.ranked_trials(self.study)[: confirm.top]
+        for seed in range(first, first + confirm.seeds):
+            for trial in best:
+                folder = confirm_folder(self.folder, trial.number, seed)
+                if not has_ended(folder):
+                    fixed = FixedTrial(trial.params, trial.number)
+                    works.append(_Work(trial=fixed, folders=[folder], seed=seed))
+        return works
+
+    def stop_at_signal(self, number: int, frame: object) -> None:
+        """The first stop signal asks all trials to stop after their update, the second ends them."""
+        if self.stopped_by:
+            self.kill()
+            return
+        self.request_stop("a signal")
+        with suppress(OSError):  # a `| tee` was ended by the same Ctrl-C
+            os.write(2, b"\nstopping after this update, with checkpoints; once more to end at once\n")
 
     def request_stop(self, by: str) -> None:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
@@ -132,8 +162,8 @@ class Supervisor:
         return [group for group in self.groups if group.number not in busy and group.number not in self.set_aside]
 
     def _work_of(self, trial: optuna.Trial) -> _Work:
-        folders = run_folders(self.options.folder, trial.number, seeds=self.search.seeds_per_trial)
-        return _Work(trial=trial, folders=folders)
+        folders = run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial)
+        return _Work(trial=trial, folders=folders, reported=studies.reported_numbers(trial))
 
     def _begin_next(self) -> bool:
         """Continue a trial that waits, else begin one; False if there is none."""
@@ -171,40 +201,37 @@ class Supervisor:
         values = studies.suggested(trial, self.search)
         index = next((at for at, folder in enumerate(folders) if not has_ended(folder, "success")), len(folders))
         try:
-            last = min(index, len(folders) - 1)
-            seed = values.get("seed", self.opened.base.recipe.seed) + last if last else None
+            last, seed = min(index, len(folders) - 1), work.seed
+            if last:
+                seed = values.get("seed", self.opened.base.recipe.seed) + last
             request = trial_request(self.opened, trial.number, values, folders[last], self.options, seed=seed)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             violations = recipe_violations(self.search, prepared.opened.tree)
+            if violated := studies.violated_text(violations):
+                studies.store_constraints(trial, violations)
+                raise ValueError(violated)
         except ValueError as error:  # InputRefused too
-            self._tell(trial, TrialState.PRUNED, f"not trained: {error}")
+            self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
-        if violated := studies.violated_text(violations):
-            studies.store_constraints(trial, violations)
-            self._tell(trial, TrialState.PRUNED, f"not trained: {violated}")
-            return
-        work.reported |= studies.reported_numbers(trial)
-        for report in reports_in(metrics_lines(folders[0]), prepared, **self._reporting):
+        for report in reports_in(metrics_lines(folders[0]), prepared, self.search):
             self._report(work, report)  # written by a session that was killed before it told the study
-        if index == len(folders) or self._reached(folders[index]):
-            self._tell_complete(trial, folders[: index + 1], prepared)
-            return
-        pruned_at = trial.user_attrs.get(studies.PRUNED_AT)
-        if pruned_at is not None and index == 0:
-            self._tell_pruned(trial, pruned_at)
-            return
-        if any(path.startswith("batch.") for path in self.search.space):
-            formula = prepared.opened.recipe.learning_rate
-            batch = max(segment["global_batch_size"] for segment in prepared.plan.as_tree()["segments"])
-            rate = full_rate(formula.reference, batch, rule=formula.rule, per=formula.per)
-            trial.set_user_attr(studies.RATE, [batch, rate])
-        folders[index].mkdir(parents=True, exist_ok=True)
-        free = self._free_groups()
-        group = next((group for group in free if group.number != work.last_group), free[0])
-        work.run, work.index, work.hung = TrialRun(group, request, prepared, **self._reporting), index, False
-        self._running.append(work)
-        what = "goes on" if request.resume or index > 0 else "begins"
-        self.display.say(f"trial {trial.number} {what}: {values_text(values)}")
+        if index == len(folders) or self._reached(work, folders[index]):
+            self._tell_complete(work, folders[: index + 1], prepared)
+        elif studies.PRUNED_AT in trial.user_attrs and index == 0:
+            self._tell_pruned(work)
+        else:
+            if any(path.startswith("batch.") for path in self.search.space):
+                formula = prepared.opened.recipe.learning_rate
+                batch = max(segment["global_batch_size"] for segment in prepared.plan.as_tree()["segments"])
+                rate = full_rate(formula.reference, batch, rule=formula.rule, per=formula.per)
+                trial.set_user_attr(studies.RATE, [batch, rate])
+            folders[index].mkdir(parents=True, exist_ok=True)
+            free = self._free_groups()
+            group = next((group for group in free if group.number != work.last_group), free[0])
+            work.run, work.index, work.hung = TrialRun(group, request, prepared, self.search), index, False
+            self._running.append(work)
+            what = "goes on" if request.resume or index > 0 else "begins"
+            self.display.say(f"{work.name} {what}: {values_text(values)}")
 
     def _check(self, work: _Work) -> None:
         """Its new reports, whether its run has ended or hangs."""
@@ -217,7 +244,7 @@ class Supervisor:
             silent = time.monotonic() - run.last_news > self.options.hang_seconds
             if not work.hung and (silent or run.group.never_joined):
                 work.hung = silent
-                run.kill()
+                run.group.kill()
             return
         run.close()
         self._running.remove(work)
@@ -237,21 +264,21 @@ class Supervisor:
 
     def _judge(self, work: _Work, report: Report) -> None:
         """End a running trial that has reached its target, or that is pruned."""
-        trial, run = work.trial, work.run
-        if self.search.reported is None or work.pruned_at is not None or report.number >= self.search.reports:
+        trial, last = work.trial, report.number >= self.search.reports
+        if self.search.reported is None or last or studies.PRUNED_AT in trial.user_attrs or work.seed is not None:
             return
-        if self._reached(run.folder):
-            work.reached = True
-            run.request_stop()
-        elif trial.should_prune() or self._is_beaten(run.folder):
-            work.pruned_at = report.number
+        if self._reached(work, work.run.folder):
+            work.run.request_stop()
+        elif trial.should_prune() or self._is_beaten(work.run.folder):
             trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
-            run.request_stop()
+            work.run.request_stop()
 
-    def _reached(self, folder: Path) -> bool:
-        """Whether a trial's run has reached the target of the search's one objective."""
+    def _reached(self, work: _Work, folder: Path) -> bool:
+        """Whether a trial's run has reached the target of the search's one objective, which ends it."""
         objective = self.search.objectives[0]
-        return objective.target is not None and goal_of(metrics_lines(folder), objective, ranks=1)[1] <= 0
+        if objective.target is None or work.seed is not None:
+            return False
+        return goal_of(metrics_lines(folder), objective, ranks=1)[1] <= 0
 
     def _is_beaten(self, folder: Path) -> bool:
         """Whether a run without the target has taken as much as the best trial took to it."""
@@ -269,19 +296,20 @@ class Supervisor:
             self._failures[run.group.number].clear()
         if end.how == "diverged":
             trial.set_user_attr(studies.DIVERGED, end.update)
-            self._tell_result(trial, diverged_result(self.search))
-        elif end.how == "success" or (work.reached and end.how == "stopped"):
+            values, violations = diverged_result(self.search)
+            self._tell(work, values=values, violations=violations)
+        elif end.how == "success" or (end.how == "stopped" and self._reached(work, run.folder)):
             if work.index + 1 == len(work.folders):
-                self._tell_complete(trial, work.folders, run.prepared)
+                self._tell_complete(work, work.folders, run.prepared)
             else:
                 self._go_on(work)
-        elif work.pruned_at is not None and end.how not in ("failed", "not_started"):
-            self._tell_pruned(trial, work.pruned_at)
+        elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
+            self._tell_pruned(work)
         elif end.how == "failed":
-            self._tell_failed(trial, end.reason, end.rank)
+            self._tell(work, state=TrialState.FAIL, reason=end.reason, rank=end.rank)
         elif self.stopped_by:
             if end.how == "stopped":
-                self.display.say(f"trial {trial.number} stopped at update {run.update}, with a checkpoint")
+                self.display.say(f"{work.name} stopped at update {run.update}, with a checkpoint")
         elif self._may_retry(work, run, end):
             self._go_on(work)
 
@@ -296,27 +324,28 @@ class Supervisor:
         Only deaths without progress count: those since its newest checkpoint moved. A group on which two trials in turn
         made none is set aside. Ranks that were not started cost their group a failure, and the trial nothing.
         """
-        trial, group, name = work.trial, run.group, f"trial {work.trial.number}"
+        trial, group = work.trial, run.group
         where = ", ".join(dict.fromkeys(group.hosts))
         where = f"group {group.number}" + (f" on {where}" if where else "")
         work.last_group = group.number
         failures = self._failures[group.number]
         if end.how == "not_started":
             failures.add(f"start {group.num_starts}")
-            self.display.say(f"{name}: its ranks were not started on {where}: {end.reason}")
+            self.display.say(f"{work.name}: its ranks were not started on {where}: {end.reason}")
         else:
-            failures.add(name)
+            failures.add(work.name)
             at = Path(newest_checkpoint_name(run.folder) or "none").name
             deaths = [*trial.user_attrs.get(studies.DEATHS, []), [end.reason, at]]
             trial.set_user_attr(studies.DEATHS, deaths)
             idle = sum(place == at for _, place in deaths)
             if idle > self.search.retries:
                 for other in self._failures.values():
-                    other.discard(name)  # the trial is to blame
+                    other.discard(work.name)  # the trial is to blame
                 times = "once" if idle == 1 else f"{idle} times"
-                self._tell_failed(trial, f"{end.reason}; ended {times} without a new checkpoint", end.rank)
+                reason = f"{end.reason}; ended {times} without a new checkpoint"
+                self._tell(work, state=TrialState.FAIL, reason=reason, rank=end.rank)
                 return False
-            self.display.say(f"{name}: {end.reason}; it goes on from its last checkpoint")
+            self.display.say(f"{work.name}: {end.reason}; it goes on from its last checkpoint")
         if len(failures) > 1:
             self.set_aside[group.number] = f"{where} is set aside: {end.reason}"
             self.display.set_aside[where] = end.reason
@@ -324,54 +353,46 @@ class Supervisor:
             self.display.say(self.set_aside[group.number])
         return True
 
-    def _tell_complete(self, trial: optuna.Trial, folders: Sequence[Path], prepared: Any) -> None:
+    def _tell_complete(self, work: _Work, folders: Sequence[Path], prepared: Any) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
-        hours = self.search.ranks_per_trial * trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
+        hours = self.search.ranks_per_trial * work.trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
         runs = [metrics_lines(folder) for folder in folders]
-        self._tell_result(trial, trial_result(self.search, runs, prepared.opened.tree, device_hours=hours))
-        if any(best.number == trial.number for best in studies.best_trials(self.study)):
-            write_best(self.options.folder, self.opened, self.study)
+        values, violations = trial_result(self.search, runs, prepared.opened.tree, device_hours=hours)
+        self._tell(work, values=values, violations=violations)
+        if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
+            write_best(self.folder, self.opened, self.study)
 
-    def _tell_result(self, trial: optuna.Trial, result: TrialResult) -> None:
-        studies.store_constraints(trial, result.violations)
-        self.study.tell(trial, list(result.values))
-        self.display.ended(trial.number)
+    def _tell_pruned(self, work: _Work) -> None:
+        number = work.trial.user_attrs[studies.PRUNED_AT]
+        self._tell(work, state=TrialState.PRUNED, reason=f"at report {number} of {self.search.reports}")
 
-    def _tell_pruned(self, trial: optuna.Trial, number: int) -> None:
-        """End a trial that was pruned after report `number`."""
-        self._tell(trial, TrialState.PRUNED, f"at report {number} of {self.search.reports}")
-
-    def _tell_failed(self, trial: optuna.Trial, reason: str, rank: int | None = None) -> None:
-        """End a trial that could not be trained to its end."""
-        if rank is not None:
-            trial.set_user_attr(studies.RANK, rank)
-        self._tell(trial, TrialState.FAIL, reason)
-
-    def _tell(self, trial: optuna.Trial, state: TrialState, reason: str) -> None:
-        trial.set_user_attr(studies.REASON, reason)
-        self.study.tell(trial, state=state)
-        self.display.ended(trial.number)
-
-    def _confirm(self) -> None:
-        """Train the best trials again with fresh seeds, if the search asks for it and its trials have ended."""
-        confirm = self.search.confirm
-        if confirm is None or self.stopped_by or self.unspent():
+    def _tell(
+        self,
+        work: _Work,
+        *,
+        values: Sequence[float] | None = None,
+        violations: Mapping[str, float] | None = None,
+        state: TrialState | None = None,
+        reason: str = "",
+        rank: int | None = None,
+    ) -> None:
+        """End a trial: with values; or with a state, a reason, and the rank that failed if it is known."""
+        if work.seed is not None:  # its folder has the result
+            self.display.say(f"{work.name}: {reason or 'ended'}")
+            self.display.confirmed = confirmed_in(self.folder, self.search)
             return
-        best = studies.ranked_trials(self.study)[: confirm.top]
-        confirmation = Confirmation(self.opened, best, self.options, self.display.say)
-        while not confirmation.done and self._free_groups():
-            confirmation.work(self._free_groups())
-            self.display.confirmed = confirmed_in(self.options.folder, self.search)
-            self._periodic_work()
-            if self.stopped_by:
-                confirmation.request_stop()
-            time.sleep(_POLL_SECONDS)
+        studies.store_constraints(work.trial, violations or {})
+        for name, text in ((studies.REASON, reason or None), (studies.RANK, rank)):
+            if text is not None:
+                work.trial.set_user_attr(name, text)
+        self.study.tell(work.trial, values, state=state)
+        self.display.ended(work.trial.number)
 
     def _periodic_work(self) -> None:
         """Heartbeats, the stop file, the hours, the page, and the table on the screen."""
         for group in self.groups:
             group.send_heartbeat()
-        stop_file = self.options.folder / STOP_FILE
+        stop_file = self.folder / STOP_FILE
         if not self.stopped_by and stop_file.exists():
             self.request_stop(requester_text(stop_requester(stop_file), stop_file))
         if time.monotonic() - self._stored > _STORE_SECONDS:

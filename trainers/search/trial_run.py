@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
+from recipes.schema import Search
 from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
 from trainers.launch.request import Prepared, TrainRequest
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.progress import Tail
 from trainers.runs.run_folder import LOG, METRICS, RUN
 from trainers.runs.stop_request import STOP_FILE, request_stop
+from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import metrics_lines
-from trainers.search.rank_groups import Group
-
-_EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
-_FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
-_NAMED_RANK = re.compile(r"rank (\d+) ")
-_WATCHDOG = "; --watchdog allows "
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """How a search is executed; what is searched is in its file.
+class SearchRequest:
+    """The command line of `kilobatch search`; what is searched is in the search's file.
 
     Args:
-        folder: of the search.
+        joined: set by rank 0 of a foreign launcher for its supervisor: see `launched_groups`.
         hang_seconds: a trial without an update for this long is ended.
-        cluster, device: as for `train`.
     """
 
-    folder: Path
+    search: str
+    workers: int | None = None
+    hosts: str | None = None
+    joined: str | None = None
+    out: Path | None = None
+    resume: bool = False
+    dry_run: bool = False
     hang_seconds: float = 600.0
+    data: Path | None = None
+    allow_code: bool = False
     cluster: str | None = None
     device: str | None = None
+    storage: str | None = None
+    study: str | None = None
 
 
 def trial_request(
@@ -49,7 +51,7 @@ def trial_request(
     number: int,
     values: Mapping[str, Any],
     folder: Path,
-    options: SearchOptions,
+    options: SearchRequest,
     *,
     seed: int | None = None,
 ) -> TrainRequest:
@@ -87,38 +89,18 @@ class Report:
     value: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunEnd:
-    """How a run ended.
-
-    Args:
-        how: `success`; `stopped` on request; `diverged`, its numbers were no longer finite; `failed` by an error that a
-            retry would meet again; `died`: a rank was killed, crashed or left without an error; or `not_started`: the
-            launcher or the system did not start the ranks.
-        reason: in words, where it is not success.
-        rank: that failed or died; None where it is not known.
-        update: at which it diverged.
-    """
-
-    how: Literal["success", "stopped", "diverged", "failed", "died", "not_started"]
-    reason: str = ""
-    rank: int | None = None
-    update: int | None = None
-
-
 class TrialRun:
     """A run that a group of ranks trains; creating it begins the run, whose folder exists.
 
     Args:
         group, request, prepared: whose ranks train it, what, and the same checked.
-        metric: `accuracy`, `loss` or `train_loss`, which is reported.
-        reports: number of points of the run at which it is evaluated.
+        search: with the objective that is reported.
     """
 
-    def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, *, metric: str, reports: int) -> None:
+    def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
         assert request.out is not None
         self.group, self.folder, self.prepared = group, request.out, prepared
-        self._metric, self._reports = metric, reports
+        self._search = search
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         self.began = self.last_news = time.monotonic()
         self.update = 0
@@ -138,65 +120,33 @@ class TrialRun:
         if lines:
             self.last_news = time.monotonic()
             self.update = max(self.update, *(line.get("update", 0) for line in lines))
-        if self._metric == "train_loss" and any(line["key"] == "eval_accuracy" for line in lines):
-            lines = metrics_lines(self.folder)
-        return list(reports_in(lines, self.prepared, metric=self._metric, reports=self._reports))
+        if any(line["key"] == "eval_accuracy" for line in lines):
+            lines = metrics_lines(self.folder)  # a mean over updates needs all of them
+        return list(reports_in(lines, self.prepared, self._search))
 
     def request_stop(self) -> None:
         """All ranks end the run after the same update, with a checkpoint."""
         request_stop(self.folder / STOP_FILE, "search")
 
-    def kill(self) -> None:
-        """All ranks end at once, also one that hangs."""
-        self.group.kill()
-
     def ended(self) -> RunEnd | None:
         """How it ended; None while it runs."""
-        code = self.group.poll()  # before the result: ranks may write it and then end
-        result = self.group.result()
-        if result is None and code is None:
-            return None
-        self._ended = True
-        if result is not None:
-            return RunEnd(**result)
-        errors, log = self.group.output()
-        with open(self.folder / LOG, "a", encoding="utf-8") as file:  # to which the ranks wrote the rest
-            file.write(errors)
-        return self._end_without_result(code, errors, log)
+        end = self.group.ended(self.folder / LOG)
+        self._ended = end is not None
+        return end
 
     def close(self) -> None:
         """Close the files."""
         self._tail.close()
 
-    def _end_without_result(self, code: int, errors: str, log: str) -> RunEnd:
-        """By the launcher's exit code: of a signal mpiexec returns the number, srun 128 more, as a shell does."""
-        words = self.group.launcher_words().splitlines()
-        if self.group.never_joined:
-            own = [line for line in (*errors.splitlines(), *log.splitlines()) if line.startswith("kilobatch: ")]
-            return RunEnd(how="not_started", reason=" | ".join(own[:1] or words[:2]) or _failure(errors).reason)
-        if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
-            return _failure(errors)
-        rank = self.group.first_exit()
-        who = "a rank" if rank is None else f"rank {rank}"
-        number = -code if code < 0 else code % 128
-        known = number in {member.value for member in signal.Signals}
-        by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
-        if code < 0:
-            return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
-        if code == 0:  # the launcher has words where a node died
-            reason = words[0] if words else f"{who} left before the run ended, without an error of its own"
-            return RunEnd(how="died", reason=reason, rank=rank)
-        return RunEnd(how="died", reason=f"{who} was ended {by}", rank=rank)
 
+def reports_in(lines: Iterable[Mapping[str, Any]], prepared: Prepared, search: Search) -> Iterable[Report]:
+    """The reports among all lines of a run's metrics, each at the last point of the run that its update reached.
 
-def reports_in(
-    lines: Iterable[Mapping[str, Any]], prepared: Prepared, *, metric: str, reports: int
-) -> Iterable[Report]:
-    """The reports among lines of a trial's metrics, each at the last point of the run that its update reached.
-
-    A report of `train_loss` is its mean over the updates since the report before, so it needs all lines.
+    The score is that of the search's objective, of a target the accuracy; or the training loss, as a mean over the
+    updates since the report before. With several objectives it is the accuracy, for the display.
     """
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
+    metric = search.reported.metric if search.reported and not search.has_goal else "accuracy"
     key = "eval_accuracy" if metric == "train_loss" else f"eval_{metric}"
     losses: list[float] = []
     for line in lines:
@@ -204,25 +154,6 @@ def reports_in(
             losses.append(line["value"])
         elif line.get("key") == key:
             passed = round(last_multiple(line["epoch"], every) / every)
-            number = reports if line["update"] == whole else min(passed, reports)
+            number = search.reports if line["update"] == whole else min(passed, search.reports)
             yield Report(number=number, value=fmean(losses) if metric == "train_loss" else line["value"])
             losses = []
-
-
-def _failure(errors: str) -> RunEnd:
-    """The cause in what the ranks wrote to stderr: the last line of the first traceback of a rank, or our own line."""
-    failed = _FAILED_RANK.search(errors)
-    if failed:
-        trace = _FAILED_RANK.split(errors[failed.start() :])[2]
-        return RunEnd(how="failed", reason=_exception_line(trace), rank=int(failed[1]))
-    ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
-    if ours and _WATCHDOG in errors:  # the ranks' own watchdog
-        named = _NAMED_RANK.match(ours[0])
-        return RunEnd(how="died", reason=ours[0].rstrip(":"), rank=named and int(named[1]))
-    return RunEnd(how="failed", reason=ours[0] if ours else _exception_line(errors))
-
-
-def _exception_line(trace: str) -> str:
-    """The line of a traceback that names the exception, without what MPI writes after it."""
-    lines = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
-    return lines[-1] if lines else "the ranks ended without a word"

@@ -1,4 +1,4 @@
-"""How scores, values and paths of a search are written, in its log, on its page and in its files."""
+"""How trials, scores, values and paths of a search are written, in its log, on its page and in its files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,37 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from optuna.trial import FrozenTrial, TrialState
+
 from recipes.reports.wording import number, percent
 from recipes.schema import Search
+from trainers.search.folder import trial_folder
+from trainers.search.study import SECONDS, reason_of, state_of
+
+
+def row_of(trial: FrozenTrial, search: Search, *, running_seconds: float = 0.0) -> dict[str, Any]:
+    """A trial as the terminal, `status.json` and the page show it; one that runs has its last report as score.
+
+    Args:
+        trial: of the study.
+        search: of the trial.
+        running_seconds: of its present run.
+    """
+    last, own, note = trial.last_step, trial.values or (), reason_of(trial)
+    if not trial.state.is_finished() and last is not None:
+        own, note = [trial.intermediate_values[last]], f"report {last} of {search.reports}"
+    if search.has_goal and trial.state != TrialState.COMPLETE:
+        own = ()  # it reported what it lacks of the target
+    return {
+        "trial": trial.number,
+        "state": state_of(trial),
+        "scores": own,
+        "text": scores(search, own) if own else "",
+        "note": note,
+        "values": dict(trial.params),
+        "seconds": trial.user_attrs.get(SECONDS, 0.0) + running_seconds,
+        "folder": trial_folder(trial.number),
+    }
 
 
 def metric_name(metric: str) -> str:
@@ -21,15 +50,11 @@ def shown(metric: str, value: float | None) -> str:
     return "" if value is None else percent(value) if metric == "accuracy" else number(float(value))
 
 
-def score(metric: str, value: float) -> str:
-    """A score with its name: 'accuracy 97.50 %'."""
-    return f"{metric_name(metric)} {shown(metric, value)}"
-
-
-def scores(search: Search, values: Iterable[float]) -> str:
-    """The objectives of a trial: one value alone, several each with its name."""
+def scores(search: Search, values: Iterable[float], *, named: bool = False) -> str:
+    """The objectives of a trial, several or `named` each with its name: 'accuracy 97.50 %, device-hours 0.5'."""
     pairs = [(objective.metric, value) for objective, value in zip(search.objectives, values, strict=True)]
-    return shown(*pairs[0]) if len(pairs) == 1 else ", ".join(score(*pair) for pair in pairs)
+    named = named or len(pairs) > 1
+    return ", ".join(f"{metric_name(pair[0])} {shown(*pair)}" if named else shown(*pair) for pair in pairs)
 
 
 def values_text(values: Mapping[str, Any]) -> str:

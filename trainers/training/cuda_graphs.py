@@ -13,6 +13,7 @@ from chainer.backend import get_array_module
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.norms import SquaredNorm
 from trainers.kernels.cuda import launcher
+from trainers.kernels.cuda.images import copied
 from trainers.models.batch_norm import NormGroups
 from trainers.runs.errors import one_line
 from trainers.runs.memory import count_pool, is_out_of_memory
@@ -227,7 +228,7 @@ class MicroBatchGraphs:
         return result
 
     def _capture(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> None:
-        known.inputs = tuple(array.copy(order="K") for array in arrays)  # channels stay last
+        known.inputs = tuple(map(copied, arrays))
         whole: list[list[int]] = [[]]
 
         def captured(cut: Callable[[], None]) -> tuple[Any, list[bool]]:

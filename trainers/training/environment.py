@@ -20,6 +20,7 @@ from trainers.runs.run_folder import environment_of
 
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
 _ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml-dtypes")
+_OF_CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend")
 _DEFAULT_KERNELS = "chainer"  # of old runs, recorded before there were other kernels
 _OF_IMAGES = ("pillow", "simplejpeg", "opencv-python-headless")
 _PACKAGES = (
@@ -166,7 +167,8 @@ def _named(ranks: list[dict[str, Any]]) -> str:
 
 def _versions() -> dict[str, str]:
     versions = {}
-    for name in (*_PACKAGES, *(["torch"] if kernels.in_use() == "torch" else [])):
+    by_kernels = {"torch": ("torch",), "cudnn": _OF_CUDNN}
+    for name in (*_PACKAGES, *by_kernels.get(kernels.in_use(), ())):
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions

@@ -204,3 +204,26 @@ def test_a_key_of_an_older_version_is_refused_at_its_own_line(write, problem_of,
     problem = problem_of(write(line_1="kilobatch: 1", line_7="rate: {reference: 0.05, per: nothing}"))
     assert (problem.line, problem.path) == (7, "learning_rate.per")
     assert "3 is not a version" in problem_of(write(line_1="kilobatch: 3")).what
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("digits/large_batch", "24a9f421aaa45f4cb371bb952426dcb9296a550b147b3f07690a15ac0552d314"),
+        ("goyal2017", "4651f7696766a2fe7126cf78d92148c78453590744665626729d8154b6154666"),
+        ("suzuki2018", "6f90a7b4fd21ca507852026e69f419a7afc4d4e174d815c01a9ba118c411e598"),
+    ],
+)
+def test_an_identity_stays_while_the_program_goes_on(originals, name, digest):
+    """It is in runs and packs of others. A new key or fact that changes it is `younger`, or renamed by a version."""
+    assert recipe_id(originals[name]) == digest
+
+
+def test_the_command_prints_three_digests_and_says_what_is_not_there(run):
+    code, printed = run("id", "digits/large_batch")
+    lines = dict(line.split(None, 1) for line in printed.splitlines())
+    assert code == 0
+    assert lines["recipe"] == recipe_id(opened("digits/large_batch"))
+    assert len(lines["data"]) == 64
+    assert lines["code"].startswith("none")
+    assert json.loads(run("id", "goyal2017", "--json")[1])["data"] is None

@@ -10,7 +10,7 @@ import pytest
 from recipes.errors import InputRefused
 from recipes.sharing import pack_file
 from recipes.sharing.canonical import canonical_json, sha256_of
-from recipes.sharing.pack_file import open_pack, write_pack
+from recipes.sharing.pack_file import PackRefused, open_pack, write_pack, write_pack_of_layout
 
 FILES = {
     "recipe.yaml": b"kilobatch: 1\n",
@@ -62,6 +62,26 @@ def test_other_tools_read_it_as_an_archive_and_as_an_image_layout(path):
     for entry in (index["manifests"][0], manifest["config"], *manifest["layers"]):
         blob = held[f"blobs/sha256/{entry['digest'].removeprefix('sha256:')}"]
         assert (sha256_of(blob), len(blob)) == (entry["digest"].removeprefix("sha256:"), entry["size"])
+
+
+def test_an_image_layout_of_other_tools_becomes_the_same_file_again(path, tmp_path):
+    """As skopeo writes one: other spelling of the index, with a tag, and blobs in a folder."""
+    folder = tmp_path / "layout"
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
+    index = json.loads((folder / "index.json").read_text())
+    index["manifests"][0]["annotations"] = {"org.opencontainers.image.ref.name": "3"}
+    (folder / "index.json").write_text(json.dumps(index, indent=2))
+    assert write_pack_of_layout(tmp_path / "b.kilobatch", folder) == open_pack(path)
+    assert (tmp_path / "b.kilobatch").read_bytes() == path.read_bytes()
+    blob = folder / "blobs" / "sha256" / sha256_of(FILES["recipe.yaml"])
+    blob.write_bytes(b"kilobatch: 2\n")
+    with pytest.raises(PackRefused, match="another SHA-256"):
+        write_pack_of_layout(tmp_path / "c.kilobatch", folder)
+    blob.unlink()
+    with pytest.raises(PackRefused, match="is missing"):
+        write_pack_of_layout(tmp_path / "c.kilobatch", folder)
+    assert not list(tmp_path.glob("*c.kilobatch*"))
 
 
 def test_the_cache_of_a_user_who_may_not_write_there_is_named(path, monkeypatch):

@@ -224,6 +224,20 @@ def test_a_store_that_holds_another_pack_is_refused(packed, tmp_path):
         team.pull(entry)
 
 
+def test_a_url_without_conditional_writes_is_read_and_refuses_pushes(packed, tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    pushed = team.push(packed(1), "net")
+    fsspec.filesystem("memory").put(f"{tmp_path}/team/", "/shared/", recursive=True)
+    shutil.rmtree(tmp_path / "cache")
+    there = add_registry("there", "memory://shared", signers=None)
+    (entry,) = there.entries()
+    assert (entry.name, entry.said) == ("there/net@1", pushed.said)
+    assert (there.pull(entry).folder / "number").read_bytes() == b"1"
+    with pytest.raises(InputRefused, match="can only be read"):
+        there.push(packed(2), "net")
+
+
 def test_names_of_registries_and_wrong_ones(tmp_path):
     assert not is_in_registry("team/net")
     add_registry("team", str(tmp_path / "team"), signers=None)

@@ -32,7 +32,18 @@ def finished(device, pixels, mirrored, numbers, kind, *, channels_first=False):
     arrays = [device.xp.asarray(np.ascontiguousarray(array)) for array in (pixels, mirrored, *numbers)]
     dtype = rounded(np.zeros(0), kind).dtype
     actual = images.finished(*arrays, channels_first=channels_first, dtype=dtype)
-    assert actual.transpose(0, 2, 3, 1).flags.c_contiguous  # there: CuPy's copies for the host are in C order
+    whole = images.whole_pixels(actual)
+    if actual.shape[1] == 3 and kind != "d":
+        assert whole.shape == (*actual.shape[:1], *actual.shape[2:], 16 // actual.itemsize)
+        assert whole.flags.c_contiguous
+        assert not from_device(whole)[..., 3:].any()
+        again = images.copied(actual)
+        np.testing.assert_array_equal(from_device(images.whole_pixels(again)), from_device(whole))
+        np.testing.assert_array_equal(from_device(again), from_device(actual))
+        assert images.whole_pixels(device.xp.ascontiguousarray(actual)) is None
+    else:
+        assert whole is None
+        assert actual.transpose(0, 2, 3, 1).flags.c_contiguous  # there: CuPy's copies for the host are in C order
     return from_device(actual)
 
 

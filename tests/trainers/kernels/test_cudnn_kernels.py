@@ -76,6 +76,26 @@ def test_the_gradient_of_a_branch_is_added_in_the_kernel_or_not_at_all(precision
     assert_close([actual.get()], [expected.get()], BOUNDS[precision])
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"], indirect=True)
+def test_images_padded_to_whole_pixels_give_the_same(precision):
+    from trainers.kernels.cuda import convolution, images
+
+    random, xp = np.random.RandomState(0), chainer.get_device("@cupy:0").xp
+    pixels = xp.zeros((4, 12, 11, 4 if precision == "float32" else 8), precision)
+    pixels[..., :3] = xp.asarray(random.normal(size=(4, 12, 11, 3)))
+    W, gy = (xp.asarray(random.normal(size=size).astype(precision)) for size in ((16, 3, 7, 7), (4, 16, 6, 6)))
+    x, how = pixels[..., :3].transpose(0, 3, 1, 2), {"stride": (2, 2), "pad": (3, 3)}
+    assert images.whole_pixels(x) is not None
+    actual, expected = (
+        [
+            convolution.convolution(each, W, None, **how).get(),
+            convolution.convolution_weights(each, gy, kernel=(7, 7), **how).get(),
+        ]
+        for each in (x, xp.ascontiguousarray(x))
+    )
+    assert_close(actual, expected, BOUNDS[precision])
+
+
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_cudnn_is_what_computes_and_leaves_channels_last(precision):
     x = chainer.get_device("@cupy:0").send(np.random.RandomState(0).normal(size=(4, 8, 9, 9)).astype("float32"))

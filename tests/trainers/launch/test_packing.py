@@ -11,9 +11,11 @@ import pytest
 
 from recipes.errors import InputRefused
 from recipes.reading.identity import recipe_id
+from recipes.reading.library import copy_recipe
 from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
 from recipes.sharing.pack_file import open_pack
+from recipes.sharing.registries import add_registry
 from trainers.launch.packing import pack
 from trainers.launch.vocabulary import vocabulary
 
@@ -65,7 +67,8 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     assert json.loads((opened.folder / "diff.json").read_text())["parent"] == "digits/baseline"
     assert "kilobatch==" in (opened.folder / "lock.txt").read_text()
     ids = json.loads((runs / "0" / "environment.json").read_text())["ids"]
-    assert opened.head["ids"] == ids
+    state = json.loads((runs / "0" / WEIGHTS).with_name("state.json").read_text())
+    assert opened.head["ids"] == ids == state["ids"]
     text = b"".join(file.read_bytes() for file in opened.folder.rglob("*.yaml") if file.parent == opened.folder)
     assert str(tmp_path).encode() not in text
 
@@ -113,6 +116,23 @@ def test_a_pack_trains_elsewhere_to_the_same_bits_and_other_commands_take_it(run
     assert pack_there.stat().st_size == path.stat().st_size
 
 
+def test_a_recipe_extends_a_pack_by_its_name_in_a_registry(runs, tmp_path, cache, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
+    add_registry("team", str(tmp_path / "team"), signers=None).push(path, "net")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: team/net@1\nseed: 7\n")
+    opened = open_recipe("mine.yaml", vocabulary=vocabulary())
+    of_run = open_recipe(runs / "0" / "recipe.yaml", vocabulary=vocabulary(), overrides=["seed=7"])
+    assert recipe_id(opened) == recipe_id(of_run)
+    mine.write_text("kilobatch: 1\nextends: a.kilobatch\n")
+    with pytest.raises(InputRefused, match="push it into a registry"):
+        open_recipe("mine.yaml", vocabulary=vocabulary())
+    with pytest.raises(InputRefused, match="extends: REGISTRY/NAME"):
+        copy_recipe("team/net@1")
+
+
 def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilobatch):
     path, _, head = packed(tmp_path / "a.kilobatch", "goyal2017")
     assert head["runs"] == []
@@ -139,31 +159,18 @@ def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(runs, tmp_path, cache):
-    """A second environment has the packages of this one, and an installed wheel in place of the checkout."""
-    path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
-    fresh = tmp_path / "fresh"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
-    (site,) = fresh.glob("lib/python*/site-packages")
-    (packages,) = (Path(sys.prefix) / "lib").glob("python*/site-packages")
-    for entry in packages.iterdir():
-        if "kilobatch" not in entry.name:
-            (site / entry.name).symlink_to(entry)
-    for folder, names in (("bin", "mpi*"), ("bin", "hydra*"), ("lib", "lib*")):  # MPI's launchers and libraries
-        for entry in (Path(sys.prefix) / folder).glob(names):
-            (fresh / folder / entry.name).symlink_to(entry)
-    copy = tmp_path / "copy"
-    for folder in ("configs", "lr_schedules", "recipes", "trainers"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for file in ("kilobatch.py", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / file, copy)
-    how = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    python = fresh / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", *how, copy], check=True, timeout=300)
-    shutil.rmtree(copy)
+def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(tmp_path, cache, installation):
+    """Both runs are processes of their own, as a user starts them."""
+    here = tmp_path / "here"
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/large_batch", *SHORT, "-n", "1", "--out", here]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    path, *_ = packed(tmp_path / "a.kilobatch", here)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "other")} | {"PYTHONPATH": ""}
-    command = [fresh / "bin" / "kilobatch", "train", path, "-n", "2", "--no-report", "--out", "run"]
+    command = [installation / "kilobatch", "train", path, "-n", "2", "--no-report", "--out", "run"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(ROOT) not in (tmp_path / "run" / "run.yaml").read_text()
-    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
+    environments = [json.loads((run / "environment.json").read_text()) for run in (tmp_path / "run", here)]
+    for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype", "exact", "ids"):
+        assert environments[0][key] == environments[1][key]
+    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (here / WEIGHTS).read_bytes()

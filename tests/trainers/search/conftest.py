@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.storage_url import hidden
-from trainers.search.storage import PASSWORD, opened_storage
+from trainers.search.folder import PASSWORD, opened_storage
 
 ROOT = Path(__file__).parents[3]
 HEAD = """\

@@ -6,7 +6,7 @@ import pytest
 
 from recipes.schema import Budget, Confirm, Search
 from recipes.search_space.ranges import Float
-from trainers.search.confirm import confirmed_in, confirmed_text
+from trainers.search.best import confirmed_in, confirmed_text
 from trainers.search.samplers import RandomSampler
 
 SPACE = {"learning_rate.reference": Float(low=0.01, high=1.0)}
@@ -40,7 +40,7 @@ def test_the_best_mean_wins_with_its_interval(tmp_path):
     first, second = confirmed_in(tmp_path, made())
     assert first.trial == 11
     assert (first.mean, first.low, first.high) == pytest.approx((0.95, 0.95, 0.95))
-    assert (second.trial, second.values) == (3, (0.8, 0.9, 1.0))
+    assert (second.trial, second.values) == (3, [0.8, 0.9, 1.0])
     assert second.high - second.mean == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
     assert confirmed_text(made(), second) == "90.00 % (65.16 % to 114.84 %) by 3 fresh seeds"
 
@@ -49,4 +49,4 @@ def test_a_run_that_diverged_counts_as_the_worst(tmp_path):
     write(tmp_path, 3, 0, 0.9)
     write(tmp_path, 3, 1, 0.9, "failed")
     (one,) = confirmed_in(tmp_path, made())
-    assert one.values == (0.9, 0.0)
+    assert one.values == [0.9, 0.0]

@@ -15,10 +15,9 @@ from rich.console import Console
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.confirm import Confirmed
-from trainers.search.display import Display
+from trainers.search.best import Confirmed
 from trainers.search.samplers import RandomSampler
-from trainers.search.status import status_text, status_tree
+from trainers.search.status import Display, status_text, status_tree
 from trainers.search.study import DIVERGED, SECONDS, new_study, store_constraints, suggested
 from trainers.search.wording import column_names
 
@@ -123,9 +122,9 @@ def test_a_trial_without_its_target_has_no_score(display):
     shown = display(replace(SEARCH, objective=Objective(metric="updates_to", target=0.9)))
     trial = begin(shown, pruned_at=3)
     trial.report(0.2, 3)
-    assert [(row.scores, row.note) for row in shown.rows()] == [(None, "report 3 of 20")]
+    assert [(row["scores"], row["note"]) for row in shown.rows()] == [((), "report 3 of 20")]
     shown.study.tell(trial, state=TrialState.PRUNED)
-    assert [(row.scores, row.state) for row in shown.rows()] == [(None, "pruned")]
+    assert [(row["scores"], row["state"]) for row in shown.rows()] == [((), "pruned")]
 
 
 def test_columns_are_as_short_as_they_are_clear():

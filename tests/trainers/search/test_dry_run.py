@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from trainers.search.dry_run import dry_run_text
-from trainers.search.trial_run import SearchOptions
+from trainers.search.trial_run import SearchRequest
 
-OPTIONS = SearchOptions(folder=Path("out"))
+OPTIONS = SearchRequest(search="mine.yaml", out=Path("out"))
 TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
 DRY = """\
 kilobatch: 1

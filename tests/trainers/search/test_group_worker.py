@@ -8,8 +8,8 @@ from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.runs.run_folder import FolderRefused
 from trainers.search import start
-from trainers.search.search_folder import folder_record
-from trainers.search.start import SearchRequest
+from trainers.search.folder import folder_record
+from trainers.search.trial_run import SearchRequest
 
 pytestmark = pytest.mark.mpi
 TEXT = """\

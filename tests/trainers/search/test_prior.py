@@ -13,10 +13,9 @@ from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.run_folder import RECIPE
+from trainers.search.folder import folder_record, opened_storage, own_study, run_folders
 from trainers.search.prior import drawn_values, first_values
 from trainers.search.samplers import TPESampler
-from trainers.search.search_folder import folder_record, own_study, run_folders
-from trainers.search.storage import opened_storage
 from trainers.search.study import new_study, next_trial
 
 RATE = "learning_rate.reference"

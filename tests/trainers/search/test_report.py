@@ -11,7 +11,7 @@ from optuna.trial import TrialState, create_trial
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float
-from trainers.search.confirm import Confirmed
+from trainers.search.best import Confirmed
 from trainers.search.report import LivePage, _figures, write_search_page
 from trainers.search.samplers import RandomSampler
 
@@ -195,8 +195,8 @@ def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_t
 
 
 def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(page):
-    confirmed = [Confirmed(trial=0, values=(0.8, 0.9), mean=0.85, low=0.81, high=0.89)]
-    confirmed.append(Confirmed(trial=3, values=(0.9, 0.92), mean=0.91, low=0.9, high=0.92))
+    confirmed = [Confirmed(trial=3, values=(0.9, 0.92), mean=0.91, low=0.9, high=0.92)]
+    confirmed.append(Confirmed(trial=0, values=(0.8, 0.9), mean=0.85, low=0.81, high=0.89))
     text = page(optuna.create_study(), SEARCH, confirmed=confirmed)
     assert "Trial 3 is best, with 91.00&nbsp;% in the mean of 2 fresh seeds." in text
     assert text.index("81.00&nbsp;% to 89.00&nbsp;%") < text.index("<h2>Trials</h2>")

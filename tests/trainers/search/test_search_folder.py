@@ -8,7 +8,7 @@ import pytest
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.search_folder import folder_record, lock_folder, own_study
+from trainers.search.folder import folder_record, lock_folder, own_study
 
 
 def test_a_second_supervisor_is_refused_with_the_process_of_the_first(tmp_path):

@@ -15,7 +15,7 @@ from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 from trainers.search import start
 from trainers.search.outcome import metrics_lines, run_scores
-from trainers.search.start import SearchRequest
+from trainers.search.trial_run import SearchRequest
 
 pytestmark = pytest.mark.mpi
 TINY = """\

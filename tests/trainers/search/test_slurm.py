@@ -25,12 +25,12 @@ GROUPS = """\
 import json, sys, time
 from pathlib import Path
 from trainers.launch.request import TrainRequest
-from trainers.search.placement import placements, rank_starter
-from trainers.search.rank_groups import Group
+from trainers.search.placement import placements
+from trainers.search.group import Group
 
 folder, each, join_seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 groups = [
-    Group(number, folder, rank_starter(placement), hosts=placement.hosts, join_seconds=join_seconds)
+    Group(number, folder, placement, join_seconds=join_seconds)
     for number, placement in enumerate(placements(each=each, workers=None))
 ]
 for line in sys.stdin:
@@ -41,10 +41,11 @@ for line in sys.stdin:
         group.train(TrainRequest(recipe="digits/batch_256", overrides=words, out=out, stop_after="1up"))
     while len(ends) < len(groups):
         for group in groups:
-            code, result = group.poll(), group.result()
-            if group not in ends and (result or code is not None or group.never_joined):
-                ends[group] = [result and result["how"], group.never_joined, group.hosts, group.gpus]
-                if result is None:
+            end = None if group in ends else group.ended(folder / "run.log")
+            if group not in ends and (end or group.never_joined):
+                how = end.how if end and not group.never_joined else None
+                ends[group] = [how, group.never_joined, group.hosts, group.gpus]
+                if how is None:
                     group.kill()
                     ends[group].append(group.launcher_words())
         time.sleep(0.05)

@@ -4,9 +4,9 @@ import optuna
 import pytest
 
 from recipes.errors import RecipeError
-from trainers.search.search_folder import folder_record
-from trainers.search.start import SearchRequest, search
-from trainers.search.storage import PASSWORD, one_line, opened_storage
+from trainers.search.folder import PASSWORD, folder_record, one_line, opened_storage
+from trainers.search.start import search
+from trainers.search.trial_run import SearchRequest
 
 
 @pytest.mark.parametrize("where", ["sqlite", "journal", "url"])
@@ -29,7 +29,7 @@ def test_a_study_is_found_again(where, tmp_path):
     ],
 )
 def test_what_names_no_storage_is_refused_with_what_would(where, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainers.search.storage._SECONDS", 1)
+    monkeypatch.setattr("trainers.search.folder._PROXY_SECONDS", 1)
     with pytest.raises(RecipeError, match=message) as refused, opened_storage(where, tmp_path):
         pass
     assert "cret" not in str(refused.value)

@@ -1,13 +1,21 @@
-"""What a supervisor reads of a trial: its reports and the cause of its end."""
+"""What a supervisor reads of a trial: its reports."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from recipes.schema import Budget, Search
+from recipes.search_space.ranges import Int
 from trainers.launch.request import TrainRequest, prepare
 from trainers.search.outcome import has_ended, metrics_lines
-from trainers.search.trial_run import _failure, reports_in
+from trainers.search.samplers import RandomSampler
+from trainers.search.trial_run import reports_in
+
+SPACE = {"epochs": Int(low=1, high=2)}
+SEARCH = Search(
+    name="mine", recipe="digits/batch_256", space=SPACE, sampler=RandomSampler(), budget=Budget(trials=1), reports=4
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +37,12 @@ def test_a_report_has_the_number_of_the_last_point_that_was_reached(prepared):
         line(7.51, 44),
         line(10.07, 59),
     ]
-    reports = list(reports_in(lines, prepared, metric="accuracy", reports=4))
+    reports = list(reports_in(lines, prepared, SEARCH))
     assert [(report.number, report.value) for report in reports] == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
 
 
 def test_the_end_of_a_run_is_its_last_report(prepared):
-    (report,) = reports_in([line(9.9, 59)], prepared, metric="accuracy", reports=4)
+    (report,) = reports_in([line(9.9, 59)], prepared, SEARCH)
     assert report.number == 4
 
 
@@ -43,41 +51,3 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
     assert metrics_lines(tmp_path) == [line(1, 6)]
     assert not has_ended(tmp_path, "success")
     assert metrics_lines(Path("/nowhere")) == []
-
-
-@pytest.mark.parametrize(
-    ("errors", "how", "rank", "reason"),
-    [
-        (
-            "rank 1 on here failed:\nTraceback (most recent call last):\n  File x\nValueError: no such thing\n\n"
-            "Abort(3) on node 1: application called MPI_Abort\n",
-            "failed",
-            1,
-            "ValueError: no such thing",
-        ),
-        (
-            "rank 0 on here failed:\nphotos/1.jpg: not a readable image (OSError: cut off)\n\nAbort(3) on node 0\n",
-            "failed",
-            0,
-            "photos/1.jpg: not a readable image (OSError: cut off)",
-        ),
-        (
-            "kilobatch: the loss is not finite at update 3 on rank 0\n",
-            "failed",
-            None,
-            "the loss is not finite at update 3 on rank 0",
-        ),
-        (
-            "kilobatch: rank 1 on here hangs in update 3, for 40.1 s:\n  a/model.py:7 in __call__: wait()\n"
-            "No progress in update 3 for 40.1 s; --watchdog allows 40.\nLast good checkpoint: update-000002\n",
-            "died",
-            1,
-            "rank 1 on here hangs in update 3, for 40.1 s",
-        ),
-        ("Traceback:\n  File x\nImportError: no module\n", "failed", None, "ImportError: no module"),
-        ("", "failed", None, "the ranks ended without a word"),
-    ],
-)
-def test_cause_of_a_failure(errors, how, rank, reason):
-    end = _failure(errors)
-    assert (end.how, end.rank, end.reason) == (how, rank, reason)

@@ -109,8 +109,8 @@ def test_micro_batches_replayed_as_a_cuda_graph_are_the_same_run(run, assert_sam
     if "bfloat16" in option:
         pytest.importorskip("ml_dtypes")
     given = ("--device", "gpu", "--micro-batch-size", 32, "--noise-scale", "--set", option)
-    eager = run(f"eager {option}", 1, *given)
-    actual = run(f"graph {option}", 1, *given, "--set", "cluster.cuda_graph=true")
+    eager = run(f"eager {option}", 1, *given, "--set", "cluster.cuda_graph=false")
+    actual = run(f"graph {option}", 1, *given)
     captures(actual)
     captures(eager, replayed=False)
     assert_same_run(actual, eager, **bounds)
@@ -118,7 +118,7 @@ def test_micro_batches_replayed_as_a_cuda_graph_are_the_same_run(run, assert_sam
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_with_cuda_graphs_resumes(tmp_path, train, run, assert_same_run, captures, ranks):
-    given = ("--device", "gpu", "--micro-batch-size", 32, "--set", "cluster.cuda_graph=true")
+    given = ("--device", "gpu", "--micro-batch-size", 32)
     train(tmp_path / "run", ranks, *given, stop_after=12, timeout=600)
     actual = train(tmp_path / "run", ranks, *given, "--resume", timeout=600)
     captures(actual)
@@ -128,9 +128,24 @@ def test_a_run_with_cuda_graphs_resumes(tmp_path, train, run, assert_same_run, c
 
 def test_dropout_is_not_captured_and_the_run_goes_on(run, assert_same_run):
     given = ("--device", "gpu", "--set", "model={kind: SmallCNN, width: 8, dropout: 0.5}")
-    actual = run("dropout graph", 1, *given, "--set", "cluster.cuda_graph=true")
+    actual = run("dropout", 1, *given)
     assert "cuda_graph: no graph was captured" in actual.log
-    assert_same_run(actual, run("dropout", 1, *given), loss=5e-3, weights=2e-2)
+    expected = run("dropout without graph", 1, *given, "--set", "cluster.cuda_graph=false")
+    assert_same_run(actual, expected, loss=5e-3, weights=2e-2)
+
+
+def test_exact_mode_has_the_same_bits_on_one_rank_and_two(run, assert_same_run):
+    pytest.importorskip("cudnn")
+    one, two = (run(f"exact {ranks}", ranks, "--device", "gpu", "--exact") for ranks in (1, 2))
+    assert_same_run(two, one, loss=0, weights=0)
+    assert_same_run(one, on_gpu(run, "float32"), loss=5e-3, weights=2e-2)
+
+
+def test_pytorchs_operators_are_the_same_run(run, assert_same_run):
+    pytest.importorskip("torch")
+    actual = run("torch", 1, "--device", "gpu", "--kernels", "torch")
+    assert "torch kernels" in actual.log
+    assert_same_run(actual, on_gpu(run, "float32"), loss=5e-3, weights=2e-2)
 
 
 def test_a_checkpoint_goes_from_one_device_to_the_other_and_back(tmp_path, train, run, assert_same_run):

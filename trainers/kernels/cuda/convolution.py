@@ -20,6 +20,7 @@ import cupy
 
 from trainers.kernels.cpu.convolution import Pair, out_size
 from trainers.kernels.cuda import launcher
+from trainers.kernels.cuda.images import whole_pixels
 from trainers.kernels.cuda.pooling import as_NHWC
 from trainers.kernels.cuda.tuned_plans import TunedPlans
 from trainers.runs.errors import RunFailed
@@ -36,6 +37,8 @@ _local = threading.local()
 def convolution(x: Any, W: Any, b: Any, *, stride: Pair, pad: Pair) -> Any | None:
     """See `trainers.kernels.cpu.convolution`; None for what cuDNN does not do, or not in this type."""
     y = _empty(x, len(W), out_size(x.shape[2:], W.shape[2:], stride, pad))
+    if (pixels := whole_pixels(x)) is not None:
+        x, W = pixels.transpose(0, 3, 1, 2), _with_channels(W, pixels.shape[3])
     if not _done("forward", x, W, y, stride, pad):
         return None
     if b is not None:
@@ -58,8 +61,17 @@ def convolution_data_plus(gy: Any, W: Any, plus: Any, *, size: Pair, stride: Pai
 
 def convolution_weights(x: Any, gy: Any, *, kernel: Pair, stride: Pair, pad: Pair) -> Any | None:
     """See `convolution`."""
+    pixels, channels = whole_pixels(x), x.shape[1]
+    x = x if pixels is None else pixels.transpose(0, 3, 1, 2)
     gW = cupy.empty((gy.shape[1], *kernel, x.shape[1]), x.dtype).transpose(0, 3, 1, 2)
-    return gW if _done("weights", x, gW, gy, stride, pad) else None
+    return gW[:, :channels] if _done("weights", x, gW, gy, stride, pad) else None
+
+
+def _with_channels(W: Any, channels: int) -> Any:
+    """Weights with so many channels, 0 in the last ones."""
+    wide = cupy.zeros((len(W), *W.shape[2:], channels), W.dtype).transpose(0, 3, 1, 2)
+    wide[:, : W.shape[1]] = W
+    return wide
 
 
 def _empty(like: Any, channels: int, size: Pair) -> Any:

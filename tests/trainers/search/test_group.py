@@ -10,9 +10,8 @@ import pytest
 from recipes.errors import RecipeError
 from trainers.launch.request import TrainRequest
 from trainers.runs.mpi_ranks import LaunchError
-from trainers.search import rank_groups
-from trainers.search.placement import Placement, hosts_named, place, placements, rank_starter
-from trainers.search.rank_groups import Group, MessageReader, write_message
+from trainers.search.group import REQUESTS, RESULTS, Group, MessageReader, RunEnd, cause_of, write_message
+from trainers.search.placement import Placement, hosts_named, place, placements
 
 
 def test_each_message_comes_once_and_in_order(tmp_path):
@@ -37,7 +36,7 @@ def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
 
 
 def test_a_writer_is_dead_when_its_file_has_not_been_touched_for_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_groups, "_DEAD_SECONDS", 0.05)
+    monkeypatch.setattr("trainers.search.group._DEAD_SECONDS", 0.05)
     path = tmp_path / "orders.jsonl"
     reader = MessageReader(path)
     assert not reader.writer_is_dead
@@ -74,16 +73,17 @@ def started(tmp_path):
 
     def start(script="sleep 60", join_seconds=60.0):
         placement = Placement(hosts=("a", "a"), local_ranks=(0, 1), launcher=("sh", "-c", script))
-        group = Group(0, tmp_path, rank_starter(placement), hosts=placement.hosts, join_seconds=join_seconds)
+        group = Group(0, tmp_path, placement, join_seconds=join_seconds)
         groups.append(group)
         assert not group.never_joined
         group.train(TrainRequest(recipe="digits/ramp"))
-        return group, next(group.folder.rglob(rank_groups.REQUESTS)).with_name(rank_groups.RESULTS)
+        return group, next(group.folder.rglob(REQUESTS)).with_name(RESULTS)
 
     yield start
     for group in groups:
         group.kill()
-        group.output()  # waits for the thread that reads it
+        group.wait()
+        group.ended(tmp_path / "run.log")  # waits for the thread that reads the output
 
 
 def test_only_ends_of_runs_are_results(started):
@@ -92,19 +92,21 @@ def test_only_ends_of_runs_are_results(started):
     write_message(results, {"how": "success"})
     assert not group.never_joined
     assert (group.hosts, group.gpus) == (("b", "c"), ("0", "1"))
-    assert group.result() == {"how": "success"}
-    assert group.result() is None
+    assert group.ended(group.log) == RunEnd(how="success")
+    assert group.ended(group.log) is None
     group.kill()
     group.wait()
     assert not group.never_joined
 
 
-def test_ranks_that_end_before_they_join_never_joined(started):
+def test_ranks_that_end_before_they_join_never_joined(started, tmp_path):
     group, _ = started("echo rank >&2; echo srun: error: Unable to create step >&2; exit 1")
     group.wait()
-    assert group.output()[0] == "rank\nsrun: error: Unable to create step\n"
+    log = tmp_path / "log.txt"
+    assert group.ended(log) == RunEnd(how="not_started", reason="srun: error: Unable to create step")
+    assert log.read_text() == "rank\nsrun: error: Unable to create step\n"
     assert group.never_joined
-    assert (group.result(), group.poll()) == (None, 1)
+    assert group.poll() == 1
     assert (group.hosts, group.gpus) == (("a", "a"), ())
     assert group.launcher_words() == "srun: error: Unable to create step"
 
@@ -130,16 +132,15 @@ def test_launchers_words_are_its_own_lines_or_any_of_ranks_that_never_joined(sta
 @pytest.mark.mpi
 def test_ranks_say_where_they_joined_and_a_killed_group_leaves_the_others_alone(tmp_path):
     groups = [
-        Group(number, tmp_path, rank_starter(placement))
+        Group(number, tmp_path, placement)
         for number, placement in enumerate(placements(each=1, workers=2, environment={"PATH": os.environ["PATH"]}))
     ]
 
     def failed(group):
         """Whether the group has reported a run that cannot be opened."""
-        while (result := group.result()) is None:
-            assert group.poll() is None, group.output()
+        while (end := group.ended(tmp_path / "log.txt")) is None:
             time.sleep(0.02)
-        return result["how"] == "failed"
+        return end.how == "failed"
 
     for group in groups:
         group.train(TrainRequest(recipe="no/such"))
@@ -147,13 +148,52 @@ def test_ranks_say_where_they_joined_and_a_killed_group_leaves_the_others_alone(
     assert [group.hosts for group in groups] == [(gethostname(),)] * 2
     first, second = groups
     second.kill()
-    second.output()  # waits for the thread that reads it
+    second.wait()
+    assert second.ended(tmp_path / "log.txt").how == "died"  # waits for the thread that reads the output
     first.train(TrainRequest(recipe="no/such"))
     assert failed(first)
     assert first.num_starts == 1
     first.dismiss()
     first.wait()
     assert first.poll() == 0
+
+
+@pytest.mark.parametrize(
+    ("errors", "how", "rank", "reason"),
+    [
+        (
+            "rank 1 on here failed:\nTraceback (most recent call last):\n  File x\nValueError: no such thing\n\n"
+            "Abort(3) on node 1: application called MPI_Abort\n",
+            "failed",
+            1,
+            "ValueError: no such thing",
+        ),
+        (
+            "rank 0 on here failed:\nphotos/1.jpg: not a readable image (OSError: cut off)\n\nAbort(3) on node 0\n",
+            "failed",
+            0,
+            "photos/1.jpg: not a readable image (OSError: cut off)",
+        ),
+        (
+            "kilobatch: the loss is not finite at update 3 on rank 0\n",
+            "failed",
+            None,
+            "the loss is not finite at update 3 on rank 0",
+        ),
+        (
+            "kilobatch: rank 1 on here hangs in update 3, for 40.1 s:\n  a/model.py:7 in __call__: wait()\n"
+            "No progress in update 3 for 40.1 s; --watchdog allows 40.\nLast good checkpoint: update-000002\n",
+            "died",
+            1,
+            "rank 1 on here hangs in update 3, for 40.1 s",
+        ),
+        ("Traceback:\n  File x\nImportError: no module\n", "failed", None, "ImportError: no module"),
+        ("", "failed", None, "the ranks ended without a word"),
+    ],
+)
+def test_cause_of_a_failure(errors, how, rank, reason):
+    end = cause_of(errors)
+    assert (end.how, end.rank, end.reason) == (how, rank, reason)
 
 
 HERE = {"PATH": "/nowhere"}

@@ -14,22 +14,28 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainers.launch.request import TrainRequest
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import Ranks
 from trainers.runs.run_folder import LOG
+from trainers.search.folder import group_folder
+from trainers.search.placement import Placement, start_placed
 
 REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
-JOBS = "jobs"  # in the search's folder: a folder for each group
 HEARTBEAT_SECONDS = 10.0  # how often a supervisor touches each group's requests
 _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
 _LAUNCHERS = re.compile(r"\[?(srun|slurm\w*|ssh|mpiexec|proxy)\b")  # how their lines begin
 _HYDRA = re.compile(r"\[(mpiexec|proxy)\b")  # lines that say where in MPICH's source it ended
+_EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
+_FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
+_WATCHDOG = "; --watchdog allows "
 
 
 def write_message(path: Path, message: Mapping[str, Any]) -> None:
@@ -68,14 +74,32 @@ class MessageReader:
         return self._modified > 0 and time.monotonic() - self._last_change > _DEAD_SECONDS
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """How a run ended.
+
+    Args:
+        how: `success`; `stopped` on request; `diverged`, its numbers were no longer finite; `failed` by an error that a
+            retry would meet again; `died`: a rank was killed, crashed or left without an error; or `not_started`: the
+            launcher or the system did not start the ranks.
+        reason: in words, where it is not success.
+        rank: that failed or died; None where it is not known.
+        update: at which it diverged.
+    """
+
+    how: Literal["success", "stopped", "diverged", "failed", "died", "not_started"]
+    reason: str = ""
+    rank: int | None = None
+    update: int | None = None
+
+
 class Group:
     """Ranks that train one run after another; if they have ended, the next run starts them again.
 
     Args:
         number, folder: of the group, from 0, and of the search.
-        start: (folder for messages, log) -> the ranks, started; None: another launcher has started them.
+        placement: of the ranks; None: another launcher has started them.
         messages: name of the folder for messages, for ranks that run already; else each start has a new one.
-        hosts: of each rank, as placed; once they have joined, `hosts` is their own report.
         join_seconds: for started ranks to join, see `never_joined`.
     """
 
@@ -83,17 +107,16 @@ class Group:
         self,
         number: int,
         folder: Path,
-        start: Callable[[Path, Path], Ranks] | None,
+        placement: Placement | None,
         *,
         messages: str | None = None,
-        hosts: Sequence[str] = (),
         join_seconds: float = 60.0,
     ) -> None:
         self.number, self.folder = number, group_folder(folder, number)
         self.log, self.num_starts = self.folder / LOG, 0
-        self.hosts = tuple(hosts)
+        self.hosts = placement.hosts if placement else ()  # of each rank, as placed; then as they report
         self.gpus: tuple[str, ...] = ()  # of each rank, once they have joined; empty text: none
-        self._start, self._fixed_messages, self._join_seconds = start, messages, join_seconds
+        self._placement, self._fixed_messages, self._join_seconds = placement, messages, join_seconds
         self._messages = self.folder / (messages or "")
         self._job: Ranks | None = None
         self._killed = self._joined = self._dismissed = False
@@ -102,7 +125,7 @@ class Group:
         self._num_errors = self._log_start = self._log_begin = 0
 
     def train(self, request: TrainRequest) -> None:
-        """Begin a run; the previous one must have a result, or its ranks have ended."""
+        """Begin a run; the previous one must have ended."""
         if self._killed:
             self.wait()
         if not self._runs:
@@ -111,9 +134,18 @@ class Group:
         self._log_start = len(self._logged())
         write_message(self._messages / REQUESTS, {"train": request.as_tree()})
 
-    def result(self) -> dict[str, Any] | None:
-        """How the run ended, as fields of a `RunEnd`; None while its ranks have not written it."""
-        return self._results.next() if self._has_joined() else None
+    def ended(self, log: Path) -> RunEnd | None:
+        """How the run ended, None while it goes on; `log` is the run's, for what its ranks wrote to stderr."""
+        code = self.poll()  # before the result: ranks may write it and then end
+        result = self._results.next() if self._has_joined() else None
+        if result is not None:
+            return RunEnd(**result)
+        if code is None:
+            return None
+        errors = self._job.errors(self._num_errors)
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(errors)
+        return self._end_without_result(code, errors)
 
     @property
     def never_joined(self) -> bool:
@@ -143,15 +175,6 @@ class Group:
                 traceback.print_exc()  # the next line ends this process as well
             os.kill(os.getppid(), signal.SIGKILL)
 
-    def output(self) -> tuple[str, str]:
-        """What ranks that have ended wrote to stderr and to the log since the run began."""
-        errors = self._job.errors(self._num_errors) if self._job else ""
-        return errors, self._logged()[self._log_start :].decode(errors="replace")
-
-    def first_exit(self) -> int | None:
-        """The rank that ended first, of ranks that have ended."""
-        return self._job and self._job.first_exit()
-
     def send_heartbeat(self) -> None:
         """Show the ranks, every ten seconds, that the supervisor lives."""
         if self.num_starts and time.monotonic() - self._heartbeat > HEARTBEAT_SECONDS:
@@ -160,7 +183,7 @@ class Group:
 
     def dismiss(self) -> None:
         """Begin no more runs: the ranks end by themselves."""
-        if self._start is None or self._runs:
+        if self._placement is None or self._runs:
             dismiss(self._messages)
         self._dismissed = True
 
@@ -189,7 +212,7 @@ class Group:
         self._killed = self._joined = False
         self._results, self._log_begin = MessageReader(self._messages / RESULTS), len(self._logged())
         self._begin_time = self._heartbeat = time.monotonic()
-        self._job = self._start and self._start(self._messages, self.log)
+        self._job = self._placement and start_placed(self._placement, self._messages, self.log)
         self.num_starts += 1
 
     def _has_joined(self) -> bool:
@@ -201,13 +224,43 @@ class Group:
     def _logged(self) -> bytes:
         return self.log.read_bytes() if self.log.exists() else b""
 
-
-def group_folder(folder: Path, number: int) -> Path:
-    """The folder of a group, in that of a search."""
-    return folder / JOBS / f"group-{number:02d}"
+    def _end_without_result(self, code: int, errors: str) -> RunEnd:
+        """By the launcher's exit code: of a signal mpiexec returns the number, srun 128 more, as a shell does."""
+        words = self.launcher_words().splitlines()
+        if self.never_joined:
+            lines = errors.splitlines() + self._logged()[self._log_start :].decode(errors="replace").splitlines()
+            own = [line for line in lines if line.startswith("kilobatch: ")]
+            return RunEnd(how="not_started", reason=" | ".join(own[:1] or words[:2]) or cause_of(errors).reason)
+        if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
+            return cause_of(errors)
+        rank = self._job.first_exit()
+        who = "a rank" if rank is None else f"rank {rank}"
+        number = -code if code < 0 else code % 128
+        known = number in {member.value for member in signal.Signals}
+        by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
+        if code < 0:
+            return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
+        if code == 0:  # the launcher has words where a node died
+            reason = words[0] if words else f"{who} left before the run ended, without an error of its own"
+            return RunEnd(how="died", reason=reason, rank=rank)
+        return RunEnd(how="died", reason=f"{who} was ended {by}", rank=rank)
 
 
 def dismiss(messages: Path) -> None:
     """End the ranks that read their requests in a folder, which need not exist yet."""
     messages.mkdir(parents=True, exist_ok=True)
     write_message(messages / REQUESTS, {"train": None})
+
+
+def cause_of(errors: str) -> RunEnd:
+    """The cause in what the ranks wrote to stderr: the last line of the first traceback of a rank, or our own line."""
+    _, *failed = _FAILED_RANK.split(errors)
+    ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
+    if ours and not failed:
+        named = re.match(r"rank (\d+) ", ours[0]) if _WATCHDOG in errors else None  # the ranks' own watchdog
+        how = "died" if _WATCHDOG in errors else "failed"
+        return RunEnd(how=how, reason=ours[0].rstrip(":"), rank=named and int(named[1]))
+    trace = failed[1] if failed else errors  # without what MPI writes after it
+    lines = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
+    reason = lines[-1] if lines else "the ranks ended without a word"
+    return RunEnd(how="failed", reason=reason, rank=int(failed[0]) if failed else None)

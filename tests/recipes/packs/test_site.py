@@ -1,0 +1,84 @@
+"""The site's pages: every recipe has one, texts of strangers are escaped, and nothing is loaded from elsewhere."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from recipes.packs.make import facts_of
+from recipes.packs.site import Listed, of_library, write_site
+from recipes.reading.open import open_recipe
+from trainers.launch.vocabulary import vocabulary
+
+
+class Page(HTMLParser):
+    """Links, and texts of table cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.cells, self.tags, self._inside = [], [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [value for key, value in attributes if key in ("href", "src")]
+        self._inside = tag == "td" or (self._inside and tag in ("a", "span"))
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        self._inside = self._inside and tag != "td"
+
+    def handle_data(self, text):
+        if self._inside:
+            self.cells[-1] += text
+
+
+@pytest.fixture(scope="module")
+def listed():
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary())
+    rerun = {"date": "2026-11-25T10:00:00", "verdict": "worse", "words": "worse: <b>-1 point"}
+    rerun["environment"] = {"cpu": "X"}
+    return Listed(
+        name="team/net@1",
+        opened=opened,
+        facts=facts_of(opened, []),
+        reruns=[rerun],
+        parent="digits/baseline",
+        differences=[("batch.global", "32", "<script>512")],
+        signed="ann@team",
+    )
+
+
+def test_pages_show_verdicts_differences_and_how_to_get_it(listed, tmp_path):
+    assert write_site([listed], tmp_path) == 2
+    text = (tmp_path / "recipe-team-net-1.html").read_text()
+    page = Page(text)
+    assert {"batch.global", "32", "<script>512", "worse", "X"} <= set(page.cells)
+    assert "script" not in page.tags
+    assert "kilobatch reproduce team/net@1" in text
+    assert "Signed by ann@team" in text
+    index = Page((tmp_path / "index.html").read_text())
+    assert "recipe-team-net-1.html" in index.links
+    assert {"digits", "SmallResNet", "512", "worse"} <= set(index.cells)
+
+
+def test_only_the_script_of_the_table_may_run_and_no_page_loads_from_elsewhere(listed, tmp_path):
+    write_site([listed], tmp_path)
+    for file in tmp_path.iterdir():
+        text = file.read_text()
+        (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+        assert policy.startswith("default-src 'none'")
+        assert ("script-src" in policy) == (file.name == "index.html")
+        loaded = [link for link in Page(text).links if not link.endswith(".html")]
+        assert all(link.startswith(("data:", "https://", "#")) for link in loaded)
+
+
+def test_the_library_has_a_page_for_each_recipe_with_what_differs_from_its_parent(monkeypatch, tmp_path):
+    monkeypatch.setattr("recipes.cards.pages.names", lambda kind: ["digits/large_batch", "goyal2017"])
+    found = {one.name: one for one in of_library(vocabulary())}
+    assert found["digits/large_batch"].parent == "digits/baseline"
+    assert ("batch.global", "32", "512") in found["digits/large_batch"].differences
+    assert found["goyal2017"].facts["accuracy"] == 0.7626
+    assert write_site([*found.values(), replace(found["goyal2017"], name="a/b@1")], tmp_path) == 4

@@ -1,0 +1,216 @@
+"""A search's folder: the search and the place of its study (`search.yaml`), its supervisor's lock, and the storage.
+
+Storages are Optuna's own, as they are. `--storage` names one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import optuna
+import yaml
+from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+
+from recipes.errors import RecipeError, refuse_unreachable
+from recipes.search_space.open_search import OpenedSearch
+from trainers.launch.request import refused
+from trainers.runs.run_folder import (
+    FolderRefused,
+    dataset_facts,
+    differences,
+    open_to_append,
+    require_usable,
+    run_identity,
+    write_whole,
+)
+from trainers.runs.storage_url import hidden, is_well_formed
+
+SEARCH, JOBS, _LOCK = "search.yaml", "jobs", "lock"
+DATABASE, JOURNAL = "study.db", "study.journal"
+PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
+_OWNER = "owner"  # user attribute of the study, and in `search.yaml`: a word that no other folder has
+# Keys that may change between two sessions of one search: no trial depends on them.
+_MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
+_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
+_PROXY_SECONDS = 10  # for a proxy to answer
+
+
+@refuse_unreachable()
+def folder_record(
+    folder: Path, opened: OpenedSearch, *, resume: bool, storage: str | None = None, study: str | None = None
+) -> dict[str, Any]:
+    """What `search.yaml` holds, or will hold: the study's storage, its name and owner, and the search.
+
+    Args:
+        folder, opened: of the search.
+        resume: whether there must be one.
+        storage, study: of the command line; None: those of the folder, else `sqlite` and the search's name.
+    Raises:
+        FolderRefused: the folder holds something else, its study is elsewhere, `--resume` finds no search there, or
+            `search.yaml` is damaged.
+    """
+    tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
+    own = {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+    own = yaml.safe_load(yaml.safe_dump(own))
+    given = {"storage": storage and hidden(storage), "study": study}
+    given = {key: value for key, value in given.items() if value}
+    if not (folder / SEARCH).is_file():
+        if resume:
+            raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
+        begun = (_LOCK, "study.", JOBS)  # what is written before `search.yaml`
+        if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
+            require_usable(folder, resume=False)
+        return {"storage": "sqlite", "study": opened.search.name, **given, _OWNER: uuid.uuid4().hex, **own}
+    before = read_record(folder)
+    for what, now, way_out in (
+        ("holds another search", own, "go on with the search it began with"),
+        ("has its study elsewhere", given, "leave the option out"),
+    ):
+        both = ({**it, "recipe": run_identity(it.get("recipe", {}))} for it in (before, before | now))  # without texts
+        if changed := differences(*both):
+            raise FolderRefused(f"{folder} {what}; {'; '.join(changed)}; {way_out}, or begin anew in another --out")
+    return before
+
+
+def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> None:
+    """Tie a study and a folder to each other, or refuse one that is another's; its owner is stored in both.
+
+    Raises:
+        FolderRefused: the study is of another folder, or is no longer that of this folder.
+    """
+    owner, begun = study.user_attrs.get(_OWNER), (folder / SEARCH).is_file()
+    if owner is None and begun:
+        what = f"the study of {folder} is no longer in its storage; put it back, or begin anew in another --out"
+        raise FolderRefused(what)
+    if owner not in (None, record[_OWNER]):
+        what = f"the study {record['study']} in this storage was begun in another folder, and one search owns it"
+        raise FolderRefused(f"{what}; choose another --study")
+    if owner is None:
+        study.set_user_attr(_OWNER, record[_OWNER])
+    if not begun:
+        write_whole(folder / SEARCH, yaml.safe_dump(dict(record), sort_keys=False, width=120))
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What `search.yaml` holds.
+
+    Raises:
+        FolderRefused: it is damaged.
+    """
+    try:
+        tree = yaml.safe_load((folder / SEARCH).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise FolderRefused(f"{folder / SEARCH} is damaged; put it back from a copy, or begin anew in another --out")
+    return tree
+
+
+def trial_folder(number: int) -> str:
+    """The folder of a trial, within that of its search."""
+    return f"trials/trial-{number:04d}"
+
+
+def run_folders(folder: Path, number: int, *, seeds: int) -> list[Path]:
+    """The folders of a trial's runs: its own, or with several seeds one for each in it; `folder` is the search's."""
+    own = folder / trial_folder(number)
+    return [own / f"run-{run}" for run in range(seeds)] if seeds > 1 else [own]
+
+
+def group_folder(folder: Path, number: int) -> Path:
+    """The folder of a group of ranks, in that of a search."""
+    return folder / JOBS / f"group-{number:02d}"
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, or refuse a second supervisor; the system releases the lock of a killed process."""
+    with open_to_append(folder, _LOCK) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            process = file.read().decode().strip() or "unknown"
+            raise FolderRefused(f"process {process} searches in {folder} already; wait for it, or end it") from None
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        file.flush()
+        yield
+
+
+@contextmanager
+def opened_storage(where: str, folder: Path) -> Iterator[BaseStorage]:
+    """Optuna's storage, closed afterwards; created if there is none.
+
+    Args:
+        where: `sqlite` or `journal`, both in the search's folder; `grpc://HOST:PORT` of Optuna's proxy; or the URL of a
+            database, whose password may come from `KILOBATCH_STORAGE_PASSWORD`.
+        folder: of the search.
+    Raises:
+        RecipeError: `where` names no storage, its driver is not installed, or it does not answer.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        storage = _storage(where, folder)
+        cached = optuna.storages.get_storage(storage)  # a database gets Optuna's cache
+    except ImportError as error:
+        way_out = "pip install 'kilobatch[postgresql]', [mysql] or [grpc], or what the URL names"
+        raise refused("--storage", f"the driver of {hidden(where)} is not installed: {error}", way_out) from None
+    except RecipeError:
+        raise
+    except Exception as error:
+        way_out = f"check host, user and database; the password is that of the URL, or in {PASSWORD}"
+        what = f"{hidden(where)} cannot be used: {one_line(error, where)}"
+        raise refused("--storage", what, way_out) from None
+    try:
+        yield cached
+    finally:
+        storage.remove_session()
+        if isinstance(storage, RDBStorage):
+            storage.engine.dispose()
+
+
+def one_line(error: BaseException, where: str) -> str:
+    """The root cause of a storage's error, in a line without the password."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    password = urlsplit(where).password if is_well_formed(where) else None
+    for secret in filter(None, (password, os.environ.get(PASSWORD))):
+        line = line.replace(secret, "***")
+    return line
+
+
+def _storage(where: str, folder: Path) -> BaseStorage:
+    if where == "journal":
+        return JournalStorage(JournalFileBackend(os.fspath(folder / JOURNAL)))
+    if where == "sqlite":
+        where = f"sqlite:///{folder.resolve() / DATABASE}"
+    parts = urlsplit(where) if is_well_formed(where) else None
+    if parts is None or not parts.scheme or "://" not in where:
+        way_out = "give sqlite, journal, postgresql://USER@HOST/DATABASE, another database's URL, or grpc://HOST:PORT"
+        raise refused("--storage", f"{hidden(where)} is no storage of a study, or no URL", way_out)
+    if parts.scheme == "grpc":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            proxy = GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
+        proxy.wait_server_ready(timeout=_PROXY_SECONDS)
+        return proxy
+    if parts.scheme in _DRIVERS:
+        parts = parts._replace(scheme=f"{parts.scheme}+{_DRIVERS[parts.scheme]}")
+    if parts.password is None and PASSWORD in os.environ and "@" in parts.netloc:
+        user, _, host = parts.netloc.rpartition("@")
+        parts = parts._replace(netloc=f"{user}:{quote(os.environ[PASSWORD], safe='')}@{host}")
+    of_file = parts.scheme == "sqlite"
+    options: dict[str, Any] = {"connect_args": {"timeout": 60}} if of_file else {"pool_pre_ping": True}
+    url = where if of_file else parts.geturl()
+    return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
