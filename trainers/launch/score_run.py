@@ -14,7 +14,7 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import RankFailed, print_error
 from trainers.runs.identity import changes, code_folders, identity_of, read_identity
-from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of
+from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of, require_run
 from trainers.training.device import require_asked, settled, take_device
 
 
@@ -126,12 +126,6 @@ def scored_text(scored: dict[str, Any]) -> str:
         f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {scored['accuracy']:.2%}, "
         f"loss {scored['loss']:.4f} over {scored['num_samples']} {'held-out ' * is_held_out}samples"
     )
-
-
-def require_run(folder: Path) -> None:
-    """Refuse a folder that holds no run."""
-    if not (folder / RECIPE).is_file():
-        raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
 
 
 def checkpoint_called(checkpoint: str, folder: Path) -> Path:

@@ -40,6 +40,12 @@ def default_folder(recipe_name: str) -> Path:
     return Path("runs", f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
+def require_run(folder: Path) -> None:
+    """Refuse a folder that holds no run."""
+    if not (folder / RECIPE).is_file():
+        raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
+
+
 def newest_checkpoint_name(folder: Path) -> str | None:
     """Path of the newest checkpoint in a run's folder, by its name alone; None if there is none."""
     names = [path.name for path in (folder / CHECKPOINTS).glob("update-*")]
