@@ -1,4 +1,4 @@
-"""`kilobatch evaluate`, `export`, `report` and `runs ...`: what is done with runs that were trained."""
+"""`kilobatch evaluate`, `export`, `report`, `watch` and `runs ...`: what is done with runs that were trained."""
 
 from __future__ import annotations
 
@@ -72,6 +72,19 @@ def report(
     except OSError as error:
         raise InputRefused(f"{target} cannot be written: {error.strerror}; give another -o") from error
     print(f"wrote {target}")
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run or a search, or one that holds such.")],
+    port: Annotated[int, typer.Option(help="0: a free one.")] = 0,
+) -> None:
+    """Serve a live page of a run or a search.
+
+    Only browsers of this machine reach it. Ctrl-C ends it.
+    """
+    from recipes.reports.live import serve
+
+    serve(run, port=port, ready=lambda address: print(f"watching {run}: {address}  (Ctrl-C ends)", flush=True))
 
 
 @app.command("list")

@@ -77,6 +77,7 @@ def score_run(
     from trainers.models.batch_norm import NormGroups
     from trainers.training.build import build
     from trainers.training.extensions.evaluation import score
+    from trainers.training.scored_samples import write_samples
 
     decoder = environment_of(folder).get("decoder", "pillow")
     decoders.use(None)
@@ -102,6 +103,11 @@ def score_run(
         raise InputRefused(str(error)) from error
     for image in (image for images in parts.skipped for image in images.values()):
         print_error(f"kilobatch: warning: sample {image.index} of {image.split} is skipped: {image.message}")
+    shown = {"recipe": opened.recipe, "dataset": opened.dataset, "reached": {**reached, "split": split}}
+    try:
+        write_samples(folder, result.samples, **shown)
+    except (OSError, InputRefused) as error:
+        print_error(f"kilobatch: warning: {error}; the report shows no classes of this score")
     return {
         "run": str(folder),
         "checkpoint": path.name,
