@@ -5,9 +5,11 @@ import functools
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import Counter
 from contextlib import suppress
@@ -179,3 +181,26 @@ def run_on_ranks(tmp_path_factory):
     resident = ResidentRanks(tmp_path_factory.mktemp("ranks"))
     yield resident
     resident.close()
+
+
+@pytest.fixture(scope="session")
+def installation(tmp_path_factory):
+    """The folder `bin` of an environment with a wheel of the checkout, and with this environment's packages but it."""
+    folder = tmp_path_factory.mktemp("installation")
+    for name in ("configs", "lr_schedules", "recipes", "trainers"):
+        shutil.copytree(ROOT / name, folder / "copy" / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("kilobatch.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "copy")
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    # A folder that a .pth file names has its own .pth files not read: that of the editable checkout among them.
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    how = ["--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", "--quiet"]
+    python = environment / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", *how, folder / "copy"], check=True, timeout=300)
+    shutil.rmtree(folder / "copy")
+    for kind, names in (("bin", "mpi*"), ("bin", "hydra*"), ("lib", "[lm]*")):  # MPI's launchers and libraries
+        for file in (Path(sys.prefix) / kind).glob(names):
+            (environment / kind / file.name).symlink_to(file)
+    return environment / "bin"

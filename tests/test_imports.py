@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -95,9 +95,9 @@ def test_a_run_loads_no_more_than_it_needs(tmp_path):
     done = subprocess.run([*command, "--out", folder], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     starter, rank = (imported(text) for text in (done.stderr, (folder / "log.txt").read_text()))
-    assert starter & HEAVY == {"matplotlib"}, "which draws when the ranks have ended"
+    assert starter & HEAVY == set()
     assert rank & NOT_IN_A_RANK == set()
-    assert "<figure>" in (folder / "report.html").read_text()
+    assert '<script type="application/json"' in (folder / "report.html").read_text()
     assert {"recipes", "trainers", "numpy"} <= starter & rank
     assert rank >= {"chainer", "mpi4py"}
 
@@ -109,12 +109,10 @@ def imported(text):
 
 
 def test_help_answers_in_under_half_a_second():
-    """The best of a few: a machine that is busy makes any one of them slow."""
+    """Of processor time: what other processes take on a busy machine does not count."""
     command = [sys.executable, str(ROOT / "kilobatch.py"), "--help"]
-    seconds = []
-    while len(seconds) < 5 and min(seconds, default=1.0) > 0.5:
-        start = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"})
-        seconds.append(time.perf_counter() - start)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "recipes" in done.stdout
-    assert min(seconds) < 0.5
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5

@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "trainers": {"lr_schedules", "recipes", "trainers"}
     | {"chainer", "chainermn", "chainercv", "cupy", "mpi4py", "optuna", "numpy"}
     | {"PIL", "cv2", "simplejpeg", "rich", "safetensors", "sqlalchemy", "threadpoolctl", "torch", "typer"}
-    | {"yaml", "cudnn", "fsspec", "nvidia", "onnx", "pyarrow", "scipy"},
+    | {"yaml", "cudnn", "fsspec", "mlflow", "nvidia", "onnx", "pyarrow", "scipy", "tensorboardX"},
 }
 PLOTS = "recipes/reports/plots/"
 # The rooms of a package, floor by floor: a room imports from the floors below its own only.

@@ -67,7 +67,7 @@ def _panel(words: str, values: Sequence[float], height: int, index: int) -> Iter
         downs = {value: height * math.log(high / max(value, low)) / math.log(high / low) for value in {*values, *marks}}
     else:
         # So that small changes of a large number, such as an image's side, are visible, the axis does not begin at 0.
-        low = max(0.0, 2 * min(values) - high) if min(values) > high / 2 else 0.0
+        low = max(0.0, 2 * min(values) - high) if high / 2 < min(values) < high else 0.0
         marks = [high] if low or height < _RATE_HEIGHT else [high, high / 2]
         downs = {value: height * (high - value) / (high - low) for value in {*values, *marks}}
     yield _text(4 - _LEFT, -8, words, class_="head")

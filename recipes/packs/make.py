@@ -73,7 +73,7 @@ def pack_contents(
     tree, files = {**opened.tree, "dataset": "dataset.yaml"}, dict[str, bytes | Path]()
     if init := opened.tree.get("init"):
         if not Path(init["weights"]).is_file():
-            what = f"init.weights: there is no file {init['weights']}, and a pack carries the weights that it begins with"
+            what = f"init.weights: there is no file {init['weights']}, and a pack carries these weights"
             raise InputRefused(f"{what}; put the file there, or name it in the recipe")
         tree["init"], files[_INIT] = {**init, "weights": _INIT}, Path(init["weights"])
     files |= {

@@ -21,8 +21,9 @@ from recipes.reading.load import chain_of
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import PACKED, library_name
 from recipes.reading.tree_diff import value_text
+from recipes.reports import charts
 from recipes.reports.html import Markup, joined, table, tag
-from recipes.reports.page import document, pictures
+from recipes.reports.page import curves, document
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, number, percent
 from recipes.schema import Claim
@@ -171,12 +172,13 @@ def _page(one: Listed) -> str:
     if one.reruns:
         parts += [tag("h2", "Reruns"), table(("date", "verdict", "", "on"), [*map(_rerun, one.reruns)])]
     if one.runs:
-        parts.append(pictures(one.runs))
+        parts.append(curves(one.runs))
     if one.parent:
         parts.append(tag("h2", f"What differs from {one.parent}"))
         heads = ("key", one.parent, "here")
         parts.append(table(heads, one.differences, class_="differences") if one.differences else tag("p", "Nothing."))
-    return document(facts.title or one.name, joined(parts), style=_STYLE)
+    draws = {"style": charts.style() + _STYLE, "script": charts.script()} if one.runs else {"style": _STYLE}
+    return document(facts.title or one.name, joined(parts), **draws)
 
 
 def _rerun(rerun: Mapping[str, Any]) -> tuple[object, ...]:

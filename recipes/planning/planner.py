@@ -133,9 +133,9 @@ class Plan:
             idle = planned.division.idle_workers
             if idle:
                 rows.append(
-                    f"from update {planned.segment.update} on {idle} of {self.workers} workers have no samples: "
-                    f"{planned.division.num_groups} norm groups of {planned.segment.norm_span} samples do not give "
-                    f"every worker one; fewer workers or a smaller batch.norm_span would use them all"
+                    f"from update {planned.segment.update} on {idle} of {self.workers} workers have no samples, "
+                    f"because batch.norm_span {planned.segment.norm_span} makes {planned.division.num_groups} norm "
+                    f"group(s) of an update; fewer workers or a smaller batch.norm_span would use them all"
                     + (", or --fast, where workers share norm groups" if self.exact else "")
                 )
         return (*rows, *([too_large] if (too_large := _too_large(self)) else []))

@@ -79,21 +79,6 @@ def reads_better_in_decades(values: np.ndarray) -> bool:
     return bool(len(positive)) and bool(np.median(positive) < positive.max() / 4)
 
 
-def smoothed(values: np.ndarray, span: int) -> np.ndarray:
-    """Centred running mean over `span` points, fewer at both ends; values that are not finite are left out.
-
-    >>> smoothed(np.array([0.0, 3.0, 0.0, 3.0]), 3).tolist()
-    [1.5, 1.0, 2.0, 1.5]
-    """
-    finite = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
-    indices = np.arange(len(values))
-    low, high = np.maximum(indices - span // 2, 0), np.minimum(indices + (span + 1) // 2, len(values))
-    number = counts[high] - counts[low]
-    return np.where(number > 0, (sums[high] - sums[low]) / np.maximum(number, 1), np.nan)
-
-
 def curve_points(opened: OpenedRecipe, epochs: Sequence[float]) -> list[dict[str, Any]]:
     """The formulas at each epoch of the run; `update` and `samples` are of the first update that starts there or later.
 

@@ -8,10 +8,12 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from recipes.reading.tree_diff import comparable_tree, compare, value_texts
-from recipes.reports import sections
-from recipes.reports.html import Markup, inline_svg, joined, table, tag
+from recipes.reports import charts, sections
+from recipes.reports.classes import classes
+from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.noise import loss_scale, noise, phases
 from recipes.reports.planning import outcome
 from recipes.reports.record import Run
@@ -20,6 +22,7 @@ from recipes.reports.wording import duration, number, percent
 
 # A second line of defence: even unescaped text could load and run nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+_LIVE_SECONDS = 3  # between two looks of a live page
 
 
 def write_page(runs: Sequence[Run], path: str | Path) -> None:
@@ -40,8 +43,12 @@ def write_page(runs: Sequence[Run], path: str | Path) -> None:
         raise
 
 
-def page_text(runs: Sequence[Run]) -> str:
+def page_text(runs: Sequence[Run], *, live: bool = False) -> str:
     """The page as text.
+
+    Args:
+        runs: one, or several to compare.
+        live: the page, which a server must give, asks for itself anew every few seconds until no run goes on.
 
     Raises:
         ValueError: no runs.
@@ -49,19 +56,34 @@ def page_text(runs: Sequence[Run]) -> str:
     if not runs:
         raise ValueError("a report needs at least one run")
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
-    return document(title, _single(runs[0]) if len(runs) == 1 else _comparison(runs))
+    labels = [_label(run, runs) for run in runs]
+    data = charts.charts(runs, labels)
+    body = joined(
+        [
+            tag("p", "", id="state", class_="muted"),
+            _single(runs[0], data) if len(runs) == 1 else _comparison(runs, labels),
+            charts.charts_markup(data),
+        ]
+    )
+    goes_on = live and any(run.outcome == "unfinished" for run in runs)
+    how = {"live": _LIVE_SECONDS} if goes_on else {}
+    return document(title, body, style=charts.style(), script=charts.script(), **how)
 
 
-def document(title: str, body: Markup, *, style: str = "", script: str = "", refresh: float = 0.0) -> str:
+def document(
+    title: str, body: Markup, *, style: str = "", script: str = "", refresh: float = 0.0, live: float = 0.0
+) -> str:
     """A whole page in the reports' style, with a title as heading, which loads nothing from elsewhere.
 
     Args:
         style, script: more of both; constants of the program, without text of a run.
         refresh: seconds after which a reader without scripts gets the page anew; 0: never.
+        live: seconds after which the script asks the page's server anew; 0: it may ask for nothing.
     """
     # HTML's escaping does not apply in a style sheet or a script. Only the script with this sum may run.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = _POLICY + (f"; script-src 'sha256-{digest}'" if script else "")
+    policy += "; connect-src 'self'" if live else ""
     again = f'<noscript><meta http-equiv="refresh" content="{refresh:.0f}"></noscript>'
     head = joined(
         [
@@ -74,31 +96,37 @@ def document(title: str, body: Markup, *, style: str = "", script: str = "", ref
         ]
     )
     end = tag("script", Markup(script)) if script else ""
-    page = tag("html", tag("head", head), tag("body", tag("main", tag("h1", title), body), end), lang="en")
+    asks = {"data_live": f"{live:g}"} if live else {}
+    page = tag("html", tag("head", head), tag("body", tag("main", tag("h1", title), body), end, **asks), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"
 
 
-def _single(run: Run) -> Markup:
+def _single(run: Run, data: dict[str, Any]) -> Markup:
     model = run.recipe.get("model")
     kind = model.get("kind") if isinstance(model, dict) else None
     facts = [run.name, kind, run.recipe.get("dataset"), run.environment.get("date")]
     return joined(
         [
             tag("div", " · ".join(str(fact) for fact in facts if fact), class_="muted"),
-            sections.verdict(run),
-            sections.tiles(run),
-            pictures([run]),
+            tag("div", sections.verdict(run), id="now"),
+            _CONTROLS,
+            tag("div", "", id="first", class_="pictures"),
+            tag("div", sections.tiles(run), id="tiles"),
+            sections.changes(run),
+            tag("h2", "Over the run") if len(data["charts"]) > 2 else "",
+            tag("div", "", id="more", class_="pictures"),
+            charts.numbers(run),
             *_details(run),
         ]
     )
 
 
 def _details(run: Run) -> list[Markup]:
-    parts = (noise, loss_scale, phases, outcome, sections.plan, sections.claims, sections.recipe, sections.warnings)
-    return [part(run) for part in (*parts, sections.environment, sections.reproduction)]
+    parts = (sections.warnings, classes, noise, loss_scale, phases, outcome, sections.plan, sections.claims)
+    return [part(run) for part in (*parts, sections.reproduction, sections.recipe, sections.environment)]
 
 
-def _comparison(runs: Sequence[Run]) -> Markup:
+def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
     finished = [run for run in runs if run.final_accuracy is not None]
     words = "No run was evaluated."
     if finished:
@@ -110,13 +138,17 @@ def _comparison(runs: Sequence[Run]) -> Markup:
             words = f"{_label(leader, runs)} alone was evaluated, and ends {best}."
         elif lowest == leader.final_accuracy:
             words = f"{len(finished)} runs end alike, {best}."
-    details = [tag("details", tag("summary", _label(run, runs)), sections.verdict(run), *_details(run)) for run in runs]
+    pairs = list(zip(labels, runs, strict=True))
+    details = [tag("details", tag("summary", label), sections.verdict(run), *_details(run)) for label, run in pairs]
     return joined(
         [
             tag("p", words, class_="verdict"),
-            _comparison_table(runs),
-            pictures(runs),
+            _CONTROLS,
+            tag("div", "", id="first", class_="pictures"),
+            tag("div", _comparison_table(runs), id="tiles"),
             _differences(runs),
+            tag("h2", "Over the runs"),
+            tag("div", "", id="more", class_="pictures"),
             tag("h2", "Each run"),
             *details,
         ]
@@ -161,22 +193,33 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
     return f"{run.name} ({run.folder.name})" if shared else run.name
 
 
-def pictures(runs: Sequence[Run]) -> Markup:
-    """Loss, accuracy and the like of runs against epochs; empty if there is nothing to draw."""
-    from recipes.reports.plots import run_pictures, svg_text
-
-    figures = []
-    for index, picture in enumerate(run_pictures(runs)):
-        drawing = inline_svg(svg_text(picture.figure), prefix=f"p{index}", label=f"{picture.title}. {picture.caption}")
-        figures.append(tag("figure", drawing, tag("figcaption", picture.caption)))
-    return joined([tag("h2", "Pictures"), tag("div", *figures, class_="pictures")]) if figures else Markup("")
+def curves(runs: Sequence[Run]) -> Markup:
+    """The curves of runs alone, for a page with the style and script of `charts`."""
+    data = charts.charts(runs, [_label(run, runs) for run in runs])
+    return joined(
+        [tag("h2", "Runs"), _CONTROLS, tag("div", "", id="first", class_="pictures"), charts.charts_markup(data)]
+    )
 
 
 def _swatch(index: int) -> Markup:
-    from recipes.reports.plots import run_style
-
-    colour, dashes = run_style(index)
-    pattern = "" if dashes == "-" else ",".join(str(2 * length) for length in dashes[1])
-    stroke = f'stroke="var(--k{colour[1:]})" stroke-width="3" stroke-dasharray="{pattern}"'
+    colour, dashes = charts.run_style(index)
+    stroke = f'stroke="var(--k{colour[1:]})" stroke-width="3" stroke-dasharray="{",".join(map(str, dashes))}"'
     line = f'<line x1="0" y1="5" x2="24" y2="5" {stroke}/>'
     return Markup(f'<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true">{line}</svg>')
+
+
+_CONTROLS = joined(
+    [
+        tag("noscript", tag("p", "The curves need JavaScript. Without it, the tables below have their numbers.")),
+        tag(
+            "form",
+            tag("label", "over ", tag("select", *(tag("option", axis) for axis in charts.AXES), id="axis")),
+            tag("label", tag("input", id="log-x", type="checkbox"), " logarithmic axis"),
+            tag("label", "smoothing ", tag("input", id="smoothing", type="range", min="0", max="30", value="5")),
+            tag("button", "whole run", id="reset", type="button"),
+            tag("span", "Drag over a chart to zoom; click a name to hide its curve.", class_="muted"),
+            id="controls",
+            hidden="",
+        ),
+    ]
+)

@@ -15,7 +15,7 @@ import yaml
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.phase_times import PHASES
-from recipes.reports.wording import memory_words
+from recipes.reports.wording import MEMORY, are_peaks, memory_words
 
 _PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
 
@@ -23,7 +23,7 @@ _LARGEST_TREE = 1_000_000  # values; aliases in a stranger's file could otherwis
 _DEEPEST_TREE = 60
 
 _WHOLE = ("update", "samples", "global_batch_size")
-_NOT_ALWAYS_MEASURED = ("gradient_noise", "gradient_signal", "loss_scale", "overflows")
+_NOT_ALWAYS_MEASURED = ("elapsed_seconds", "gradient_noise", "gradient_signal", "loss_scale", "overflows")
 _MAY_BE_MISSING = ("value", "momentum")  # null, NaN or infinite: a run that diverged, an optimizer without momentum
 Lines = list[tuple[int, dict[str, Any]]]
 
@@ -44,6 +44,7 @@ class Updates:
     momentum: np.ndarray  # nan where the optimizer has none
     global_batch_size: np.ndarray
     update_seconds: np.ndarray
+    elapsed_seconds: np.ndarray  # since the run began, without pauses between sessions, at the update's end
     gradient_noise: np.ndarray  # see recipes.planning.noise_scale.Norms; nan where not measured
     gradient_signal: np.ndarray  # likewise
     loss_scale: np.ndarray  # nan with float32 compute; so are the attempts that overflowed
@@ -160,6 +161,23 @@ def _columns(kind: type, rows: list[list[float]]) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankLine:
+    """A `rank_seconds` line: the mean seconds of each worker since the last such line, and its memory.
+
+    Args:
+        epoch: reached.
+        num_updates: of the mean.
+        seconds: (workers, phases).
+        memory: kind, such as `resident_bytes` -> the peak of each worker so far; empty where nobody wrote it.
+    """
+
+    epoch: float
+    num_updates: float
+    seconds: np.ndarray
+    memory: dict[str, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Phases:
     """The measured times of the phases; empty for a run from before they were measured.
 
@@ -169,7 +187,7 @@ class Phases:
         seconds: (updates, phases), the mean over the workers.
         exchange_seconds: of the exchange of each update, hidden or not.
         lost: numbers that overflowed on a 16-bit wire, and that were flushed to zero; None on a 32-bit wire.
-        by_rank: (workers, phases), the mean over updates on the last number of workers; None where nobody wrote it.
+        ranks: the lines of the last number of workers, in order.
         exchange: the run's `gradient_exchange` line; empty if there is none.
     """
 
@@ -178,11 +196,17 @@ class Phases:
     seconds: np.ndarray
     exchange_seconds: np.ndarray
     lost: tuple[int, int] | None
-    by_rank: np.ndarray | None
+    ranks: tuple[RankLine, ...]
     exchange: dict[str, Any]
 
     def __len__(self) -> int:
         return len(self.epoch)
+
+    @property
+    def by_rank(self) -> np.ndarray | None:
+        """(workers, phases), the mean over updates on the last number of workers; None where nobody wrote it."""
+        weights = [line.num_updates for line in self.ranks]
+        return np.average([line.seconds for line in self.ranks], axis=0, weights=weights) if self.ranks else None
 
 
 def phases_of(path: Path, lines: Lines) -> Phases:
@@ -207,14 +231,13 @@ def phases_of(path: Path, lines: Lines) -> Phases:
         exchange_seconds=columns[:, 2],
         seconds=columns[:, 3:],
         lost=lost,
-        by_rank=_by_rank(path, lines),
+        ranks=tuple(_rank_lines(path, lines)),
         exchange=exchanges[-1] if exchanges else {},
     )
 
 
-def _by_rank(path: Path, lines: Lines) -> np.ndarray | None:
-    tables: list[np.ndarray] = []
-    weights: list[float] = []
+def _rank_lines(path: Path, lines: Lines) -> list[RankLine]:
+    found: list[RankLine] = []
     for number, line in lines:
         if line["key"] != "rank_seconds":
             continue
@@ -226,11 +249,12 @@ def _by_rank(path: Path, lines: Lines) -> np.ndarray | None:
         weight = number_of(path, number, line, "value")
         if not good or not weight >= 1:
             raise RunError(f"{path}:{number}: `seconds` is no table of workers by {len(PHASES)} phases")
-        if tables and len(tables[0]) != len(table):  # resumed on another number of workers
-            tables, weights = [], []
-        tables.append(table)
-        weights.append(weight)
-    return np.average(np.stack(tables), axis=0, weights=weights) if tables else None
+        if found and len(found[0].seconds) != len(table):  # resumed on another number of workers
+            found = []
+        memory = {kind: line[kind] for kind in MEMORY if are_peaks(line.get(kind)) and len(line[kind]) == len(table)}
+        epoch = number_of(path, number, line, "epoch")
+        found.append(RankLine(epoch=epoch, num_updates=weight, seconds=table, memory=memory))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,13 +442,14 @@ def _read_environment(path: Path) -> dict[str, Any]:
 
 
 def _ending(numbered: Lines) -> tuple[float, str, str]:
-    """Seconds of all sessions, how the last one ended, and why."""
+    """Seconds of all sessions, how the last one ended, and why; each line gets its `elapsed_seconds`."""
     lines = [line for _, line in numbered]
     milliseconds, outcome, reason, start = 0.0, "unfinished", "", None
     for line, following in zip_longest(lines, lines[1:]):
         if line["key"] == "run_start":
             start, outcome, reason = line["time_ms"], "unfinished", ""
-        elif line["key"] == "run_stop":
+        line["elapsed_seconds"] = (milliseconds + (0 if start is None else line["time_ms"] - start)) / 1000
+        if line["key"] == "run_stop":
             outcome, reason = str(line["value"]), str(line.get("reason") or "")
             reason = "" if reason == "end" else reason  # `end`: all its updates are done
         if start is not None and (following is None or following["key"] == "run_start"):

@@ -7,8 +7,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from recipes.reading.tree_diff import WORDS
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.record import Run
 from recipes.reports.wording import counted, duration, number, percent, size
@@ -148,11 +150,30 @@ def warnings(run: Run) -> Markup:
     return joined([tag("h2", "Warnings"), tag("ul", *(tag("li", text) for text in texts), class_="warnings")])
 
 
+def changes(run: Run) -> Markup:
+    """The values that the recipe's own file and the command line set, where the rest comes from a parent recipe."""
+    tree = {key: value for key, value in run.recipe.items() if key not in (*WORDS, "claims", "kilobatch")}
+    rows = [(path, text, _origin(path, run.origins)) for path, text in leaves(tree)]
+    own = _file_of(run.origins.get("name", run.origins.get("", "")))
+    files = dict.fromkeys(_file_of(origin) for _, _, origin in rows)
+    parents = [file for file in files if file.endswith((".yaml", ".yml")) and file != own]
+    changed = [row for row in rows if row[2].startswith("command line") or (parents and _file_of(row[2]) == own)]
+    if not changed:
+        return Markup("")
+    than = Path(parents[0]).stem if parents else "the recipe"
+    return joined([tag("h2", f"What differs from {than}"), table(("key", "value", "from"), changed, class_="values")])
+
+
+def _file_of(origin: str) -> str:
+    """The file of an origin such as `mine.yaml:7:1`."""
+    return origin.partition(":")[0]
+
+
 def recipe(run: Run) -> Markup:
     """Every value of the resolved recipe with its origin."""
     tree = {key: value for key, value in run.recipe.items() if key != "claims"}
     rows = [(path, text, _origin(path, run.origins)) for path, text in leaves(tree)]
-    return joined([tag("h2", "Recipe"), table(("key", "value", "from"), rows, class_="values")])
+    return tag("details", tag("summary", "Recipe"), table(("key", "value", "from"), rows, class_="values"))
 
 
 def environment(run: Run) -> Markup:
@@ -161,7 +182,7 @@ def environment(run: Run) -> Markup:
     rows = list(leaves(machine)) + [(f"dataset.{path}", text) for path, text in leaves(run.dataset)]
     hosts = Counter(str(rank.get("host")) for rank in _listed(run.environment.get("ranks")) if isinstance(rank, dict))
     rows += [(f"ranks on {host}", number(count)) for host, count in hosts.items()]
-    return joined([tag("h2", "Environment"), table(("what", "value"), rows, class_="values pairs")])
+    return tag("details", tag("summary", "Environment"), table(("what", "value"), rows, class_="values pairs"))
 
 
 def reproduction(run: Run) -> Markup:

@@ -88,9 +88,26 @@ p {{ margin: .5rem 0; max-width: 48rem; overflow-wrap: anywhere; }}
 figure {{ margin: 0; min-width: 0; }}
 .pictures > figure:only-child {{ max-width: 36rem; }}
 figcaption {{ padding-left: .4rem; }}
-figure svg {{ display: block; width: 100%; height: auto; }}
+figure svg {{ display: block; width: 100%; height: auto; fill: var(--ink); }}
 svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}
 svg text {{ font-family: inherit !important; fill: var(--ink); }}
+#controls {{ display: flex; flex-wrap: wrap; align-items: center; gap: .4rem 1.1rem; margin: 1rem 0 .75rem;
+  font-size: .875rem; }}
+#controls[hidden] {{ display: none; }}
+#controls label {{ display: inline-flex; align-items: center; gap: .35rem; }}
+#controls :is(select, button) {{ font: inherit; padding: .1rem .5rem; }}
+#smoothing {{ width: 7rem; }}
+.head {{ display: flex; align-items: baseline; justify-content: space-between; gap: 1rem; }}
+.head h3 {{ margin: 0 0 .25rem; font-size: .95rem; }}
+.head label {{ font-size: .8125rem; color: var(--muted); white-space: nowrap; }}
+.head input {{ vertical-align: middle; margin: 0; }}
+.u-legend {{ text-align: left !important; font-size: .8125rem !important; margin: 0 !important; }}
+.u-legend tr {{ border: 0; margin-right: 1rem !important; }}
+.u-legend :is(th, td) {{ border: 0; padding: .1rem .25rem .1rem 0 !important; color: var(--ink); }}
+.u-legend th {{ font-weight: 400 !important; }}
+.u-legend td {{ min-width: 3rem; font-weight: 600; }}
+.uplot .raw {{ display: none; }}
+.u-select {{ background: var(--muted) !important; opacity: .25; }}
 .scroll {{ overflow-x: auto; margin: .5rem 0; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: left; vertical-align: top; padding: .35rem .9rem .35rem 0;
@@ -100,6 +117,12 @@ table.numbers :is(td, th):not(:first-child) {{ text-align: right; padding: .35re
 table.numbers :is(td, th) {{ white-space: nowrap; }}
 table.trials :is(td, th):not(:last-child) {{ white-space: nowrap; }}
 table.values td, table.differences td {{ overflow-wrap: anywhere; min-width: 7rem; width: 33%; }}
+table.confusion {{ width: auto; }}
+table.confusion :is(td, th) {{ text-align: right; padding: .25rem .5rem; min-width: 2rem; }}
+table.confusion :is(tr > :first-child) {{ text-align: left; padding-left: 0; }}
+.worst {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(7rem, 1fr)); }}
+.worst img {{ width: 6rem; height: 6rem; object-fit: contain; image-rendering: pixelated; }}
+.worst figcaption {{ padding: 0; font-size: .8125rem; overflow-wrap: anywhere; }}
 code, pre, table.values td:not(:last-child) {{ font-size: .8125rem;
   font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; }}
 table.values td:last-child {{ color: var(--muted); }}
@@ -110,6 +133,7 @@ ul.warnings {{ margin: .5rem 0; padding: .6rem 1rem .6rem 2rem; border-left: 4px
 summary {{ cursor: pointer; font-weight: 600; padding: .4rem 0; overflow-wrap: anywhere; }}
 .swatch {{ display: inline-block; width: 1.6rem; height: .8rem; margin-right: .5rem; vertical-align: middle; }}
 @media (max-width: 30rem) {{
-  body {{ padding: 1.25rem .9rem 3rem; }} h1 {{ font-size: 1.4rem; }} .tile b {{ font-size: 1.2rem; }} }}
+  body {{ padding: 1.25rem .9rem 3rem; }} h1 {{ font-size: 1.4rem; }} .tile b {{ font-size: 1.2rem; }}
+  table.confusion :is(td, th) {{ padding: .2rem; min-width: 1.75rem; }} }}
 @media print {{ body {{ max-width: none; }} figure, tr {{ break-inside: avoid; }} }}
 """

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-_MEMORY = {"resident_bytes": "resident set", "gpu_pool_bytes": "on the GPU"}
+MEMORY = {"resident_bytes": "resident set", "gpu_pool_bytes": "on the GPU"}
 
 
 def percent(fraction: float | None) -> str:
@@ -106,8 +106,8 @@ def memory_words(*lines: Mapping[str, Any]) -> str:
     'peak memory of a rank: resident set 1.5 GB, on the GPU 30 GB'
     """
     texts = []
-    for key, words in _MEMORY.items():
-        sessions = [line[key] for line in lines if _are_peaks(line.get(key))]
+    for key, words in MEMORY.items():
+        sessions = [line[key] for line in lines if are_peaks(line.get(key))]
         if sessions:
             peaks = max(sessions, key=max)
             peak = max(peaks)
@@ -115,5 +115,6 @@ def memory_words(*lines: Mapping[str, Any]) -> str:
     return f"peak memory of a rank: {', '.join(texts)}" if texts else ""
 
 
-def _are_peaks(value: object) -> bool:
+def are_peaks(value: object) -> bool:
+    """Whether a field of a line is the peak memory of each rank."""
     return isinstance(value, list) and bool(value) and all(isinstance(peak, int) for peak in value)

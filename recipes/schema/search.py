@@ -116,9 +116,7 @@ class Budget:
     device_hours: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("trials", "patience"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"Budget.{name} must be at least 1, got {value}")
+        _require_least(self, trials=1, patience=1)
         for name in ("hours", "device_hours"):
             hours = getattr(self, name)
             possible = hours is None or (math.isfinite(hours) and hours > 0)
@@ -145,7 +143,7 @@ class Prior:
 
     def __post_init__(self) -> None:
         require((self.recipe is None) != (self.search is None), "Prior must have either `recipe` or `search`")
-        require(self.draws >= 1, f"Prior.draws must be at least 1, got {self.draws}")
+        _require_least(self, draws=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +161,7 @@ class Confirm:
     seeds: int = 5
 
     def __post_init__(self) -> None:
-        require(self.top >= 1, f"Confirm.top must be at least 1, got {self.top}")
-        require(self.seeds >= 2, f"Confirm.seeds must be at least 2, got {self.seeds}")
+        _require_least(self, top=1, seeds=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +213,7 @@ class Search:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least_of = {"ranks_per_trial": 1, "seeds_per_trial": 1, "reports": 1, "retries": 0, "seed": 0}
-        for name, least in least_of.items():
-            value = getattr(self, name)
-            require(value >= least, f"Search.{name} must be at least {least}, got {value}")
+        _require_least(self, ranks_per_trial=1, seeds_per_trial=1, reports=1, retries=0, seed=0)
         metrics = [objective.metric for objective in self.objectives]
         require(len(metrics) > 0, "Search.objective must be at least one")
         require(len(set(metrics)) == len(metrics), f"Search.objective must name each metric once, got {metrics}")
@@ -243,3 +237,9 @@ class Search:
         """The objective that running trials report; None if reports cannot be compared."""
         only = self.objectives[0]
         return None if len(self.objectives) > 1 or only.metric == "device_hours" else only
+
+
+def _require_least(made: Any, **least_of: int) -> None:
+    for name, least in least_of.items():
+        value = getattr(made, name)
+        require(value is None or value >= least, f"{type(made).__name__}.{name} must be at least {least}, got {value}")

@@ -99,9 +99,7 @@ def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, di
     """A search's file, without its recipe, as object and resolved tree."""
     tree, origins = load_tree(path)
     reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
-    given = {key: value for key, value in tree.items() if key != "kilobatch"}
-    if "name" not in given:
-        given["name"] = path.stem
+    given = {"name": path.stem} | {key: value for key, value in tree.items() if key != "kilobatch"}
     using = {"space": partial(_read_space, reading), "objective": partial(_read_objective, reading)}
     search, resolved = reading.record(Search, given, (), using=using)
     if search is not REFUSED and not can_name_folder(search.name):
@@ -131,18 +129,16 @@ def _read_objective(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any
 
 def _recipe_file(reading: Reading, search: Search, path: Path) -> Path:
     """The recipe's file; a path is relative to the search's file, as in `extends`."""
-    name = search.recipe
-    beside = path.parent / name
-    if name.endswith((".yaml", ".yml")):
+    name, beside = search.recipe, path.parent / search.recipe
+    try:
+        if not name.endswith((".yaml", ".yml")):
+            return find("recipes", name)
         if beside.is_file():
             return beside
         reading.refuse(("recipe",), f"there is no file {name}", "the path counts from the search's file")
-        raise RecipeError(reading.problems)
-    try:
-        return find("recipes", name)
     except UnknownNameError as error:
         reading.refuse(("recipe",), error.what, error.way_out)
-        raise RecipeError(reading.problems) from None
+    raise RecipeError(reading.problems)
 
 
 @dataclass(frozen=True, kw_only=True)

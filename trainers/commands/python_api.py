@@ -21,7 +21,7 @@ from trainers.launch.request import cluster_of, open_request, planned
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_STOPPED, RunFailed
-from trainers.runs.run_folder import METRICS, RECIPE, default_folder
+from trainers.runs.run_folder import METRICS, RECIPE, default_folder, require_run
 from trainers.training.request import TrainRequest
 
 __all__ = ["OpenRecipe", "Run", "open", "plan", "runs", "train"]
@@ -61,9 +61,15 @@ class Run:
 
     Args:
         folder: of the run.
+    Raises:
+        InputRefused: the folder is not that of a run.
     """
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))  # a text from a notebook
+        require_run(self.folder)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -125,12 +131,13 @@ def open(
     data: str | Path | None = None,
     allow_code: bool = False,
 ) -> OpenRecipe:
-    """Open and check a recipe, by its name in the library or the path of its file.
+    """Open and check a recipe: its name in the library, the path of its file or of a pack, or a run's folder.
 
     Args:
         set: values to change, by dotted path: `{"batch.global": 512}`; of the cluster as `cluster.exchange.wire`.
         data: folder of the data set's files.
-        allow_code: let `kind: mymodule.MyNet` import from the working directory.
+        allow_code: let `kind: mymodule.MyNet` import from the working directory. Messages name it as the command does:
+            `--allow-code`.
     Raises:
         RecipeError: the recipe is wrong; it lists every problem with its place and a way out.
     """
@@ -201,7 +208,8 @@ def runs(folder: str | Path = "runs") -> list[Run]:
         InputRefused: there is no such folder.
     """
     if not Path(folder).is_dir():
-        raise InputRefused(f"there is no folder {folder}; name one that holds runs")
+        what = "is a file, not a folder" if Path(folder).is_file() else "is no folder"
+        raise InputRefused(f"{folder} {what}; name one that holds runs")
     found = [path.parent for path in Path(folder).rglob(RECIPE) if (path.parent / METRICS).is_file()]
     return [Run(path) for path in sorted(found, key=_began)]
 

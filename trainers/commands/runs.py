@@ -1,4 +1,4 @@
-"""`kilobatch evaluate`, `export`, `report` and `runs ...`: what is done with runs that were trained."""
+"""`kilobatch evaluate`, `export`, `report`, `watch` and `runs ...`: what is done with runs that were trained."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,6 +74,19 @@ def report(
     print(f"wrote {target}")
 
 
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run or a search, or one that holds such.")],
+    port: Annotated[int, typer.Option(help="0: a free one.")] = 0,
+) -> None:
+    """Serve a live page of a run or a search.
+
+    Only browsers of this machine reach it. Ctrl-C ends it.
+    """
+    from recipes.reports.live import serve
+
+    serve(run, port=port, ready=lambda address: print(f"watching {run}: {address}  (Ctrl-C ends)", flush=True))
+
+
 @app.command("list")
 def list_runs(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where runs are, also further below.")] = Path("runs"),
@@ -82,15 +95,27 @@ def list_runs(
     """The runs in a folder, in the order in which they began."""
     from recipes.errors import printable
     from recipes.reports.curves import points_text
+    from recipes.sharing.pack_file import SUFFIX
     from trainers.commands.python_api import runs
 
     rows = [run.facts for run in runs(folder)]
     if as_json:
         print(json.dumps(rows, indent=2))
     elif rows:
-        print(printable(points_text([{**row, "bytes": f"{row['bytes'] / 1e6:.1f} MB"} for row in rows])))
+        print(printable(points_text([_for_people(row) for row in rows])))
     else:
-        print(printable(f"no runs in {folder}"))
+        packs = "; `kilobatch report PACK` draws the runs of a pack" if [*folder.glob(f"*{SUFFIX}")] else ""
+        print(printable(f"no runs in {folder}{packs}"))
+
+
+def _for_people(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a run in the units in which they are read."""
+    epoch, accuracy, size = (facts[key] for key in ("epoch", "accuracy", "bytes"))
+    return facts | {
+        "epoch": None if epoch is None else f"{epoch:.2f}",
+        "accuracy": None if accuracy is None else f"{accuracy:.2%}",
+        "bytes": f"{size / 1e6:.1f} MB",
+    }
 
 
 @app.command()
@@ -101,7 +126,7 @@ def show(
     """What a run is and how it ended, and the files in its folder."""
     from recipes.errors import printable
     from trainers.commands.python_api import Run
-    from trainers.launch.score_run import require_run
+    from trainers.runs.run_folder import require_run
 
     require_run(run)
     facts = Run(run).facts | {"files": sorted(path.name for path in run.iterdir())}
@@ -120,8 +145,7 @@ def remove(
     """Remove runs with their checkpoints. Only folders of runs, and none that is being trained."""
     import shutil
 
-    from trainers.launch.score_run import require_run
-    from trainers.runs.run_folder import lock_folder
+    from trainers.runs.run_folder import lock_folder, require_run
 
     for run in runs:
         require_run(run)

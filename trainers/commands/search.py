@@ -37,8 +37,8 @@ def search(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(workers, threads=1)
+    from trainers.search.outcome import SearchRequest
     from trainers.search.start import search as run_search
-    from trainers.search.trial_run import SearchRequest
 
     request = SearchRequest(
         search=search,

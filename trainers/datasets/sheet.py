@@ -80,13 +80,13 @@ def training_samples(recipe: Recipe, dataset: Dataset, *, epoch: int, count: int
     return shown
 
 
-def evaluated_samples(recipe: Recipe, dataset: Dataset, *, count: int = ROWS * COLUMNS) -> list[Shown]:
-    """The first samples of the evaluation set, each as the model would get it.
+def evaluated_samples(recipe: Recipe, dataset: Dataset, indices: Sequence[int] = range(ROWS * COLUMNS)) -> list[Shown]:
+    """Samples of the evaluation set, by default the first ones, each as the model would get it.
 
     Args, Raises: see `training_samples`.
     """
     loader = _Loader(recipe, dataset, "eval", recipe.augmentation.eval)
-    return [loader.shown(*loader(0, index, None)) for index in range(min(count, dataset.num_eval))]
+    return [loader.shown(*loader(0, index, None)) for index in indices if index < dataset.num_eval]
 
 
 def _parts(timeline: Timeline, first: int, last: int) -> Iterator[tuple[int, MicroBatch, Any]]:

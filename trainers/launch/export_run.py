@@ -11,11 +11,11 @@ from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.image_size import evaluated_size
 from recipes.reading.open import OpenedRecipe, open_recipe
 from trainers.datasets.augmented import augmented_samples
-from trainers.launch.score_run import checkpoint_called, require_run
+from trainers.launch.score_run import checkpoint_called
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint, refuse_foreign, weights_of
 from trainers.runs.identity import code_folders
-from trainers.runs.run_folder import CHECKPOINTS, RECIPE
+from trainers.runs.run_folder import CHECKPOINTS, RECIPE, require_run
 
 
 @refuse_unreachable()

@@ -28,4 +28,4 @@ def made_of(opened: OpenedRecipe) -> dict[str, Any]:
 
 def own_folders(opened: OpenedRecipe) -> list[Path]:
     """Where own code is looked for; nothing is imported from there, so Python's path stays as it is."""
-    return [Path.cwd(), opened.path.parent / CODE]
+    return [Path.cwd(), opened.path.parent, opened.path.parent / CODE]

@@ -136,6 +136,8 @@ def _place(opened: OpenedRecipe, shape: Shape) -> Path | None:
     """The file in the cache, whose name changes with the code; None for a model of an installed package."""
     digest = hashlib.sha256(f"{_key(opened, shape)}\n{_code()}".encode())
     if not _is_ours(opened):
+        if "." not in opened.tree["model"]["kind"]:
+            return None  # of an installed package; a dotted name was opened with --allow-code
         own = own_code([opened.tree["model"]], code_folders(beside=opened.path))
         if not own:
             return None

@@ -69,10 +69,13 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
-        InputRefused: images cannot be computed together, a model of one's own cannot be trained, or initial weights do
-            not fit; see `require_images`, `require_trainable` and `require_initial_weights` of
-            `trainers.training.build`.
+        InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
+            trained, or initial weights do not fit; see `require_images`, `require_trainable` and
+            `require_initial_weights` of `trainers.training.build`.
     """
+    for component in opened.recipe.extensions:
+        if hasattr(component, "require"):
+            component.require()
     require_data(opened.dataset)
     require_room(opened.dataset, ranks=ranks)
     if files:

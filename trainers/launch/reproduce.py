@@ -32,6 +32,7 @@ from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.identity import code_folders
 from trainers.runs.mpi_ranks import without_launcher
 from trainers.runs.run_folder import FolderRefused, differences, environment_of, require_another_end
 
@@ -91,6 +92,8 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     path = Path(path_of_pack(rerun.pack))
     if not (path.parent / HEAD).is_file():
         raise InputRefused(f"{rerun.pack} is no pack; make one: kilobatch recipes pack {shlex.quote(rerun.pack)}")
+    if rerun.allow_code:
+        code_folders(path.parent)
     words = vocabulary(allow_code=rerun.allow_code)
     opened = open_recipe(path, vocabulary=words, allow_code=rerun.allow_code, data_root=rerun.data)
     refuse_unbuilt(opened.recipe, opened.dataset)
@@ -107,25 +110,22 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     tell(f"claimed: {_shown(claimed, rerun.part)}")
     for line in differ or ["nothing that the pack records"]:
         tell(f"differs here: {line}")
-    trusted = not any(line.startswith(("recipe", "data", "code", "claim")) for line in differ)
-    values: list[float] = []
-    judgement, verdict = None, UNDECIDED
     seeds = _seeds(opened.recipe.seed, recorded, rerun.seeds)
-    for number, seed in enumerate(seeds, start=1):
-        folder = out / f"seed-{seed}"
-        run = _trained(rerun, path, folder, seed)
+    values: list[float] = []
+    verdict, judgement = UNDECIDED, None
+    for seed in seeds:
+        run = _trained(rerun, path, out / f"seed-{seed}", seed)
         values.append(_value(run, rerun.part))
         tell(f"seed {seed}: {_value_words(values[-1], rerun.part)}")
-        same = _same(recorded[seed], head, run, seed, whole=rerun.part == 1) if trusted and seed in recorded else ""
-        if same:
-            verdict = same
-            break
-        if not differ:
-            what = "samples or losses, although nothing else does: the pack's runs had another recipe, code or machine"
-            differ.append(what)
-            tell(f"differs here: {what}")
-        judgement = judge(claimed, values, level=level_of_look(number, looks=len(seeds)))
-        verdict = judgement.verdict
+        if seed in recorded:
+            fits = not any(line.startswith(("recipe", "data", "code", "claim")) for line in differ)
+            verdict = _same(recorded[seed], head, run, seed, whole=rerun.part == 1) if fits else UNDECIDED
+            if verdict == UNDECIDED and not differ:
+                differ.append("samples or losses, and nothing else: the pack's run had another recipe, code or machine")
+                tell(f"differs here: {differ[0]}")
+        if verdict == UNDECIDED:
+            judgement = judge(claimed, values, level=level_of_look(len(values), looks=len(seeds)))
+            verdict = judgement.verdict
         if verdict != UNDECIDED:
             break
     evidence = {
@@ -278,7 +278,7 @@ def _updates(run: Run, part: float) -> int:
 
 
 def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, *, whole: bool) -> str:
-    """SAME_BITS, SAME_RUN, or empty."""
+    """SAME_BITS, SAME_RUN or UNDECIDED."""
     number = min(len(before.updates), len(run.updates))
     were, are = before.updates.loss[:number], run.updates.loss[:number]
     facts = next((each for each in head["runs"] if each["seed"] == seed), {})
@@ -289,11 +289,11 @@ def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, *, whole: b
     if (before.folder / SAMPLES).is_file():
         recorded = (before.folder / SAMPLES).read_bytes().splitlines()[:number]
         if samples_of(run.folder / "trace.jsonl").splitlines()[:number] != recorded:
-            return ""
+            return UNDECIDED
     close = zip(were[:_COMPARED], are[:_COMPARED], strict=True)
     limits = [_TOLERANCE * _GROWTH**update for update in range(_COMPARED)]
     same = all(math.isclose(was, now, rel_tol=limit) for (was, now), limit in zip(close, limits, strict=False))
-    return SAME_RUN if same else ""
+    return SAME_RUN if same else UNDECIDED
 
 
 def _shown(claimed: Claimed, part: float) -> str:

@@ -14,7 +14,7 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import RankFailed, print_error
 from trainers.runs.identity import changes, code_folders, identity_of, read_identity
-from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of
+from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of, require_run
 from trainers.training.device import require_asked, settled, take_device
 
 
@@ -77,6 +77,7 @@ def score_run(
     from trainers.models.batch_norm import NormGroups
     from trainers.training.build import build
     from trainers.training.extensions.evaluation import score
+    from trainers.training.scored_samples import write_samples
 
     decoder = environment_of(folder).get("decoder", "pillow")
     decoders.use(None)
@@ -102,6 +103,11 @@ def score_run(
         raise InputRefused(str(error)) from error
     for image in (image for images in parts.skipped for image in images.values()):
         print_error(f"kilobatch: warning: sample {image.index} of {image.split} is skipped: {image.message}")
+    shown = {"recipe": opened.recipe, "dataset": opened.dataset, "reached": {**reached, "split": split}}
+    try:
+        write_samples(folder, result.samples, **shown)
+    except (OSError, InputRefused) as error:
+        print_error(f"kilobatch: warning: {error}; the report shows no classes of this score")
     return {
         "run": str(folder),
         "checkpoint": path.name,
@@ -120,12 +126,6 @@ def scored_text(scored: dict[str, Any]) -> str:
         f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {scored['accuracy']:.2%}, "
         f"loss {scored['loss']:.4f} over {scored['num_samples']} {'held-out ' * is_held_out}samples"
     )
-
-
-def require_run(folder: Path) -> None:
-    """Refuse a folder that holds no run."""
-    if not (folder / RECIPE).is_file():
-        raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
 
 
 def checkpoint_called(checkpoint: str, folder: Path) -> Path:

@@ -36,7 +36,6 @@ from trainers.runs.run_folder import (
     RANKS,
     REPORT,
     FolderRefused,
-    can_report,
     default_folder,
     lock_folder,
     newest_checkpoint_name,
@@ -113,7 +112,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     if request.report and code in (0, EXIT_STOPPED):
         code = _report(folder) or code
     if code == 0:
-        report = f"  report: {folder / REPORT}" if request.report and can_report() else ""
+        report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import json
 import logging
 import os
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -28,7 +26,7 @@ from trainers.runs.errors import DISK_FULL, RankFailed
 RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
-SOURCES = "sources"
+SOURCES, EVALUATION = "sources", "evaluation"
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
@@ -40,6 +38,12 @@ class FolderRefused(InputRefused):
 def default_folder(recipe_name: str) -> Path:
     """`runs/NAME-DATE-TIME` in the working directory."""
     return Path("runs", f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def require_run(folder: Path) -> None:
+    """Refuse a folder that holds no run."""
+    if not (folder / RECIPE).is_file():
+        raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
 
 
 def newest_checkpoint_name(folder: Path) -> str | None:
@@ -302,20 +306,8 @@ def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = F
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
 
 
-def can_report() -> bool:
-    """Whether what draws reports is installed."""
-    return find_spec("matplotlib") is not None
-
-
 def write_report(folder: Path) -> None:
-    """Write the report page of a run into its folder, where `can_report`; the last thing that a process does.
-
-    So it can do without garbage collection, which takes a sixth of the time that Matplotlib needs.
-    """
-    if not can_report():
-        print(f"no report: pip install 'kilobatch[plots]', then: kilobatch report {quote(str(folder))}")
-        return
-    gc.disable()
+    """Write the report page of a run into its folder."""
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run
 

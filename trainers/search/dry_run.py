@@ -11,13 +11,15 @@ from recipes.reading.load import resolved_text
 from recipes.reports.curves import points_text
 from recipes.reports.terminal import plan_text
 from recipes.reports.wording import counted, duration, number
-from recipes.schema import Constraint, Search
+from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import Prepared, prepare
+from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.study import enqueue, new_study, next_trial, suggested
-from trainers.search.trial_run import SearchRequest, trial_request
 from trainers.search.wording import metric_name, short
+
+_BROKEN = ("not trained", "never the best")  # by a constraint on the recipe, on what a trial came to
 
 
 def dry_run_text(
@@ -45,7 +47,10 @@ def dry_run_text(
         space_text(opened, values),
         "",
         *(f"fixed: {path} {short(value)}" for path, value in search.fixed.items()),
-        *(f"constraint: {_constraint_text(constraint)}" for constraint in search.constraints),
+        *(
+            f"constraint: {' and '.join(constraint.violations(0))}, or a trial is {_BROKEN[constraint.value is None]}"
+            for constraint in search.constraints
+        ),
         f"sampler: {type(search.sampler).__name__}",
         f"pruner: {'none' if search.pruner is None else type(search.pruner).__name__}",
         f"reports: {search.reports} a trial, every {'epoch' if every == 1 else f'{float(every):g} epochs'}",
@@ -80,14 +85,6 @@ def _range_text(tree: Mapping[str, Any]) -> str:
     step = tree.get("step")
     parts = (f"{tree['low']} to {tree['high']}", tree["log"] and "log", step not in (None, 1) and f"step {step}")
     return ", ".join(filter(None, parts))
-
-
-def _constraint_text(constraint: Constraint) -> str:
-    ends = (("at most", constraint.at_most), ("at least", constraint.at_least))
-    limits = " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
-    if constraint.value is not None:
-        return f"{constraint.value} {limits}, or a trial is not trained"
-    return f"{metric_name(str(constraint.metric))} {limits}, or a trial is never the best"
 
 
 def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:

@@ -20,11 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainers.launch.request import TrainRequest
+from recipes.schema import Search
+from trainers.launch.request import Prepared, TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import Ranks
-from trainers.runs.run_folder import LOG
+from trainers.runs.progress import Tail
+from trainers.runs.run_folder import LOG, METRICS
+from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.folder import group_folder
+from trainers.search.outcome import metrics_lines, reports_in
 from trainers.search.placement import Placement, start_placed
 
 REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
@@ -83,13 +87,11 @@ class RunEnd:
             retry would meet again; `died`: a rank was killed, crashed or left without an error; or `not_started`: the
             launcher or the system did not start the ranks.
         reason: in words, where it is not success.
-        rank: that failed or died; None where it is not known.
         update: at which it diverged.
     """
 
     how: Literal["success", "stopped", "diverged", "failed", "died", "not_started"]
     reason: str = ""
-    rank: int | None = None
     update: int | None = None
 
 
@@ -116,6 +118,8 @@ class Group:
         self.log, self.num_starts = self.folder / LOG, 0
         self.hosts = placement.hosts if placement else ()  # of each rank, as placed; then as they report
         self.gpus: tuple[str, ...] = ()  # of each rank, once they have joined; empty text: none
+        self.failures: set[str] = set()  # trials and starts in turn that made no progress here
+        self.set_aside = ""  # why no trial is given to it any more
         self._placement, self._fixed_messages, self._join_seconds = placement, messages, join_seconds
         self._messages = self.folder / (messages or "")
         self._job: Ranks | None = None
@@ -146,6 +150,11 @@ class Group:
         with open(log, "a", encoding="utf-8") as file:
             file.write(errors)
         return self._end_without_result(code, errors)
+
+    @property
+    def name(self) -> str:
+        """Its number, and its hosts if they are known."""
+        return f"group {self.number}" + (f" on {', '.join(dict.fromkeys(self.hosts))}" if self.hosts else "")
 
     @property
     def never_joined(self) -> bool:
@@ -242,8 +251,51 @@ class Group:
             return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
         if code == 0:  # the launcher has words where a node died
             reason = words[0] if words else f"{who} left before the run ended, without an error of its own"
-            return RunEnd(how="died", reason=reason, rank=rank)
-        return RunEnd(how="died", reason=f"{who} was ended {by}", rank=rank)
+            return RunEnd(how="died", reason=reason)
+        return RunEnd(how="died", reason=f"{who} was ended {by}")
+
+
+class TrialRun:
+    """A run that a group of ranks trains; creating it begins the run, whose folder exists.
+
+    Args:
+        group, request, prepared: whose ranks train it, what, and the same checked.
+        search: with the objective that is reported.
+    """
+
+    def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
+        assert request.out is not None
+        self.group, self.folder, self.prepared = group, request.out, prepared
+        self._search = search
+        (self.folder / STOP_FILE).unlink(missing_ok=True)
+        self.began = self.last_news = time.monotonic()
+        self.update = 0
+        # All lines of a new run are new, whatever the clock of the host that writes them says.
+        self._tail = Tail(self.folder / METRICS, int(time.time() * 1000) if request.resume else 0)
+        self._ended = False
+        group.train(request)
+
+    def new_reports(self) -> list[tuple[int, float]]:
+        """Number and score of each report since the last call, or of some before it too."""
+        lines = self._tail.lines(ended=self._ended)
+        if lines:
+            self.last_news = time.monotonic()
+            self.update = max(self.update, *(line.get("update", 0) for line in lines))
+        if any(line["key"] == "eval_accuracy" for line in lines):
+            lines = metrics_lines(self.folder)  # a mean over updates needs all of them
+        if self._ended:
+            self._tail.close()
+        return list(reports_in(lines, self.prepared, self._search))
+
+    def request_stop(self) -> None:
+        """All ranks end the run after the same update, with a checkpoint."""
+        request_stop(self.folder / STOP_FILE, "search")
+
+    def ended(self) -> RunEnd | None:
+        """How it ended; None while it runs."""
+        end = self.group.ended(self.folder / LOG)
+        self._ended = end is not None
+        return end
 
 
 def dismiss(messages: Path) -> None:
@@ -257,10 +309,9 @@ def cause_of(errors: str) -> RunEnd:
     _, *failed = _FAILED_RANK.split(errors)
     ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
     if ours and not failed:
-        named = re.match(r"rank (\d+) ", ours[0]) if _WATCHDOG in errors else None  # the ranks' own watchdog
-        how = "died" if _WATCHDOG in errors else "failed"
-        return RunEnd(how=how, reason=ours[0].rstrip(":"), rank=named and int(named[1]))
+        how = "died" if _WATCHDOG in errors else "failed"  # the ranks' own watchdog
+        return RunEnd(how=how, reason=ours[0].rstrip(":"))
     trace = failed[1] if failed else errors  # without what MPI writes after it
     lines = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
     reason = lines[-1] if lines else "the ranks ended without a word"
-    return RunEnd(how="failed", reason=reason, rank=int(failed[0]) if failed else None)
+    return RunEnd(how="failed", reason=f"rank {failed[0]}: {reason}" if failed else reason)

@@ -100,12 +100,10 @@ def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[]
     """Train a run; returns how it ended, as the fields of a `RunEnd`."""
     try:
         code = train_together(request, comm, threads=threads, served=True, orphaned=orphaned)
-    except RunFailed as error:
+    except (RunFailed, InputRefused) as error:
         cause = error.__cause__ or error
         if isinstance(cause, NotFinite | Overflow):
             return {"how": "diverged", "reason": str(error), "update": cause.update}
-        return {"how": "failed", "reason": str(error), "rank": getattr(cause, "rank", None)}
-    except InputRefused as error:
         return {"how": "failed", "reason": str(error)}
     return {"how": "stopped" if code == EXIT_STOPPED else "success"}
 

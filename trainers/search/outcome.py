@@ -1,11 +1,13 @@
-"""What a trial's runs have come to: its objectives and the constraints that it breaks, from the runs' metrics."""
+"""A trial from its request to its outcome: its reports, its objectives and the constraints that it breaks."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -14,9 +16,93 @@ from typing import Any
 from recipes.reading.read import value_at
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
-from trainers.runs.run_folder import METRICS
+from recipes.schema.positions import last_multiple
+from recipes.search_space.open_search import OpenedSearch, assignments
+from trainers.launch.request import Prepared, TrainRequest
+from trainers.runs.run_folder import METRICS, RUN
 
 _REACHES = "accuracy >= {:g}"  # the constraint that a trial which misses its target breaks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """The command line of `kilobatch search`; what is searched is in the search's file.
+
+    Args:
+        joined: set by rank 0 of a foreign launcher for its supervisor: see `launched_groups`.
+        hang_seconds: a trial without an update for this long is ended.
+    """
+
+    search: str
+    workers: int | None = None
+    hosts: str | None = None
+    joined: str | None = None
+    out: Path | None = None
+    resume: bool = False
+    dry_run: bool = False
+    hang_seconds: float = 600.0
+    data: Path | None = None
+    allow_code: bool = False
+    cluster: str | None = None
+    device: str | None = None
+    storage: str | None = None
+    study: str | None = None
+
+
+def trial_request(
+    opened: OpenedSearch,
+    number: int,
+    values: Mapping[str, Any],
+    folder: Path,
+    options: SearchRequest,
+    *,
+    seed: int | None = None,
+) -> TrainRequest:
+    """The request to train trial `number` in `folder`, or to resume it; `seed` replaces that of the trial's recipe."""
+    search, report = opened.search, f"{1 / opened.search.reports!r}run"
+    given = {
+        **search.fixed,
+        **values,
+        **({} if seed is None else {"seed": seed}),
+        "name": f"{search.name}-trial-{number}",
+        "title": f"Trial {number} of the search {search.name} over {search.recipe}",
+        "evaluation.every": report,
+        "claims": [],
+        "card": None,
+    }
+    return TrainRequest(
+        recipe=os.fspath(opened.base.path),
+        overrides=tuple(assignments(given)),
+        overrides_from=f"search {search.name} trial {number}",
+        out=folder,
+        resume=(folder / RUN).exists(),
+        checkpoint_every=report,
+        data=opened.options["data_root"],
+        allow_code=opened.options["allow_code"],
+        cluster=options.cluster,
+        device=options.device,
+    )
+
+
+def reports_in(lines: Iterable[Mapping[str, Any]], prepared: Prepared, search: Search) -> Iterable[tuple[int, float]]:
+    """The reports among all lines of a run's metrics: the last point of the run that its update reached, and a score.
+
+    Points count from 1 to the search's `reports`, the end of the run. The score is that of the objective, of a target
+    the accuracy; or the training loss, as a mean over the updates since the report before. With several objectives it
+    is the accuracy, for the display.
+    """
+    every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
+    metric = search.reported.metric if search.reported and not search.has_goal else "accuracy"
+    key = "eval_accuracy" if metric == "train_loss" else f"eval_{metric}"
+    losses: list[float] = []
+    for line in lines:
+        if line.get("key") == "train_loss":
+            losses.append(line["value"])
+        elif line.get("key") == key:
+            passed = round(last_multiple(line["epoch"], every) / every)
+            number = search.reports if line["update"] == whole else min(passed, search.reports)
+            yield number, fmean(losses) if metric == "train_loss" else line["value"]
+            losses = []
 
 
 def trial_result(

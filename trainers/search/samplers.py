@@ -23,6 +23,11 @@ class _OfOptuna:
     """Builds the class of `optuna.samplers` that has the same name."""
 
     given: ClassVar[dict[str, Any]] = {}  # arguments that are no keys
+    least: ClassVar[dict[str, int]] = {}  # of its counts
+
+    def __post_init__(self) -> None:
+        for name, least in self.least.items():
+            require_count(f"{type(self).__name__}.{name}", getattr(self, name), at_least=least)
 
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
         """Optuna's sampler."""
@@ -48,10 +53,8 @@ class CmaEsSampler(_OfOptuna):
     """
 
     given: ClassVar[dict[str, Any]] = {"warn_independent_sampling": False}
+    least: ClassVar[dict[str, int]] = {"n_startup_trials": 1}
     n_startup_trials: int = 1
-
-    def __post_init__(self) -> None:
-        require_count("CmaEsSampler.n_startup_trials", self.n_startup_trials)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +69,8 @@ class GPSampler(_OfOptuna):
     """
 
     given: ClassVar[dict[str, Any]] = {"warn_independent_sampling": False}
+    least: ClassVar[dict[str, int]] = {"n_startup_trials": 1}
     n_startup_trials: int = 10
-
-    def __post_init__(self) -> None:
-        require_count("GPSampler.n_startup_trials", self.n_startup_trials)
 
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
         """Optuna's sampler.
@@ -93,10 +94,8 @@ class NSGAIISampler(_OfOptuna):
     Source: Deb et al. 2002 (not checked).
     """
 
+    least: ClassVar[dict[str, int]] = {"population_size": 2}
     population_size: int = 50
-
-    def __post_init__(self) -> None:
-        require_count("NSGAIISampler.population_size", self.population_size, at_least=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +119,12 @@ class TPESampler(_OfOptuna):
     """
 
     given: ClassVar[dict[str, Any]] = {"constant_liar": True}
+    least: ClassVar[dict[str, int]] = {"n_startup_trials": 0}
     n_startup_trials: int = 10
     multivariate: bool = False
     group: bool = False
 
     def __post_init__(self) -> None:
-        require_count("TPESampler.n_startup_trials", self.n_startup_trials, at_least=0)
+        super().__post_init__()
         if self.group and not self.multivariate:
             raise ValueError("TPESampler.group must be false where multivariate is false, got true")

@@ -24,6 +24,7 @@ from trainers.search.dry_run import dry_run_text
 from trainers.search.folder import folder_record, lock_folder, one_line, opened_storage, own_study
 from trainers.search.group import Group
 from trainers.search.group_worker import launched_groups, run_launched_worker
+from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.placement import placements
 from trainers.search.prior import first_values
 from trainers.search.report import write_search_page
@@ -37,7 +38,6 @@ from trainers.search.study import (
     state_counts,
 )
 from trainers.search.supervisor import Supervisor
-from trainers.search.trial_run import SearchRequest, trial_request
 from trainers.search.wording import scores, shown, values_text
 
 

@@ -12,17 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FixedTrial, FrozenTrial, TrialState
 
 from recipes.planning.random_bits import draws, word
 from recipes.schema import Search
-from recipes.search_space.ranges import Categorical, Float
 from recipes.search_space.ranges import suggested as suggested_in
 
 # User attributes of a trial.
-REASON, RANK, SECONDS = "reason", "rank", "seconds"
+REASON, SECONDS = "reason", "seconds"
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
@@ -206,14 +205,11 @@ class _SeededSampler(BaseSampler):
 
 def distributions(search: Search) -> dict[str, Any]:
     """Optuna's distribution of each path of the space that every trial has."""
-    made: dict[str, Any] = {}
-    for path, range_ in search.space.items():
-        if isinstance(range_, Categorical):
-            made[path] = CategoricalDistribution(range_.choices)
-        else:
-            kind = FloatDistribution if isinstance(range_, Float) else IntDistribution
-            made[path] = kind(range_.low, range_.high, log=range_.log, step=range_.step)
-    return {path: distribution for path, distribution in made.items() if not search.space[path].when}
+    common = {path: range_ for path, range_ in search.space.items() if not range_.when}
+    any_trial = FixedTrial({path: next(iter(range_.ends.values())) for path, range_ in common.items()})
+    for path, range_ in common.items():
+        range_.suggest(any_trial, path)
+    return any_trial.distributions
 
 
 def _distance(search_space: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

@@ -21,18 +21,20 @@ from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
 from trainers.search import study as studies
 from trainers.search.best import FRESH_SEED, confirm_folder, confirmed_in, write_best
 from trainers.search.folder import run_folders
-from trainers.search.group import Group, RunEnd
+from trainers.search.group import Group, RunEnd, TrialRun
 from trainers.search.outcome import (
+    SearchRequest,
     diverged_result,
     goal_of,
     has_ended,
     metrics_lines,
     recipe_violations,
+    reports_in,
+    trial_request,
     trial_result,
 )
 from trainers.search.report import LivePage
 from trainers.search.status import Display
-from trainers.search.trial_run import Report, SearchRequest, TrialRun, reports_in, trial_request
 from trainers.search.wording import values_text
 
 _POLL_SECONDS = 0.02
@@ -50,7 +52,7 @@ class _Work:
     folders: Sequence[Path]  # of its runs
     seed: int | None = None
     reported: set[int] = field(default_factory=set)  # numbers of the reports that the study has
-    last_group: int | None = None  # that it died on
+    last_group: Group | None = None  # that it died on
     run: TrialRun | None = None
     index: int = 0  # of the run within its trial
     hung: bool = False
@@ -85,10 +87,8 @@ class Supervisor:
         self.folder, self.display, self.groups = folder, display, list(groups)
         self._page = LivePage(folder, study, self.search)
         self.stopped_by = ""
-        self.set_aside: dict[int, str] = {}  # number of a group that no trial is given to any more -> why
         self._running: list[_Work] = []
         self._waiting = list(map(self._work_of, studies.left_running(study)))
-        self._failures: dict[int, set[str]] = {group.number: set() for group in groups}  # without progress since
         self._stored = time.monotonic()
 
     def run(self) -> None:
@@ -154,12 +154,13 @@ class Supervisor:
         """Why the search ended before its budget; empty where it did not."""
         left = self.search.budget.trials - len(studies.finished(self.study))
         if left > 0 and not self._budget_is_spent():
-            return f"{left} of {self.search.budget.trials} trials are left: {'; '.join(self.set_aside.values())}"
+            why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
+            return f"{left} of {self.search.budget.trials} trials are left: {why}"
         return ""
 
     def _free_groups(self) -> list[Group]:
-        busy = [work.run.group.number for work in self._running]
-        return [group for group in self.groups if group.number not in busy and group.number not in self.set_aside]
+        busy = [work.run.group for work in self._running]
+        return [group for group in self.groups if group not in busy and not group.set_aside]
 
     def _work_of(self, trial: optuna.Trial) -> _Work:
         folders = run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial)
@@ -179,8 +180,8 @@ class Supervisor:
 
     def _can_start(self, work: _Work) -> bool:
         """Whether a group is free that a trial did not just die on, or is the only one there is."""
-        usable = len(self.groups) - len(self.set_aside)
-        return usable == 1 or any(group.number != work.last_group for group in self._free_groups())
+        usable = sum(not group.set_aside for group in self.groups)
+        return usable == 1 or any(group != work.last_group for group in self._free_groups())
 
     def _budget_is_spent(self) -> bool:
         """Whether hours or device-hours are spent, or `patience`, so that no further trial may begin."""
@@ -189,11 +190,14 @@ class Supervisor:
             return True
         if budget.device_hours is not None:
             seconds = sum(it.user_attrs.get(studies.SECONDS, 0.0) for it in studies.begun(self.study))
-            seconds += sum(work.run.seconds for work in self._running)
+            seconds += sum(self._running_seconds().values())
             if self.search.ranks_per_trial * seconds >= 3600 * budget.device_hours:
                 return True
         best = studies.best_trials(self.study) if budget.patience is not None else []
         return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= budget.patience
+
+    def _running_seconds(self) -> dict[int, float]:
+        return {work.trial.number: time.monotonic() - work.run.began for work in self._running}
 
     def _start(self, work: _Work) -> None:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
@@ -213,8 +217,8 @@ class Supervisor:
         except ValueError as error:  # InputRefused too
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
-        for report in reports_in(metrics_lines(folders[0]), prepared, self.search):
-            self._report(work, report)  # written by a session that was killed before it told the study
+        for number, value in reports_in(metrics_lines(folders[0]), prepared, self.search):
+            self._report(work, number, value)  # written by a session that was killed before it told the study
         if index == len(folders) or self._reached(work, folders[index]):
             self._tell_complete(work, folders[: index + 1], prepared)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
@@ -227,7 +231,7 @@ class Supervisor:
                 trial.set_user_attr(studies.RATE, [batch, rate])
             folders[index].mkdir(parents=True, exist_ok=True)
             free = self._free_groups()
-            group = next((group for group in free if group.number != work.last_group), free[0])
+            group = next((group for group in free if group != work.last_group), free[0])
             work.run, work.index, work.hung = TrialRun(group, request, prepared, self.search), index, False
             self._running.append(work)
             what = "goes on" if request.resume or index > 0 else "begins"
@@ -237,40 +241,38 @@ class Supervisor:
         """Its new reports, whether its run has ended or hangs."""
         run = work.run
         end = run.ended()  # before the reports: all that it wrote until then is read below
-        for report in run.new_reports():
-            if work.index == 0 and self._report(work, report) and end is None:
-                self._judge(work, report)
+        for number, value in run.new_reports():
+            if work.index == 0 and self._report(work, number, value) and end is None:
+                self._judge(work, number)
         if end is None:
             silent = time.monotonic() - run.last_news > self.options.hang_seconds
             if not work.hung and (silent or run.group.never_joined):
                 work.hung = silent
                 run.group.kill()
             return
-        run.close()
         self._running.remove(work)
-        before = work.trial.user_attrs.get(studies.SECONDS, 0.0)
-        work.trial.set_user_attr(studies.SECONDS, round(before + run.seconds, 2))
+        seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + time.monotonic() - run.began
+        work.trial.set_user_attr(studies.SECONDS, round(seconds, 2))
         self.display.running.pop(work.trial.number, None)
         self._finish(work, run, end)
 
-    def _report(self, work: _Work, report: Report) -> bool:
+    def _report(self, work: _Work, number: int, value: float) -> bool:
         """Tell the study a report that it has not yet; with several objectives Optuna takes none. Whether it is new."""
-        objective, new = self.search.reported, report.number not in work.reported
-        work.reported.add(report.number)
+        objective, new = self.search.reported, number not in work.reported
+        work.reported.add(number)
         if new and objective is not None:  # of a target: what is lacking, since less is better there
-            value = report.value if objective.target is None else objective.target - report.value
-            work.trial.report(value, report.number)
+            work.trial.report(value if objective.target is None else objective.target - value, number)
         return new
 
-    def _judge(self, work: _Work, report: Report) -> None:
+    def _judge(self, work: _Work, number: int) -> None:
         """End a running trial that has reached its target, or that is pruned."""
-        trial, last = work.trial, report.number >= self.search.reports
+        trial, last = work.trial, number >= self.search.reports
         if self.search.reported is None or last or studies.PRUNED_AT in trial.user_attrs or work.seed is not None:
             return
         if self._reached(work, work.run.folder):
             work.run.request_stop()
         elif trial.should_prune() or self._is_beaten(work.run.folder):
-            trial.set_user_attr(studies.PRUNED_AT, report.number)  # first: it holds even if this supervisor dies
+            trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             work.run.request_stop()
 
     def _reached(self, work: _Work, folder: Path) -> bool:
@@ -293,7 +295,7 @@ class Supervisor:
         if work.hung:
             end = RunEnd(how="died", reason=f"no update for {self.options.hang_seconds:g} s, after update {run.update}")
         if end.how in ("success", "stopped", "diverged") or run.update:
-            self._failures[run.group.number].clear()
+            run.group.failures.clear()
         if end.how == "diverged":
             trial.set_user_attr(studies.DIVERGED, end.update)
             values, violations = diverged_result(self.search)
@@ -306,7 +308,7 @@ class Supervisor:
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
             self._tell_pruned(work)
         elif end.how == "failed":
-            self._tell(work, state=TrialState.FAIL, reason=end.reason, rank=end.rank)
+            self._tell(work, state=TrialState.FAIL, reason=end.reason)
         elif self.stopped_by:
             if end.how == "stopped":
                 self.display.say(f"{work.name} stopped at update {run.update}, with a checkpoint")
@@ -325,32 +327,28 @@ class Supervisor:
         made none is set aside. Ranks that were not started cost their group a failure, and the trial nothing.
         """
         trial, group = work.trial, run.group
-        where = ", ".join(dict.fromkeys(group.hosts))
-        where = f"group {group.number}" + (f" on {where}" if where else "")
-        work.last_group = group.number
-        failures = self._failures[group.number]
+        work.last_group = group
         if end.how == "not_started":
-            failures.add(f"start {group.num_starts}")
-            self.display.say(f"{work.name}: its ranks were not started on {where}: {end.reason}")
+            group.failures.add(f"start {group.num_starts}")
+            self.display.say(f"{work.name}: its ranks were not started on {group.name}: {end.reason}")
         else:
-            failures.add(work.name)
+            group.failures.add(work.name)
             at = Path(newest_checkpoint_name(run.folder) or "none").name
             deaths = [*trial.user_attrs.get(studies.DEATHS, []), [end.reason, at]]
             trial.set_user_attr(studies.DEATHS, deaths)
             idle = sum(place == at for _, place in deaths)
             if idle > self.search.retries:
-                for other in self._failures.values():
-                    other.discard(work.name)  # the trial is to blame
+                for other in self.groups:
+                    other.failures.discard(work.name)  # the trial is to blame
                 times = "once" if idle == 1 else f"{idle} times"
                 reason = f"{end.reason}; ended {times} without a new checkpoint"
-                self._tell(work, state=TrialState.FAIL, reason=reason, rank=end.rank)
+                self._tell(work, state=TrialState.FAIL, reason=reason)
                 return False
             self.display.say(f"{work.name}: {end.reason}; it goes on from its last checkpoint")
-        if len(failures) > 1:
-            self.set_aside[group.number] = f"{where} is set aside: {end.reason}"
-            self.display.set_aside[where] = end.reason
+        if len(group.failures) > 1:
+            group.set_aside = self.display.set_aside[group.name] = end.reason
             group.kill()
-            self.display.say(self.set_aside[group.number])
+            self.display.say(f"{group.name} is set aside: {end.reason}")
         return True
 
     def _tell_complete(self, work: _Work, folders: Sequence[Path], prepared: Any) -> None:
@@ -374,17 +372,15 @@ class Supervisor:
         violations: Mapping[str, float] | None = None,
         state: TrialState | None = None,
         reason: str = "",
-        rank: int | None = None,
     ) -> None:
-        """End a trial: with values; or with a state, a reason, and the rank that failed if it is known."""
+        """End a trial: with values, or with a state and a reason."""
         if work.seed is not None:  # its folder has the result
             self.display.say(f"{work.name}: {reason or 'ended'}")
             self.display.confirmed = confirmed_in(self.folder, self.search)
             return
         studies.store_constraints(work.trial, violations or {})
-        for name, text in ((studies.REASON, reason or None), (studies.RANK, rank)):
-            if text is not None:
-                work.trial.set_user_attr(name, text)
+        if reason:
+            work.trial.set_user_attr(studies.REASON, reason)
         self.study.tell(work.trial, values, state=state)
         self.display.ended(work.trial.number)
 
@@ -398,6 +394,6 @@ class Supervisor:
         if time.monotonic() - self._stored > _STORE_SECONDS:
             self._stored = time.monotonic()
             self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
-        self.display.running = {work.trial.number: work.run.seconds for work in self._running}
+        self.display.running = self._running_seconds()
         self.display.show()
         self._page.write_if_due(self.display.confirmed)

@@ -13,6 +13,7 @@ import chainer
 import numpy as np
 from chainer.training import Trainer
 
+from recipes.errors import InputRefused
 from recipes.planning.forecast import forecast_tree
 from recipes.planning.stream import stream_of
 from recipes.planning.timeline import Timeline
@@ -70,6 +71,7 @@ from trainers.training.extensions.profile import Profile, profiled_updates
 from trainers.training.extensions.skipped_images import SkippedImages
 from trainers.training.extensions.trace import Trace
 from trainers.training.request import Prepared, TrainRequest
+from trainers.training.scored_samples import gather_samples, write_samples
 from trainers.training.updater import RecipeUpdater
 
 log = logging.getLogger("kilobatch")
@@ -329,7 +331,8 @@ class _Run:
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
         state = RunState(total_updates=self.plan.timeline.num_updates, total_samples=self.plan.timeline.num_samples)
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
-        return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, observe=lambda line: lines.take([line]))
+        shows = {"memory": self._peaks, "observe": lambda line: lines.take([line])}
+        return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, **shows)
 
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, timeline = self.folder, self.plan.timeline
@@ -442,9 +445,24 @@ class _Run:
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         peaks = self._peaks()
         reached |= {} if goal is None else {"goal": goal}
+        self._write_samples()
         self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached, **peaks)
         log.log(ENDING, "%s at update %d", how, self.updater.iteration)
         return EXIT_STOPPED if stopped else 0
+
+    def _write_samples(self) -> None:
+        """Write what the last evaluation says of classes and samples, if the run has just made one."""
+        score = self.evaluation.score_after(self.updater.iteration)
+        if score is None:
+            return
+        samples = gather_samples(score, self.mpi)
+        if self.leads:
+            reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail, "split": "run"}
+            opened = self.opened
+            try:
+                write_samples(self.folder, samples, recipe=opened.recipe, dataset=opened.dataset, reached=reached)
+            except (OSError, InputRefused) as error:  # the run is whole without it
+                log.warning("warning: the report shows no classes: %s", error)
 
     def _peaks(self) -> dict[str, list[int]]:
         """The most memory that each rank has held, by kind."""

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from recipes.reports.curves import reads_better_in_decades
-from recipes.reports.record import Run
 from recipes.reports.style import GRID, INK, MATPLOTLIB, MUTED
 
 
@@ -32,17 +30,6 @@ def stacked(heights: Sequence[float], *, width: float = 4.7) -> Iterator[tuple[F
         FigureCanvasAgg(figure)
         grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)
         yield figure, list(grid[:, 0])
-
-
-def epoch_axis(axes: Axes, runs: Sequence[Run], *, labelled: bool = True) -> None:
-    """Epochs from 0 to where the longest run has come; the steps of a single run's ramp dotted."""
-    axes.set_xlim(0, 1.015 * max(run.epochs_done for run in runs) or 1)  # a dot at the end is not cut in half
-    round_epochs(axes)
-    if labelled:
-        axes.set_xlabel("epochs")
-    if len(runs) == 1:
-        for index in np.flatnonzero(np.diff(runs[0].updates.global_batch_size)):
-            mark_boundary([axes], runs[0].updates.epoch[index + 1])
 
 
 def round_epochs(axes: Axes) -> None:
@@ -167,12 +154,3 @@ def restyled(axes: Axes, *, title: str, height: float = 2.9, lines: bool = False
             shown = side in ("left", "bottom") or not lines
             spine.set(edgecolor=MUTED if lines else GRID, linewidth=0.8, visible=shown)
     return figure
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunPicture:
-    """One picture of one or several runs, with a title of a few words and a sentence on what is drawn."""
-
-    title: str
-    caption: str
-    figure: Figure

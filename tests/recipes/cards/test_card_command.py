@@ -34,6 +34,12 @@ def test_the_picture_of_a_card_is_found_whatever_its_name(run, tmp_path):
     assert "](my%20card%20%281%29.svg)" in (tmp_path / "my card (1).md").read_text()
 
 
+def test_the_picture_of_a_rate_that_never_changes(run, tmp_path):
+    constant = ("--set", "learning_rate.warmup=null", "--set", "learning_rate.schedule=null")
+    assert run("card", "digits/naive", *constant, "-o", "c.md")[0] == 0
+    assert "0.05" in (tmp_path / "c.svg").read_text()
+
+
 @pytest.mark.parametrize("name", ["c.html", "c.md"])
 def test_the_card_of_a_recipe_whose_folder_is_no_utf_8(run, tmp_path, name):
     folder = tmp_path / os.fsdecode(b"caf\xe9")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lr_schedules import BatchRamp, Cosine, SlowStart
-from recipes.reports.curves import reads_better_in_decades, recipe_curves, smoothed, traced
+from recipes.reports.curves import reads_better_in_decades, recipe_curves, traced
 
 
 def test_every_jump_is_between_neighbouring_floats():
@@ -56,10 +56,3 @@ def test_steps_by_tenths_get_decades_and_a_cosine_does_not(make_recipe, schedule
 
 def test_rates_that_are_all_zero_need_no_decades():
     assert reads_better_in_decades(np.zeros(3)) is False
-
-
-def test_smoothing_leaves_out_what_is_not_finite():
-    values = np.array([1.0, np.nan, 3.0, np.inf, np.nan, np.nan])
-    assert smoothed(values, 3)[:4].tolist() == [1.0, 2.0, 3.0, 3.0]
-    assert np.isnan(smoothed(values, 3)[5])
-    assert len(smoothed(np.array([]), 3)) == 0

@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from recipes.reports.charts import charts
 from recipes.reports.noise import loss_scale, noise, noise_windows
 from recipes.reports.page import page_text
-from recipes.reports.plots import run_pictures
 from recipes.reports.record import open_run
 
 
@@ -91,14 +91,14 @@ def test_the_page_gives_the_scale_of_each_batch_with_its_error(measured_run):
         assert f"<td>{size}</td><td>{scale:.3g}</td>" in words
     assert "no promise" in words
     assert words in page_text([run])
-    assert "Noise scale" in [picture.title for picture in run_pictures([run])]
+    assert "Noise scale (samples)" in [chart["title"] for chart in charts([run], ["a"])["charts"]]
 
 
 def test_a_gradient_lost_in_noise_is_reported_and_not_drawn(measured_run):
     run = measured_run(signal=-1.0)
     assert "lost in its noise" in noise(run)
     assert [window.scale for window in noise_windows(run)] == [None] * 4
-    assert "Noise scale" not in [picture.title for picture in run_pictures([run])]
+    assert "Noise scale (samples)" not in [chart["title"] for chart in charts([run], ["a"])["charts"]]
 
 
 def test_a_run_that_was_not_measured_has_no_section(write_run):

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from lr_schedules import BatchRamp, Cosine
-from recipes.reports.plots import curve_figure, run_pictures, run_style, save_figure, svg_text
-from recipes.reports.record import open_run
+from recipes.reports.plots import curve_figure, save_figure, svg_text
 
 
 def titles(figure):
@@ -93,49 +92,9 @@ def test_matplotlib_is_left_as_it_was(make_recipe, imagenet):
     assert dict(mpl.rcParams) == before
 
 
-def test_pictures_of_a_run_have_its_numbers(write_run):
-    run = open_run(write_run())
-    figures = {picture.title: picture.figure for picture in run_pictures([run])}
-    assert {"Where the time goes", "Noise scale"}.isdisjoint(figures)
-    accuracy, loss = figures["Accuracy"], figures["Loss"]
-    rate, throughput = figures["Learning rate and batch"], figures["Samples per second"]
-    assert titles(accuracy) == ["accuracy (%)"]
-    assert accuracy.axes[0].lines[0].get_ydata().tolist() == (100 * run.evaluations.accuracy).tolist()
-    assert loss.axes[0].lines[0].get_ydata().tolist() == run.updates.loss.tolist()
-    assert titles(rate) == ["learning rate", "global batch size (samples)"]
-    assert rate.axes[1].lines[0].get_ydata()[:-1].tolist() == run.updates.global_batch_size.tolist()
-    drawn = throughput.axes[0].lines[0].get_ydata()
-    assert drawn.tolist() == (run.updates.global_batch_size / run.updates.update_seconds).tolist()
-
-
-def test_runs_are_laid_over_each_other_in_their_colours(write_run):
-    runs = [open_run(write_run(name)) for name in ("a", "b", "c")]
-    accuracy = run_pictures(runs)[0].figure
-    assert [line.get_color() for line in accuracy.axes[0].lines] == [run_style(index)[0] for index in range(3)]
-
-
-def test_twenty_runs_have_different_styles():
-    assert len({run_style(index) for index in range(20)}) == 20
-
-
-def test_run_without_updates_or_evaluations_has_no_pictures_of_them(write_run, metric_lines):
-    empty = open_run(write_run("empty", lines=[{"key": "run_start", "value": "x", "time_ms": 5}]))
-    assert run_pictures([empty]) == []
-    young = open_run(write_run("young", lines=metric_lines(stop=None, num_updates=1)))
-    titles = {picture.title for picture in run_pictures([young])}
-    assert {"Loss", "Learning rate and batch", "Samples per second"} <= titles
-    assert "Accuracy" not in titles
-
-
-def test_run_that_diverged_is_drawn(write_run, metric_lines):
-    lines = metric_lines(stop="failed", num_updates=20)
-    for line in lines[12:]:
-        if line["key"] == "train_loss":
-            line["value"] = float("nan")
-    assert all("<svg" in svg_text(picture.figure) for picture in run_pictures([open_run(write_run(lines=lines))]))
-
-
-def test_reading_and_importing_loads_no_matplotlib():
-    words = "import sys, recipes.reports.page, recipes.reports.terminal; print('matplotlib' in sys.modules)"
-    output = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == "False"
+def test_a_report_loads_no_matplotlib(write_run, tmp_path):
+    words = "import sys, recipes.reports.terminal; from recipes.reports.page import write_page; "
+    words += "from recipes.reports.record import open_run; write_page([open_run(sys.argv[1])], sys.argv[2]); "
+    words += "print('matplotlib' in sys.modules)"
+    command = [sys.executable, "-c", words, str(write_run()), str(tmp_path / "page.html")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "False"

@@ -38,7 +38,7 @@ def homes(tmp_path, monkeypatch):
 def packed(tmp_path):
     def write(number, **facts):
         path = tmp_path / f"{number}.kilobatch"
-        files = {"recipe.yaml": b"kilobatch: 1\n", "number": str(number).encode()}
+        files = {"recipe.yaml": b"kilobatch: 1\n", "number.txt": str(number).encode()}
         write_pack(path, {"title": f"Number {number}", "facts": facts, "ids": {}, "claims": []}, files)
         return path
 
@@ -86,7 +86,10 @@ def s3_url():
 
 @pytest.fixture
 def url(request, tmp_path):
-    return str(tmp_path / "team") if request.param == "folder" else request.getfixturevalue(request.param)
+    if request.param == "folder":
+        return str(tmp_path / "team")
+    there = request.getfixturevalue(request.param)
+    return f"{there}/{tmp_path.name}" if request.param == "s3_url" else there
 
 
 EVERY = pytest.mark.parametrize("url", ["folder", "git_url", "s3_url"], indirect=True)
@@ -103,7 +106,7 @@ def test_names_have_versions_that_are_found_pulled_and_searched(url, packed):
     assert team.push(packed(2, dataset="imagenet", accuracy=0.8), "net") == second, "pushed again"
     assert team.entries() == [second, other]
     assert team.entries(every_version=True) == [first, second, other]
-    assert (team.pull(first).folder / "number").read_bytes() == b"1"
+    assert (team.pull(first).folder / "number.txt").read_bytes() == b"1"
     assert team.pull(first, anew=True).digest == first.digest
     assert found_in(team.entries(), ["dataset=imagenet", "accuracy>=0.75"]) == [second]
     assert found_in(team.entries(), ["accuracy<0.75"]) == []
@@ -135,7 +138,7 @@ def test_what_was_seen_once_is_there_without_the_store(url, packed, tmp_path, ca
     place = tmp_path / ("team" if "team.git" not in url else "team.git")
     place.rename(tmp_path / "away")
     (team,) = registries("team")
-    assert (team.pull(team.entry("net", 1)).folder / "number").read_bytes() == b"1"
+    assert (team.pull(team.entry("net", 1)).folder / "number.txt").read_bytes() == b"1"
     assert team.entry("net").name == "team/net@2", "the newest that is known"
     assert "going on with what the cache has" in capsys.readouterr().err
     with pytest.raises(InputRefused, match="not in the cache"):
@@ -233,7 +236,7 @@ def test_a_url_without_conditional_writes_is_read_and_refuses_pushes(packed, tmp
     there = add_registry("there", "memory://shared", signers=None)
     (entry,) = there.entries()
     assert (entry.name, entry.said) == ("there/net@1", pushed.said)
-    assert (there.pull(entry).folder / "number").read_bytes() == b"1"
+    assert (there.pull(entry).folder / "number.txt").read_bytes() == b"1"
     with pytest.raises(InputRefused, match="can only be read"):
         there.push(packed(2), "net")
 

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,13 +40,18 @@ def test_a_plan_is_that_of_the_command(kilobatch):
 
 def test_runs_of_no_folder_are_refused(tmp_path):
     assert kb.runs(tmp_path) == []
-    with pytest.raises(InputRefused, match="there is no folder"):
+    with pytest.raises(InputRefused, match="none is no folder"):
         kb.runs(tmp_path / "none")
+    (tmp_path / "mine.kilobatch").touch()
+    with pytest.raises(InputRefused, match=r"mine.kilobatch is a file, not a folder"):
+        kb.runs(tmp_path / "mine.kilobatch")
+    with pytest.raises(InputRefused, match=r"mine.kilobatch is no run's folder"):
+        kb.Run(str(tmp_path / "mine.kilobatch"))
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    """The cells of the notebook, run as one program in a folder that has packages of our names."""
+def notebook(tmp_path_factory, installation):
+    """The cells of the notebook, run as one program of an installation in a folder that has packages of our names."""
     folder = tmp_path_factory.mktemp("notebook")
     for name in ("recipes", "trainers"):
         (folder / name).mkdir()
@@ -56,7 +60,7 @@ def notebook(tmp_path_factory):
     program = "\n".join("".join(cell["source"]) for cell in cells)
     (folder / "program.py").write_text(program)
     how = {"capture_output": True, "text": True, "timeout": 300}
-    return folder, subprocess.run([sys.executable, "program.py"], cwd=folder, **how)
+    return folder, subprocess.run([installation / "python", "program.py"], cwd=folder, **how)
 
 
 def test_the_notebook_runs_beside_packages_of_our_names(notebook):
@@ -69,9 +73,9 @@ def test_the_notebook_runs_beside_packages_of_our_names(notebook):
     assert repr(run).startswith(f"<run {run.folder}: accuracy ")
 
 
-def test_the_command_runs_beside_packages_of_our_names(notebook):
+def test_the_command_runs_beside_packages_of_our_names(notebook, installation):
     folder, _ = notebook
-    command = [sys.executable, "-m", "kilobatch", "recipes", "validate", "goyal2017"]
+    command = [installation / "python", "-m", "kilobatch", "recipes", "validate", "goyal2017"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "goyal2017: valid\n"), done.stderr
 

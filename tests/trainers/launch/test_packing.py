@@ -143,6 +143,47 @@ def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilo
     assert "has no runs" in done.stderr
 
 
+OWN = """\
+from dataclasses import dataclass
+import chainer
+class Net(chainer.Chain):
+    def __init__(self, num_in, num_classes):
+        super().__init__()
+        with self.init_scope():
+            self.fc = chainer.links.Linear(num_in, num_classes)
+    def forward(self, x):
+        return self.fc(x)
+@dataclass(frozen=True, kw_only=True)
+class MyNet:
+    def build(self, *, num_classes, channels, image_size):
+        return Net(64 * channels, num_classes)
+"""
+
+
+@pytest.mark.slow
+def test_a_pack_brings_own_code_which_runs_only_if_it_is_allowed(tmp_path, cache, monkeypatch):
+    def typed(*words):
+        command = [sys.executable, "-P", "-m", "kilobatch", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    Path("netting.py").write_text(OWN)
+    Path("mine.yaml").write_text("kilobatch: 1\nextends: digits/large_batch\nmodel: {kind: netting.MyNet}\n")
+    assert typed("train", "mine.yaml", *SHORT, "-n", 1, "--allow-code", "--out", "run").returncode == 0
+    path, _, head = packed(tmp_path / "a.kilobatch", "run")
+    assert head["ids"]["code"]
+    assert (open_pack(path).folder / "code" / "netting.py").read_text() == OWN
+    assert packed(tmp_path / "b.kilobatch", "mine.yaml")[2]["ids"]["code"] == head["ids"]["code"]
+    monkeypatch.chdir(tmp_path / "b")
+    refused = typed("train", path, *SHORT[-1:], "-n", 1)
+    assert refused.returncode == 2
+    assert "pass --allow-code" in refused.stderr
+    assert typed("train", path, *SHORT[-1:], "-n", 1, "--allow-code", "--out", "run").returncode == 0
+    assert Path("run", WEIGHTS).read_bytes() == (tmp_path / "a" / "run" / WEIGHTS).read_bytes()
+
+
 def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, cache):
     weights = shutil.copy(runs / "0" / WEIGHTS, tmp_path / "w.safetensors")
     mine = tmp_path / "mine.yaml"
@@ -154,41 +195,19 @@ def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, 
     assert Path(opened.recipe.init.weights).read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
     assert recipe_id(opened) == head["ids"]["recipe"]
     mine.write_text(begun)
-    with pytest.raises(InputRefused, match=r"no file .*w.safetensors, and a pack carries the weights .* put the file"):
+    with pytest.raises(InputRefused, match=r"no file .*w.safetensors, and a pack carries these weights; put the file"):
         packed(tmp_path / "b.kilobatch", mine)
 
 
 @pytest.mark.slow
-def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(tmp_path, cache):
-    """A second environment has the packages of this one, and an installed wheel in place of the checkout.
-
-    Both runs are processes of their own, as a user starts them.
-    """
+def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(tmp_path, cache, installation):
+    """Both runs are processes of their own, as a user starts them."""
     here = tmp_path / "here"
     command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/large_batch", *SHORT, "-n", "1", "--out", here]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     path, *_ = packed(tmp_path / "a.kilobatch", here)
-    fresh = tmp_path / "fresh"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
-    (site,) = fresh.glob("lib/python*/site-packages")
-    (packages,) = (Path(sys.prefix) / "lib").glob("python*/site-packages")
-    for entry in packages.iterdir():
-        if "kilobatch" not in entry.name:
-            (site / entry.name).symlink_to(entry)
-    for folder, names in (("bin", "mpi*"), ("bin", "hydra*"), ("lib", "[lm]*")):  # MPI's launchers and libraries
-        for entry in (Path(sys.prefix) / folder).glob(names):
-            (fresh / folder / entry.name).symlink_to(entry)
-    copy = tmp_path / "copy"
-    for folder in ("configs", "lr_schedules", "recipes", "trainers"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for file in ("kilobatch.py", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / file, copy)
-    how = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    python = fresh / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", *how, copy], check=True, timeout=300)
-    shutil.rmtree(copy)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "other")} | {"PYTHONPATH": ""}
-    command = [fresh / "bin" / "kilobatch", "train", path, "-n", "2", "--no-report", "--out", "run"]
+    command = [installation / "kilobatch", "train", path, "-n", "2", "--no-report", "--out", "run"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(ROOT) not in (tmp_path / "run" / "run.yaml").read_text()

@@ -16,8 +16,8 @@ from trainers.launch.score_run import score_run
 from trainers.launch.start_ranks import start_or_join
 from trainers.runs.errors import RankFailed
 from trainers.runs.memory import installed_bytes
+from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
-from trainers.search.trial_run import SearchRequest
 from trainers.training.build import build
 
 DATASET = "name: own\nreader: {kind: ImageFolder}\nroot: own\nchannels: 3\n"

@@ -96,7 +96,7 @@ def test_one_seed_of_a_recipe_that_was_changed_in_secret_is_undecided_with_a_num
 def test_a_record_that_its_recipe_does_not_give_is_not_taken_for_the_same_run(packed, reproduce, tmp_path):
     path = changed(packed, tmp_path / "b.kilobatch", name="runs/0/metrics.jsonl", text=('"value":2.', '"value":1.'))
     code, lines, evidence = reproduce(path, "-n", "1", "--seeds", "1")
-    assert any(line.startswith("differs here: samples or losses, although nothing else does") for line in lines), lines
+    assert any(line.startswith("differs here: samples or losses, and nothing else") for line in lines), lines
     assert evidence["verdict"] == "undecided"
 
 

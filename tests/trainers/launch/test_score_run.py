@@ -152,3 +152,21 @@ if __name__ == "__main__":  # on a rank
     data = {"load": parts.load_eval, "num_samples": parts.num_eval, "loss": parts.loss}
     result = score(parts.model, **data, mpi=MPI.COMM_WORLD)
     print(float(result.accuracy).hex(), float(result.loss), result.num_samples)
+
+
+def test_classes_and_the_worst_samples_are_those_of_the_score(run):
+    file = run / "evaluation" / "classes.json"
+    file.unlink()
+    scored = score_run(run)
+    record = json.loads(file.read_text())
+    assert record["update"] == scored["update"]
+    assert record["classes"] == [str(digit) for digit in range(10)]
+    right = sum(count for label, taken_for, count in record["counts"] if label == taken_for)
+    assert sum(count for _, _, count in record["counts"]) == scored["num_samples"]
+    assert right / scored["num_samples"] == scored["accuracy"]
+    losses = [one["loss"] for one in record["worst"]]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > scored["loss"] > 0
+    assert len(losses) == len(list((run / "evaluation").glob("worst-*.png"))) == 24
+    with Image.open(run / "evaluation" / "worst-00.png") as image:
+        assert image.size == (8, 8)

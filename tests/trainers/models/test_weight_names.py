@@ -111,14 +111,16 @@ def test_only_resnets_have_names_in_torchvision():
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
 @pytest.mark.parametrize("kind", [ResNet18, ResNet50])
-def test_torchvision_gives_the_logits_of_the_exported_weights_and_back(tmp_path, kind):
-    torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
+def test_torchvision_and_timm_give_the_logits_of_the_exported_weights_and_back(tmp_path, kind, library):
+    torch, models = pytest.importorskip("torch"), pytest.importorskip(library)
+    create = models.create_model if library == "timm" else models.models.get_model
     from safetensors.torch import load_file
     from safetensors.torch import save_file as save_torch
 
     source = resnet(kind, num_classes=1000, padded_pool=True)
-    theirs = getattr(torchvision.models, kind.__name__.lower())(weights=None).eval()
+    theirs = create(kind.__name__.lower()).eval()
     theirs.load_state_dict(load_file(saved(tmp_path, to_torch(source, weights_of(source)))))
     images_NCHW = np.random.default_rng(1).standard_normal((2, 3, 224, 224)).astype(np.float32)
     with torch.no_grad():
@@ -127,7 +129,7 @@ def test_torchvision_gives_the_logits_of_the_exported_weights_and_back(tmp_path,
         ours = source(images_NCHW).array
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * abs(expected).max())
 
-    fresh = getattr(torchvision.models, kind.__name__.lower())(weights=None).eval()
+    fresh = create(kind.__name__.lower()).eval()
     save_torch(fresh.state_dict(), tmp_path / "theirs.safetensors")
     model = resnet(kind, num_classes=1000, seed=3, padded_pool=True)
     begin_with(model, Init(weights=str(tmp_path / "theirs.safetensors")))

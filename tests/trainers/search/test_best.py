@@ -1,12 +1,17 @@
-"""The recipes that a search leaves, without runs."""
+"""The recipes that a search leaves, and the best trials once more: intervals by hand."""
 
+import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 from recipes.reading.open import open_recipe
+from recipes.schema import Budget, Confirm, Search
+from recipes.search_space.ranges import Float
 from trainers.launch.vocabulary import vocabulary
-from trainers.search.best import write_best
+from trainers.search.best import confirmed_in, confirmed_text, write_best
+from trainers.search.samplers import RandomSampler
 from trainers.search.study import best_trials, new_study, store_constraints, suggested
 
 TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
@@ -78,3 +83,46 @@ def test_several_objectives_leave_a_recipe_for_each_trial_of_the_front(open_text
     assert [path.name for path in Path("pareto").iterdir()] == ["trial-0003.yaml"]
     assert not Path("best.yaml").exists()
     assert open_recipe("pareto/trial-0003.yaml", vocabulary=vocabulary()).recipe.name == "mine-trial-3"
+
+
+SPACE = {"learning_rate.reference": Float(low=0.01, high=1.0)}
+
+
+def made():
+    return Search(
+        name="mine",
+        recipe="digits/baseline",
+        space=SPACE,
+        sampler=RandomSampler(),
+        budget=Budget(trials=4),
+        confirm=Confirm(top=2, seeds=3),
+    )
+
+
+def write(folder, number, seed, accuracy, ending="success"):
+    run = folder / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
+    run.mkdir(parents=True)
+    pairs = [("train_loss", 1.0), ("eval_accuracy", accuracy), ("run_stop", ending)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps({'key': key, 'value': value})}\n" for key, value in pairs))
+
+
+def test_the_best_mean_wins_with_its_interval(tmp_path):
+    """Student's 0.975 quantile for 2 degrees of freedom is 4.303; the deviation of 0.8, 0.9, 1.0 is 0.1."""
+    for seed, value in enumerate((0.8, 0.9, 1.0)):
+        write(tmp_path, 3, seed, value)
+        write(tmp_path, 11, seed, 0.95)
+    write(tmp_path, 5, 0, 0.99)  # one run has no interval
+    write(tmp_path, 7, 0, 0.99, "stopped")
+    first, second = confirmed_in(tmp_path, made())
+    assert first.trial == 11
+    assert (first.mean, first.low, first.high) == pytest.approx((0.95, 0.95, 0.95))
+    assert (second.trial, second.values) == (3, [0.8, 0.9, 1.0])
+    assert second.high - second.mean == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert confirmed_text(made(), second) == "90.00 % (65.16 % to 114.84 %) by 3 fresh seeds"
+
+
+def test_a_run_that_diverged_counts_as_the_worst(tmp_path):
+    write(tmp_path, 3, 0, 0.9)
+    write(tmp_path, 3, 1, 0.9, "failed")
+    (one,) = confirmed_in(tmp_path, made())
+    assert one.values == [0.9, 0.0]

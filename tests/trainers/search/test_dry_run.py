@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainers.search.dry_run import dry_run_text
-from trainers.search.trial_run import SearchRequest
+from trainers.search.outcome import SearchRequest
 
 OPTIONS = SearchRequest(search="mine.yaml", out=Path("out"))
 TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
@@ -30,8 +30,8 @@ def test_a_dry_run_prints_the_space_the_conditions_and_the_budget_in_device_hour
     row = next(line for line in output.splitlines() if line.startswith("optimizer.trust_coefficient"))
     assert "0.001 to 0.1, log" in row
     assert row.split()[-1] == "-"  # the recipe's own optimizer has none
-    assert "constraint: loss at most 0.5, or a trial is never the best" in output
-    assert "constraint: optimizer.weight_decay * 2 at least 1e-05, or a trial is not trained" in output
+    assert "constraint: loss <= 0.5, or a trial is never the best" in output
+    assert "constraint: optimizer.weight_decay * 2 >= 1e-05, or a trial is not trained" in output
     assert "budget: 6 trials of 18 updates like the first one, 27,648 samples in all" in output
     assert "hours: trials begin within 2 hours, up to 12 device-hours" in output
     assert "device-hours: trials begin within 4, which 6 ranks use in 40 min 00 s" in output

@@ -159,41 +159,36 @@ def test_ranks_say_where_they_joined_and_a_killed_group_leaves_the_others_alone(
 
 
 @pytest.mark.parametrize(
-    ("errors", "how", "rank", "reason"),
+    ("errors", "how", "reason"),
     [
         (
             "rank 1 on here failed:\nTraceback (most recent call last):\n  File x\nValueError: no such thing\n\n"
             "Abort(3) on node 1: application called MPI_Abort\n",
             "failed",
-            1,
-            "ValueError: no such thing",
+            "rank 1: ValueError: no such thing",
         ),
         (
             "rank 0 on here failed:\nphotos/1.jpg: not a readable image (OSError: cut off)\n\nAbort(3) on node 0\n",
             "failed",
-            0,
-            "photos/1.jpg: not a readable image (OSError: cut off)",
+            "rank 0: photos/1.jpg: not a readable image (OSError: cut off)",
         ),
         (
             "kilobatch: the loss is not finite at update 3 on rank 0\n",
             "failed",
-            None,
             "the loss is not finite at update 3 on rank 0",
         ),
         (
             "kilobatch: rank 1 on here hangs in update 3, for 40.1 s:\n  a/model.py:7 in __call__: wait()\n"
             "No progress in update 3 for 40.1 s; --watchdog allows 40.\nLast good checkpoint: update-000002\n",
             "died",
-            1,
             "rank 1 on here hangs in update 3, for 40.1 s",
         ),
-        ("Traceback:\n  File x\nImportError: no module\n", "failed", None, "ImportError: no module"),
-        ("", "failed", None, "the ranks ended without a word"),
+        ("Traceback:\n  File x\nImportError: no module\n", "failed", "ImportError: no module"),
+        ("", "failed", "the ranks ended without a word"),
     ],
 )
-def test_cause_of_a_failure(errors, how, rank, reason):
-    end = cause_of(errors)
-    assert (end.how, end.rank, end.reason) == (how, rank, reason)
+def test_cause_of_a_failure(errors, how, reason):
+    assert cause_of(errors) == RunEnd(how=how, reason=reason)
 
 
 HERE = {"PATH": "/nowhere"}

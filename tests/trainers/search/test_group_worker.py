@@ -9,7 +9,7 @@ from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.runs.run_folder import FolderRefused
 from trainers.search import start
 from trainers.search.folder import folder_record
-from trainers.search.trial_run import SearchRequest
+from trainers.search.outcome import SearchRequest
 
 pytestmark = pytest.mark.mpi
 TEXT = """\

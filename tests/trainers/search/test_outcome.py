@@ -1,13 +1,24 @@
-"""What a trial's runs come to, by hand."""
+"""A trial's reports, and what its runs come to, by hand."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from recipes.schema import Budget, Constraint, Objective, Search
 from recipes.search_space.ranges import Float
-from trainers.search.outcome import diverged_result, goal_of, recipe_violations, trial_result
+from trainers.launch.request import TrainRequest, prepare
+from trainers.search.outcome import (
+    diverged_result,
+    goal_of,
+    has_ended,
+    metrics_lines,
+    recipe_violations,
+    reports_in,
+    trial_result,
+)
 from trainers.search.samplers import RandomSampler
 from trainers.search.study import violated_text
 
@@ -129,3 +140,38 @@ def test_before_training_only_constraints_on_values_are_checked():
 def test_a_constraint_on_a_value_that_is_no_number_is_an_error():
     with pytest.raises(ValueError, match="optimizer.kind is 'Lars', which is no number"):
         recipe_violations(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)
+
+
+@pytest.fixture(scope="module")
+def prepared():
+    """Ten epochs of 1,500 samples at batch 256: 59 updates."""
+    request = TrainRequest(recipe="digits/batch_256", overrides=("epochs=10", "evaluation.every=0.25run"))
+    return prepare(request, workers=1)
+
+
+def line(epoch, update, value=0.5, key="eval_accuracy"):
+    return {"key": key, "value": value, "epoch": epoch, "update": update, "time_ms": 1}
+
+
+def test_a_report_has_the_number_of_the_last_point_that_was_reached(prepared):
+    lines = [
+        line(2.56, 15, 0.2),
+        line(2.56, 15, 1.7, "eval_loss"),
+        line(5.12, 30, 0.4),
+        line(7.51, 44),
+        line(10.07, 59),
+    ]
+    reports = list(reports_in(lines, prepared, replace(search(), reports=4)))
+    assert reports == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
+
+
+def test_the_end_of_a_run_is_its_last_report(prepared):
+    ((number, _),) = reports_in([line(9.9, 59)], prepared, replace(search(), reports=4))
+    assert number == 4
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1, 6)) + '\n{"key": "train_l')
+    assert metrics_lines(tmp_path) == [line(1, 6)]
+    assert not has_ended(tmp_path, "success")
+    assert metrics_lines(Path("/nowhere")) == []

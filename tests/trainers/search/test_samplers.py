@@ -12,9 +12,9 @@ from recipes.errors import RecipeError
 from recipes.schema import Budget, Constraint, Objective, Search
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.search import pruners, samplers
+from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 from trainers.search.study import best_trials, new_study, next_trial, store_constraints, suggested
-from trainers.search.trial_run import SearchRequest
 
 SPACE = {"a": Float(low=0.0, high=1.0, step=0.125), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
 COMPONENTS = [getattr(package, name) for package in (samplers, pruners) for name in package.__all__]

@@ -14,8 +14,7 @@ from optuna.trial import TrialState
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 from trainers.search import start
-from trainers.search.outcome import metrics_lines, run_scores
-from trainers.search.trial_run import SearchRequest
+from trainers.search.outcome import SearchRequest, metrics_lines, run_scores
 
 pytestmark = pytest.mark.mpi
 TINY = """\

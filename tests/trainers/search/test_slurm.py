@@ -43,7 +43,7 @@ for line in sys.stdin:
         for group in groups:
             end = None if group in ends else group.ended(folder / "run.log")
             if group not in ends and (end or group.never_joined):
-                how = end.how if end and not group.never_joined else None
+                how = end.how if end and end.how not in ("died", "not_started") else None
                 ends[group] = [how, group.never_joined, group.hosts, group.gpus]
                 if how is None:
                     group.kill()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import chainer
 import numpy as np
+from chainer import backend, functions
 from chainer.training import Extension, Trainer
 
 from recipes.schema import StopAt
@@ -24,11 +25,18 @@ _CHUNK = 100  # samples a forward
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy and mean loss over each evaluation sample once."""
+    """Accuracy and mean loss over each evaluation sample once.
+
+    Args:
+        samples: of this worker's share, in order from sample `first` on: (samples, 3), the label, the class that the
+            model takes it for, and its cross-entropy.
+    """
 
     accuracy: float
     loss: float
     num_samples: int
+    first: int = field(default=0, compare=False)
+    samples: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
 class Evaluation(Extension):
@@ -112,7 +120,7 @@ def score(
     unit = _CHUNK if whole_forwards else 1
     units = -(-num_samples // unit)
     start, stop = (min(unit * (units * rank // mpi.size), num_samples) for rank in (mpi.rank, mpi.rank + 1))
-    correct, losses, first, size = 0, [], start, _CHUNK
+    losses, samples, first, size = [], [np.empty((0, 3))], start, _CHUNK
     ahead = LoadedAhead(
         workers or LoaderWorkers(),
         lambda indices: Loading(load, [(0, index) for index in indices], key="augmentation.eval", finish=_pair),
@@ -121,7 +129,7 @@ def score(
     while first < stop:
         indices = range(first, min(first + size, stop))
         try:
-            num_correct, mean_loss = _forward(model, *ahead.take(indices), loss, flipped)
+            part, mean_loss = _forward(model, *ahead.take(indices), loss, flipped)
         except Exception as error:
             if whole_forwards or len(indices) == 1 or not is_out_of_memory(error):
                 raise
@@ -129,11 +137,14 @@ def score(
             size = len(indices) // 2
             log.warning("memory ran out over %d samples of the evaluation: %d from here on", len(indices), size)
         else:
-            correct, first = correct + num_correct, indices.stop
+            first = indices.stop
+            samples.append(part)
             losses.append(mean_loss * len(indices))
-    corrects, parts = zip(*mpi.allgather((correct, losses)), strict=True)
+    own = np.concatenate(samples)
+    corrects, parts = zip(*mpi.allgather((int((own[:, 0] == own[:, 1]).sum()), losses)), strict=True)
     total_loss = math.fsum(chain(*parts))  # exact, so that the order does not matter
-    return Score(accuracy=sum(corrects) / num_samples, loss=total_loss / num_samples, num_samples=num_samples)
+    figures = {"accuracy": sum(corrects) / num_samples, "loss": total_loss / num_samples}
+    return Score(**figures, num_samples=num_samples, first=start, samples=own)
 
 
 def _pair(images_NCHW: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -146,13 +157,15 @@ def _forward(
     labels: np.ndarray,
     loss: Callable[..., chainer.Variable],
     flipped: bool,
-) -> tuple[int, float]:
-    """How many samples are classified correctly, and the mean loss of all."""
+) -> tuple[np.ndarray, float]:
+    """Of each sample what `Score.samples` holds, and the mean loss of all."""
     images_NCHW = images_NCHW.astype(chainer.get_dtype(), copy=False)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
-        labels = model.device.send(labels)
+        sent = model.device.send(labels)
         logits = model(model.device.send(images_NCHW))
         if flipped:
             logits = logits + model(model.device.send(np.ascontiguousarray(images_NCHW[..., ::-1])))
-        mean_loss = float(loss(logits, labels).array)
-    return int((logits.array.argmax(axis=1) == labels).sum()), mean_loss
+        mean_loss = float(loss(logits, sent).array)
+        losses = functions.softmax_cross_entropy(logits, sent, reduce="no").array
+    parts = (labels, logits.array.argmax(axis=1), losses)
+    return np.stack([backend.CpuDevice().send(part).astype(np.float64) for part in parts], axis=1), mean_loss

@@ -43,13 +43,17 @@ class JsonLines:
 class Metrics(Extension):
     """Writes a line an update; other extensions write theirs through `write`.
 
-    Bytes on the wire: those of `ranks`.
+    Bytes on the wire: those of `ranks` and, after each epoch, of `memory`.
 
     Args:
         path: the run's `metrics.jsonl`.
         writes: whether this rank writes.
         ranks: gathers the seconds of all workers, all of which have this extension then; None: no such times.
+        memory: gathers the peak memory of all workers; they call it together after each epoch.
         observe: called with each line, on the rank that writes.
+    Attributes:
+        writes: see above.
+        observers: `observe`, and what other extensions add.
     """
 
     priority = 250
@@ -61,10 +65,11 @@ class Metrics(Extension):
         *,
         writes: bool,
         ranks: RankSeconds | None = None,
+        memory: Callable[[], dict[str, list[int]]] = dict,
         observe: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> None:
-        self._lines, self._observe = JsonLines(path, writes=writes), observe if writes else lambda line: None
-        self._ranks = ranks
+        self._lines, self.writes, self.observers = JsonLines(path, writes=writes), writes, [observe]
+        self._ranks, self._memory = ranks, memory
         self._unwritten: list[UpdateSeconds] = []
         self._reached: dict[str, Any] = {}
         self._last = time.perf_counter()
@@ -98,14 +103,15 @@ class Metrics(Extension):
         if seconds:
             self._unwritten.append(seconds)
             self._reached = {"update": updater.iteration, "epoch": updater.epoch_detail}
-            if updater.is_new_epoch:
-                self._write_rank_seconds()
+        if self._ranks and updater.is_new_epoch:
+            self._write_rank_seconds(**self._memory())
 
     def write(self, key: str, value: Any, **more: Any) -> None:
         """Append a line; `value` and `more` are plain data."""
         line = {"key": key, "value": value, "time_ms": round(time.time() * 1000), **more}
         self._lines.write(line)
-        self._observe(line)
+        for observe in self.observers if self.writes else ():
+            observe(line)
 
     def restart_clock(self) -> None:
         """Exclude what happened since the last update (an evaluation, a checkpoint) from the next update's time."""
@@ -117,12 +123,12 @@ class Metrics(Extension):
         """Write the last times; Chainer calls this when the loop ends. The file stays open for the run's last line."""
         self._write_rank_seconds()
 
-    def _write_rank_seconds(self) -> None:
+    def _write_rank_seconds(self, **memory: list[int]) -> None:
         """Write a line with the mean seconds of each worker since the last such line."""
         if self._unwritten:
             means = np.mean([split_exchange(seconds.seconds) for seconds in self._unwritten], axis=0)
             rows = [[round(value, 6) for value in row] for row in means.tolist()]
-            self.write("rank_seconds", len(self._unwritten), phases=PHASES, seconds=rows, **self._reached)
+            self.write("rank_seconds", len(self._unwritten), phases=PHASES, seconds=rows, **self._reached, **memory)
             self._unwritten = []
 
     def close(self) -> None:

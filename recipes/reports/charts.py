@@ -1,0 +1,275 @@
+"""The curves of runs as plain data, which `charts.js` draws with uPlot (in `uplot/`, MIT), and as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipes.planning.phase_times import PHASES, busy_seconds
+from recipes.reports.curves import reads_better_in_decades
+from recipes.reports.html import Markup, table, tag
+from recipes.reports.noise import noise_windows
+from recipes.reports.record import Run
+from recipes.reports.style import DASHES, SERIES
+from recipes.reports.wording import number, percent
+
+AXES = ("epochs", "updates", "samples", "time")
+_HERE = Path(__file__).parent
+_MOST_POINTS = 2000  # of a curve, divided by the number of runs, so that a page stays small
+_FEWEST_POINTS = 200
+_MOST_STRETCHES = 60  # of a stack
+_MOST_RANKS = 16  # with a curve of their own
+_MOST_ROWS = 20
+
+Chart = dict[str, Any]
+
+
+def script() -> str:
+    """uPlot, and what draws the curves of a page with it."""
+    files = (_HERE / "uplot" / "uPlot.iife.min.js", _HERE / "charts.js")
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+def style() -> str:
+    """The style sheet of uPlot."""
+    return (_HERE / "uplot" / "uPlot.min.css").read_text(encoding="utf-8")
+
+
+def charts_markup(data: dict[str, Any]) -> Markup:
+    """The data of `charts` as a block that no browser executes."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&":  # nothing in it can end the block
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return tag("script", Markup(text), type="application/json", id="curves")
+
+
+def charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
+    """The charts of one run, or of several over each other, in the order of the page.
+
+    Returns:
+        `runs`: for each, the positions of its points: name of a set of points -> axis -> numbers.
+        `charts`: each has a title, a caption, whether it reads better with logarithmic values, whether its curves are
+        stacked, and its curves: `run`, `at` (its set of points), label, values (null: none), colour, dashes and look:
+        `smooth` (many noisy points), `dots`, `step` or `line`.
+    """
+    sets: list[dict[str, Any]] = [{} for _ in runs]
+    makers = (_accuracy, _loss, _evaluation_loss, _rate, _batch, _throughput, _phases, _ranks, _memory, _noise)
+    made = [_Maker(runs, labels, sets) for _ in makers]
+    shown = [chart for maker, on in zip(makers, made, strict=True) if (chart := maker(on)) and chart["curves"]]
+    return {"runs": sets, "charts": shown}
+
+
+class _Maker:
+    """Collects the curves of one chart, and the positions of their points."""
+
+    def __init__(self, runs: Sequence[Run], labels: Sequence[str], sets: list[dict[str, Any]]) -> None:
+        self.runs, self.labels, self._sets = runs, labels, sets
+        self.alone = len(runs) == 1
+        self.curves: list[dict[str, Any]] = []
+
+    def add(self, index: int, points: tuple[str, np.ndarray], values: np.ndarray, label: str, look: str) -> None:
+        """A curve of the run of this index; of several runs each has its own colour, of one run each curve."""
+        name, epochs = points
+        self._sets[index].setdefault(name, positions(self.runs[index], epochs))
+        place = len(self.curves) if self.alone else index
+        colour, dashes = run_style(place)
+        self.curves.append(
+            {
+                "run": index,
+                "at": name,
+                "label": label if self.alone else self.labels[index],
+                "values": _plain(values),
+                "colour": colour,
+                "dashes": dashes,
+                "look": look,
+            }
+        )
+
+    def updates(self, index: int, values: np.ndarray, label: str, look: str) -> None:
+        """A curve over the updates of a run: the mean over equal stretches where there are many."""
+        run = self.runs[index]
+        most = max(_FEWEST_POINTS, _MOST_POINTS // len(self.runs))
+        if len(run.updates):
+            stretches = np.array_split(np.arange(len(run.updates)), min(most, len(run.updates)))
+            first = np.array([stretch[0] for stretch in stretches])
+            means = values[first] if look == "step" else np.array([values[one].mean() for one in stretches])
+            self.add(index, ("updates", run.updates.epoch[first]), means, label, look)
+
+    def chart(self, title: str, caption: str, *, logarithmic: bool = False, stacked: bool = False) -> Chart:
+        how = {"logarithmic": logarithmic, "stacked": stacked}
+        return {"title": title, "caption": caption, **how, "curves": self.curves}
+
+
+def run_style(index: int) -> tuple[str, list[float]]:
+    """Colour and dashes, in pixels, of the curve with this index."""
+    dashes = DASHES[index // len(SERIES) % len(DASHES)]
+    return SERIES[index % len(SERIES)], [] if dashes == "-" else [3 * length for length in dashes[1]]
+
+
+def positions(run: Run, epochs: np.ndarray) -> dict[str, list[float]]:
+    """Where points at these epochs lie on each axis: epochs, updates, samples, and seconds since the start."""
+    updates = run.updates
+    if not len(updates):
+        return {"epochs": _plain(epochs)}
+    known = np.append(updates.epoch, run.epochs_done)
+    axes = {
+        "updates": np.append(updates.update, updates.update[-1] + 1),
+        "samples": np.append(updates.samples, updates.samples[-1] + updates.global_batch_size[-1]),
+        "time": np.append(0.0, updates.elapsed_seconds),
+    }
+    found = {name: np.interp(epochs, known, values) for name, values in axes.items() if np.isfinite(values).all()}
+    return {name: _plain(values) for name, values in {"epochs": epochs, **found}.items()}
+
+
+def numbers(run: Run) -> Markup:
+    """Evaluations, at most 20 evenly spread, and the training loss there: what the curves show, in a table."""
+    scored = run.evaluations
+    if not len(scored):
+        return Markup("")
+    chosen = np.unique(np.linspace(0, len(scored) - 1, min(_MOST_ROWS, len(scored))).round().astype(int))
+    losses = np.interp(scored.update[chosen], run.updates.update + 1, run.updates.loss) if len(run.updates) else None
+    rows = [
+        (
+            number(float(scored.epoch[at])),
+            number(int(scored.update[at])),
+            percent(float(scored.accuracy[at])),
+            number(float(scored.loss[at])),
+            "–" if losses is None else number(float(losses[row])),
+        )
+        for row, at in enumerate(chosen)
+    ]
+    heads = ("epoch", "updates", "accuracy", "evaluation loss", "training loss")
+    return tag(
+        "details",
+        tag("summary", "The curves in numbers"),
+        table(heads, rows, class_="numbers"),
+        class_="numbers",
+        open="",
+    )
+
+
+def _accuracy(on: _Maker) -> Chart:
+    for index, run in enumerate(on.runs):
+        scored = np.isfinite(run.evaluations.accuracy)
+        if scored.any():
+            points = ("scored", run.evaluations.epoch[scored])
+            on.add(index, points, 100 * run.evaluations.accuracy[scored], "accuracy", "dots")
+    return on.chart("Accuracy (%)", "Of each evaluation, over the whole evaluation set.")
+
+
+def _loss(on: _Maker) -> Chart:
+    for index, run in enumerate(on.runs):
+        on.updates(index, run.updates.loss, "training", "smooth")
+    if on.alone:
+        _add_evaluation_loss(on)
+    known = np.concatenate([run.updates.loss for run in on.runs])
+    known = known[np.isfinite(known) & (known > 0)]
+    caption = "Of each update before it was applied, faint; the line is its running mean."
+    return on.chart("Loss", caption, logarithmic=bool(len(known) and known.max() > 20 * known.min()))
+
+
+def _evaluation_loss(on: _Maker) -> Chart:
+    if not on.alone:
+        _add_evaluation_loss(on)
+    return on.chart("Evaluation loss", "Of each evaluation, over the whole evaluation set.")
+
+
+def _add_evaluation_loss(on: _Maker) -> None:
+    for index, run in enumerate(on.runs):
+        if np.isfinite(run.evaluations.loss).any():
+            on.add(index, ("evaluations", run.evaluations.epoch), run.evaluations.loss, "evaluation", "dots")
+
+
+def _rate(on: _Maker) -> Chart:
+    for index, run in enumerate(on.runs):
+        on.updates(index, run.updates.learning_rate, "learning rate", "step")
+    rates = np.concatenate([run.updates.learning_rate for run in on.runs])
+    return on.chart("Learning rate", "As each update used it.", logarithmic=reads_better_in_decades(rates))
+
+
+def _batch(on: _Maker) -> Chart:
+    if len({size for run in on.runs for size in run.updates.global_batch_size.tolist()}) > 1:
+        for index, run in enumerate(on.runs):
+            on.updates(index, run.updates.global_batch_size, "global batch", "step")
+    return on.chart("Global batch (samples)", "As each update used it.")
+
+
+def _throughput(on: _Maker) -> Chart:
+    for index, run in enumerate(on.runs):
+        seconds = np.where(run.updates.update_seconds > 0, run.updates.update_seconds, np.nan)
+        on.updates(index, run.updates.global_batch_size / seconds, "samples per second", "smooth")
+    return on.chart("Samples per second", "Of each update; evaluations and checkpoints are not counted.")
+
+
+def _phases(on: _Maker) -> Chart:
+    if on.alone and len(on.runs[0].phases):
+        measured = on.runs[0].phases
+        stretches = np.array_split(np.arange(len(measured)), min(_MOST_STRETCHES, len(measured)))
+        epochs = np.array([measured.epoch[stretch[0]] for stretch in stretches])
+        means = np.array([1000 * np.median(measured.seconds[stretch], axis=0) for stretch in stretches])
+        for name, values in zip(PHASES, means.T, strict=True):
+            on.add(0, ("stretches", epochs), values, name, "line")
+    caption = "Median over stretches of updates of the workers' mean: what the time of an update was spent on."
+    return on.chart("Time by phase (ms an update)", caption, stacked=True)
+
+
+def _ranks(on: _Maker) -> Chart:
+    """The own work of each rank; with many ranks the slowest, the fastest and the median."""
+    lines = on.runs[0].phases.ranks if on.alone else ()
+    if lines and len(lines[0].seconds) > 1:
+        busy = np.array([1000 * busy_seconds(line.seconds) for line in lines])
+        _by_rank(on, np.array([line.epoch for line in lines]), busy)
+    return on.chart("Own work of each rank (ms an update)", "Without waiting for others and without the exchange.")
+
+
+def _memory(on: _Maker) -> Chart:
+    if on.alone:
+        for name, words in (("resident_bytes", ""), ("gpu_pool_bytes", "GPU ")):
+            lines = [line for line in on.runs[0].phases.ranks if name in line.memory]
+            if lines:
+                gigabytes = np.array([line.memory[name] for line in lines]) / 1e9
+                _by_rank(on, np.array([line.epoch for line in lines]), gigabytes, words=words, at="memory")
+    return on.chart("Peak memory of each rank so far (GB)", "The resident set, and what CuPy's pools hold on a GPU.")
+
+
+def _by_rank(on: _Maker, epochs: np.ndarray, values: np.ndarray, *, words: str = "", at: str = "ranks") -> None:
+    if values.shape[1] <= _MOST_RANKS:
+        named = {f"{words}rank {rank}": column for rank, column in enumerate(values.T)}
+    else:
+        named = {"largest": values.max(axis=1), "median": np.median(values, axis=1), "smallest": values.min(axis=1)}
+        named = {f"{words}{name}": column for name, column in named.items()}
+    for name, column in named.items():
+        on.add(0, (at, epochs), column, name, "dots")
+
+
+def _noise(on: _Maker) -> Chart:
+    for index, run in enumerate(on.runs):
+        known = [window for window in noise_windows(run) if window.scale is not None]
+        if known:
+            points = ("windows", np.array([(window.first_epoch + window.last_epoch) / 2 for window in known]))
+            values = np.array([window.scale.value for window in known])
+            errors = 2 * np.array([window.scale.standard_error for window in known])
+            on.add(index, points, values, "noise scale", "dots")
+            if on.alone:
+                on.add(index, points, values + errors, "two standard errors above", "line")
+                on.add(index, points, np.maximum(values - errors, 0.1 * values), "and below", "line")
+                on.updates(index, run.updates.global_batch_size, "global batch", "step")
+    caption = "Of the SGD gradient, by stretches of updates; what is below is cut at a tenth."
+    return on.chart("Noise scale (samples)", caption, logarithmic=True)
+
+
+def _plain(values: Any) -> list[Any]:
+    """Numbers in six digits for JSON, null where they are not finite."""
+    return list(_rounded(np.asarray(values, dtype=np.float64)))
+
+
+def _rounded(values: np.ndarray) -> Iterator[float | int | None]:
+    for value in values.tolist():
+        if not np.isfinite(value):
+            yield None
+        else:
+            yield int(value) if value.is_integer() else float(f"{value:.6g}")

@@ -1,0 +1,101 @@
+import json
+
+import numpy as np
+import pytest
+
+from recipes.reports.charts import charts, charts_markup, run_style
+from recipes.reports.page import page_text
+from recipes.reports.record import open_run
+
+
+def by_title(runs):
+    made = charts(runs, [f"run {index}" for index in range(len(runs))])
+    return {chart["title"]: chart for chart in made["charts"]}, made["runs"]
+
+
+def test_curves_are_what_was_measured(write_run):
+    run = open_run(write_run())
+    made, sets = by_title([run])
+    assert list(made)[:2] == ["Accuracy (%)", "Loss"]
+    assert made["Accuracy (%)"]["curves"][0]["values"] == pytest.approx(100 * run.evaluations.accuracy)
+    training, evaluation = made["Loss"]["curves"]
+    assert training["values"] == pytest.approx(run.updates.loss, rel=1e-5)
+    assert evaluation["values"] == pytest.approx(run.evaluations.loss, rel=1e-5)
+    assert made["Learning rate"]["curves"][0]["values"] == pytest.approx(run.updates.learning_rate, rel=1e-5)
+    assert made["Global batch (samples)"]["curves"][0]["values"] == run.updates.global_batch_size.tolist()
+    assert sets[0]["updates"]["epochs"] == pytest.approx(run.updates.epoch, rel=1e-5)
+
+
+def test_each_point_has_its_place_on_every_axis(write_run):
+    run = open_run(write_run())
+    scored = by_title([run])[1][0]["scored"]
+    assert scored["updates"] == pytest.approx(run.evaluations.update, rel=1e-5)
+    assert scored["samples"] == pytest.approx(run.evaluations.samples, rel=1e-5)
+    assert scored["time"][-1] == pytest.approx(run.seconds, abs=1.0)
+    assert np.all(np.diff(scored["time"]) > 0)
+
+
+def test_time_of_a_resumed_run_has_no_pause(write_run, metric_lines):
+    lines = metric_lines(stop=None)
+    later = [{"key": "run_start", "value": "x", "time_ms": lines[30]["time_ms"]}, *lines[30:]]
+    resumed = [*lines[:30], *({**line, "time_ms": line["time_ms"] + 3_600_000} for line in later)]
+    whole, cut = (open_run(write_run(name, lines=each)) for name, each in (("a", lines), ("b", resumed)))
+    gap = (lines[30]["time_ms"] - lines[29]["time_ms"]) / 1000
+    assert whole.updates.elapsed_seconds[-1] - cut.updates.elapsed_seconds[-1] == pytest.approx(gap)
+
+
+def test_ranks_and_their_memory_have_curves(write_run, metric_lines):
+    lines = metric_lines()
+    for index, epoch in enumerate((4.0, 8.0)):
+        seconds = [[0.01, 0.1, 0.2, 0.0, 0.01, 0.1], [0.02, 0.1, 0.2 + 0.1 * index, 0.0, 0.01, 0.0]]
+        line = {"key": "rank_seconds", "value": 3, "time_ms": 0, "epoch": epoch, "seconds": seconds}
+        lines.append({**line, "time_ms": lines[-1]["time_ms"], "resident_bytes": [2_000_000_000 + index, 10**9]})
+    run = open_run(write_run(lines=lines))
+    curves = {chart["title"]: chart["curves"] for chart in charts([run], ["a"])["charts"]}
+    own, memory = curves["Own work of each rank (ms an update)"], curves["Peak memory of each rank so far (GB)"]
+    assert [curve["label"] for curve in own] == ["rank 0", "rank 1"]
+    assert own[1]["values"] == pytest.approx([330, 430])
+    assert memory[1]["values"] == [1, 1]
+
+
+def test_runs_over_each_other_have_colours_and_names_of_their_own(write_run):
+    made, _ = by_title([open_run(write_run(name)) for name in ("a", "b", "c")])
+    curves = made["Accuracy (%)"]["curves"]
+    assert [(curve["label"], curve["colour"]) for curve in curves] == [
+        (f"run {index}", run_style(index)[0]) for index in range(3)
+    ]
+    assert len({str(run_style(index)) for index in range(20)}) == 20
+
+
+def test_run_without_updates_or_evaluations_has_no_charts_of_them(write_run, metric_lines):
+    empty = open_run(write_run("empty", lines=[{"key": "run_start", "value": "x", "time_ms": 5}]))
+    assert charts([empty], ["x"])["charts"] == []
+    young = open_run(write_run("young", lines=metric_lines(stop=None, num_updates=1)))
+    titles = [chart["title"] for chart in charts([young], ["x"])["charts"]]
+    assert titles == ["Loss", "Learning rate", "Samples per second"]
+
+
+def test_what_is_not_finite_is_null(write_run, metric_lines):
+    lines = metric_lines(stop="failed", num_updates=20)
+    for line in lines[12:]:
+        if line["key"] == "train_loss":
+            line["value"] = float("nan")
+    run = open_run(write_run(lines=lines))
+    assert by_title([run])[0]["Loss"]["curves"][0]["values"][-1] is None
+    assert "NaN" not in charts_markup(charts([run], ["x"]))
+
+
+def test_a_block_of_data_cannot_be_ended_by_a_name():
+    text = charts_markup({"label": "</script><script>alert(1)</script>&"})
+    assert text.count("<") == 2
+    assert json.loads(text[text.index(">") + 1 : text.rindex("<")])["label"].startswith("</script>")
+
+
+def test_page_of_a_long_run_stays_small(write_run, metric_lines):
+    first = [line for line in metric_lines() if line["key"] == "train_loss"][0]
+    lines = [{"key": "run_start", "value": "x", "time_ms": 0}]
+    for update in range(20_000):
+        place = {"update": update, "epoch": update / 200, "samples": 240 * update, "time_ms": 10 * update}
+        lines.append({**first, **place, "value": 1 / (1 + update)})
+    page = page_text([open_run(write_run(lines=lines))])
+    assert len(page) < 300_000

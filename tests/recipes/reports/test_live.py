@@ -1,0 +1,93 @@
+import http.client
+import json
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.reports.live import serve, server_of
+
+
+@contextmanager
+def serving(folder):
+    """The port of a live page on a folder."""
+    with server_of(folder) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def get(port, path="/", host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer, text
+
+
+def test_page_follows_a_run_to_its_end(write_run, metric_lines):
+    lines = metric_lines()
+    folder = write_run(lines=lines[:30])
+    with serving(folder) as port:
+        answer, text = get(port)
+        assert answer.status == 200
+        assert 'data-live="3"' in text
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines[30:])
+        _, text = get(port)
+        assert "data-live=" not in text
+        assert "98.57&nbsp;% accuracy" in text
+
+
+def test_a_search_is_served_with_its_trials(write_run, tmp_path):
+    trial = write_run()
+    (tmp_path / "report.html").write_text("<p>the search's own page")
+    with serving(tmp_path) as port:
+        assert get(port)[1] == "<p>the search's own page"
+        assert "final accuracy" in get(port, f"/{trial.name}/")[1]
+        moved, _ = get(port, f"/{trial.name}")
+        assert (moved.status, moved.getheader("Location")) == (301, f"/{trial.name}/")
+
+
+def test_a_folder_of_runs_lists_them(write_run, tmp_path):
+    with serving(tmp_path) as port:
+        assert "nothing" not in get(port)[1]
+        write_run("a run")
+        answer, text = get(port)
+        assert '<a href="a%20run/">a run</a>' in text
+        assert answer.getheader("Refresh") == "3"
+
+
+def test_a_run_that_is_not_yet_whole_is_asked_for_again(write_run):
+    folder = write_run()
+    (folder / "run.yaml").unlink()
+    with serving(folder) as port:
+        answer, text = get(port)
+        assert (answer.status, answer.getheader("Refresh")) == (503, "3")
+        assert "run.yaml: missing" in text
+
+
+@pytest.mark.parametrize("path", ["/../", "/%2e%2e/", "/nothing/", "/run.yaml", "//etc/"])
+def test_only_folders_below_are_served(write_run, path):
+    with serving(write_run()) as port:
+        assert get(port, path)[0].status == 404
+
+
+def test_a_page_of_another_site_cannot_read_it_by_a_name_of_its_own(write_run):
+    with serving(write_run()) as port:
+        assert get(port, host=f"evil.example:{port}")[0].status == 404
+        assert get(port, host=f"localhost:{port}")[0].status == 200
+
+
+def test_a_missing_folder_and_a_taken_port_are_refused(write_run, tmp_path):
+    with pytest.raises(InputRefused, match="no such folder"):
+        serve(tmp_path / "nowhere")
+    folder = write_run()
+    with serving(folder) as port, pytest.raises(InputRefused, match=f"--port: {port} cannot be had: Address already"):
+        serve(folder, port=port)

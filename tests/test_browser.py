@@ -1,0 +1,288 @@
+"""Pages in a real browser: legible in light and dark, on narrow and wide screens, and live while ranks work."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
+
+# The lowest contrast of a text with what is behind it, and all that reaches beyond the right edge of the page.
+LOOK = r"""(() => {
+  const numbers = text => {
+    const found = text.match(/[\d.]+(e-?\d+)?/g).map(Number);
+    const scale = text.startsWith("color(") ? 255 : 1; // of color-mix
+    return [...found.slice(0, 3).map(one => scale * one), found[3] ?? 1];
+  };
+  const light = ([r, g, b]) => [r, g, b].map(one => one / 255)
+    .map(one => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
+  const over = (top, below) => top.slice(0, 3).map((one, at) => one * top[3] + below[at] * (1 - top[3]));
+  const behind = node => {
+    if (!node) return [255, 255, 255];
+    const own = numbers(getComputedStyle(node).backgroundColor);
+    return own[3] === 1 ? own : over(own, behind(node.parentElement));
+  };
+  for (const fold of document.querySelectorAll("details")) fold.open = true;
+  const worst = { contrast: 99 }, wide = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let texts = 0;
+  while (walk.nextNode()) {
+    const node = walk.currentNode, parent = node.parentElement, style = getComputedStyle(parent);
+    if (!node.data.trim() || /SCRIPT|STYLE|OPTION/.test(parent.tagName) || !parent.getClientRects().length) continue;
+    texts++;
+    const paper = behind(parent), ink = over(numbers(parent.closest("svg") ? style.fill : style.color), paper);
+    const [low, high] = [light(ink), light(paper)].sort((a, b) => a - b), contrast = (high + 0.05) / (low + 0.05);
+    if (contrast < worst.contrast) Object.assign(worst, { contrast, text: node.data.slice(0, 60) });
+  }
+  for (const one of document.querySelectorAll("body *")) {
+    if (one.closest(".scroll, svg, .uplot") && !one.matches(".scroll, svg, .uplot")) continue;
+    const { right } = one.getBoundingClientRect();
+    if (right > document.documentElement.clientWidth + 1) wide.push(one.outerHTML.slice(0, 80));
+  }
+  return { ...worst, texts, wide, width: innerWidth, scrolls: document.documentElement.scrollWidth > innerWidth };
+})()"""
+
+
+class Browser:
+    """Chromium with one page, driven by its DevTools protocol over pipes."""
+
+    def __init__(self, profile):
+        there, self._commands = os.pipe()
+        self._answers, here = os.pipe()
+        flags = (
+            f"--headless --no-sandbox --disable-gpu --no-first-run --user-data-dir={profile} --remote-debugging-pipe"
+        )
+        command = ["bash", "-c", f'exec "$0" {flags} 3<&{there} 4>&{here}', CHROMIUM]
+        self._process = subprocess.Popen(command, pass_fds=(there, here), stderr=subprocess.DEVNULL)
+        os.close(there), os.close(here)
+        self._buffer, self._number, self._session = b"", 0, None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.call("Page.enable")
+
+    def call(self, method, **parameters):
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        message |= {"sessionId": self._session} if self._session else {}
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self._buffer:
+                assert (more := os.read(self._answers, 1 << 16)), "chromium has ended"
+                self._buffer += more
+            text, self._buffer = self._buffer.split(b"\0", 1)
+            answer = json.loads(text)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+
+    def open(self, url, *, width=1400, dark=False):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Page.navigate", url=url)
+        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def evaluate(self, expression):
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def wait(self, expression, *, seconds=120):
+        end = time.monotonic() + seconds
+        while not (value := self.evaluate(expression)):
+            assert time.monotonic() < end, f"{expression}: {self.evaluate('document.body.innerText')[:2000]}"
+            time.sleep(0.2)
+        return value
+
+    def close(self):
+        os.close(self._commands)
+        self._process.terminate()
+        self._process.wait(30)
+        os.close(self._answers)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def started():
+    """Starts a program, which is ended with the test; gives its process and the address that it prints."""
+    processes = []
+
+    def start(*words, until=r"http://\S+", **how):
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **how}
+        process = subprocess.Popen(list(map(str, words)), **how)
+        processes.append(process)
+        for line in process.stdout if until else ():
+            if found := re.search(until, line):
+                return process, found[0]
+        return process, ""
+
+    yield start
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+KILOBATCH = (sys.executable, "-m", "kilobatch")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Pages of a run with all sections, of two runs compared, and of a search: name -> file."""
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "search.yaml").write_text(SEARCH)
+    words = ("train", "digits/large_batch", "-n", "2", "--noise-scale", "--set", "epochs=6", "--out")
+    commands = [(*words, "a"), (*words, "b"), ("report", "a", "b", "-o", "compared.html")]
+    for command in (*commands, ("search", "search.yaml", "-n", "2", "--out", "search")):
+        done = subprocess.run([*KILOBATCH, *command], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    pages = {"run": "a/report.html", "compared": "compared.html", "search": "search/report.html"}
+    return {name: folder / path for name, path in pages.items()}
+
+
+SEARCH = """\
+kilobatch: 1
+name: short
+recipe: digits/baseline
+fixed: {epochs: 2, batch.global: 256}
+space:
+  learning_rate.reference: {kind: Float, low: 0.01, high: 0.2, log: true}
+  optimizer.weight_decay: {kind: Categorical, choices: [0.0, 0.0001]}
+sampler: {kind: RandomSampler}
+budget: {trials: 6}
+reports: 2
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("name", ["run", "compared", "search"])
+def test_all_text_is_legible_and_nothing_overflows(browser, pages, name, width, dark):
+    browser.open(pages[name].as_uri(), width=width, dark=dark)
+    seen = browser.evaluate(LOOK)
+    assert seen["width"] == width
+    assert seen["texts"] > 50
+    assert seen["contrast"] >= 4.5, seen
+    assert (seen["wide"], seen["scrolls"]) == ([], False)
+
+
+@pytest.mark.mpi
+def test_charts_follow_axis_smoothing_and_names(browser, pages):
+    browser.open(pages["run"].as_uri())
+    assert browser.evaluate("document.querySelectorAll('figure canvas').length") >= 7
+    shown = "document.querySelector('.u-legend th').textContent"
+    assert browser.evaluate(shown) == "epochs"
+    browser.evaluate("axis.value = 'time'; axis.onchange()")
+    assert browser.evaluate(shown) == "time"
+    pixels = "document.querySelectorAll('canvas')[1].toDataURL()"
+    before = browser.evaluate(pixels)
+    browser.evaluate("smoothing.value = 30; smoothing.oninput()")
+    smooth = browser.evaluate(pixels)
+    assert smooth != before
+    browser.evaluate("document.querySelectorAll('.uplot')[1].querySelectorAll('.u-legend th')[2].click()")
+    assert browser.evaluate(pixels) != smooth
+
+
+@pytest.mark.mpi
+def test_pointing_at_a_chart_shows_values_and_dragging_zooms_all(browser, pages):
+    browser.open(pages["run"].as_uri())
+    box = browser.evaluate("document.querySelectorAll('.u-over')[1].getBoundingClientRect().toJSON()")
+
+    def mouse(kind, x, buttons=0):
+        place = {"x": box["left"] + x * box["width"], "y": box["top"] + 50}
+        browser.call("Input.dispatchMouseEvent", type=kind, **place, button="left", buttons=buttons, clickCount=1)
+
+    mouse("mouseMoved", 0.4)
+    mouse("mouseMoved", 0.5)
+    value = "document.querySelectorAll('.uplot')[1].querySelectorAll('.u-series:not(.raw) td')[1].textContent"
+    assert re.match(r"\d[\d.]* \(\d[\d.]*\)", browser.wait(f"/\\d/.test({value}) && {value}"))
+    pixels = "document.querySelectorAll('canvas')[0].toDataURL()"
+    before = browser.evaluate(pixels)
+    for kind, x, buttons in (("mouseMoved", 0.2, 0), ("mousePressed", 0.2, 1), ("mouseMoved", 0.6, 1)):
+        mouse(kind, x, buttons)
+    mouse("mouseReleased", 0.6)
+    browser.wait(f"{pixels} !== {json.dumps(before)}")  # the first chart follows the second
+    mouse("mouseMoved", -0.5)
+    browser.evaluate("reset.onclick()")
+    browser.wait(f"{pixels} === {json.dumps(before)}")
+
+
+@pytest.mark.mpi
+def test_live_page_follows_a_run_of_two_ranks(browser, started, tmp_path):
+    words = ("train", "digits/large_batch", "-n", 2, "--out", tmp_path / "run", "--set", "epochs=60", "--no-report")
+    run, _ = started(*KILOBATCH, *words, until="update ")
+    _, address = started(*KILOBATCH, "watch", tmp_path / "run")
+    browser.open(address)
+    updates = "+[...document.querySelectorAll('.tile')].at(-1).querySelector('b').textContent"
+    first = browser.wait(f"document.querySelector('.tile') && {updates}")
+    browser.evaluate("window.same = true; axis.value = 'updates'; axis.onchange()")
+    later = browser.wait(f"{updates} > {first} && {updates}")
+    assert browser.evaluate("window.same && axis.value") == "updates", "the page was not loaded anew"
+    assert later < 177
+    assert run.poll() is None
+    browser.wait("document.body.innerText.includes('Finished') && document.body.dataset.live === undefined")
+    assert browser.evaluate(updates) == 176
+
+
+@pytest.mark.mpi
+def test_live_page_follows_a_search_of_two_ranks(browser, started, tmp_path):
+    (tmp_path / "search.yaml").write_text(SEARCH.replace("epochs: 2", "epochs: 40"))
+    started(*KILOBATCH, "search", "search.yaml", "-n", 2, "--out", "search", cwd=tmp_path, until="")
+    while not (tmp_path / "search" / "report.html").is_file():
+        time.sleep(0.2)
+    _, address = started(*KILOBATCH, "watch", tmp_path / "search")
+    browser.open(address)
+    assert browser.evaluate("document.body.innerText.includes('The search runs')")
+    rows = "document.querySelectorAll('table.trials tbody tr').length"
+    first = browser.evaluate(rows)
+    browser.wait(f"{rows} > {first}", seconds=120)
+    link = browser.wait("document.querySelector('table.trials a')?.href")
+    browser.open(link)
+    browser.wait("document.querySelectorAll('figure canvas').length > 1")
+
+
+def tool(name):
+    """A program beside this Python or on the path."""
+    return shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not tool("tensorboard"), reason="no tensorboard on this machine")
+def test_tensorboard_opens_what_was_written(browser, started, kilobatch, tmp_path):
+    pytest.importorskip("tensorboardX")
+    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=3")
+    assert kilobatch(*words, "--set", "extensions=[{kind: TensorBoard}]").returncode == 0
+    _, address = started(tool("tensorboard"), "--logdir", tmp_path, "--port", 0, "--host", "127.0.0.1")
+    browser.open(f"{address}data/plugin/scalars/tags")
+    tags = json.loads(browser.evaluate("document.body.innerText"))
+    assert {"loss", "eval_accuracy", "learning_rate"} <= set(tags["run/tensorboard"])
+    browser.open(f"{address}#timeseries")
+    browser.wait("document.querySelector('tb-webapp')?.innerText.includes('eval_accuracy')")
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not tool("mlflow"), reason="no mlflow on this machine")
+def test_mlflow_opens_what_was_sent(browser, started, kilobatch, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=3")
+    assert kilobatch(*words, "--set", "extensions=[{kind: MLflow}]").returncode == 0
+    number = json.loads((tmp_path / "run" / "mlflow.json").read_text())["run_id"]
+    store = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    _, address = started(tool("mlflow"), "server", "--backend-store-uri", store, "--port", 5987, "--workers", 1)
+    browser.open(f"{address.rstrip('/')}/#/experiments/1/runs/{number}")
+    browser.wait("document.body.innerText.includes('eval_accuracy')")

@@ -1,0 +1,102 @@
+"""What TensorBoard, MLflow and tables as CSV get of a run."""
+
+import csv
+import json
+
+import pytest
+
+from recipes.errors import InputRefused
+from trainers.training.extensions import CSV, MLflow, TensorBoard
+from trainers.training.extensions.figure_sinks import figures
+
+RECIPE = "kilobatch: 1\nextends: digits/large_batch\nepochs: 6\nextensions: [{kind: %s}]\n"
+
+
+def metrics(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def of(run, key):
+    return {line["update"]: line["value"] for line in metrics(run) if line["key"] == key}
+
+
+def train_in_two_sessions(kilobatch, folder, kind):
+    (folder / "mine.yaml").write_text(RECIPE % kind)
+    words = ("train", "mine.yaml", "--no-report", "--out", "run")
+    for more in (("--stop-after", "8up", "--checkpoint-every", "7up"), ("--resume",)):
+        done = kilobatch(*words, *more, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.mark.mpi
+def test_a_table_has_each_update_and_evaluation_once(kilobatch, tmp_path):
+    run = train_in_two_sessions(kilobatch, tmp_path, "CSV")
+    with open(run / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    losses = {int(row["update"]): float(row["loss"]) for row in rows if row["loss"]}
+    assert losses == of(run, "train_loss")
+    assert [row["update"] for row in rows if row["loss"]] == [str(update) for update in range(18)]
+    scores = {int(row["update"]): float(row["eval_accuracy"]) for row in rows if row["eval_accuracy"]}
+    assert scores == of(run, "eval_accuracy")
+    assert len(rows) == 18 + 2 * len(scores)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_event_files_have_the_figures_of_a_run(kilobatch, tmp_path):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    run = train_in_two_sessions(kilobatch, tmp_path, "TensorBoard")
+    found, sessions = {}, sorted((run / "tensorboard").iterdir())
+    assert len(sessions) == 2
+    for file in sessions:
+        data = file.read_bytes()
+        while data:  # a record: length, its checksum, the event, its checksum
+            length = int.from_bytes(data[:8], "little")
+            event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
+            found |= {(each.tag, event.step): each.simple_value for each in event.summary.value}
+    for tag, key in (("loss", "train_loss"), ("eval_accuracy", "eval_accuracy")):
+        expected = of(run, key)
+        assert {step: value for (name, step), value in found.items() if name == tag} == pytest.approx(expected)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
+def test_mlflow_has_one_run_of_both_sessions(kilobatch, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    run = train_in_two_sessions(kilobatch, tmp_path, "MLflow")
+    number = json.loads((run / "mlflow.json").read_text())["run_id"]
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    there = client.get_run(number)
+    assert there.info.status == "FINISHED"
+    assert there.data.params["batch.global"] == "512"
+    losses = {each.step: each.value for each in client.get_metric_history(number, "loss")}
+    assert losses == pytest.approx(of(run, "train_loss"))
+
+
+def test_other_lines_have_no_figures():
+    assert figures({"key": "rank_seconds", "value": 3}) == {}
+    line = {"key": "train_loss", "value": 0.5, "learning_rate": 0.1, "momentum": None, "global_batch_size": 8}
+    assert figures({**line, "update_seconds": 2.0}) == {
+        "loss": 0.5, "learning_rate": 0.1, "global_batch_size": 8, "samples_per_second": 4.0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", ""])
+def test_files_outside_the_run_are_refused(path):
+    with pytest.raises(ValueError, match=r"CSV\.file must be a path below the run's folder"):
+        CSV(file=path)
+    with pytest.raises(ValueError, match=r"TensorBoard\.folder must be a path below"):
+        TensorBoard(folder=path)
+
+
+def test_a_missing_package_is_named_before_a_run(monkeypatch):
+    monkeypatch.setattr("sys.path", [])
+    for kind, package in ((MLflow, "mlflow"), (TensorBoard, "tensorboardX")):
+        monkeypatch.delitem(__import__("sys").modules, package, raising=False)
+        with pytest.raises(InputRefused, match=f"needs {package}; type: pip install 'kilobatch"):
+            kind().require()

@@ -1,0 +1,167 @@
+"""Where the figures of a run go beside its own files; see `loggers.py` for the extensions that recipes name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chainer.training import Extension, Trainer
+
+log = logging.getLogger("kilobatch")
+_UPDATE = ("learning_rate", "momentum", "global_batch_size", "gradient_norm", "image_size", "loss_scale")
+COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", "eval_accuracy", "eval_loss")
+
+
+def figures(line: dict[str, Any]) -> dict[str, float]:
+    """The figures in a line of the metrics, by their names in `COLUMNS`; none in a line of another kind."""
+    if line["key"] in ("eval_accuracy", "eval_loss"):
+        return {line["key"]: line["value"]}
+    if line["key"] != "train_loss":
+        return {}
+    found = {"loss": line["value"], **{name: line[name] for name in _UPDATE if line.get(name) is not None}}
+    seconds = line["update_seconds"]
+    return found | ({"samples_per_second": line["global_batch_size"] / seconds} if seconds > 0 else {})
+
+
+class Logger(Extension):
+    """Gives the lines of the metrics to a sink, on the rank that writes them.
+
+    Args:
+        open_: the trainer -> the sink.
+    """
+
+    def __init__(self, open_: Callable[[Trainer], Any]) -> None:
+        self._open, self._sink = open_, None
+
+    def initialize(self, trainer: Trainer) -> None:
+        """Begin; Chainer calls this before the first update."""
+        metrics = trainer.get_extension("Metrics")
+        if metrics.writes:
+            self._sink = self._open(trainer)
+            metrics.observers.append(self._take)
+        metrics.restart_clock()  # opening a data base is no part of the first update
+
+    def __call__(self, trainer: Trainer) -> None:
+        """Send what has gathered, after an epoch."""
+        if self._sink is not None and trainer.updater.is_new_epoch:
+            self._sink.flush()
+
+    def finalize(self) -> None:
+        """Send the rest; Chainer calls this when the loop ends."""
+        if self._sink is not None:
+            self._sink.close()
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if found := figures(line):
+            self._sink.add(line, found)
+
+
+class EventFiles:
+    """TensorBoard's event files, by tensorboardX; steps from `update` on replace those of an earlier session."""
+
+    def __init__(self, folder: Path, update: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=update or None)
+
+    def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
+        """Take the figures found in a line."""
+        for name, value in found.items():
+            self._writer.add_scalar(name, value, line["update"], walltime=line["time_ms"] / 1000)
+
+    def flush(self) -> None:
+        """Write or send what was taken."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write or send the rest, and end."""
+        self._writer.close()
+
+
+class MLflowRun:
+    """A run in MLflow, whose number `mlflow.json` of the run's folder keeps for a resumed run."""
+
+    def __init__(self, folder: Path, experiment: str) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its default waits for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        self._client, self._metric, self._waiting = MlflowClient(), Metric, []
+        note = folder / "mlflow.json"
+        if note.is_file():
+            self._run = json.loads(note.read_text())["run_id"]
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        known = self._client.get_experiment_by_name(experiment)
+        number = known.experiment_id if known else self._client.create_experiment(experiment)
+        self._run = self._client.create_run(number, run_name=folder.name).info.run_id
+        note.write_text(json.dumps({"run_id": self._run, "tracking_uri": self._client.tracking_uri}) + "\n")
+        for path, text in _leaves(folder):
+            self._client.log_param(self._run, path, text)
+
+    def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
+        """Take the figures found in a line."""
+        self._waiting += [
+            self._metric(key=name, value=float(value), timestamp=line["time_ms"], step=line["update"])
+            for name, value in found.items()
+        ]
+
+    def flush(self) -> None:
+        """Write or send what was taken."""
+        from mlflow.exceptions import MlflowException
+
+        while self._waiting:
+            try:
+                self._client.log_batch(self._run, metrics=self._waiting[:1000])  # its limit
+            except MlflowException as error:
+                log.warning("warning: MLflow: %s; %d figures wait", error, len(self._waiting))
+                return
+            del self._waiting[:1000]
+
+    def close(self) -> None:
+        """Write or send the rest, and end."""
+        self.flush()
+        if not self._waiting:
+            self._client.set_terminated(self._run)
+
+
+class Table:
+    """A CSV file; of an earlier session it keeps what was done before `update`."""
+
+    def __init__(self, path: Path, update: int) -> None:
+        kept = []
+        if update and path.is_file():
+            with open(path, encoding="utf-8", newline="") as file:
+                # The line of an update has the update that it began; that of an evaluation the one that it reached.
+                kept = [row for row in csv.DictReader(file) if int(row["update"]) < update + (not row["loss"])]
+        self._file = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115
+        self._rows = csv.DictWriter(self._file, COLUMNS, restval="", lineterminator="\n")
+        self._rows.writeheader()
+        self._rows.writerows(kept)
+
+    def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
+        """Take the figures found in a line."""
+        self._rows.writerow({name: line[name] for name in ("update", "epoch", "samples")} | found)
+
+    def flush(self) -> None:
+        """Write or send what was taken."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write or send the rest, and end."""
+        self._file.close()
+
+
+def _leaves(folder: Path) -> list[tuple[str, str]]:
+    """Dotted paths and values of the run's recipe, as MLflow takes them."""
+    from recipes.reports.record import read_head
+    from recipes.reports.sections import leaves
+
+    recipe = read_head(folder / "run.yaml")["recipe"]
+    return [(path, text[:500]) for path, text in leaves(recipe) if not path.startswith(("claims", "card"))]
