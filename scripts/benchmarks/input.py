@@ -115,7 +115,7 @@ def ours(root: Path, workers: int, stack: ExitStack) -> dict[str, Turn]:
         def batches() -> Iterator[np.ndarray]:
             while True:
                 for micro_batch in iterator.next().micro_batches:
-                    yield np.stack([pixels for pixels, _ in micro_batch.images_NCHW])
+                    yield micro_batch.images_NCHW.pixels_HWC
 
         def turn() -> float:
             decoders.use(family)
