@@ -28,8 +28,8 @@ class NamedStatistics(Protocol):
 
 
 class Pixels(NamedTuple):
-    """An image before `Finish`: uint8 or float32 HWC, and whether it is still to be mirrored; or those of a micro-batch,
-    NHWC and uint8.
+    """An image before `Finish`: uint8 or float32 HWC, and whether it is still to be mirrored; or those of a
+    micro-batch, NHWC and uint8.
     """
 
     pixels_HWC: np.ndarray
