@@ -265,7 +265,7 @@ def test_under_a_foreign_mpiexec_it_joins_the_ranks(whole, tmp_path):
         (whole / "trace.jsonl").read_text().splitlines()[:20]
     )
     assert "training digits-ramp on 2 worker(s)" in (tmp_path / "run" / "log.txt").read_text()
-    assert "<figure>" in (tmp_path / "run" / "report.html").read_text()
+    assert '<script type="application/json"' in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
