@@ -182,7 +182,8 @@ def test_a_run_that_its_stop_file_ended_reports_it(tmp_path):
 def test_a_signal_while_the_ranks_start_is_not_lost(tmp_path):
     command = [*KILOBATCH, "train", *SMALL, "-n", "2", "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not (tmp_path / "run" / "log.txt").exists():
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while not ((tmp_path / "run" / "log.txt").exists() and children.read_text()):  # mpiexec
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
