@@ -41,10 +41,11 @@ def branch(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Short runs from a checkpoint at several batches: how large may it be?
+    """Try several batches from a checkpoint of a run.
 
-    Each keeps the optimizer's state; its rate follows the batch (SGD: in proportion, Adam: by the root). The critical
-    batch is the largest whose training loss, over the last quarter of the window, is not above that of a smaller one.
+    Short runs show how large the batch may be there. Each keeps the optimizer's state; its rate follows the batch (SGD:
+    in proportion, Adam: by the root). The critical batch is the largest whose training loss, over the last quarter of
+    the window, is not above that of a smaller one.
     """
     from recipes.errors import printable
     from recipes.scale import parse_batch
