@@ -127,6 +127,10 @@ def _less_usual_values(recipe: Recipe, tree: Mapping[str, Any]) -> Iterator[tupl
         yield "computing", recipe.precision.compute
     if recipe.updater.double_buffering:
         yield "gradients", "one update late"
+    if recipe.updater.power_sgd_rank is not None:
+        yield "gradients", f"PowerSGD, rank {recipe.updater.power_sgd_rank}"
+    if (local := recipe.updater.local_steps) is not None:
+        yield "gradients", f"of {local.replicas} replicas by themselves, averaged every {local.every} updates"
 
 
 def _rate_text(recipe: Recipe) -> str:

@@ -246,6 +246,7 @@ def case_of(plan: Plan, image_size: int | None) -> Case:
         num_parameters=plan.model.num_parameters if plan.model else None,
         double_buffering=recipe.updater.double_buffering,
         exact=plan.exact,
+        bent=recipe.updater.why_not_exact,
     )
 
 

@@ -111,7 +111,7 @@ class Model:
     Args:
         num_parameters: trained numbers.
         num_state_values: numbers the optimizer keeps for each of them (momentum SGD 1, Adam 2).
-        num_gradients: arrays of gradients; two with double buffering.
+        num_gradients: arrays of gradients; two with double buffering, three with PowerSGD, two of them of errors.
         num_averages: weights that are evaluated in place of those that are trained.
         costs: by the image size of a segment; without one that was not measured.
     """
@@ -128,8 +128,12 @@ class Model:
         return cls(
             num_parameters=num_parameters,
             num_state_values=getattr(recipe.optimizer, "num_state_values", 0),
-            num_gradients=2 if recipe.updater.double_buffering else 1,
-            num_averages=int(recipe.weight_average is not None or hasattr(recipe.optimizer, "evaluated")),
+            num_gradients=1 + recipe.updater.double_buffering + 2 * (recipe.updater.power_sgd_rank is not None),
+            num_averages=int(
+                recipe.weight_average is not None
+                or recipe.updater.local_steps is not None
+                or hasattr(recipe.optimizer, "evaluated")
+            ),
             costs=costs or {},
         )
 

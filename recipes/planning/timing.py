@@ -48,6 +48,7 @@ class Case:
         num_parameters: of the model; None where nobody counted.
         double_buffering: the gradients cross beside the next update.
         exact: exact mode's sums.
+        bent: the word of a recipe by which gradients do not cross as they are; None where they do.
     """
 
     cluster: Cluster
@@ -58,6 +59,7 @@ class Case:
     num_parameters: int | None = None
     double_buffering: bool = False
     exact: bool = False
+    bent: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,8 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
         NoForecast: the cluster has no hardware, or no rate of this model in this precision.
     """
     hardware = case.cluster.hardware
+    if case.bent is not None:
+        raise NoForecast(f"no time is planned for such an exchange: {case.bent}; train some updates to see it")
     if hardware is None:
         way_out = "`kilobatch probe` measures it on this machine or allocation and writes a cluster's file"
         raise NoForecast(f"cluster {case.cluster.name} describes no hardware, so no time is planned; {way_out}")

@@ -107,6 +107,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`weight_average`", schema.WeightAverage),
     ("`precision`", schema.Precision),
     ("`updater`", schema.Updater),
+    ("`updater.local_steps`", schema.LocalSteps),
     ("An entry of `claims`", schema.Claim),
     ("`card`", schema.Card),
     ("`card.evidence`", schema.Evidence),

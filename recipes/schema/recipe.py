@@ -24,6 +24,7 @@ __all__ = [
     "Evidence",
     "Gradient",
     "Init",
+    "LocalSteps",
     "NormMomentum",
     "Precision",
     "Recipe",
@@ -170,14 +171,59 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalSteps:
+    """Updates of each replica by its own samples alone; now and then their weights are averaged (local SGD).
+
+    After update u, counted from 1, the weights become the mean over the replicas if u is a multiple of `every` or began
+    before `from`. Momentum and running statistics stay each replica's own; evaluation, checkpoints and exports have
+    the mean of weights and statistics.
+
+    Args:
+        every: updates from one average to the next, at least 2.
+        replicas: how many; `train` must run on as many workers, which share each batch evenly.
+        from_: position until which the weights are averaged after every update (post-local SGD).
+    """
+
+    every: int
+    replicas: int
+    from_: Epochs = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.every >= 2, f"LocalSteps.every must be at least 2, got {self.every}")
+        require(self.replicas >= 1, f"LocalSteps.replicas must be at least 1, got {self.replicas}")
+        require(self.from_ >= 0, f"LocalSteps.from_ must be at least 0, got {self.from_}")
+
+    def averages_after(self, update: int, *, epoch: float) -> bool:
+        """Whether the weights are averaged after an update, counted from 0, that began at `epoch`."""
+        return epoch < self.from_ or (update + 1) % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Updater:
     """Options of the execution that change the mathematics.
 
     Args:
         double_buffering: apply gradients one update late, while the next ones are computed.
+        power_sgd_rank: send each gradient as two matrices of this rank, at least 1, and add what they leave out to the
+            next one (PowerSGD); null: send it whole. The weights then depend on the number of workers by more than
+            the last bits, since rounding grows.
+        local_steps: steps of each worker alone, with weights that are averaged now and then; null: none.
     """
 
     double_buffering: bool = False
+    power_sgd_rank: int | None = younger(None)
+    local_steps: LocalSteps | None = younger(None)
+
+    def __post_init__(self) -> None:
+        rank = self.power_sgd_rank
+        require(rank is None or rank >= 1, f"Updater.power_sgd_rank must be at least 1, got {rank}")
+
+    @property
+    def why_not_exact(self) -> str | None:
+        """The word by which a recipe gives up equal bits on any number of workers; None where it does not."""
+        if self.power_sgd_rank is not None:
+            return "updater.power_sgd_rank sums what rounding depends on"
+        return None if self.local_steps is None else "updater.local_steps trains each worker's own weights"
 
 
 @dataclass(frozen=True, kw_only=True)

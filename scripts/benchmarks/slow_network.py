@@ -261,7 +261,7 @@ class Trained:
             overlap=way != NONE,
         )
         self._world, self._prepared, self._settings, self._silent = world, prepared, settings, way == COMPUTE
-        self.exchange = build_exchange(settings, parts, world, copies=2 if doubled else 1)
+        self.exchange = build_exchange(settings, parts, world, recipe=prepared.opened.recipe)
         self._updater = RecipeUpdater(
             {"main": Replay(load_shares(prepared, world.rank, 2))},
             parts.optimizer,

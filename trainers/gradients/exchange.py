@@ -183,6 +183,40 @@ class ExchangeHandle:
         self._exchange.send(self, self._next - 1)
 
 
+class HandleAtEnd:
+    """The exchange of one update's gradients, all of it once they are complete; the counterpart of `ExchangeHandle`.
+
+    Args:
+        exchange: exchanges the gradients and returns what `mean` would, of each bucket.
+        observe: as of `Exchange`.
+    """
+
+    def __init__(self, exchange: Callable[[], np.ndarray], observe: Callable[[int, float, float], None]) -> None:
+        self._exchange, self._observe = exchange, observe
+        self._stats: ExchangeStats | None = None
+
+    def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        """Around forward and backward of a micro-batch; does nothing, since gradients add up."""
+        return contextlib.nullcontext()
+
+    def finished(self, number: int) -> None:
+        """A slot is complete: nothing is sent before all are."""
+
+    def send_rest(self) -> None:
+        """All gradients are complete: `finish` sends them."""
+
+    def finish(self) -> ExchangeStats:
+        """Exchange the gradients, once."""
+        if self._stats is None:
+            began = time.perf_counter()
+            with waiting_for_ranks():
+                lost = self._exchange()
+            ended = time.perf_counter()
+            self._observe(0, began, ended)
+            self._stats = ExchangeStats(lost=lost, seconds=ended - began, waited_seconds=ended - began)
+        return self._stats
+
+
 def mean(values: np.ndarray, connection: Connection, wire: Wire, scale: float) -> tuple[int, int]:
     """values <- scale * sum over workers, see `Exchange`; returns the counts of overflowed and of flushed numbers."""
     if isinstance(wire, FullWire):

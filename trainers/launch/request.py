@@ -69,6 +69,8 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         model=known_model(opened),
     )
     _require_model_for_images(opened)
+    if request.measure_noise and (bent := opened.recipe.updater.why_not_exact):
+        raise refused("--noise-scale", f"{bent}, and compares gradients of no one set of weights", "leave it out")
     stop_after = request.stop_after
     return Prepared(
         opened=opened,
@@ -119,7 +121,8 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
         PlanError: these workers cannot serve the recipe.
     """
     how |= {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": cluster}
-    why = "--fast" if exact is False else why_not_exact(cluster, asked=exact is True)
+    bent = opened.recipe.updater.why_not_exact
+    why = "--fast" if exact is False else bent or why_not_exact(cluster, asked=exact is True)
     if why is None:
         try:
             return plan(exact=True, **how)
@@ -142,6 +145,29 @@ def cluster_of(
     if name is None and workers is not None and not says_workers:
         cluster = replace(cluster, workers_per_node=max(workers, 1))
     return cluster, reading
+
+
+def require_replicas(made: Plan) -> None:
+    """Refuse workers that are not the replicas of local steps, or share an update unevenly.
+
+    Raises:
+        RecipeError: says which number of workers, or which batch, would do.
+    """
+    local = made.recipe.updater.local_steps
+    if local is None:
+        return
+    if made.workers != local.replicas:
+        what = f"the recipe trains {local.replicas} replicas (updater.local_steps), one on each worker"
+        raise refused("-n", f"{made.workers} workers: {what}", f"write -n {local.replicas}")
+    if (wire := made.cluster.exchange.wire) != "float32":
+        what = f"weights cross here (updater.local_steps), and {wire} would round them"
+        raise refused("exchange.wire", what, "leave it out, or write float32")
+    for planned in made.segments:
+        division = planned.division
+        if division.team_size > 1 or division.num_groups % made.workers:
+            size, span = planned.segment.global_batch_size, planned.segment.norm_span
+            what = f"a batch of {size} in norm groups of {span} cannot be shared evenly by {made.workers} replicas"
+            raise refused("updater.local_steps", what, f"take a multiple of {made.workers * span} samples")
 
 
 def _require_model_for_images(opened: OpenedRecipe) -> None:

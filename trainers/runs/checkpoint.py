@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from recipes.errors import InputRefused
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
 _AVERAGES = "averages.safetensors"  # only where the recipe has a weight_average
 _PENDING = "pending.safetensors"  # only with double buffering
+_RANKS = "ranks.safetensors"  # only where each rank has arrays of its own
 
 
 class CheckpointError(InputRefused):
@@ -35,6 +36,7 @@ class CheckpointContent(NamedTuple):
     averages: dict[str, np.ndarray]  # of the weights; empty where the recipe has none
     pending: dict[str, np.ndarray]  # the mean gradient that waits to be applied; empty where none does
     state: dict[str, Any]
+    ranks: tuple[dict[str, np.ndarray], ...] = ()  # of each rank what is its own; empty where nothing is
 
     def scored(self) -> CheckpointContent:
         """The same with the averages in place of the weights: what evaluation scores."""
@@ -84,6 +86,7 @@ def write_checkpoint(
     state: dict[str, Any],
     averages: Mapping[str, np.ndarray] | None = None,
     pending: Mapping[str, np.ndarray] | None = None,
+    ranks: Sequence[Mapping[str, np.ndarray]] = (),
     moved: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write `folder`/update-000123 atomically, where 123 is `state["update"]`.
@@ -93,7 +96,7 @@ def write_checkpoint(
     Args:
         folder: the run's `checkpoints`; the run's folder is there.
         state: plain data; must hold `update`, the number of updates done.
-        averages, pending: see `CheckpointContent`.
+        averages, pending, ranks: see `CheckpointContent`.
         moved: called after every file: it is progress.
     Returns:
         the folder of the checkpoint.
@@ -110,6 +113,7 @@ def write_checkpoint(
         _OPTIMIZER: save(_contiguous(optimizer_arrays(optimizer))),
         **({_AVERAGES: save(_contiguous(averages))} if averages else {}),
         **({_PENDING: save(_contiguous(pending))} if pending else {}),
+        **({_RANKS: save(_contiguous(_by_rank(ranks)))} if ranks else {}),
         _STATE: json.dumps({**state, "optimizer_steps": {"": optimizer.t, **steps}}, indent=1).encode(),
     }
     manifest = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
@@ -142,7 +146,7 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
     try:
         manifest = (folder / _MANIFEST).read_text().splitlines()
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in manifest)}
-        names = (_WEIGHTS, _OPTIMIZER, _STATE, *(name for name in (_AVERAGES, _PENDING) if name in sums))
+        names = (_WEIGHTS, _OPTIMIZER, _STATE, *(name for name in (_AVERAGES, _PENDING, _RANKS) if name in sums))
         data = {name: (folder / name).read_bytes() for name in names}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: not a whole checkpoint ({error})") from error
@@ -156,7 +160,26 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
         averages=arrays.get(_AVERAGES, {}),
         pending=arrays.get(_PENDING, {}),
         state=_state(folder / _STATE, data[_STATE]),
+        ranks=_of_ranks(arrays.get(_RANKS, {}), folder / _RANKS),
     )
+
+
+def _by_rank(ranks: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Arrays of all ranks, as `3:NAME`."""
+    return {f"{rank}:{name}": array for rank, own in enumerate(ranks) for name, array in own.items()}
+
+
+def _of_ranks(arrays: Mapping[str, np.ndarray], file: Path) -> tuple[dict[str, np.ndarray], ...]:
+    """The arrays of each rank, from `_by_rank`."""
+    ranks: dict[int, dict[str, np.ndarray]] = {}
+    for key, array in arrays.items():
+        rank, colon, name = key.partition(":")
+        if not (colon and rank.isdecimal()):
+            raise CheckpointError(f"{file}: {key} is of no rank")
+        ranks.setdefault(int(rank), {})[name] = array
+    if sorted(ranks) != list(range(len(ranks))):
+        raise CheckpointError(f"{file}: a rank is missing")
+    return tuple(ranks[rank] for rank in range(len(ranks)))
 
 
 def read_arrays(file: str | Path) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from recipes.errors import InputRefused
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.memory import Model
 from recipes.reading.image_size import evaluated_size, image_sizes
-from recipes.schema import Dataset, Recipe
+from recipes.schema import Dataset, Recipe, Updater
 from trainers.augmentations.mixing import GroupMixing
 from trainers.augmentations.pipeline import Finish, Pipeline
 from trainers.communicators import Auto, Direct
@@ -27,13 +27,16 @@ from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
+from trainers.gradients.local_steps import LocalExchange
 from trainers.gradients.mixed_precision import images_dtype
+from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
 
+AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
 _LOOKED = 2000  # samples whose size is looked at before a run
 
 
@@ -290,15 +293,15 @@ def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
 
 
 def build_exchange(
-    settings: GradientExchange, parts: Parts, mpi: Any, *, copies: int = 1, exact: bool = False
-) -> Exchange | ExactExchange:
+    settings: GradientExchange, parts: Parts, mpi: Any, *, recipe: Recipe | None = None, exact: bool = False
+) -> AnyExchange:
     """The exchange of a model's gradients between all workers of `mpi`, who call this together.
 
     Args:
         settings: of the cluster; its wire is float32 where nothing is sent, as in shared memory.
         parts: the model, on the device where its gradients will be, and its data.
         mpi: communicator of all workers; the exchange has one of its own.
-        copies: arrays of gradients, two for double buffering.
+        recipe: its `updater` says what the exchange does to the mathematics; None: nothing.
         exact: exact mode, which uses only `bucket_bytes` of the settings.
     Raises:
         ValueError: the communicator does not fit these workers.
@@ -310,12 +313,19 @@ def build_exchange(
         connection = connect_on_gpu(Auto() if exact else settings.communicator or Auto(), mpi.Dup())
     image, _ = parts.load_eval(0, 0)
     images_NCHW = device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
+    updater = Updater() if recipe is None else recipe.updater
+    full = settings.wire == "float32" or connection.sends_nothing()
+    wire = FullWire(next(parts.model.params()).dtype) if full else WIRES[settings.wire]()
+    if updater.power_sgd_rank is not None:
+        how = {"wire": wire, "rank": updater.power_sgd_rank, "seed": recipe.seed}
+        return PowerExchange(parts.model, images_NCHW, connection, **how)
+    copies = 2 if updater.double_buffering else 1
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
+    if updater.local_steps is not None:
+        return LocalExchange(flat, connection, parts.optimizer)
     bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1)
     if exact:
         return ExactExchange(flat, connection, bucket_bytes=bucket_bytes)
-    full = settings.wire == "float32" or connection.sends_nothing()
-    wire = FullWire(flat.values.dtype) if full else WIRES[settings.wire]()
     return Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=settings.overlap)
 
 

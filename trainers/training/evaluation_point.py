@@ -1,4 +1,4 @@
-"""The weights that are evaluated where an optimizer trains others, with running statistics of them."""
+"""The weights that are evaluated where a run trains others: an optimizer's point, or the mean over the workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,64 @@ _MOST_UPDATES = 50  # facebookresearch/schedule_free, issue 60
 
 
 class EvaluationPoint:
-    """Weights and running statistics at the optimizer's `evaluated` point; the counterpart of `AveragedWeights`.
+    """Weights and running statistics that are evaluated in place of the model's; the counterpart of `AveragedWeights`.
 
-    The running statistics of training are of other weights. Before these are scored or kept, the training batches of
-    the last 50 updates, or of the last epoch if that is fewer, pass through the model once more, forward only, in
-    float32; the statistics are the mean over those updates. Dropout, norm groups and augmentation are as in training.
+    Args:
+        model: whose weights.
+        go: takes the model there, all workers together.
+    """
+
+    def __init__(self, model: chainer.Chain, go: Callable[[], None]) -> None:
+        self._model, self._go = model, go
+        self._known: dict[str, Any] | None = None
+
+    def restart(self) -> None:
+        """The weights are others now."""
+        self._known = None
+
+    def move(self, *, epoch: float, global_batch_size: int) -> None:
+        """The weights have moved by one update."""
+        self.restart()
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays of the point by path. All workers ask for them together."""
+        if self._known is None:
+            kept = self._copies()
+            self._go()
+            self._known = self._copies()
+            self._put(kept)
+        return self._known
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within, the model is at the point."""
+        point, kept = self.arrays, self._copies()
+        self._put(point)
+        try:
+            yield
+        finally:
+            self._put(kept)
+
+    def _current(self) -> dict[str, np.ndarray]:
+        return {path: array for path, array in weights_of(self._model).items() if array.dtype.kind == "f"}
+
+    def _copies(self) -> dict[str, np.ndarray]:
+        return {path: array.copy() for path, array in self._current().items()}
+
+    def _put(self, arrays: dict[str, Any]) -> None:
+        for path, array in self._current().items():
+            array[...] = arrays[path]
+
+
+class OptimizersPoint:
+    """Takes the model to the `evaluated` point of its optimizer, with running statistics of it.
+
+    Those of training are of other weights. So the training batches of the last 50 updates, or of the last epoch if that
+    is fewer, pass through the model once more, forward only, in float32; the statistics are the mean over those
+    updates. Dropout, norm groups and augmentation are as in training.
+
+    Bytes on the wire: for each update that passes through the model, those of its running statistics.
 
     Args:
         optimizer: set up with the model; its component has `evaluated(weights, state)`.
@@ -46,75 +99,32 @@ class EvaluationPoint:
         mpi: Any,
     ) -> None:
         self._optimizer, self._norm_groups, self._plan = optimizer, norm_groups, plan
-        self._samples, self._done, self._mpi, self._teams = samples, done, mpi, Teams(mpi)
-        self._known: dict[str, Any] | None = None
+        self._samples, self._done, self._mpi = samples, done, mpi
 
-    def restart(self) -> None:
-        """The weights are others now."""
-        self._known = None
-
-    def move(self, *, epoch: float, global_batch_size: int) -> None:
-        """The weights have moved by one update."""
-        self.restart()
-
-    @property
-    def arrays(self) -> dict[str, Any]:
-        """The arrays of the point by path. All workers ask for them together.
-
-        Bytes on the wire: for each update that passes through the model, those of its running statistics.
-        """
-        if self._known is None:
-            current = self._current()
-            kept = {path: array.copy() for path, array in current.items()}
-            component = self._optimizer.hyperparam.component
-            for path, parameter in self._optimizer.target.namedparams():
-                current[path][...] = component.evaluated(parameter.array, parameter.update_rule.state)
-            self._take_statistics()
-            self._known = {path: array.copy() for path, array in self._current().items()}
-            self._put(kept)
-        return self._known
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within, the model is at the point."""
-        point, kept = self.arrays, {path: array.copy() for path, array in self._current().items()}
-        self._put(point)
-        try:
-            yield
-        finally:
-            self._put(kept)
-
-    def close(self) -> None:
-        """Free the communicators; all workers call this together."""
-        self._teams.close()
-
-    def _current(self) -> dict[str, np.ndarray]:
-        return {path: array for path, array in weights_of(self._optimizer.target).items() if array.dtype.kind == "f"}
-
-    def _put(self, arrays: dict[str, Any]) -> None:
-        for path, array in self._current().items():
-            array[...] = arrays[path]
-
-    def _take_statistics(self) -> None:
-        """Make the running statistics those of the model's weights over the last updates."""
+    def __call__(self) -> None:
+        """Go there; all workers call this together."""
+        component = self._optimizer.hyperparam.component
+        for _, parameter in self._optimizer.target.namedparams():
+            parameter.array[...] = component.evaluated(parameter.array, parameter.update_rule.state)
         timeline, last = self._plan.timeline, self._done()
         if not self._norm_groups.averages or last == 0:
             return
         epoch_ago = timeline.samples_at(last) - self._plan.dataset.num_train
         updates = range(max(0, last - _MOST_UPDATES), last)
-        samples = self._samples()
+        samples, teams = self._samples(), Teams(self._mpi)
         samples.update = next((u for u in updates if timeline.samples_at(u) >= epoch_ago), last - 1)
         for number in range(last - samples.update):
             share = samples.next()
-            self._forward(share)
+            self._forward(share, teams.of(share.division))
             keep = number / (number + 1)
             self._norm_groups.update_running_statistics(self._mpi, share.segment.global_batch_size, keep=keep)
         samples.finalize()
+        teams.close()
 
-    def _forward(self, share: UpdateShare) -> None:
+    def _forward(self, share: UpdateShare, team: Any) -> None:
         """Forward of this worker's share of an update; in exact mode group by group, each of one fixed shape."""
         model, groups = self._optimizer.target, self._norm_groups
-        groups.begin_update(share.division, self._teams.of(share.division))
+        groups.begin_update(share.division, team)
         for loaded in share.micro_batches:
             for each in loaded.by_group if self._plan.exact else [loaded]:
                 groups.begin_micro_batch(each.part)

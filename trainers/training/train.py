@@ -61,9 +61,9 @@ from trainers.training.environment import (
     this_rank,
 )
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
-from trainers.training.evaluation_point import EvaluationPoint
+from trainers.training.evaluation_point import EvaluationPoint, OptimizersPoint
 from trainers.training.exact_mode import broken_since, hold_on_gpu, unlike_hosts
-from trainers.training.extensions.checkpoints import Checkpoints
+from trainers.training.extensions.checkpoints import Checkpoints, share_checkpoint
 from trainers.training.extensions.evaluation import Evaluation, score
 from trainers.training.extensions.every import Every
 from trainers.training.extensions.gpu_profile import GpuProfile, nsys_command
@@ -144,6 +144,7 @@ class _Run:
         self.leads = mpi.rank == 0
         self.ids: dict[str, str | None] = {}
         self.drifting = why_weights_differ(plan.cluster.exchange, mpi)
+        self.local = opened.recipe.updater.local_steps is not None  # each rank trains weights of its own
         reset_peak()
         self.device = take_device(plan.cluster.device, mpi)
         if self.device.xp is not np:
@@ -187,7 +188,7 @@ class _Run:
         """The weights that are evaluated, where they are not those that are trained."""
         recipe, parts = self.opened.recipe, self.parts
         if hasattr(recipe.optimizer, "evaluated"):
-            return EvaluationPoint(
+            there = OptimizersPoint(
                 parts.optimizer,
                 norm_groups=self.norm_groups,
                 plan=self.plan,
@@ -195,6 +196,9 @@ class _Run:
                 done=lambda: self.updater.iteration,
                 mpi=self.mpi,
             )
+            return EvaluationPoint(parts.model, there)
+        if self.local:
+            return EvaluationPoint(parts.model, lambda: self.updater.exchange.average_model())
         average = recipe.weight_average
         return None if average is None else AveragedWeights(parts.model, average)
 
@@ -202,27 +206,18 @@ class _Run:
         """This rank's samples of every update."""
         recipe = self.opened.recipe
         end = recipe.augmentation.end
-        return StreamIterator(
-            plan=plan,
-            rank=self.mpi.rank,
-            stream=stream_of(recipe, self.opened.dataset),
-            load=parts.load_train,
-            workers=self.loader,
-            mixing=parts.mixing,
-            late=end and (end.at, parts.load_late),
-            **options,
-        )
+        options |= {"plan": plan, "rank": self.mpi.rank, "stream": stream_of(recipe, self.opened.dataset)}
+        options |= {"load": parts.load_train, "mixing": parts.mixing, "late": end and (end.at, parts.load_late)}
+        return StreamIterator(workers=self.loader, **options)
 
     def _updater(self, parts: Parts) -> RecipeUpdater:
-        recipe = self.opened.recipe
-        feed = build_feed(recipe, parts, self.device)
-        copies = 2 if recipe.updater.double_buffering else 1
+        recipe, feed = self.opened.recipe, build_feed(self.opened.recipe, parts, self.device)
         return RecipeUpdater(
             self._iterator(parts, plan=self.plan, trace=self.request.trace, feed=feed),
             parts.optimizer,
             loss=parts.loss,
             plan=self.plan,
-            exchange=build_exchange(self.plan.cluster.exchange, parts, self.mpi, copies=copies, exact=self.plan.exact),
+            exchange=build_exchange(self.plan.cluster.exchange, parts, self.mpi, recipe=recipe, exact=self.plan.exact),
             mpi=self.mpi,
             norm_groups=self.norm_groups,
             averaged=self.averaged,
@@ -300,13 +295,13 @@ class _Run:
             )
             notes += changed_kernels_warning(self.folder) if path else []
             notes += changed_decoder_warning(self.folder) if path else []
-        content = self.mpi.bcast(content, root=0)
+        content, own = share_checkpoint(content, self.mpi)
         if content is None:
             return None, notes
         averages = self.averaged and self.averaged.arrays
         with refuse_foreign(folder):
             state = load_into(self.parts.model, self.parts.optimizer, content, averages=averages)
-            self.updater.restore(state["updater"], content.pending)
+            self.updater.restore(state["updater"], content.pending, own)
             _ = state["best"]  # read later
         iterator = self.updater.get_iterator("main")
         iterator.update = self.updater.iteration = state["update"]
@@ -422,7 +417,8 @@ class _Run:
 
     def _equal(self) -> None:
         self.updater.settle()
-        require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
+        if not self.local:
+            require_equal_weights(self.parts.model, self.mpi, update=self.updater.iteration)
 
     def _score(self) -> Any:
         parts = self.parts
@@ -495,5 +491,3 @@ class _Run:
         self.stop_request.close()
         self.loader.close()
         self.updater.close()
-        if isinstance(self.averaged, EvaluationPoint):
-            self.averaged.close()

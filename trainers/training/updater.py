@@ -11,6 +11,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.training.updaters import StandardUpdater
+from mpi4py import MPI
 
 from recipes.planning.noise_scale import Norms
 from recipes.planning.planner import Plan
@@ -18,8 +19,10 @@ from recipes.planning.rates import full_rate_at, learning_rate_at, momentum_at, 
 from trainers.communicators.mpi_messages import first_message, gather_flags_and_losses
 from trainers.datasets.loader import StreamIterator, TracedSample, UpdateShare
 from trainers.gradients.exchange import Exchange
+from trainers.gradients.local_steps import LocalExchange
 from trainers.gradients.mixed_precision import MOST_HALVINGS, LossScale
 from trainers.gradients.norms import FiniteCheck, clip, first_not_finite, read_together
+from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.batch_norm_statistics import Teams
 from trainers.optimizers.fused_step import FusedStep
@@ -158,7 +161,7 @@ class RecipeUpdater(StandardUpdater):
         self._gain = with_gain and with_gain(per=plan.recipe.learning_rate.per)
         self._mixed = LossScale.of(plan.recipe.precision)
         self._stop_asked, self._move = stop_asked, FusedStep(optimizer)
-        self._doubled = plan.recipe.updater.double_buffering
+        self._doubled, self._local = plan.recipe.updater.double_buffering, plan.recipe.updater.local_steps
         self._ran_out: list[RanOut] = []  # in the current update
         self._check: tuple[FiniteCheck, Hyperparameters] | None = None  # of the weights, not yet read from a GPU
         self._teams, self._parameters = Teams(mpi), sorted(optimizer.target.namedparams())
@@ -184,7 +187,8 @@ class RecipeUpdater(StandardUpdater):
         gradient, loss, exchanged = attempt
         # With double buffering the thread may just sum gradients, by the same communicator.
         launches = {} if doubled else {"launch_sum": self.exchange.connection.launch_sum}
-        self._norm_groups.update_running_statistics(self.mpi, hyperparameters.global_batch_size, **launches)
+        world = self.mpi if self._local is None else MPI.COMM_SELF
+        self._norm_groups.update_running_statistics(world, hyperparameters.global_batch_size, **launches)
         if doubled:  # not earlier: small messages would queue behind the gradient
             gradient.round.send_rest()
         due = [(gradient, hyperparameters)]
@@ -283,6 +287,11 @@ class RecipeUpdater(StandardUpdater):
         )
         set_hyperparameters(optimizer_at(recipe, hyperparameters.epoch), optimizer, hyperparameters)
         self._move()
+        if isinstance(self.exchange, PowerExchange):
+            self.exchange.commit()
+        if self._local and self._local.averages_after(hyperparameters.update, epoch=hyperparameters.epoch):
+            with self.clock("exposed"):
+                self.exchange.average_weights()
         self._check_weights(hyperparameters)
         if self.averaged is not None:
             self.averaged.move(epoch=hyperparameters.epoch, global_batch_size=hyperparameters.global_batch_size)
@@ -333,7 +342,7 @@ class RecipeUpdater(StandardUpdater):
     def settle(self) -> None:
         """Fail now if the last update left weights that are not finite: before they are scored or kept.
 
-        Weights are equal on all workers, so all of them raise together without communicating.
+        Weights are equal on all workers, so all of them raise together without communicating, but for local steps.
 
         Raises:
             NotFinite: see above.
@@ -344,9 +353,11 @@ class RecipeUpdater(StandardUpdater):
     def _settle(self, *flags: Any) -> None:
         if flags:
             (check, hyperparameters), self._check = self._check, None
-            path = check.first(*flags)
+            rank, path = self.mpi.rank, check.first(*flags)
+            if self._local is not None:
+                rank, path = first_message(self.mpi, path) or (rank, None)
             if path is not None:
-                raise NotFinite(what="weight", rank=self.mpi.rank, parameter=path, **_of(hyperparameters))
+                raise NotFinite(what="weight", rank=rank, parameter=path, **_of(hyperparameters))
 
     def close(self) -> None:
         """Free memory and communicators, also after a failure on all workers; they call this together."""
@@ -375,8 +386,17 @@ class RecipeUpdater(StandardUpdater):
         self._gradients.complete(gradient)
         return self.exchange.flat.by_path(gradient.values)
 
-    def restore(self, kept: dict[str, Any], pending: dict[str, np.ndarray]) -> None:
-        """Take back `state` and `pending_arrays` of a checkpoint."""
+    def own_arrays(self) -> list[dict[str, np.ndarray]]:
+        """On rank 0 what a checkpoint keeps of each worker by itself, empty where nothing; all call this together."""
+        if not isinstance(self.exchange, PowerExchange | LocalExchange):
+            return []
+        host = chainer.get_device("@numpy")
+        return self.mpi.gather({name: host.send(array) for name, array in self.exchange.own_arrays().items()}) or []
+
+    def restore(self, kept: dict[str, Any], pending: dict[str, np.ndarray], own: dict[str, np.ndarray]) -> None:
+        """Take back `state` and `pending_arrays` of a checkpoint, and this worker's of `own_arrays`."""
+        if isinstance(self.exchange, PowerExchange | LocalExchange):
+            self.exchange.restore(own)
         if self._gain is not None:
             self._gain.state = kept["gain"]
         if self._mixed is not None:

@@ -84,13 +84,12 @@ def trained(*overrides, device=None, measure=False, micro_batch_size=32, mpi=MPI
     stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
     groups = NormGroups(recipe.evaluation)
     groups.install(parts.model)
-    copies = 2 if recipe.updater.double_buffering else 1
     updater = RecipeUpdater(
         StreamIterator(plan=plan, rank=mpi.rank, stream=stream, load=parts.load_train),
         parts.optimizer,
         loss=parts.loss,
         plan=plan,
-        exchange=build_exchange(GradientExchange(bucket_bytes=2000), parts, mpi, copies=copies),
+        exchange=build_exchange(GradientExchange(bucket_bytes=2000), parts, mpi, recipe=recipe),
         mpi=mpi,
         norm_groups=groups,
         measure_noise=measure,

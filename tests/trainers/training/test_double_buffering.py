@@ -81,7 +81,7 @@ def test_weights_are_those_of_a_loop_that_applies_gradients_one_update_late(prep
             parts.optimizer,
             loss=parts.loss,
             plan=prepared.plan,
-            exchange=build_exchange(GradientExchange(), parts, mpi, copies=2),
+            exchange=build_exchange(GradientExchange(), parts, mpi, recipe=prepared.opened.recipe),
             mpi=mpi,
             norm_groups=groups,
         )

@@ -8,11 +8,22 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
-from trainers.runs.checkpoint import checkpoint_name, prune_checkpoints, write_checkpoint
+from trainers.gradients.power_sgd import shared_out
+from trainers.runs.checkpoint import CheckpointContent, checkpoint_name, prune_checkpoints, write_checkpoint
 from trainers.training.extensions.evaluation import Evaluation
 from trainers.training.extensions.metrics import Metrics
 
 _KEPT = 2
+
+
+def share_checkpoint(content: CheckpointContent | None, mpi: Any) -> tuple[CheckpointContent | None, dict[str, Any]]:
+    """The checkpoint that rank 0 has read, on all ranks, and what is this rank's own of it; all call this together.
+
+    Bytes on the wire: the checkpoint from rank 0 to all; to each its own part.
+    """
+    ranks = content.ranks if content is not None else ()
+    content = mpi.bcast(content and content._replace(ranks=()), root=0)
+    return content, mpi.scatter(shared_out(ranks, mpi.size) if ranks else [{}] * mpi.size, root=0)
 
 
 class Checkpoints(Extension):
@@ -65,6 +76,7 @@ class Checkpoints(Extension):
             self.best = {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss}
         pending = updater.pending_arrays()  # all ranks call this together, and wait for the arrays
         averages = updater.averaged and updater.averaged.arrays  # likewise
+        ranks = updater.own_arrays()
         if self._writes:
             state = {
                 "update": updater.iteration,
@@ -79,7 +91,7 @@ class Checkpoints(Extension):
             if self.extensions:
                 state["extensions"] = [getattr(extension, "state", None) for extension in self.extensions]
             optimizer = updater.get_optimizer("main")
-            kept = {"state": state, "averages": averages, "pending": pending, "moved": self._moved}
+            kept = {"state": state, "averages": averages, "pending": pending, "ranks": ranks, "moved": self._moved}
             write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, **kept)
             best = self.best and self.best["checkpoint"]
             prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
