@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recipes.planning.timeline import Timeline
 from recipes.reading.load import resolved_text
 from recipes.reports.curves import points_text
 from recipes.reports.terminal import plan_text
-from recipes.reports.wording import counted, duration, number
+from recipes.reports.wording import number
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.model_costs import model_of
-from trainers.launch.request import Prepared, prepare
+from trainers.launch.request import prepare
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.study import enqueue, new_study, next_trial, suggested
 from trainers.search.wording import metric_name, short
@@ -28,8 +29,7 @@ def dry_run_text(
     """The space, the budget, and the first trial: its values, its plan and its recipe.
 
     Args:
-        opened: the search.
-        options: of the search.
+        opened, options: the search, and its command line.
         first: values of the trials that are tried first.
         groups: how many trials run side by side.
     Raises:
@@ -41,31 +41,20 @@ def dry_run_text(
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
     every = prepared.opened.recipe.evaluation.every
     goals = " and ".join(f"{one.direction} {metric_name(one.metric)}" for one in search.objectives)
-    lines = [
-        f"search {search.name} over {search.recipe}: {goals}",
-        "",
-        space_text(opened, values),
-        "",
-        *(f"fixed: {path} {short(value)}" for path, value in search.fixed.items()),
-        *(
-            f"constraint: {' and '.join(constraint.violations(0))}, or a trial is {_BROKEN[constraint.value is None]}"
-            for constraint in search.constraints
-        ),
-        f"sampler: {type(search.sampler).__name__}",
-        f"pruner: {'none' if search.pruner is None else type(search.pruner).__name__}",
-        f"reports: {search.reports} a trial, every {'epoch' if every == 1 else f'{float(every):g} epochs'}",
-        *_budget_lines(search, prepared, groups),
-        "",
-        "plan of the first trial:",
-        plan_text(replace(prepared.plan, model=model_of(prepared.opened))),
-        "",
-        "recipe of the first trial:",
-        resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip(),
-    ]
-    return "\n".join(lines)
+    lines = [f"search {search.name} over {search.recipe}: {goals}", "", _space_text(opened, values), ""]
+    lines += [f"fixed: {path} {short(value)}" for path, value in search.fixed.items()]
+    for constraint in search.constraints:
+        kept = " and ".join(constraint.violations(0))
+        lines.append(f"constraint: {kept}, or a trial is {_BROKEN[constraint.value is None]}")
+    lines.append(f"sampler: {type(search.sampler).__name__}")
+    lines.append(f"reports: {search.reports} a trial, every {'epoch' if every == 1 else f'{float(every):g} epochs'}")
+    lines += _budget_lines(search, prepared.plan.timeline, groups)
+    lines += ["", "plan of the first trial:", plan_text(replace(prepared.plan, model=model_of(prepared.opened)))]
+    recipe = resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip()
+    return "\n".join([*lines, "", "recipe of the first trial:", recipe])
 
 
-def space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
+def _space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
     """The search space as a table, with the values of the first trial."""
     conditional = any(range_.when for range_ in opened.search.space.values())
     rows = []
@@ -87,19 +76,15 @@ def _range_text(tree: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
-    """What the search may cost: trials, samples, hours and device-hours."""
+def _budget_lines(search: Search, timeline: Timeline, groups: int) -> list[str]:
+    """What the search may cost, and its ranks."""
     budget, seeds, ranks = search.budget, search.seeds_per_trial, search.ranks_per_trial
-    plan, all_ranks, rounds = prepared.plan.as_tree(), groups * ranks, -(-budget.trials // groups)
-    each = f"{plan['num_updates']} updates" + (f" from each of {seeds} seeds" if seeds > 1 else "")
-    samples = number(budget.trials * seeds * plan["num_samples"])
-    lines = [f"budget: {budget.trials} trials of {each} like the first one, {samples} samples in all"]
-    if budget.hours is not None:
-        limit = f"{budget.hours * all_ranks:g} device-hours"
-        lines.append(f"hours: trials begin within {counted(budget.hours, 'hour')}, up to {limit}")
-    if budget.device_hours is not None:
-        whole = f"{all_ranks} ranks use in {duration(3600 * budget.device_hours / all_ranks)}"
-        lines.append(f"device-hours: trials begin within {budget.device_hours:g}, which {whole}")
+    each = f"{timeline.num_updates} updates" + (f" from each of {seeds} seeds" if seeds > 1 else "")
+    samples = number(budget.trials * seeds * timeline.num_samples)
+    limits = {"hours": budget.hours, "device-hours": budget.device_hours}
     side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
-    after = f"{counted(rounds, 'trial')} one after the other; an hour of all is {all_ranks:g} device-hours"
-    return [*lines, f"ranks: {ranks} a trial, {side}, so as long as {after}"]
+    return [
+        f"budget: {budget.trials} trials of {each} like the first one, {samples} samples in all",
+        *(f"{name}: trials begin within {limit:g}" for name, limit in limits.items() if limit is not None),
+        f"ranks: {ranks} a trial, {side}; an hour of all is {groups * ranks} device-hours",
+    ]

@@ -1,11 +1,7 @@
-"""A search's folder: the search and the place of its study (`search.yaml`), its supervisor's lock, and the storage.
-
-Storages are Optuna's own, as they are. `--storage` names one.
-"""
+"""A search's folder: the search and the place of its study (`search.yaml`), and Optuna's storages as they are."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 import warnings
@@ -24,17 +20,17 @@ from recipes.errors import RecipeError, refuse_unreachable
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import refused
 from trainers.runs.run_folder import (
+    LOG,
     FolderRefused,
     dataset_facts,
     differences,
-    open_to_append,
     require_usable,
     run_identity,
     write_whole,
 )
 from trainers.runs.storage_url import hidden, is_well_formed
 
-SEARCH, JOBS, _LOCK = "search.yaml", "jobs", "lock"
+SEARCH, JOBS = "search.yaml", "jobs"
 DATABASE, JOURNAL = "study.db", "study.journal"
 PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
 _OWNER = "owner"  # user attribute of the study, and in `search.yaml`: a word that no other folder has
@@ -66,7 +62,7 @@ def folder_record(
     if not (folder / SEARCH).is_file():
         if resume:
             raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
-        begun = (_LOCK, "study.", JOBS)  # what is written before `search.yaml`
+        begun = (LOG, "study.", JOBS)  # what is written before `search.yaml`
         if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
             require_usable(folder, resume=False)
         return {"storage": "sqlite", "study": opened.search.name, **given, _OWNER: uuid.uuid4().hex, **own}
@@ -129,22 +125,6 @@ def run_folders(folder: Path, number: int, *, seeds: int) -> list[Path]:
 def group_folder(folder: Path, number: int) -> Path:
     """The folder of a group of ranks, in that of a search."""
     return folder / JOBS / f"group-{number:02d}"
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, or refuse a second supervisor; the system releases the lock of a killed process."""
-    with open_to_append(folder, _LOCK) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            process = file.read().decode().strip() or "unknown"
-            raise FolderRefused(f"process {process} searches in {folder} already; wait for it, or end it") from None
-        file.truncate(0)
-        file.write(str(os.getpid()).encode())
-        file.flush()
-        yield
 
 
 @contextmanager

@@ -28,11 +28,8 @@ from trainers.launch.request import TrainRequest
 from trainers.search.placement import placements
 from trainers.search.group import Group
 
-folder, each, join_seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-groups = [
-    Group(number, folder, placement, join_seconds=join_seconds)
-    for number, placement in enumerate(placements(each=each, workers=None))
-]
+folder, each = Path(sys.argv[1]), int(sys.argv[2])
+groups = [Group(number, folder, placement) for number, placement in enumerate(placements(each=each, workers=None))]
 for line in sys.stdin:
     ends = {}
     for group in groups:
@@ -42,12 +39,8 @@ for line in sys.stdin:
     while len(ends) < len(groups):
         for group in groups:
             end = None if group in ends else group.ended(folder / "run.log")
-            if group not in ends and (end or group.never_joined):
-                how = end.how if end and end.how not in ("died", "not_started") else None
-                ends[group] = [how, group.never_joined, group.hosts, group.gpus]
-                if how is None:
-                    group.kill()
-                    ends[group].append(group.launcher_words())
+            if end:
+                ends[group] = [end.how, group.hosts, group.gpus, end.reason]
         time.sleep(0.05)
     print(json.dumps([ends[group] for group in groups]), flush=True)
 for group in groups:
@@ -83,11 +76,11 @@ def allocation(slurm):
 
 
 class Groups:
-    """The process of GROUPS in an allocation; `train(name)` returns (how, never_joined, hosts, GPUs, words) of each."""
+    """The process of GROUPS in an allocation; `train(name)` returns (how, hosts, GPUs, reason) of each."""
 
-    def __init__(self, folder, options, *, each, join_seconds=300, before=""):
+    def __init__(self, folder, options, *, each, before=""):
         self._folder = folder
-        words = [sys.executable, "-c", GROUPS, str(folder), str(each), str(join_seconds)]
+        words = [sys.executable, "-c", GROUPS, str(folder), str(each)]
         words = ["sh", "-c", f'{before} exec "$@"', "sh", *words]
         self.process = subprocess.Popen(
             ["salloc", "--quiet", *options.split(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -119,35 +112,34 @@ def test_groups_fill_nodes_and_have_their_gpus_for_themselves(slurm, tmp_path, o
     groups = Groups(tmp_path, f"--nodes=4 --ntasks=16 {options}", each=each)
     ends = groups.train()
     groups.end()
-    assert [end[:2] for end in ends] == [["success", False]] * (16 // each)
-    assert [len(set(hosts)) for _, _, hosts, _ in ends] == [2 if each == 6 else 1] * (16 // each)
-    devices = [device for _, _, hosts, gpus in ends for device in zip(hosts, gpus, strict=True)]
+    assert [end[0] for end in ends] == ["success"] * (16 // each)
+    assert [len(set(hosts)) for _, hosts, *_ in ends] == [2 if each == 6 else 1] * (16 // each)
+    devices = [device for _, hosts, gpus, _ in ends for device in zip(hosts, gpus, strict=True)]
     assert len(set(devices)) == len(devices) == 16 // each * each
     assert {gpu for _, gpu in devices} == {"0", "1", "2", "3"}
 
 
-def test_a_group_of_a_dead_node_never_joins_and_the_others_go_on(slurm, tmp_path):
+def test_a_group_of_a_dead_node_is_not_started_and_the_others_go_on(slurm, tmp_path):
     folder = slurm(2)
     groups = Groups(tmp_path, "--no-kill --nodes=2 --ntasks=2", each=1)
-    assert [end[:3] for end in groups.train()] == [["success", False, ["node1"]], ["success", False, ["node2"]]]
+    assert [end[:2] for end in groups.train()] == [["success", ["node1"]], ["success", ["node2"]]]
     subprocess.run([SCRIPT, folder, "--kill", "node2"], check=True)
     alive, dead = groups.train("b")
-    assert alive[:2] == ["success", False]
-    assert dead[:2] == [None, False]  # these ranks had joined
-    assert dead[4] == "srun: error: Node failure on node2"
+    assert alive[0] == "success", alive
+    assert (dead[0], dead[3]) == ("died", "srun: error: Node failure on node2")  # these ranks had joined
     alive, dead = groups.train("c")
-    assert alive[:2] == ["success", False], alive
-    assert dead[:3] == [None, True, ["node2"]]
-    assert "Requested node configuration is not available" in dead[4]
+    assert alive[0] == "success", alive
+    assert dead[:2] == ["not_started", ["node2"]]
+    assert "Requested node configuration is not available" in dead[3]
     groups.end()
 
 
-def test_a_step_that_slurm_does_not_start_never_joins(slurm, tmp_path):
+def test_a_step_that_slurm_does_not_start_says_why(slurm, tmp_path):
     slurm(1)
     other = "srun --ntasks=1 --exact --mem=0 --input=none sleep 600 & sleep 1;"
     groups = Groups(tmp_path, "--ntasks=2", each=2, before=other)
-    ((how, never_joined, hosts, gpus, words),) = groups.train()
-    assert (how, never_joined, hosts, gpus) == (None, True, ["node1", "node1"], [])
+    ((how, hosts, gpus, words),) = groups.train()
+    assert (how, hosts, gpus) == ("not_started", ["node1", "node1"], [])
     assert re.fullmatch(r"srun: error: Unable to create step for job \d+: Requested nodes are busy", words)
     groups.end()
 
@@ -198,9 +190,8 @@ def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, alloc
 
 def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all(searching, allocation):
     search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
-    launcher = (*allocation(4), "srun")
-    pid, output = search.kill_launched_rank(*launcher)
-    assert f"(process {pid}) has ended; the same command goes on" in output
+    launcher = (*allocation(4), "srun", "--kill-on-bad-exit=1")
+    search.kill_launched_rank(*launcher)
     search.resume_launched(*launcher)
 
 
