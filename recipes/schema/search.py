@@ -105,7 +105,7 @@ class Budget:
     Args:
         trials: ended ones, whether complete or not; at least 1.
         patience: the search ends when so many trials in a row found nothing better, at least 1; null for no such end.
-        hours: hours of all its sessions, above 0; then no trial begins, and running ones end normally. null for no limit.
+        hours: hours of all its sessions, above 0; then no trial begins, running ones end normally. null for no limit.
         device_hours: ranks times hours of all trials together, above 0; enforced as `hours`.
     """
 
