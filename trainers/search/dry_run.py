@@ -56,24 +56,20 @@ def dry_run_text(
 
 def _space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
     """The search space as a table, with the values of the first trial."""
-    conditional = any(range_.when for range_ in opened.search.space.values())
     rows = []
     for path, tree in opened.tree["space"].items():
-        row = {"path": path, "range": _range_text(tree)}
-        if conditional:
-            when = (tree.get("when") or {}).items()
-            row["when"] = ", ".join(f"{name} is {' or '.join(map(short, choices))}" for name, choices in when)
-        rows.append({**row, "first trial": short(values[path]) if path in values else "-"})
+        first = short(values[path]) if path in values else "-"
+        rows.append({"path": path, "range": _range_text(tree), "first trial": first})
     return points_text(rows)
 
 
 def _range_text(tree: Mapping[str, Any]) -> str:
     """A range in words."""
+    parts = [f"where {name} is {' or '.join(map(short, choices))}" for name, choices in tree["when"].items()]
     if tree["kind"] == "Categorical":
-        return " | ".join(map(short, tree["choices"]))
-    step = tree.get("step")
-    parts = (f"{tree['low']} to {tree['high']}", tree["log"] and "log", step not in (None, 1) and f"step {step}")
-    return ", ".join(filter(None, parts))
+        return ", ".join([" | ".join(map(short, tree["choices"])), *parts])
+    step = tree["step"] not in (None, 1) and f"step {tree['step']}"
+    return ", ".join(filter(None, [f"{tree['low']} to {tree['high']}", tree["log"] and "log", step, *parts]))
 
 
 def _budget_lines(search: Search, timeline: Timeline, groups: int) -> list[str]:

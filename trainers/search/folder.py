@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,10 +29,9 @@ from trainers.runs.run_folder import (
 )
 from trainers.runs.storage_url import hidden, is_well_formed
 
-SEARCH, JOBS = "search.yaml", "jobs"
+SEARCH, JOBS, TRIALS = "search.yaml", "jobs", "trials"
 DATABASE, JOURNAL = "study.db", "study.journal"
 PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
-_OWNER = "owner"  # user attribute of the study, and in `search.yaml`: a word that no other folder has
 # Keys that may change between two sessions of one search: no trial depends on them.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
@@ -44,7 +42,7 @@ _PROXY_SECONDS = 10  # for a proxy to answer
 def folder_record(
     folder: Path, opened: OpenedSearch, *, resume: bool, storage: str | None = None, study: str | None = None
 ) -> dict[str, Any]:
-    """What `search.yaml` holds, or will hold: the study's storage, its name and owner, and the search.
+    """What `search.yaml` holds, or will hold: the study's storage and name, and the search.
 
     Args:
         folder, opened: of the search.
@@ -65,7 +63,7 @@ def folder_record(
         begun = (LOG, "study.", JOBS)  # what is written before `search.yaml`
         if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
             require_usable(folder, resume=False)
-        return {"storage": "sqlite", "study": opened.search.name, **given, _OWNER: uuid.uuid4().hex, **own}
+        return {"storage": "sqlite", "study": opened.search.name, **given, **own}
     before = read_record(folder)
     for what, now, way_out in (
         ("holds another search", own, "go on with the search it began with"),
@@ -78,20 +76,18 @@ def folder_record(
 
 
 def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> None:
-    """Tie a study and a folder to each other, or refuse one that is another's; its owner is stored in both.
+    """Begin a search's folder with an empty study, or refuse a study that is another folder's.
 
     Raises:
         FolderRefused: the study is of another folder, or is no longer that of this folder.
     """
-    owner, begun = study.user_attrs.get(_OWNER), (folder / SEARCH).is_file()
-    if owner is None and begun:
-        what = f"the study of {folder} is no longer in its storage; put it back, or begin anew in another --out"
-        raise FolderRefused(what)
-    if owner not in (None, record[_OWNER]):
+    begun, filled = (folder / SEARCH).is_file(), bool(study.get_trials(deepcopy=False))
+    if begun and not filled and (folder / TRIALS).is_dir():
+        what = f"the study of {folder} is no longer in its storage"
+        raise FolderRefused(f"{what}; put it back, or begin anew in another --out")
+    if filled and not begun:
         what = f"the study {record['study']} in this storage was begun in another folder, and one search owns it"
         raise FolderRefused(f"{what}; choose another --study")
-    if owner is None:
-        study.set_user_attr(_OWNER, record[_OWNER])
     if not begun:
         write_whole(folder / SEARCH, yaml.safe_dump(dict(record), sort_keys=False, width=120))
 
@@ -113,7 +109,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def trial_folder(number: int) -> str:
     """The folder of a trial, within that of its search."""
-    return f"trials/trial-{number:04d}"
+    return f"{TRIALS}/trial-{number:04d}"
 
 
 def run_folders(folder: Path, number: int, *, seeds: int) -> list[Path]:

@@ -102,10 +102,11 @@ def _search_study(
     display.say(state_counts(finished(study)))
     for one in confirmed:
         display.say(f"confirmed: trial {one.trial}, {confirmed_text(search, one)}")
+    ranks = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
-        display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(opened, request)}")
+        display.say(f"  to train it: kilobatch train {quote(str(path))}{ranks}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
         metric = search.objectives[0].metric
         display.say(f"the second half of the trials gained {shown(metric, gain)}; as many again usually gain no more")
@@ -120,15 +121,6 @@ def _search_study(
         print_error(f"kilobatch: {what}; log: {folder / LOG}")
         return EXIT_FAILED
     return 0
-
-
-def _as_trials(opened: OpenedSearch, request: SearchRequest) -> str:
-    """The options of `kilobatch train` with which a recipe is trained as the trials were."""
-    ranks = opened.search.ranks_per_trial
-    flags = {"-n": ranks if ranks > 1 else None, "--cluster": request.cluster, "--device": request.device}
-    flags["--data"] = opened.options["data_root"]
-    words = "".join(f" {flag} {quote(str(value))}" for flag, value in flags.items() if value is not None)
-    return words + (" --allow-code" if opened.options["allow_code"] else "")
 
 
 def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[Group]:

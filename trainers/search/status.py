@@ -12,7 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,20 +55,19 @@ class Display:
         self._rows: dict[int, dict[str, Any]] = {}
         self._ended: set[int] = set()  # numbers of the trials that have
         self._best: list[dict[str, Any]] = []
-        self._live = Live(Text("starting"), console=console, auto_refresh=False) if console.is_terminal else None
+        live = Live(Text("starting"), console=console, auto_refresh=False)
+        self._live = live if console.is_terminal else nullcontext()
         self._shown = -math.inf
 
     def __enter__(self) -> Display:
-        if self._live is not None:
-            self._live.__enter__()
+        self._live.__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
         try:
             self.show(every=0.0, ended=True)
         finally:  # the study may be what has failed
-            if self._live is not None:
-                self._live.__exit__(*failure)
+            self._live.__exit__(*failure)
 
     @property
     def spent_seconds(self) -> float:
@@ -100,10 +99,9 @@ class Display:
         if time.monotonic() - self._shown < every:
             return
         tree = self._tree(ended=ended)
-        process = {"written": time.time(), "host": socket.gethostname(), "process": os.getpid()}
         with suppress(OSError):  # a full disk does not end the search for it
-            write_whole(self.folder / STATUS, json.dumps({**tree, **process}, indent=1))
-        if self._live is not None:
+            write_whole(self.folder / STATUS, json.dumps(tree, indent=1))
+        if isinstance(self._live, Live):
             self._live.update(Text(status_text(tree)), refresh=True)
         self._shown = time.monotonic()
 
@@ -156,6 +154,9 @@ class Display:
             "running": [_plain(row) for row in rows if row["state"] == "running"],
             "set_aside": self.set_aside,
             "confirmed": confirmed_rows(self.search, self.confirmed),
+            "written": time.time(),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
         }
 
 

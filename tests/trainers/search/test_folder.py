@@ -61,6 +61,9 @@ def test_a_study_and_a_folder_are_each_others_only_one(tmp_path, digits):
     own_study(study, tmp_path, folder_record(tmp_path, digits, resume=False, study="mine"))
     record = folder_record(tmp_path, digits, resume=True)
     assert (record["storage"], record["study"]) == ("sqlite", "mine")
+    own_study(study, tmp_path, record)  # it ended before its first trial
+    study.ask()
+    (tmp_path / "trials").mkdir()
     own_study(study, tmp_path, record)
     with pytest.raises(FolderRefused, match="has its study elsewhere; storage: "):
         folder_record(tmp_path, digits, resume=False, storage="journal")
