@@ -16,6 +16,7 @@ from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBSt
 from optuna.storages.journal import JournalFileBackend
 
 from recipes.errors import RecipeError, refuse_unreachable
+from recipes.reading.load import load_tree
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import refused
 from trainers.runs.run_folder import (
@@ -49,7 +50,7 @@ def folder_record(
         resume: whether there must be one.
         storage, study: of the command line; None: those of the folder, else `sqlite` and the search's name.
     Raises:
-        FolderRefused: the folder holds something else, its study is elsewhere, `--resume` finds no search there, or
+        InputRefused: the folder holds something else, its study is elsewhere, `--resume` finds no search there, or
             `search.yaml` is damaged.
     """
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
@@ -93,18 +94,8 @@ def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> N
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What `search.yaml` holds.
-
-    Raises:
-        FolderRefused: it is damaged.
-    """
-    try:
-        tree = yaml.safe_load((folder / SEARCH).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        tree = None
-    if not isinstance(tree, dict):
-        raise FolderRefused(f"{folder / SEARCH} is damaged; put it back from a copy, or begin anew in another --out")
-    return tree
+    """What `search.yaml` holds; RecipeError, with the place, where it is damaged."""
+    return load_tree(folder / SEARCH, versioned=False)[0]
 
 
 def trial_folder(number: int) -> str:

@@ -229,7 +229,7 @@ class Supervisor:
         # What a session wrote that was killed before it told the study.
         self._report(work, reports_in(metrics_lines(folders[0]), prepared, self.search))
         if index == len(folders):
-            self._tell_complete(work, folders, prepared)
+            self._tell_complete(work, prepared)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
             self._tell_pruned(work)
         else:
@@ -305,9 +305,9 @@ class Supervisor:
             self._tell(work, values=values, violations=violations)
         elif end.how == "success" or (end.how == "stopped" and self._reached(work, run.folder)):
             if work.index + 1 == len(work.folders):
-                self._tell_complete(work, work.folders, run.prepared)
+                self._tell_complete(work, run.prepared)
             else:
-                self._go_on(work)
+                self._waiting.append(work)
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
             self._tell_pruned(work)
         elif end.how == "failed":
@@ -315,16 +315,11 @@ class Supervisor:
         elif self.stopped_by:
             if end.how == "stopped":
                 self.display.say(f"{work.name} stopped at update {run.state.updates}, with a checkpoint")
-        elif self._may_retry(work, run, end):
-            self._go_on(work)
+        else:
+            self._retry(work, run, end)
 
-    def _go_on(self, work: _Work) -> None:
-        """Let a trial wait for a group, before all new ones; if the search stops, it stays in the study as running."""
-        if not self.stopped_by:
-            self._waiting.append(work)
-
-    def _may_retry(self, work: _Work, run: TrialRun, end: RunEnd) -> bool:
-        """Whether a trial whose ranks have died goes on; else it has failed.
+    def _retry(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
+        """Let a trial whose ranks have died wait for a group, before all new ones, or fail after too many deaths.
 
         Only deaths without progress count: those since its newest checkpoint moved. A group on which two trials in turn
         made none is set aside. Ranks that were not started cost their group a failure, and the trial nothing.
@@ -346,18 +341,18 @@ class Supervisor:
                 times = "once" if idle == 1 else f"{idle} times"
                 reason = f"{end.reason}; ended {times} without a new checkpoint"
                 self._tell(work, state=TrialState.FAIL, reason=reason)
-                return False
+                return
             self.display.say(f"{work.name}: {end.reason}; it goes on from its last checkpoint")
         if len(group.failures) > 1:
             group.set_aside = self.display.set_aside[group.name] = end.reason
             group.kill()
             self.display.say(f"{group.name} is set aside: {end.reason}")
-        return True
+        self._waiting.append(work)
 
-    def _tell_complete(self, work: _Work, folders: Sequence[Path], prepared: Prepared) -> None:
+    def _tell_complete(self, work: _Work, prepared: Prepared) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
         hours = self.search.ranks_per_trial * work.trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
-        runs = [metrics_lines(folder) for folder in folders]
+        runs = [metrics_lines(folder) for folder in work.folders]
         values, violations = trial_result(self.search, runs, prepared.opened.tree, device_hours=hours)
         self._tell(work, values=values, violations=violations)
         if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
