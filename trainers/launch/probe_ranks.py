@@ -39,7 +39,7 @@ _LINK_SECONDS, _REPEATS = 0.2, 50  # of one size, back to back; at most so many
 _UPDATES = 3  # beside all-reduces
 _ROUNDS, _ROUND_SECONDS = 3, 20.0  # rounds; none begins later
 _LONGEST_REST = 0.5  # seconds
-_SLOW_UPDATE = 5.0  # seconds; a longer one is not timed beside all-reduces
+_SLOW_UPDATE = 3.0  # seconds; a longer one is not timed beside all-reduces
 
 
 class RankProbe:
@@ -113,12 +113,11 @@ class RankProbe:
         Ranks that share cores, or memory, slow each other down.
         """
         for wire in self._wires:
-            update, number = self.time_update(), self._gradient_bytes // 4
-            each = self._gradient_seconds(wire)
-            calls = max(1, round(_UPDATES * update / each))
-            computed, sent = self._both(calls, number, wire)
-            update = (update + self.time_update()) / 2  # the machine's speed changes
-            alone = {"computed_alone": _UPDATES * update, "sent_alone": calls * each}
+            before, each = self._timed(self._updates_in_turn), self._gradient_seconds(wire)
+            calls = max(1, round(before / each))
+            computed, sent = self._both(calls, self._gradient_bytes // 4, wire)
+            after = self._timed(self._updates_in_turn)  # the machine's speed changes
+            alone = {"computed_alone": (before + after) / 2, "sent_alone": calls * each}
             self._rates[wire].append(rates_beside(computed, sent, **alone))
 
     def _gradient_seconds(self, wire: str = "float32") -> float:
@@ -140,8 +139,7 @@ class RankProbe:
         barrier(self._mpi)
         began = time.perf_counter()
         thread.start()
-        for _ in range(_UPDATES):
-            self._update()
+        self._updates_in_turn()
         computed = self._slowest(time.perf_counter() - began)
         thread.join()
         self._connection.set_beside_backward(False)
@@ -208,6 +206,10 @@ class RankProbe:
         began = time.perf_counter()
         call()
         return self._slowest(time.perf_counter() - began)
+
+    def _updates_in_turn(self) -> None:
+        for _ in range(_UPDATES):
+            self._update()
 
     def _update(self) -> None:
         self._updater.get_iterator("main").update = 0  # always the first one
