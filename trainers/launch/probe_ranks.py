@@ -21,7 +21,7 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.forecast import fullest_division
 from recipes.planning.networks import known_network
 from recipes.planning.stream import stream_of
-from recipes.reading.image_size import sides_by_size
+from recipes.schema.image_size import sides_by_size
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators import Auto, Dummy
