@@ -380,6 +380,9 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         kind = type(recipe.optimizer).__name__
         way_out = "set it to false, or choose another optimizer"
         reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
+    if recipe.weight_average is not None and hasattr(recipe.optimizer, "evaluated"):
+        what = f"{type(recipe.optimizer).__name__} has an average of its own, which is evaluated"
+        reading.refuse(("weight_average",), what, "remove this, or choose another optimizer")
     if recipe.evaluation.offset >= recipe.epochs:
         what = f"{recipe.evaluation.offset:g} lies at or after the end of the run, {recipe.epochs:g}"
         reading.refuse(("evaluation", "offset"), what, "begin earlier, or lengthen `epochs`")
