@@ -13,7 +13,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainers.commands import data, machine, plan, recipes, registry, rehearse, reproduce, runs, search, train, verify
+from trainers.commands import (
+    branch,
+    data,
+    machine,
+    plan,
+    recipes,
+    registry,
+    rehearse,
+    reproduce,
+    runs,
+    search,
+    train,
+    verify,
+)
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -49,6 +62,8 @@ app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)
 app.command()(verify.verify)
 app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.command(epilog=branch.EXAMPLES)(branch.branch)
+recipes.app.command()(branch.ramp)
 app.command()(runs.evaluate)
 app.command()(runs.export)
 app.command()(runs.report)

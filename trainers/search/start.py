@@ -98,7 +98,7 @@ def _search_study(
             supervisor.run()
         display.confirmed = confirmed = confirmed_in(folder, search)
     best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
-    write_search_page(folder, study, search, confirmed=confirmed)
+    write_search_page(folder, study, search, epochs=float(opened.base.recipe.epochs), confirmed=confirmed)
     display.say(state_counts(finished(study)))
     for one in confirmed:
         display.say(f"confirmed: trial {one.trial}, {confirmed_text(search, one)}")

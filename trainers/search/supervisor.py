@@ -82,7 +82,7 @@ class Supervisor:
     ) -> None:
         self.opened, self.search, self.study, self.options = opened, opened.search, study, options
         self.folder, self.display, self.groups = folder, display, list(groups)
-        self._page = LivePage(folder, study, self.search)
+        self._page = LivePage(folder, study, self.search, epochs=float(opened.base.recipe.epochs))
         self.stopped_by = ""
         self._running: list[_Work] = []
         self._waiting = list(map(self._work_of, studies.left_running(study)))
