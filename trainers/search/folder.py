@@ -7,13 +7,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-import optuna
 import yaml
-from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
 
 from recipes.errors import RecipeError, refuse_unreachable
 from recipes.reading.load import load_tree
@@ -29,6 +26,9 @@ from trainers.runs.run_folder import (
     write_whole,
 )
 from trainers.runs.storage_url import hidden, is_well_formed
+
+if TYPE_CHECKING:  # ranks need no more of this file than where their group's folder is
+    import optuna
 
 SEARCH, JOBS, TRIALS = "search.yaml", "jobs", "trials"
 DATABASE, JOURNAL = "study.db", "study.journal"
@@ -115,7 +115,7 @@ def group_folder(folder: Path, number: int) -> Path:
 
 
 @contextmanager
-def opened_storage(where: str, folder: Path) -> Iterator[BaseStorage]:
+def opened_storage(where: str, folder: Path) -> Iterator[optuna.storages.BaseStorage]:
     """Optuna's storage, closed afterwards; created if there is none.
 
     Args:
@@ -125,6 +125,8 @@ def opened_storage(where: str, folder: Path) -> Iterator[BaseStorage]:
     Raises:
         RecipeError: `where` names no storage, its driver is not installed, or it does not answer.
     """
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         storage = _storage(where, folder)
@@ -142,7 +144,7 @@ def opened_storage(where: str, folder: Path) -> Iterator[BaseStorage]:
         yield cached
     finally:
         storage.remove_session()
-        if isinstance(storage, RDBStorage):
+        if isinstance(storage, optuna.storages.RDBStorage):
             storage.engine.dispose()
 
 
@@ -157,9 +159,11 @@ def one_line(error: BaseException, where: str) -> str:
     return line
 
 
-def _storage(where: str, folder: Path) -> BaseStorage:
+def _storage(where: str, folder: Path) -> optuna.storages.BaseStorage:
+    from optuna import exceptions, storages
+
     if where == "journal":
-        return JournalStorage(JournalFileBackend(os.fspath(folder / JOURNAL)))
+        return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / JOURNAL)))
     if where == "sqlite":
         where = f"sqlite:///{folder.resolve() / DATABASE}"
     parts = urlsplit(where) if is_well_formed(where) else None
@@ -168,8 +172,8 @@ def _storage(where: str, folder: Path) -> BaseStorage:
         raise refused("--storage", f"{hidden(where)} is no storage of a study, or no URL", way_out)
     if parts.scheme == "grpc":
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            proxy = GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
+            warnings.simplefilter("ignore", exceptions.ExperimentalWarning)
+            proxy = storages.GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
         proxy.wait_server_ready(timeout=_PROXY_SECONDS)
         return proxy
     if parts.scheme in _DRIVERS:
@@ -180,4 +184,4 @@ def _storage(where: str, folder: Path) -> BaseStorage:
     of_file = parts.scheme == "sqlite"
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if of_file else {"pool_pre_ping": True}
     url = where if of_file else parts.geturl()
-    return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
+    return storages.RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)

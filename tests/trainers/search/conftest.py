@@ -38,6 +38,7 @@ class Searching:
     def __init__(self, folder, text, *options):
         self.file, self.folder, self.options = folder / "mine.yaml", folder / "out", options
         self.file.write_text(HEAD + text)
+        self.storage = options[options.index("--storage") + 1] if "--storage" in options else "sqlite"
 
     def start(self, *before, **variables):
         """The process of `kilobatch search`, after the words of a launcher, with these environment variables."""
@@ -64,8 +65,7 @@ class Searching:
 
     def trials(self):
         """All trials of its study, read anew."""
-        where = self.options[self.options.index("--storage") + 1] if "--storage" in self.options else "sqlite"
-        with opened_storage(where, self.folder) as storage:
+        with opened_storage(self.storage, self.folder) as storage:
             return optuna.load_study(study_name=self.name, storage=storage).get_trials()
 
     def kill_launched_rank(self, *launcher):

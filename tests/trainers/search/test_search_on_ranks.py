@@ -33,7 +33,7 @@ nodes: 1
 workers_per_node: 2
 device: cpu
 device_memory_bytes: 8000000000
-exchange: {communicator: {kind: Ring}, wire: float16, overlap: false}
+exchange: {communicator: {kind: Ring}, overlap: false}
 """
 SPACE = """\
 space:
@@ -54,7 +54,7 @@ def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_a
         assert sorted(trial.intermediate_values) == [1, 2, 3, 4]
         run = yaml.safe_load((search.run_folder(trial.number) / "run.yaml").read_text())
         assert (run["plan"]["workers"], run["plan"]["cluster"]) == (2, "slow")
-        assert "float16, after backward" in (search.run_folder(trial.number) / "log.txt").read_text()
+        assert "after backward" in (search.run_folder(trial.number) / "log.txt").read_text()
         assert run["origins"]["learning_rate.reference"] == f"search mine trial {trial.number}"
         assert run["recipe"]["learning_rate"]["reference"] == trial.params["learning_rate.reference"]
         scores = [line["value"] for line in search.metrics(trial.number) if line["key"] == "eval_loss"]
@@ -76,14 +76,13 @@ def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_a
     alone = search.folder / "alone"
     words = shlex.split(re.search(r"to train it: kilobatch (.*)", output)[1])
     assert words == ["train", str(search.folder / "best.yaml"), "-n", "2"]
-    words += ["--cluster", str(tmp_path / "slow.yaml"), "--out", str(alone)]
-    command = [sys.executable, "-P", "-m", "kilobatch", *words]
+    command = [sys.executable, "-P", "-m", "kilobatch", *words[:2], "-n", "1", "--out", str(alone)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     recipe = yaml.safe_load((alone / "run.yaml").read_text())["recipe"]
     assert recipe["learning_rate"]["reference"] == best.params["learning_rate.reference"]
     assert (recipe["evaluation"]["every"], recipe["claims"], recipe["card"]) == (1, [], None)
-    weights = "checkpoints/update-000012/weights.safetensors"  # bit for bit those of ranks of its own
+    weights = "checkpoints/update-000012/weights.safetensors"  # bit for bit those of a rank of its own
     assert (alone / weights).read_bytes() == (search.run_folder(best.number) / weights).read_bytes()
 
     before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
@@ -154,7 +153,7 @@ enqueue:
 
 
 def test_two_objectives_with_constraints_and_a_conditional_range(searching):
-    search = searching(OBJECTIVES, "-n", 2)
+    search = searching(OBJECTIVES, "-n", 1)
     output = search.complete()
     *trained, third = search.trials()
 
