@@ -13,7 +13,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainers.commands import data, machine, plan, recipes, registry, rehearse, reproduce, runs, search, train, verify
+from trainers.commands import (
+    data,
+    frontier,
+    machine,
+    plan,
+    recipes,
+    registry,
+    rehearse,
+    reproduce,
+    runs,
+    search,
+    train,
+    verify,
+)
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -45,6 +58,7 @@ app.command(hidden=True)(train.load_samples)
 app.command(epilog="kilobatch search status DIR shows what a search does now.")(search.search)
 app.command("search status")(search.search_status)
 app.command(hidden=True)(search.search_ranks)
+app.command(epilog=frontier.EXAMPLES)(frontier.frontier)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)
 app.command()(verify.verify)

@@ -57,9 +57,18 @@ def trial_request(
     options: SearchRequest,
     *,
     seed: int | None = None,
+    every: str | None = None,
+    stop_after: str | None = None,
 ) -> TrainRequest:
-    """The request to train trial `number` in `folder`, or to resume it; `seed` replaces that of the trial's recipe."""
-    search, report = opened.search, f"{1 / opened.search.reports!r}run"
+    """The request to train trial `number` in `folder`, or to resume it; with a target it ends where it reaches that.
+
+    Args:
+        seed: replaces that of the trial's recipe.
+        every: how often it is evaluated and saved; None: at the search's `reports`.
+        stop_after: where it ends at the latest; None: with its recipe.
+    """
+    search, target = opened.search, opened.search.objectives[0].target
+    report = every or f"{1 / search.reports!r}run"
     given = {
         **search.fixed,
         **values,
@@ -67,6 +76,7 @@ def trial_request(
         "name": f"{search.name}-trial-{number}",
         "title": f"Trial {number} of the search {search.name} over {search.recipe}",
         "evaluation.every": report,
+        "stop_at": None if target is None else {"accuracy": target},
         "claims": [],
         "card": None,
     }
@@ -77,6 +87,7 @@ def trial_request(
         out=folder,
         resume=(folder / RUN).exists(),
         checkpoint_every=report,
+        stop_after=stop_after,
         data=opened.options["data_root"],
         allow_code=opened.options["allow_code"],
         cluster=options.cluster,

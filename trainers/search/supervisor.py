@@ -127,6 +127,7 @@ class Supervisor:
                 folder = confirm_folder(self.folder, trial.number, seed)
                 if not has_ended(folder):
                     fixed = FixedTrial(trial.params, trial.number)
+                    fixed.set_user_attr(studies.LIMIT, 0 if self.search.objectives[0].spacing is None else trial.value)
                     works.append(_Work(trial=fixed, folders=[folder], seed=seed))
         return works
 
@@ -208,7 +209,8 @@ class Supervisor:
             last, seed = min(index, len(folders) - 1), work.seed
             if last:
                 seed = values.get("seed", self.opened.base.recipe.seed) + last
-            request = trial_request(self.opened, trial.number, values, folders[last], self.options, seed=seed)
+            how = {"seed": seed} | self._pace(work)
+            request = trial_request(self.opened, trial.number, values, folders[last], self.options, **how)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             violations = recipe_violations(self.search, prepared.opened.tree)
             if violated := studies.violated_text(violations):
@@ -265,15 +267,28 @@ class Supervisor:
         return new
 
     def _judge(self, work: _Work, number: int) -> None:
-        """End a running trial that has reached its target, or that is pruned."""
+        """End a running trial that is pruned, or that cannot be better than one that has ended since it began."""
         trial, last = work.trial, number >= self.search.reports
         if self.search.reported is None or last or studies.PRUNED_AT in trial.user_attrs or work.seed is not None:
             return
-        if self._reached(work, work.run.folder):
-            work.run.request_stop()
-        elif trial.should_prune() or self._is_beaten(work.run.folder):
+        if trial.should_prune() or self._is_beaten(work.run.folder):
             trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             work.run.request_stop()
+
+    def _pace(self, work: _Work) -> dict[str, str | None]:
+        """How often a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
+        objective, trial = self.search.objectives[0], work.trial
+        if objective.spacing is None:
+            return {}
+        if studies.LIMIT not in trial.user_attrs:
+            best = studies.best_trials(self.study)
+            trial.set_user_attr(studies.LIMIT, max(1, int(best[0].value) - 1) if best else objective.at_most or 0)
+        limit = int(trial.user_attrs[studies.LIMIT])
+        every = max(1, int(objective.spacing * limit))
+        if not limit:
+            return {"every": f"{objective.spacing!r}run"}
+        ends = work.seed is None and self.search.seeds_per_trial == 1
+        return {"every": f"{every}up", "stop_after": f"{limit // every * every}up" if ends else None}
 
     def _reached(self, work: _Work, folder: Path) -> bool:
         """Whether a trial's run has reached the target of the search's one objective, which ends it."""
