@@ -63,22 +63,14 @@ def value_in(recipe: Mapping[str, Any], path: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedSearch:
-    """A search, checked.
-
-    Args:
-        tree: resolved: every default filled in.
-        enqueued: the trials to try first, each with values for some or all paths.
-        base: its recipe, with the fixed values.
-        options: arguments of `open_recipe` and `open_search` by which its recipe was opened: vocabulary, allow_code,
-            data_root.
-    """
+    """A search, checked."""
 
     search: Search
-    tree: dict[str, Any]
-    enqueued: tuple[dict[str, Any], ...]
-    base: OpenedRecipe
+    tree: dict[str, Any]  # resolved: every default filled in
+    enqueued: tuple[dict[str, Any], ...]  # the trials to try first, each with values for some or all paths
+    base: OpenedRecipe  # its recipe, with the fixed values
     path: Path
-    options: dict[str, Any]
+    options: dict[str, Any]  # of `open_recipe` and `open_search`: vocabulary, allow_code, data_root
 
 
 @refuse_unreachable()
@@ -89,12 +81,8 @@ def open_search(
     allow_code: bool = False,
     data_root: Path | None = None,
 ) -> OpenedSearch:
-    """A search by its name or the path of its file.
+    """A search by its name or the path of its file; `vocabulary` and the rest as for `open_recipe`.
 
-    Args:
-        name_or_path: such as `digits` or `./mine.yaml`.
-        vocabulary: what `kind` may be.
-        allow_code, data_root: as for `open_recipe`.
     Raises:
         RecipeError: with all problems of the search, or of its recipe.
     """
@@ -171,7 +159,7 @@ def recipe_file(reading: Reading, name: str, path: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchChecks:
-    """The checks, in the order in which they are made, with the options of `open_recipe`; problems go to `reading`."""
+    """The checks, in their order, with the options of `open_recipe`; problems go to `reading`."""
 
     reading: Reading
     search: Search
@@ -179,11 +167,7 @@ class SearchChecks:
     options: dict[str, Any]
 
     def base(self) -> OpenedRecipe:
-        """The recipe with the fixed values.
-
-        Raises:
-            RecipeError: it does not open, or a path is given twice.
-        """
+        """The recipe with the fixed values, or RecipeError: it does not open, or a path is given twice."""
         search = self.search
         for key in ("space", "fixed"):
             for path in getattr(search, key):
@@ -240,25 +224,22 @@ class SearchChecks:
 
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
         """The values of each trial that is tried first."""
-        trials = []
+        trials, space = [], self.search.space
         for index, given in enumerate(self.search.enqueue):
-            whole = given == "recipe"
-            values = self._own_values(base, ("enqueue", index)) if whole else dict(given)
+            at = ("enqueue", index)
+            values = self._own_values(base, at) if given == "recipe" else dict(given)
             for path, value in values.items():
-                self._require_inside(("enqueue", index) if whole else ("enqueue", index, path), path, value, values)
+                place = at if given == "recipe" else (*at, path)
+                if path not in space:
+                    self.reading.refuse(place, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
+                elif not space[path].holds(value):
+                    what = f"{json.dumps(value)} of {path} is outside its range"
+                    self.reading.refuse(place, what, f"widen space.{path}, or leave this out")
+                elif not is_active(space, path, values):
+                    way_out = f"give {values_text(condition_values(space, path)[0])} beside it"
+                    self.reading.refuse(place, f"a trial has {path} only with others", way_out)
             trials.append(values)
         return tuple(trials)
-
-    def _require_inside(self, at: tuple, path: str, value: Any, beside: Mapping[str, Any]) -> None:
-        space = self.search.space
-        if path not in space:
-            self.reading.refuse(at, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
-        elif not space[path].holds(value):
-            what = f"{json.dumps(value)} of {path} is outside its range"
-            self.reading.refuse(at, what, f"widen space.{path}, or leave this out")
-        elif not is_active(space, path, beside):
-            needed = values_text(condition_values(space, path)[0])
-            self.reading.refuse(at, f"a trial has {path} only with others", f"give {needed} beside it")
 
     def _own_values(self, base: OpenedRecipe, at: tuple) -> dict[str, Any]:
         """The recipe's own values, at those paths of the space that are active with them."""

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainers.commands import (
+    branch,
     data,
     frontier,
     machine,
@@ -63,6 +64,8 @@ app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)
 app.command()(verify.verify)
 app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.command(epilog=branch.EXAMPLES)(branch.branch)
+recipes.app.command()(branch.ramp)
 app.command()(runs.evaluate)
 app.command()(runs.export)
 app.command()(runs.report)

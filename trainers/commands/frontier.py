@@ -40,8 +40,9 @@ def frontier(
 ) -> None:
     """Measure how far your batch can grow.
 
-    That is the fewest updates to a goal, tuned anew at every batch. Each point, a batch of a method, is a search. The same command goes on after a stop, and has more trials, batches or
-    methods if the file does. It ends with a table, a page and the recipe of every optimum.
+    That is the fewest updates to a goal, tuned anew at every batch. Each point, a batch of a method, is a search. The
+    same command goes on after a stop, and has more trials, batches or methods if the file does. It ends with a table, a
+    page and the recipe of every optimum.
     """
     from trainers.runs.mpi_ranks import limit_threads
 

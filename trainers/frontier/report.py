@@ -13,13 +13,13 @@ from recipes.errors import InputRefused
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
 from recipes.planning.timing import NoForecast
-from recipes.reading.image_size import sides_by_size
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
 from recipes.reports.html import Markup, inline_svg, joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.wording import duration, number, percent
 from recipes.scale import scale_recipe
+from recipes.schema.image_size import sides_by_size
 from trainers.frontier.results import Point, fit_of
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned

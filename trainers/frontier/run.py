@@ -22,8 +22,7 @@ from trainers.frontier.report import dry_run_text, frontier_text, write_report
 from trainers.frontier.results import Point, point_folder, read_point
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
-from trainers.runs.run_folder import LOG, FolderRefused, differences, write_whole
-from trainers.search.folder import lock_folder
+from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, write_whole
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 

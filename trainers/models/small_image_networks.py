@@ -49,37 +49,26 @@ class SimpleNetwork(chainer.Chain):
         widths: channels of the convolutions.
         hidden: features of the hidden layer.
         dropout: probability that one of them is dropped while training.
-        strided: convolutions of stride 2 in place of the poolings.
     """
 
     def __init__(
-        self,
-        num_in: int,
-        num_classes: int,
-        *,
-        image_size: int,
-        widths: tuple[int, int],
-        hidden: int,
-        dropout: float,
-        strided: bool,
+        self, num_in: int, num_classes: int, *, image_size: int, widths: tuple[int, int], hidden: int, dropout: float
     ) -> None:
         if image_size < 4:
             raise ValueError(f"SimpleCNN needs images of at least 4 pixels, got {image_size}")
         super().__init__()
-        self.dropout, self.strided = dropout, strided
-        (first, second), stride = widths, 2 if strided else 1
-        side = -(-image_size // 4) if strided else image_size // 4
+        self.dropout = dropout
+        first, second = widths
         with self.init_scope():
-            self.conv1 = L.Convolution2D(num_in, first, 5, stride, pad=2, initialW=HeNormal())
-            self.conv2 = L.Convolution2D(first, second, 5, stride, pad=2, initialW=HeNormal())
-            self.hidden = L.Linear(side**2 * second, hidden, initialW=HeNormal())
+            self.conv1 = L.Convolution2D(num_in, first, 5, pad=2, initialW=HeNormal())
+            self.conv2 = L.Convolution2D(first, second, 5, pad=2, initialW=HeNormal())
+            self.hidden = L.Linear((image_size // 4) ** 2 * second, hidden, initialW=HeNormal())
             self.fc = L.Linear(hidden, num_classes, initialW=LeCunNormal())
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         """Logits, samples x classes."""
         for convolution in (self.conv1, self.conv2):
-            x = F.relu(convolution(x))
-            x = x if self.strided else F.max_pooling_2d(x, ksize=2, cover_all=False)
+            x = F.max_pooling_2d(F.relu(convolution(x)), ksize=2, cover_all=False)
         return self.fc(F.dropout(F.relu(self.hidden(x)), ratio=self.dropout))
 
 

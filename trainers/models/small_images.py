@@ -75,7 +75,6 @@ class SimpleCNN:
         hidden: features of the hidden layer, at least 1.
         dropout: probability that one of them is dropped while training, in [0, 1). The masks are the updater's, see
             `trainers.models.keyed_random.KeyedDropout`.
-        strided: convolutions of stride 2 in place of the poolings, which saves most of the time.
     Raises:
         ValueError: one of these is outside its range, or `widths` are not two; more than 10^9 weights. When built: the
             images are below 4 pixels.
@@ -88,10 +87,8 @@ class SimpleCNN:
     widths: tuple[int, ...] = (32, 64)
     hidden: int = 1024
     dropout: float = 0.4
-    strided: bool = False
 
     def __post_init__(self) -> None:
-        require_flag("SimpleCNN.strided", self.strided)
         if not isinstance(self.widths, tuple) or len(self.widths) != 2:
             raise ValueError(f"SimpleCNN.widths must be two numbers, got {self.widths!r}")
         for width in self.widths:
@@ -105,7 +102,7 @@ class SimpleCNN:
         """The network with all its parameters initialised, for images of `image_size`, 28 where it is not given."""
         from trainers.models.small_image_networks import SimpleNetwork
 
-        how = {"widths": self.widths, "hidden": self.hidden, "dropout": self.dropout, "strided": self.strided}
+        how = {"widths": self.widths, "hidden": self.hidden, "dropout": self.dropout}
         return SimpleNetwork(channels, num_classes, image_size=image_size or 28, **how)
 
 

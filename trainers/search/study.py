@@ -39,7 +39,7 @@ def new_study(search: Search, *, storage: Any = None, name: str | None = None) -
         storage=storage,
         directions=[objective.direction for objective in search.objectives],
         sampler=_SeededSampler(search),
-        pruner=optuna.pruners.NopPruner() if search.pruner is None else search.pruner.build(),
+        pruner=optuna.pruners.NopPruner(),  # a trial that cannot reach the target is ended by the supervisor
         load_if_exists=True,
     )
 
@@ -175,24 +175,16 @@ class _SeededSampler(BaseSampler):
         seen = [it for it in study.get_trials(deepcopy=False) if it.number != trial.number and it.values]
         values: dict[str, Any] = {}
         for attempt in range(self._attempts):
-            values = self._proposed(study, trial, search_space, attempt)
+            sampler = self._built(trial, f"attempt {attempt}", at_random=attempt >= _ATTEMPTS)
+            relative = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
+            values = {path: relative[path] for path in search_space if path in relative}
+            own = copy.copy(trial)  # some samplers look at the values that it has already
+            for path in [path for path in search_space if path not in relative]:
+                own.params = values
+                values[path] = sampler.sample_independent(study, own, path, search_space[path])
             near = min(seen, key=lambda it: _distance(search_space, values, it.params), default=None)
             if near is None or DIVERGED not in near.user_attrs:
                 break
-        return values
-
-    def _proposed(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any], attempt: int
-    ) -> dict[str, Any]:
-        what, at_random = f"attempt {attempt}", attempt >= _ATTEMPTS
-        sampler = self._built(trial, what, at_random=at_random)
-        values = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
-        values = {path: value for path, value in values.items() if path in search_space}
-        trial = copy.copy(trial)  # some samplers look at the values that it has already
-        for path in [path for path in search_space if path not in values]:
-            trial.params = values
-            own = self._built(trial, f"{what} {path}", at_random=at_random)
-            values[path] = own.sample_independent(study, trial, path, search_space[path])
         return values
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:
