@@ -180,13 +180,16 @@ def test_all_text_is_legible_and_nothing_overflows(browser, pages, name, width, 
     assert (seen["wide"], seen["scrolls"]) == ([], False)
 
 
+OVER = "(select => {{ select.value = '{}'; select.onchange(); }})(document.querySelector('form select, .head select'))"
+
+
 @pytest.mark.mpi
 def test_charts_follow_axis_smoothing_and_names(browser, pages):
     browser.open(pages["run"].as_uri())
     assert browser.evaluate("document.querySelectorAll('figure canvas').length") >= 7
     shown = "document.querySelector('.u-legend th').textContent"
     assert browser.evaluate(shown) == "epochs"
-    browser.evaluate("axis.value = 'time'; axis.onchange()")
+    browser.evaluate(OVER.format("time"))
     assert browser.evaluate(shown) == "time"
     pixels = "document.querySelectorAll('canvas')[1].toDataURL()"
     before = browser.evaluate(pixels)
@@ -222,6 +225,35 @@ def test_pointing_at_a_chart_shows_values_and_dragging_zooms_all(browser, pages)
 
 
 @pytest.mark.mpi
+def test_a_trial_is_marked_in_all_charts_and_in_its_row(browser, pages):
+    """From its row to the charts, and from its dot in a chart to the row."""
+    browser.open(pages["search"].as_uri())
+
+    def point_at(x, y):
+        for to_the_left in (1, 0):
+            browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - to_the_left, y=y)
+
+    def place_of(element, x=".left", y=".top"):
+        box = f"document.querySelector({element!r}).getBoundingClientRect()"
+        return browser.evaluate(f"[{box}{x}, {box}{y}]")
+
+    browser.call("Emulation.setDeviceMetricsOverride", width=1400, height=3000, deviceScaleFactor=1, mobile=False)
+    left, top = place_of("tr[data-name='trial 3']")
+    point_at(left + 5, top + 5)
+    row = browser.wait("document.querySelector('tr.on')?.cells[0].textContent")
+    assert row == "3"
+    shown = "[...document.querySelectorAll('.u-legend')].filter(it => it.textContent.includes('(trial 3)')).length"
+    assert browser.evaluate(shown) >= 3  # the history and two slices
+    chart = "figure:nth-child(2) "
+    (x, _), (_, y) = place_of(f"{chart}.u-cursor-x"), place_of(f"{chart}.u-cursor-y")
+    point_at(*place_of("h1"))
+    browser.wait("picked.textContent === '' && !document.querySelector('tr.on')")
+    point_at(x, y)
+    browser.wait("picked.textContent.startsWith('trial 3, reference ')")
+    assert browser.evaluate("document.querySelector('tr.on').dataset.name") == "trial 3"
+
+
+@pytest.mark.mpi
 def test_live_page_follows_a_run_of_two_ranks(browser, started, tmp_path):
     words = ("train", "digits/large_batch", "-n", 2, "--out", tmp_path / "run", "--set", "epochs=60", "--no-report")
     run, _ = started(*KILOBATCH, *words, until="update ")
@@ -229,9 +261,9 @@ def test_live_page_follows_a_run_of_two_ranks(browser, started, tmp_path):
     browser.open(address)
     updates = "+[...document.querySelectorAll('.tile')].at(-1).querySelector('b').textContent"
     first = browser.wait(f"document.querySelector('.tile') && {updates}")
-    browser.evaluate("window.same = true; axis.value = 'updates'; axis.onchange()")
+    browser.evaluate(f"window.same = true; {OVER.format('updates')}")
     later = browser.wait(f"{updates} > {first} && {updates}")
-    assert browser.evaluate("window.same && axis.value") == "updates", "the page was not loaded anew"
+    assert browser.evaluate("window.same && axes.querySelector('select').value") == "updates", "was loaded anew"
     assert later < 177
     assert run.poll() is None
     browser.wait("document.body.innerText.includes('Finished') && document.body.dataset.live === undefined")
@@ -240,7 +272,7 @@ def test_live_page_follows_a_run_of_two_ranks(browser, started, tmp_path):
 
 @pytest.mark.mpi
 def test_live_page_follows_a_search_of_two_ranks(browser, started, tmp_path):
-    (tmp_path / "search.yaml").write_text(SEARCH.replace("epochs: 2", "epochs: 40"))
+    (tmp_path / "search.yaml").write_text(SEARCH.replace("epochs: 2", "epochs: 40").replace("trials: 6", "trials: 40"))
     started(*KILOBATCH, "search", "search.yaml", "-n", 2, "--out", "search", cwd=tmp_path, until="")
     while not (tmp_path / "search" / "report.html").is_file():
         time.sleep(0.2)
@@ -248,8 +280,18 @@ def test_live_page_follows_a_search_of_two_ranks(browser, started, tmp_path):
     browser.open(address)
     assert browser.evaluate("document.body.innerText.includes('The search runs')")
     rows = "document.querySelectorAll('table.trials tbody tr').length"
+    browser.evaluate("window.same = true")
+    browser.wait("document.querySelector('.head select')")
     first = browser.evaluate(rows)
+    browser.evaluate(OVER.format("epochs"))
     browser.wait(f"{rows} > {first}", seconds=120)
+    assert browser.evaluate("window.same && document.querySelector('.head select').value") == "epochs", "loaded anew"
+    here = browser.evaluate("location.href")
+    browser.open((tmp_path / "search" / "report.html").as_uri())  # a file asks no server
+    browser.evaluate(f"window.same = true; {OVER.format('epochs')}")
+    browser.wait("window.same === undefined")
+    assert browser.wait("document.querySelector('.head select')?.value") == "epochs"
+    browser.open(here)
     link = browser.wait("document.querySelector('table.trials a')?.href")
     browser.open(link)
     browser.wait("document.querySelectorAll('figure canvas').length > 1")
@@ -264,7 +306,7 @@ def tool(name):
 @pytest.mark.skipif(not tool("tensorboard"), reason="no tensorboard on this machine")
 def test_tensorboard_opens_what_was_written(browser, started, kilobatch, tmp_path):
     pytest.importorskip("tensorboardX")
-    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=3")
+    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=6")
     assert kilobatch(*words, "--set", "extensions=[{kind: TensorBoard}]").returncode == 0
     _, address = started(tool("tensorboard"), "--logdir", tmp_path, "--port", 0, "--host", "127.0.0.1")
     browser.open(f"{address}data/plugin/scalars/tags")
@@ -279,7 +321,7 @@ def test_tensorboard_opens_what_was_written(browser, started, kilobatch, tmp_pat
 def test_mlflow_opens_what_was_sent(browser, started, kilobatch, tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=3")
+    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=6")
     assert kilobatch(*words, "--set", "extensions=[{kind: MLflow}]").returncode == 0
     number = json.loads((tmp_path / "run" / "mlflow.json").read_text())["run_id"]
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -1,12 +1,20 @@
-// Draws the curves of a report: hover, zoom, smoothing, logarithmic axes, and a choice of the x axis. Texts of a run
-// reach the page as text only. With data-live on the body, the page asks for itself anew and takes over what changed.
+// Draws the charts of a page: hover, zoom, smoothing, logarithmic axes and a choice of the x axis; what has a name is
+// marked wherever it appears. Texts of a run reach the page as text only. With data-live on the body, the page takes
+// over what changed, from its server; as a file it loads itself anew and keeps what the reader chose.
 "use strict";
 (() => {
-  const id = name => document.getElementById(name);
+  const id = name => document.getElementById(name), all = what => [...document.querySelectorAll(what)];
   const ink = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const zoomed = { min: null, max: null }; // of the x axis, on all charts
-  const off = new Set(), logarithmic = new Map(); // hidden curves, "chart/curve"; charts whose box was clicked
-  let data = JSON.parse(id("curves").textContent), plots = [];
+  const kept = JSON.parse(sessionStorage.getItem(location.pathname)) ?? {};
+  sessionStorage.removeItem(location.pathname);
+  const zoomed = new Map(kept.zoomed), logarithmic = new Map(kept.logarithmic); // by axis or title
+  const chosen = new Map(kept.chosen), off = new Set(kept.off); // x axes; hidden curves, "title/group"
+  let data = JSON.parse(id("curves").textContent), plots = [], picked = null;
+
+  const axisOf = chart => chosen.get(String(chart.axes)) ?? chart.axes[0];
+  const scaleKey = (which, chart) => which === "x" ? `x/${axisOf(chart)}` : `y/${chart.title}`;
+  const isLog = (which, chart) => chart.mayBe.includes(which)
+    && (logarithmic.get(scaleKey(which, chart)) ?? chart.logarithmic.includes(which));
 
   const short = value => value == null ? "–" : String(+value.toPrecision(4));
   function clock(seconds) {
@@ -15,9 +23,13 @@
     return seconds < 3600 ? `${Math.floor(seconds / 60)}:${two(seconds % 60)} min`
       : `${Math.floor(seconds / 3600)}:${two(seconds / 60 % 60)} h`;
   }
-  const place = (axis, value) => value == null ? "–" : axis === "time" ? clock(value)
-    : axis === "epochs" ? short(value) : Math.round(value).toLocaleString("en");
+  function place(axis, value) {
+    if (axis === "time") return clock(value);
+    const whole = Math.round(value), counts = axis === "updates" || axis === "samples";
+    return counts || Math.abs(value - whole) < 1e-6 * value ? whole.toLocaleString("en") : short(value);
+  }
 
+  const sorted = values => values.map((_, at) => at).sort((a, b) => values[a] - values[b]); // the places
   const named = words => (_, ticks) => ticks.map(tick => tick == null ? "" : words(tick)); // log axes have empty ones
   const height = value => value >= 1e4 ? value.toLocaleString("en") : short(value);
 
@@ -34,13 +46,19 @@
   }
 
   function drawn(chart, axis, share, logX, logY) { // one table of uPlot for all curves, and a series each
-    const tables = [], series = [{ label: axis, value: (_, value) => place(axis, value) }], below = [];
+    const spot = (_, value) => value == null ? "–" : chart.ticks[Math.round(value)] ?? place(axis, value);
+    const tables = [], series = [{ label: axis, value: spot }], below = [], groups = new Set();
     const add = (x, y, look) => {
-      const kept = x.map((_, at) => at).filter(at => !logX || x[at] > 0);
-      tables.push([kept.map(at => x[at]), kept.map(at => logY && !(y[at] > 0) ? null : y[at])]);
-      series.push({ spanGaps: true, width: 2, points: { show: false }, ...look });
+      const order = sorted(x).filter(at => x[at] != null && (!logX || x[at] > 0));
+      const xs = order.map(at => x[at]), names = new Map();
+      order.forEach((from, at) => { // dots over each other part by nothing that is seen: uPlot has one at a place
+        if (look.scattered && xs[at] <= xs[at - 1]) xs[at] = xs[at - 1] + 1e-9 * (Math.abs(xs[at - 1]) || 1);
+        if (look.names) names.set(xs[at], Array.isArray(look.names) ? look.names[from] : look.names);
+      });
+      tables.push([xs, order.map(at => logY && !(y[at] > 0) ? null : y[at])]);
+      series.push({ spanGaps: true, width: 2, points: { show: false }, value: (_, value) => height(value), ...look, names });
     };
-    const curves = chart.curves.map((curve, at) => ({ ...curve, key: `${chart.title}/${at}` }));
+    const curves = chart.curves.map((curve, at) => ({ ...curve, key: `${chart.title}/${curve.group ?? at}` }));
     if (chart.stacked) {
       for (const curve of curves) {
         const hidden = off.has(curve.key);
@@ -49,34 +67,63 @@
       }
       curves.reverse(); // the highest first, the lower ones over it
     }
-    curves.forEach((curve, at) => {
-      const x = data.runs[curve.run][curve.at][axis] ?? [], stroke = ink(`--k${curve.colour.slice(1)}`);
-      const wide = data.runs.length > 1 ? 1.5 + 1.5 * Math.min(3, curves.length - 1 - at) : 2; // seen below others
-      const show = !off.has(curve.key), { label, key, dashes: dash } = curve;
-      const one = { label, stroke, show, dash, key, width: wide };
+    for (const curve of curves) {
+      const { key, look, names, group, width = 2, values, dashes: dash } = curve;
+      const x = data.points[curve.at][axis] ?? [], stroke = ink(`--k${curve.colour.slice(1)}`), show = !off.has(key);
+      const first = !groups.has(key), label = first ? curve.label : "";
+      const one = { label, stroke, show, dash, key, width, names, auto: curve.scales ?? true };
+      if (!label) one.class = "raw";
+      groups.add(key);
+      if (names) one.value = (u, _, s) => { // of the one that is pointed at
+        const at = u.focused ?? 0, i = u.cursor.idxs?.[at], own = at && i != null && u.series[at].key === key;
+        return own ? `${short(u.data[at][i])} (${u.series[at].names.get(u.data[0][i])})` : "–";
+      };
       if (chart.stacked) {
-        const back = new Map(x.map((value, i) => [value, curve.values[i]]));
+        const back = new Map(x.map((value, i) => [value, values[i]]));
         const value = (u, _, s, i) => short(back.get(u.data[0][i]));
-        return add(x, curve.top, { ...one, fill: stroke, width: 0, value });
-      }
-      if (curve.look === "smooth") {
-        add(x, curve.values, { stroke, show, width: 1, alpha: 0.3, class: "raw", key: curve.key, label: "" });
+        add(x, curve.top, { ...one, fill: stroke, width: 0, value });
+      } else if (look === "smooth") {
+        add(x, values, { stroke, show, width: 1, alpha: 0.3, class: "raw", key, label: "" });
         const raw = tables.length;
-        return add(x, mean(curve.values, share), {
+        add(x, mean(values, share), {
           ...one,
           value: (u, value, _, i) => value == null ? "–" : `${short(value)} (${short(u.data[raw][i])})`
         });
+      } else if (["points", "hollow", "top", "bottom"].includes(look)) {
+        const points = { show: true, size: 6, width: 1.5, stroke, fill: look === "hollow" ? ink("--paper") : stroke };
+        const how = { ...one, scattered: true, paths: () => null, points }, edge = { top: 0.97, bottom: 0.03 }[look];
+        if (edge === undefined) add(x, values, how);
+        else add(x, values.map(() => edge), { ...how, scale: "edge", value: () => "" });
+      } else if (look === "highest" || look === "lowest") {
+        const best = look === "highest" ? Math.max : Math.min, so_far = [];
+        const order = sorted(x);
+        order.forEach((from, at) => so_far.push(best(...[so_far[at - 1], values[from]].filter(it => it != null))));
+        add(order.map(at => x[at]), so_far.map(it => isFinite(it) ? it : null),
+          { ...one, paths: uPlot.paths.stepped({ align: 1 }) });
+      } else if (look === "step") {
+        add(x, values, { ...one, paths: uPlot.paths.stepped({ align: 1 }) });
+      } else {
+        const dots = look === "dots" && values.length <= 60 || values.length === 1;
+        add(x, values, { ...one, points: { show: dots, size: 5, fill: stroke } });
       }
-      
-      if (curve.look === "step") return add(x, curve.values, { ...one, paths: uPlot.paths.stepped({ align: 1 }) });
-      const dots = curve.look === "dots" && curve.values.length <= 60;
-      add(x, curve.values, { ...one, points: { show: dots, size: 5, fill: stroke } });
-    });
-    return { series, table: tables.length === 1 ? tables[0] : uPlot.join(tables) };
+    }
+    return { series, table: uPlot.join(tables) };
   }
+
+  const distance = (u, s, at, y, here) => u.series[s].scattered ? apart(u, s, at, u.data[s][at]) : y - here;
+  const apart = (u, index, at, y) => // of a dot from the pointer, in pixels
+    Math.hypot(u.valToPos(u.data[0][at], "x") - u.cursor.left, u.valToPos(y, u.series[index].scale) - u.cursor.top);
 
   function nearest(u, index, at) { // the nearest point that this curve has
     const values = u.data[index];
+    if (u.series[index].scattered) {
+      let best = at, least = Infinity;
+      values.forEach((value, here) => {
+        const distance = value == null ? Infinity : apart(u, index, here, value);
+        if (distance < least) [best, least] = [here, distance];
+      });
+      return best;
+    }
     for (let step = 0; step < values.length; step++) {
       if (values[at - step] != null) return at - step;
       if (values[at + step] != null) return at + step;
@@ -84,42 +131,92 @@
     return at;
   }
 
+  function decades(_, low, high) { // of a logarithmic axis: it ends at whole multiples of the power of ten below
+    const [down, up] = [low ?? 1, high ?? 10].map(end => 10 ** Math.floor(Math.log10(end)));
+    const ends = [down * Math.floor(low / down + 1e-9), up * Math.ceil(high / up - 1e-9)];
+    return ends[0] < ends[1] ? ends : [low / 2, 2 * high];
+  }
+
+  function written(_, ticks) { // those of a logarithmic axis that have a number
+    const growth = ticks.at(-1) / ticks[0], kept = growth > 30 ? /^1/ : growth > 5 ? /^[125]/ : /./;
+    return ticks.map(tick => kept.test(tick.toExponential()) ? tick : null);
+  }
+
   function plot(chart, box) {
-    const axis = id("axis").value, logX = id("log-x").checked, logY = logarithmic.get(chart.title) ?? chart.logarithmic;
-    const { series, table } = drawn(chart, axis, id("smoothing").value / 100, logX, logY && !chart.stacked);
+    const axis = axisOf(chart), logX = isLog("x", chart), logY = isLog("y", chart), { ticks } = chart;
+    const { series, table } = drawn(chart, axis, id("smoothing").value / 100, logX, logY);
+    const names = series.some(one => one.names?.size), scattered = series.some(one => one.scattered);
+    const key = names ? chart.title : axis; // of charts that zoom together
     const lines = { stroke: ink("--ink"), grid: { stroke: ink("--line"), width: 1 }, ticks: { show: false } };
-    const font = "12px system-ui, sans-serif";
+    const font = "12px system-ui, sans-serif", words = ticks.map(tick => tick.split("\n")[0]);
+    const letters = Math.max(0, ...words.map(word => word.length));
+    const rotated = 7 * letters * ticks.length > box.clientWidth - 60; // the names have no room beside each other
+    const places = (_, __, low, high) => ticks.map((_, at) => at).filter(at => low <= at && at <= high);
     const u = new uPlot({
-      width: Math.max(200, box.clientWidth), height: 230, padding: [8, 12, 0, 0], series,
-      cursor: { sync: { key: "x" }, dataIdx: nearest, focus: { prox: 24 }, points: { size: 7 } },
-      focus: { alpha: 0.25 },
+      width: Math.max(200, box.clientWidth), height: 230, padding: [8, 20, 0, 0], series,
+      cursor: {
+        sync: names ? undefined : { key }, dataIdx: nearest, drag: { x: true, y: names },
+        points: { size: 7, one: names }, focus: { prox: 24, dist: distance }
+      },
+      focus: { alpha: scattered ? 1 : 0.25 },
       legend: { markers: { width: 3 } },
-      scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY && !chart.stacked ? 3 : 1 } },
+      scales: {
+        x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? [-0.5, ticks.length - 0.5] : logX ? decades : undefined },
+        y: { distr: logY ? 3 : 1, range: logY ? decades : undefined }, edge: { range: [0, 1] }
+      },
       axes: [
-        { ...lines, font, space: 60, size: 26, values: named(tick => place(axis, tick)) },
-        { ...lines, font, size: 56, values: named(height) }
+        {
+          ...lines, font, space: 60, size: rotated ? 12 + 4 * letters : 26, rotate: rotated ? -35 : 0,
+          splits: ticks.length ? places : undefined, filter: logX ? written : undefined,
+          values: named(tick => words[tick] ?? place(axis, tick))
+        },
+        { ...lines, font, size: 56, values: named(height), filter: logY ? written : undefined }
       ],
       hooks: {
         setSeries: [(self, index, how) => {
-          if (how.show === undefined || index === null) return;
-          const { key } = self.series[index];
-          off[how.show ? "delete" : "add"](key);
-          if (chart.stacked) return redraw();
-          self.series.forEach((one, at) => {
-            if (one.key === key && one.show !== how.show) self.setSeries(at, { show: how.show });
-          });
+          if (how.show === undefined) return self.focused = index;
+          if (index === null) return;
+          off[how.show ? "delete" : "add"](self.series[index].key);
+          redraw();
         }],
-        setScale: [(self, key) => {
-          if (key !== "x" || !self.ready) return;
-          const [first, last] = [self.data[0][0], self.data[0].at(-1)], { min, max } = self.scales.x;
-          Object.assign(zoomed, min <= first && max >= last ? { min: null, max: null } : { min, max });
+        setCursor: [self => {
+          if (!names) return;
+          self.setLegend();
+          const index = self.focused, at = index && self.cursor.idxs[index];
+          pick(at == null ? null : self.series[index].names.get(self.data[0][at]) ?? null, self);
+        }],
+        setScale: [self => {
+          if (!self.ready) return;
+          const { x, y } = self.scales, [first, last] = [self.data[0][0], self.data[0].at(-1)];
+          if (x.min <= first && x.max >= last) zoomed.delete(key);
+          else zoomed.set(key, { x: { min: x.min, max: x.max }, ...names && { y: { min: y.min, max: y.max } } });
         }],
         ready: [self => self.ready = true]
       }
     }, table, box);
-    if (zoomed.min !== null) u.setScale("x", zoomed);
+    for (const [scale, limits] of Object.entries(zoomed.get(key) ?? {})) u.setScale(scale, limits);
+    u.spots = new Map(series.flatMap((one, s) => [...one.names ?? []].map(([x, name]) => [name, [s, x]])));
     return u;
   }
+
+  function pick(name, from = null) { // marks it in the other charts and in the page
+    if (name === picked) return;
+    picked = name;
+    for (const one of all("[data-name]")) one.classList.toggle("on", one.dataset.name === name);
+    for (const u of plots) {
+      if (u === from || !u.spots.size) continue;
+      const [s, x] = u.spots.get(name) ?? [null], y = s && u.data[s][u.valToIdx(x)], one = s && u.series[s];
+      const [left, top] = one?.scattered && y != null ? [u.valToPos(x, "x"), u.valToPos(y, one.scale)] : [-10, -10];
+      u.setCursor({ left, top }, false);
+      if (one && !one.scattered) u.setSeries(u.focused = s, { focus: true }, false);
+    }
+    const row = all("tr.on").at(-1), heads = row ? [...row.closest("table").tHead.rows[0].cells] : [];
+    const words = heads.map((head, at) => [head.textContent, row.cells[at].textContent]).filter(([, text]) => text);
+    if (id("picked")) id("picked").textContent = words.map(pair => pair.join(" ")).join(", ");
+  }
+  for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, event => {
+    if (!event.target.closest(".uplot, #picked")) pick(event.target.closest("[data-name]")?.dataset.name ?? null);
+  });
 
   function element(name, parent, words = "") {
     const made = document.createElement(name);
@@ -132,18 +229,29 @@
     for (const one of plots) one.destroy();
     plots = [];
     id("controls").hidden = !data.charts.length;
+    id("smoothing").parentNode.hidden = !data.charts.some(chart => chart.curves.some(curve => curve.look === "smooth"));
     const homes = ["first", "more"].map(id), boxes = [];
-    for (const home of homes) home?.replaceChildren();
+    for (const home of [...homes, id("axes")]) home?.replaceChildren();
+    const choices = new Set(data.charts.map(chart => chart.axes).filter(axes => axes.length > 1).map(String));
+    const one = choices.size === 1; // for all charts
     data.charts.forEach((chart, at) => {
       const figure = element("figure", homes[at < 2 || !homes[1] ? 0 : 1]), head = element("div", figure);
       head.className = "head";
       element("h3", head, chart.title);
-      if (!chart.stacked) {
-        const label = element("label", head), box = element("input", label);
-        label.append(" logarithmic");
+      const scales = element("span", head);
+      if (choices.delete(String(chart.axes))) {
+        const select = element("select", element("label", one ? id("axes") : scales, "over "));
+        for (const axis of chart.axes) element("option", select, axis);
+        select.value = axisOf(chart);
+        select.onchange = () => { chosen.set(String(chart.axes), select.value); fresh(); };
+      }
+      scales.append(chart.mayBe && " logarithmic");
+      for (const which of chart.mayBe) {
+        const label = element("label", scales), box = element("input", label);
+        label.append(which);
         box.type = "checkbox";
-        box.checked = logarithmic.get(chart.title) ?? chart.logarithmic;
-        box.onchange = () => { logarithmic.set(chart.title, box.checked); redraw(); };
+        box.checked = isLog(which, chart);
+        box.onchange = () => { logarithmic.set(scaleKey(which, chart), box.checked); fresh(); };
       }
       boxes.push([chart, element("div", figure)]);
       element("figcaption", figure, chart.caption);
@@ -151,16 +259,32 @@
     plots = boxes.map(([chart, box]) => plot(chart, box)); // when all have their places, and so their widths
   }
 
-  const fresh = () => { Object.assign(zoomed, { min: null, max: null }); redraw(); };
-  id("axis").onchange = id("log-x").onchange = id("reset").onclick = fresh;
+  const fresh = () => { zoomed.clear(); redraw(); };
+  id("reset").onclick = fresh;
+  id("smoothing").value = kept.smoothing ?? id("smoothing").value;
   id("smoothing").oninput = redraw;
-  for (const fold of document.querySelectorAll("details.numbers")) fold.open = false;
+  for (const fold of all("details.numbers")) fold.open = false;
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraw(); } });
   redraw();
 
+  const scrolls = () => ({ top: scrollY, boxes: all(".scroll").map(box => box.scrollLeft) });
+  function scrollAs({ top, boxes }) {
+    all(".scroll").forEach((box, at) => box.scrollLeft = boxes[at]);
+    scrollTo(0, top);
+  }
+  function reload() {
+    const choices = { zoomed: [...zoomed], logarithmic: [...logarithmic], chosen: [...chosen], off: [...off] };
+    const rest = { smoothing: id("smoothing").value, scrolls: scrolls() };
+    sessionStorage.setItem(location.pathname, JSON.stringify({ ...choices, ...rest }));
+    location.reload();
+  }
+  if (kept.scrolls) scrollAs(kept.scrolls);
+
   async function refresh() {
+    if (document.hidden || String(getSelection())) return again();
+    if (location.protocol === "file:") return reload();
     let next;
     try {
       const answer = await fetch(location.href);
@@ -170,19 +294,24 @@
       id("state").textContent = "The server of this page does not answer; what you see may be old.";
       return setTimeout(refresh, 3000);
     }
+    const before = scrolls(), text = next.getElementById("curves").textContent, seen = picked;
     for (const name of ["state", "now", "tiles"]) {
       if (id(name)) id(name).replaceChildren(...next.getElementById(name)?.childNodes ?? []);
     }
-    const text = next.getElementById("curves").textContent;
     if (text !== id("curves").textContent) {
       id("curves").textContent = text;
       data = JSON.parse(text);
-      const top = scrollY;
       redraw();
-      scrollTo(0, top);
     }
-    if (next.body.dataset.live !== undefined) setTimeout(refresh, 1000 * next.body.dataset.live);
-    else if (document.body.dataset.live !== undefined) location.reload(); // it has ended: all of the page, once
+    picked = null;
+    pick(seen);
+    scrollAs(before);
+    if (next.body.dataset.live === undefined) return reload(); // it has ended: all of the page, once
+    document.body.dataset.live = next.body.dataset.live;
+    again();
   }
-  if (document.body.dataset.live !== undefined) setTimeout(refresh, 1000 * document.body.dataset.live);
+  function again() {
+    if (document.body.dataset.live !== undefined) setTimeout(refresh, 1000 * document.body.dataset.live);
+  }
+  again();
 })();

@@ -1,4 +1,10 @@
-"""The curves of runs as plain data, which `charts.js` draws with uPlot (in `uplot/`, MIT), and as a table."""
+"""Charts as plain data, which `charts.js` draws with uPlot (in `uplot/`, MIT); those of runs, and their table.
+
+A page with charts has `drawn(data)` in its body, and `style()` and `script()`. `data` has the keys
+
+    points    name -> axis -> positions: a set of points may have places on several axes, of which the reader chooses
+    charts    made by `chart`, each of curves made by `curve`, in the order of the page
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ import numpy as np
 
 from recipes.planning.phase_times import PHASES, busy_seconds
 from recipes.reports.curves import reads_better_in_decades
-from recipes.reports.html import Markup, table, tag
+from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run
 from recipes.reports.style import DASHES, SERIES
@@ -39,55 +45,103 @@ def style() -> str:
     return (_HERE / "uplot" / "uPlot.min.css").read_text(encoding="utf-8")
 
 
+CONTROLS = joined(
+    [
+        tag("noscript", tag("p", "The curves need JavaScript. Without it, the tables below have their numbers.")),
+        tag(
+            "form",
+            tag("span", "", id="axes"),
+            tag("label", "smoothing ", tag("input", id="smoothing", type="range", min="0", max="30", value="5")),
+            tag("button", "whole charts", id="reset", type="button"),
+            tag("span", "Drag over a chart to zoom; click a name to hide its curve.", class_="muted"),
+            id="controls",
+            hidden="",
+        ),
+    ]
+)
+
+
+def drawn(data: dict[str, Any]) -> Markup:
+    """Controls, a place for all charts, and the data."""
+    return joined([CONTROLS, tag("div", "", id="first", class_="pictures"), charts_markup(data)])
+
+
 def charts_markup(data: dict[str, Any]) -> Markup:
-    """The data of `charts` as a block that no browser executes."""
+    """The data of charts as a block that no browser executes."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for letter in "<>&":  # nothing in it can end the block
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return tag("script", Markup(text), type="application/json", id="curves")
 
 
-def charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
-    """The charts of one run, or of several over each other, in the order of the page.
+def chart(
+    title: str,
+    caption: str,
+    curves: Sequence[dict[str, Any]],
+    *,
+    axes: Sequence[str] = AXES,
+    logarithmic: str = "",
+    may_be: str = "xy",
+    stacked: bool = False,
+    ticks: Sequence[str] = (),
+) -> Chart:
+    """A chart.
 
-    Returns:
-        `runs`: for each, the positions of its points: name of a set of points -> axis -> numbers.
-        `charts`: each has a title, a caption, whether it reads better with logarithmic values, whether its curves are
-        stacked, and its curves: `run`, `at` (its set of points), label, values (null: none), colour, dashes and look:
-        `smooth` (many noisy points), `dots`, `step` or `line`.
+    Args:
+        title: unlike that of any other chart of the page.
+        axes: those that its points have, the first by default.
+        logarithmic: `x`, `y` or `xy`: at first.
+        may_be: which of them the reader may make logarithmic.
+        stacked: each curve begins on the one before.
+        ticks: names of the places 0, 1, ... of an axis without numbers; what follows a line break is in the legend.
     """
-    sets: list[dict[str, Any]] = [{} for _ in runs]
+    how = {"axes": axes, "logarithmic": logarithmic, "mayBe": may_be, "stacked": stacked, "ticks": ticks}
+    return {"title": title, "caption": caption, **how, "curves": curves}
+
+
+def curve(at: str, values: Any, label: str, *, style: int = 0, look: str = "line", **more: Any) -> dict[str, Any]:
+    """A curve of a chart.
+
+    Args:
+        at: its set of points.
+        values: of the points; where one is not finite, the curve has none.
+        label: its name in the legend.
+        style: number of its colour and dashes.
+        look: `line`, `step`, `dots` (a line with dots), `smooth` (many noisy points, and their running mean),
+            `points` and `hollow` (no line), `top` and `bottom` (points at the edge, whatever their values),
+            `highest` and `lowest` (the best of all values so far, along the axis).
+        more: `colour`; `dashes` and `width` in pixels; `scales: False`: its values do not widen the axis; `group`:
+            curves with the same one have one name in the legend; `names`: of each point, or one of the whole curve.
+            Elements of the page with this name as `data-name` are marked when the reader points at it, and back.
+    """
+    colour, dashes = run_style(style)
+    return {"at": at, "values": plain(values), "label": label, "colour": colour, "dashes": dashes, "look": look, **more}
+
+
+def charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
+    """The charts of one run, or of several over each other."""
+    points: dict[str, Any] = {}
     makers = (_accuracy, _loss, _evaluation_loss, _rate, _batch, _throughput, _phases, _ranks, _memory, _noise)
-    made = [_Maker(runs, labels, sets) for _ in makers]
+    made = [_Maker(runs, labels, points) for _ in makers]
     shown = [chart for maker, on in zip(makers, made, strict=True) if (chart := maker(on)) and chart["curves"]]
-    return {"runs": sets, "charts": shown}
+    return {"points": points, "charts": shown}
 
 
 class _Maker:
     """Collects the curves of one chart, and the positions of their points."""
 
-    def __init__(self, runs: Sequence[Run], labels: Sequence[str], sets: list[dict[str, Any]]) -> None:
-        self.runs, self.labels, self._sets = runs, labels, sets
+    def __init__(self, runs: Sequence[Run], labels: Sequence[str], points: dict[str, Any]) -> None:
+        self.runs, self.labels, self._points = runs, labels, points
         self.alone = len(runs) == 1
         self.curves: list[dict[str, Any]] = []
 
     def add(self, index: int, points: tuple[str, np.ndarray], values: np.ndarray, label: str, look: str) -> None:
         """A curve of the run of this index; of several runs each has its own colour, of one run each curve."""
-        name, epochs = points
-        self._sets[index].setdefault(name, positions(self.runs[index], epochs))
-        place = len(self.curves) if self.alone else index
-        colour, dashes = run_style(place)
-        self.curves.append(
-            {
-                "run": index,
-                "at": name,
-                "label": label if self.alone else self.labels[index],
-                "values": _plain(values),
-                "colour": colour,
-                "dashes": dashes,
-                "look": look,
-            }
-        )
+        at = f"{index} {points[0]}"
+        self._points.setdefault(at, positions(self.runs[index], points[1]))
+        wider = {} if self.alone else {"width": 1.5 + 1.5 * min(3, len(self.runs) - 1 - index)}  # seen below others
+        label, style = (label, len(self.curves)) if self.alone else (self.labels[index], index)
+        self.curves.append(curve(at, values, label, style=style, look=look, **wider))
 
     def updates(self, index: int, values: np.ndarray, label: str, look: str) -> None:
         """A curve over the updates of a run: the mean over equal stretches where there are many."""
@@ -100,8 +154,8 @@ class _Maker:
             self.add(index, ("updates", run.updates.epoch[first]), means, label, look)
 
     def chart(self, title: str, caption: str, *, logarithmic: bool = False, stacked: bool = False) -> Chart:
-        how = {"logarithmic": logarithmic, "stacked": stacked}
-        return {"title": title, "caption": caption, **how, "curves": self.curves}
+        how = {"logarithmic": "y" if logarithmic else "", "stacked": stacked, "may_be": "x" if stacked else "xy"}
+        return chart(title, caption, self.curves, **how)
 
 
 def run_style(index: int) -> tuple[str, list[float]]:
@@ -114,7 +168,7 @@ def positions(run: Run, epochs: np.ndarray) -> dict[str, list[float]]:
     """Where points at these epochs lie on each axis: epochs, updates, samples, and seconds since the start."""
     updates = run.updates
     if not len(updates):
-        return {"epochs": _plain(epochs)}
+        return {"epochs": plain(epochs)}
     known = np.append(updates.epoch, run.epochs_done)
     axes = {
         "updates": np.append(updates.update, updates.update[-1] + 1),
@@ -122,7 +176,7 @@ def positions(run: Run, epochs: np.ndarray) -> dict[str, list[float]]:
         "time": np.append(0.0, updates.elapsed_seconds),
     }
     found = {name: np.interp(epochs, known, values) for name, values in axes.items() if np.isfinite(values).all()}
-    return {name: _plain(values) for name, values in {"epochs": epochs, **found}.items()}
+    return {name: plain(values) for name, values in {"epochs": epochs, **found}.items()}
 
 
 def numbers(run: Run) -> Markup:
@@ -262,7 +316,7 @@ def _noise(on: _Maker) -> Chart:
     return on.chart("Noise scale (samples)", caption, logarithmic=True)
 
 
-def _plain(values: Any) -> list[Any]:
+def plain(values: Any) -> list[Any]:
     """Numbers in six digits for JSON, null where they are not finite."""
     return list(_rounded(np.asarray(values, dtype=np.float64)))
 

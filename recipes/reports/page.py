@@ -70,27 +70,24 @@ def page_text(runs: Sequence[Run], *, live: bool = False) -> str:
     return document(title, body, style=charts.style(), script=charts.script(), **how)
 
 
-def document(
-    title: str, body: Markup, *, style: str = "", script: str = "", refresh: float = 0.0, live: float = 0.0
-) -> str:
+def document(title: str, body: Markup, *, style: str = "", script: str = "", live: float = 0.0) -> str:
     """A whole page in the reports' style, with a title as heading, which loads nothing from elsewhere.
 
     Args:
         style, script: more of both; constants of the program, without text of a run.
-        refresh: seconds after which a reader without scripts gets the page anew; 0: never.
-        live: seconds after which the script asks the page's server anew; 0: it may ask for nothing.
+        live: seconds after which the page is read anew, by `charts.script` only what changed; 0: never.
     """
     # HTML's escaping does not apply in a style sheet or a script. Only the script with this sum may run.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = _POLICY + (f"; script-src 'sha256-{digest}'" if script else "")
     policy += "; connect-src 'self'" if live else ""
-    again = f'<noscript><meta http-equiv="refresh" content="{refresh:.0f}"></noscript>'
+    again = f'<noscript><meta http-equiv="refresh" content="{live:.0f}"></noscript>'
     head = joined(
         [
             Markup('<meta charset="utf-8">'),
             Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
             Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-            Markup(again if refresh else ""),
+            Markup(again if live else ""),
             tag("title", f"{title} – kilobatch"),
             tag("style", Markup(PAGE + style)),
         ]
@@ -109,7 +106,7 @@ def _single(run: Run, data: dict[str, Any]) -> Markup:
         [
             tag("div", " · ".join(str(fact) for fact in facts if fact), class_="muted"),
             tag("div", sections.verdict(run), id="now"),
-            _CONTROLS,
+            charts.CONTROLS,
             tag("div", "", id="first", class_="pictures"),
             tag("div", sections.tiles(run), id="tiles"),
             sections.changes(run),
@@ -143,7 +140,7 @@ def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
     return joined(
         [
             tag("p", words, class_="verdict"),
-            _CONTROLS,
+            charts.CONTROLS,
             tag("div", "", id="first", class_="pictures"),
             tag("div", _comparison_table(runs), id="tiles"),
             _differences(runs),
@@ -196,9 +193,7 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 def curves(runs: Sequence[Run]) -> Markup:
     """The curves of runs alone, for a page with the style and script of `charts`."""
     data = charts.charts(runs, [_label(run, runs) for run in runs])
-    return joined(
-        [tag("h2", "Runs"), _CONTROLS, tag("div", "", id="first", class_="pictures"), charts.charts_markup(data)]
-    )
+    return joined([tag("h2", "Runs"), charts.drawn(data)])
 
 
 def _swatch(index: int) -> Markup:
@@ -206,20 +201,3 @@ def _swatch(index: int) -> Markup:
     stroke = f'stroke="var(--k{colour[1:]})" stroke-width="3" stroke-dasharray="{",".join(map(str, dashes))}"'
     line = f'<line x1="0" y1="5" x2="24" y2="5" {stroke}/>'
     return Markup(f'<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true">{line}</svg>')
-
-
-_CONTROLS = joined(
-    [
-        tag("noscript", tag("p", "The curves need JavaScript. Without it, the tables below have their numbers.")),
-        tag(
-            "form",
-            tag("label", "over ", tag("select", *(tag("option", axis) for axis in charts.AXES), id="axis")),
-            tag("label", tag("input", id="log-x", type="checkbox"), " logarithmic axis"),
-            tag("label", "smoothing ", tag("input", id="smoothing", type="range", min="0", max="30", value="5")),
-            tag("button", "whole run", id="reset", type="button"),
-            tag("span", "Drag over a chart to zoom; click a name to hide its curve.", class_="muted"),
-            id="controls",
-            hidden="",
-        ),
-    ]
-)

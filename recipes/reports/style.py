@@ -93,20 +93,23 @@ svg * {{ stroke-linejoin: round; stroke-linecap: butt; }}
 svg text {{ font-family: inherit !important; fill: var(--ink); }}
 #controls {{ display: flex; flex-wrap: wrap; align-items: center; gap: .4rem 1.1rem; margin: 1rem 0 .75rem;
   font-size: .875rem; }}
-#controls[hidden] {{ display: none; }}
-#controls label {{ display: inline-flex; align-items: center; gap: .35rem; }}
-#controls :is(select, button) {{ font: inherit; padding: .1rem .5rem; }}
+#controls label {{ display: inline-flex; align-items: center; gap: .35rem; margin-right: .6rem; }}
+[hidden], #axes:empty {{ display: none !important; }}
+:is(#controls, .head) :is(select, button) {{ font: inherit; padding: .1rem .5rem; }}
 #smoothing {{ width: 7rem; }}
-.head {{ display: flex; align-items: baseline; justify-content: space-between; gap: 1rem; }}
+.head {{ display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between; gap: 0 1rem; }}
 .head h3 {{ margin: 0 0 .25rem; font-size: .95rem; }}
-.head label {{ font-size: .8125rem; color: var(--muted); white-space: nowrap; }}
-.head input {{ vertical-align: middle; margin: 0; }}
+.head span {{ font-size: .8125rem; color: var(--muted); white-space: nowrap; }}
+.head label {{ margin-left: .6rem; }}
+.head input {{ vertical-align: middle; margin: 0 .25rem 0 0; }}
 .u-legend {{ text-align: left !important; font-size: .8125rem !important; margin: 0 !important; }}
-.u-legend tr {{ border: 0; margin-right: 1rem !important; }}
+.u-legend tr {{ border: 0; opacity: 1 !important; margin-right: 1rem !important; }}
 .u-legend :is(th, td) {{ border: 0; padding: .1rem .25rem .1rem 0 !important; color: var(--ink); }}
 .u-legend th {{ font-weight: 400 !important; }}
 .u-legend td {{ min-width: 3rem; font-weight: 600; }}
 .uplot .raw {{ display: none; }}
+tr.on td {{ background: var(--shade); }}
+#picked {{ position: sticky; bottom: 0; padding: .4rem 0; background: var(--paper); font-size: .875rem; }}
 .u-select {{ background: var(--muted) !important; opacity: .25; }}
 .scroll {{ overflow-x: auto; margin: .5rem 0; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .875rem; font-variant-numeric: tabular-nums; }}
@@ -116,6 +119,7 @@ th {{ color: var(--muted); font-weight: 600; vertical-align: bottom; }}
 table.numbers :is(td, th):not(:first-child) {{ text-align: right; padding: .35rem 0 .35rem 1rem; }}
 table.numbers :is(td, th) {{ white-space: nowrap; }}
 table.trials :is(td, th):not(:last-child) {{ white-space: nowrap; }}
+table.trials td:last-child:not(:empty) {{ min-width: 22rem; }}
 table.values td, table.differences td {{ overflow-wrap: anywhere; min-width: 7rem; width: 33%; }}
 table.confusion {{ width: auto; }}
 table.confusion :is(td, th) {{ text-align: right; padding: .25rem .5rem; min-width: 2rem; }}

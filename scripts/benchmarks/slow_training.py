@@ -34,7 +34,7 @@ from timing import head, parser_of, row, write_json
 from trainers.runs.mpi_ranks import find_mpiexec
 
 EPOCHS = 20
-RECIPE = ("digits/baseline", f"epochs={EPOCHS}", "batch={global: 128, norm_span: 32}", "evaluation.every=1run")
+RECIPE = ("digits/baseline", f"epochs={EPOCHS}", "evaluation.every=1run")
 _LOCAL = "updater.local_steps={{every: {}, from: 0.5run, replicas: RANKS}}"
 WAYS: Mapping[str, Sequence[str]] = {
     "plain": (),
@@ -45,10 +45,11 @@ WAYS: Mapping[str, Sequence[str]] = {
 }
 
 
-def command_of(way: str, *, ranks: int, seed: int, width: int, sockets: bool, out: Path) -> list[str]:
+def command_of(way: str, *, ranks: int, seed: int, batch: int, width: int, sockets: bool, out: Path) -> list[str]:
     """The `kilobatch train` of one rank."""
     recipe, *settings = RECIPE
     settings += [f"model={{kind: SmallCNN, width: {width}}}", f"seed={seed}"]
+    settings += [f"batch={{global: {batch}, norm_span: 32}}"]
     settings += [f"cluster.exchange.communicator={{kind: Ring, sockets: {str(sockets).lower()}}}"]
     settings += [setting.replace("RANKS", str(ranks)) for setting in WAYS[way]]
     words = [sys.executable, "-P", "-m", "kilobatch", "train", recipe, "--fast", "--no-report", "-q", "--out", str(out)]
@@ -106,6 +107,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--megabits", type=int, default=None, help="a second, of each link; left out: no links")
+    parser.add_argument("--batch", type=int, default=128, help="samples an update; the rate follows it")
     parser.add_argument("--width", type=int, default=48, help="of the network")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=[*WAYS])
@@ -114,7 +116,7 @@ def main() -> None:
     print(head(("way", "updates", "accuracy", *figures)), flush=True)
     results: dict[str, list[dict[str, Any]]] = {}
     for way in options.ways:
-        how = {"ranks": options.ranks, "width": options.width}
+        how = {"ranks": options.ranks, "batch": options.batch, "width": options.width}
         for seed in options.seeds:
             try:
                 if options.megabits is None:

@@ -18,8 +18,8 @@ from recipes.planning.forecast import forecast_tree
 from recipes.planning.planner import Plan
 from recipes.planning.stream import stream_of
 from recipes.reading.identity import identity_ids
-from recipes.reading.image_size import image_sizes, sides_by_size
 from recipes.reading.load import chain_of
+from recipes.schema.image_size import image_sizes, sides_by_size
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum

@@ -1,4 +1,4 @@
-"""What all figures share: panels, axes, files, and the style for figures that another package draws."""
+"""What all figures share: panels, axes and files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import IO, Any
 
 import matplotlib
 import numpy as np
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from recipes.reports.curves import reads_better_in_decades
-from recipes.reports.style import GRID, INK, MATPLOTLIB, MUTED
+from recipes.reports.style import MATPLOTLIB, MUTED
 
 
 @contextmanager
@@ -52,10 +51,9 @@ def rate_axis(axes: Axes, curves: Sequence[np.ndarray]) -> None:
         axes.set_ylim(0, rates.max() * 1.08 if len(rates) and rates.max() > 0 else 1)
 
 
-def decades(axes: Axes, *, of: str = "y") -> None:
-    """Ticks of a logarithmic axis, `x` or `y`, few and written as plain numbers."""
-    low, high = axes.get_ylim() if of == "y" else axes.get_xlim()
-    axis = axes.yaxis if of == "y" else axes.xaxis
+def decades(axes: Axes) -> None:
+    """Ticks of a logarithmic axis, few and written as plain numbers."""
+    (low, high), axis = axes.get_ylim(), axes.yaxis
     powers = math.floor(math.log10(high)) - math.ceil(math.log10(low)) + 1  # of ten: one tick alone says nothing
     subs = (1.0, 2.0, 5.0) if high <= 30 * low else (1.0, 3.0) if powers < 3 else (1.0,)
     axis.set_major_locator(LogLocator(base=10, subs=subs) if high > 5 * low else MaxNLocator(4))
@@ -109,48 +107,3 @@ def _save(figure: Figure, file: str | Path | IO[str], **options: Any) -> None:
     with matplotlib.rc_context(MATPLOTLIB), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one a character of a Japanese title
         figure.savefig(file, **options)
-
-
-@contextmanager
-def drawn_elsewhere() -> Iterator[None]:
-    """Draw inside this context without opening a window, and without leaving settings or figures behind."""
-    before = set(pyplot.get_fignums())
-    with matplotlib.rc_context({"text.parse_math": False}):  # a name from a file is no mathematics
-        pyplot.switch_backend("agg")
-        try:
-            yield
-        finally:
-            for number in set(pyplot.get_fignums()) - before:
-                pyplot.close(number)
-
-
-def restyled(axes: Axes, *, title: str, height: float = 2.9, lines: bool = False) -> Figure:
-    """The figure of some axes, all of its axes in the house style and without their legends.
-
-    Args:
-        height: of the axes, in inches.
-        lines: draw a grid, and axes on two sides only; else a frame.
-    """
-    figure = axes.figure
-    assert isinstance(figure, Figure)
-    FigureCanvasAgg(figure)
-    figure.set_size_inches(4.7, height + 0.3)
-    figure.set_layout_engine("tight")  # a colour bar that is there already has no place in "constrained"
-    axes.set_title("")
-    axes.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=INK)
-    for one in figure.axes:
-        for of in "xy":
-            if getattr(one, f"get_{of}scale")() == "log":
-                decades(one, of=of)
-        if (legend := one.get_legend()) is not None:
-            legend.remove()
-        one.set_facecolor("none")
-        one.set_axisbelow(True)
-        one.grid(visible=lines, **({"color": GRID, "linewidth": 0.7} if lines else {}))
-        one.tick_params(which="both", colors=MUTED, labelcolor=INK, labelsize=8)
-        for label in (one.xaxis.label, one.yaxis.label):
-            label.set(color=INK, fontsize=9)
-        for side, spine in one.spines.items():
-            shown = side in ("left", "bottom") or not lines
-            spine.set(edgecolor=MUTED if lines else GRID, linewidth=0.8, visible=shown)
-    return figure

@@ -10,12 +10,12 @@ from recipes.reports.record import open_run
 
 def by_title(runs):
     made = charts(runs, [f"run {index}" for index in range(len(runs))])
-    return {chart["title"]: chart for chart in made["charts"]}, made["runs"]
+    return {chart["title"]: chart for chart in made["charts"]}, made["points"]
 
 
 def test_curves_are_what_was_measured(write_run):
     run = open_run(write_run())
-    made, sets = by_title([run])
+    made, points = by_title([run])
     assert list(made)[:2] == ["Accuracy (%)", "Loss"]
     assert made["Accuracy (%)"]["curves"][0]["values"] == pytest.approx(100 * run.evaluations.accuracy)
     training, evaluation = made["Loss"]["curves"]
@@ -23,12 +23,12 @@ def test_curves_are_what_was_measured(write_run):
     assert evaluation["values"] == pytest.approx(run.evaluations.loss, rel=1e-5)
     assert made["Learning rate"]["curves"][0]["values"] == pytest.approx(run.updates.learning_rate, rel=1e-5)
     assert made["Global batch (samples)"]["curves"][0]["values"] == run.updates.global_batch_size.tolist()
-    assert sets[0]["updates"]["epochs"] == pytest.approx(run.updates.epoch, rel=1e-5)
+    assert points["0 updates"]["epochs"] == pytest.approx(run.updates.epoch, rel=1e-5)
 
 
 def test_each_point_has_its_place_on_every_axis(write_run):
     run = open_run(write_run())
-    scored = by_title([run])[1][0]["scored"]
+    scored = by_title([run])[1]["0 scored"]
     assert scored["updates"] == pytest.approx(run.evaluations.update, rel=1e-5)
     assert scored["samples"] == pytest.approx(run.evaluations.samples, rel=1e-5)
     assert scored["time"][-1] == pytest.approx(run.seconds, abs=1.0)

@@ -1,18 +1,21 @@
 """The page of a search."""
 
+import math
 import re
 import time
 from dataclasses import replace
+from datetime import datetime
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from recipes.schema import Budget, Objective, Search
-from recipes.search_space.ranges import Categorical, Float
+from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.search.best import Confirmed
-from trainers.search.report import LivePage, _figures, write_search_page
+from trainers.search.charts import search_charts
+from trainers.search.report import LivePage, write_search_page
 from trainers.search.samplers import RandomSampler
 
 RATE = Float(low=0.01, high=1.0, log=True)
@@ -59,93 +62,93 @@ def study():
 @pytest.fixture
 def page(tmp_path):
     """`page(study, search, **how)`: the text of the page."""
-    return lambda study, search, **how: write_search_page(tmp_path, study, search, **how).read_text()
+    return lambda study, search, **how: write_search_page(tmp_path, study, search, epochs=20, **how).read_text()
 
 
-def test_every_trial_has_a_row_a_curve_and_every_value_a_picture_and_words_are_escaped(study, page):
-    """Parallel coordinates need two complete trials; each curve and each of their lines names its trial."""
-    study.add_trial(trial(TrialState.COMPLETE, [0.8], 0.3, "a"))
+def charts_of(study, search):
+    """Title -> chart, and the places of all points."""
+    data = search_charts(study, search, epochs=20)
+    return {chart["title"]: chart for chart in data["charts"]}, data["points"]
+
+
+def by_label(chart):
+    return {curve["label"]: curve for curve in chart["curves"]}
+
+
+def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page):
     text = page(study, SEARCH)
-    assert sorted(re.findall(r'<g data-trial="(\d)">', text)) == ["0", "0", "1", "3", "4", "4"]
     assert MARKED not in text
     assert "the loss &lt;is&gt; not finite" in text
     assert "Trial 0 is best, with 90.00&nbsp;%." in text
-    assert re.findall(r'<tr data-trial="(\d)">', text) == list("01234")
-    assert text.count("<figure>") == 2 + 1 + 2
-    assert "5 trials: 2 complete, 1 failed, 1 infeasible, 1 pruned; 0.0847 device-hours." in text
+    assert re.findall(r'<tr data-name="trial (\d)">', text) == list("0123")
+    assert "4 trials: 1 complete, 1 failed, 1 infeasible, 1 pruned; 0.0678 device-hours." in text
     assert "pruned at report 2 of 20" in text
     assert "<td>not loss &lt;= 1</td>" in text
     assert "<td>infeasible</td>" in text
     assert "1 min 01 s" in text
     assert 'href="trials/trial-0000/"' in text
+    curves = charts_of(study, SEARCH)[0]["accuracy (%) on the way"]["curves"]
+    assert {curve["names"]: curve["group"] for curve in curves} == {
+        "trial 0": "best", "trial 1": "pruned", "trial 3": "infeasible"}  # fmt: skip
 
 
 def test_a_search_without_a_score_has_a_page(page):
     text = page(optuna.create_study(), SEARCH)
     assert "No trial is complete." in text
-    assert "<figure>" not in text
+    assert charts_of(optuna.create_study(), SEARCH)[0] == {}
 
 
-def test_with_enough_trials_what_matters_is_drawn_by_optuna_and_leaves_no_style_behind(study, page):
-    import matplotlib
-    from matplotlib import pyplot
-
-    for number in range(12):
-        values = [number / 12], 0.01 * 1.4**number, ("a", MARKED)[number % 2]
-        study.add_trial(trial(TrialState.COMPLETE, *values, batch_and_rate=[64 * 2 ** (number % 3), 0.1 + number]))
-    before = dict(matplotlib.rcParams)
-    text = page(study, SEARCH)
-    assert text.count("<figure>") == 3 + 3 + 2
-    assert "The full rate of every trial at its batch" in text
-    assert "square root" in text
-    assert "(PED-ANOVA)" in text
-    assert "by the two values that matter most" in text
-    assert dict(matplotlib.rcParams) == before
-    assert pyplot.get_fignums() == []
+def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study):
+    search = replace(SEARCH, space={**SEARCH.space, "epochs": Int(low=2, high=40)}, reports=4)
+    kinds = {"epochs": IntDistribution(2, 40)}
+    study.add_trial(create_trial(value=0.5, params={"epochs": 8}, distributions=kinds, intermediate_values={1: 0.5}))
+    _, points = charts_of(study, search)
+    assert points["way 0"] == {"part of the run": [0.25, 0.5], "epochs": [5, 10]}
+    assert points["way 4"] == {"part of the run": [0.25], "epochs": [2]}
 
 
-def figures(study, search):
-    return list(_figures(study, search))
+def test_trials_are_shown_when_they_ended(study):
+    """Over time and device-hours they stand in the order of their ends; over `trial` by their numbers."""
+    study = optuna.create_study(direction="maximize")
+    for number, end in enumerate((50, 30, 40)):
+        one = trial(TrialState.COMPLETE, [0.5 + number / 10], 0.1, "a")
+        one.datetime_start = datetime(2026, 1, 1, 0, 0, number)
+        one.datetime_complete = datetime(2026, 1, 1, 0, 0, end)
+        study.add_trial(one)
+    points = charts_of(study, replace(SEARCH, ranks_per_trial=2))[1]["best"]
+    assert points["trial"] == [1, 2, 0]
+    assert points["time"] == [30, 40, 50]
+    assert points["device-hours"] == pytest.approx([2 * 61 / 3600, 4 * 61 / 3600, 6 * 61 / 3600], rel=1e-5)
 
 
-def dots_of(axes):
-    """How many dots of each state."""
-    counts = {dots.get_label(): len(dots.get_offsets()) for dots in axes.collections}
-    return counts | {line.get_label(): len(line.get_xdata()) for line in axes.lines if line.get_marker() == "x"}
+def test_the_best_so_far_keeps_the_constraints(study):
+    """An infeasible one (0.95) is never the best."""
+    history = charts_of(study, SEARCH)[0]["accuracy (%)"]
+    curves = by_label(history)
+    assert sorted(curves) == ["best so far", "complete", "infeasible", "pruned"]
+    assert (curves["best so far"]["look"], curves["pruned"]["look"]) == ("highest", "hollow")
+    assert [value for value in curves["best so far"]["values"] if value is not None] == [90]
+    assert curves["infeasible"]["names"] == ["trial 3"]
+    assert history["axes"] == ["trial", "time", "device-hours"]
 
 
-def test_the_history_has_every_trial_and_its_best_keeps_the_constraints(study):
-    """An infeasible one (0.95) is never the best, and the first trial failed."""
-    history = optuna.create_study(direction="maximize")
-    history.add_trial(trial(TrialState.FAIL, None, 1.0, "a", reason="gone"))
-    history.add_trials(study.get_trials())
-    (reports, _), (figure, _), *_ = figures(history, SEARCH)
-    (axes,) = figure.axes
-    (best,) = axes.lines
-    assert list(best.get_ydata()) == [0.9, 0.9]
-    assert dots_of(axes) == {"complete": 1, "infeasible": 1, "pruned": 1}
-    lines = {line.get_gid(): line.get_linestyle() for line in reports.axes[0].lines if line.get_gid()}
-    assert {gid: dashes for gid, dashes in lines.items() if dashes != "-"} == {"trial-2": "--"}
-
-
-@pytest.mark.parametrize(("direction", "worst", "edge"), [("maximize", 0.0, 0.0), ("minimize", float("inf"), 1.0)])
-def test_a_diverged_trial_is_a_cross_at_the_edge_and_scales_no_axis(direction, worst, edge):
-    """Its loss went through a million, and its rate is a hundred times that of the others."""
+@pytest.mark.parametrize(("direction", "worst", "edge"), [("maximize", 0.0, "bottom"), ("minimize", math.inf, "top")])
+def test_a_diverged_trial_is_at_the_bad_edge_and_scales_no_axis(direction, worst, edge):
     metric = {"maximize": "accuracy", "minimize": "loss"}[direction]
     search = replace(SEARCH, objective=(Objective(metric=metric),))
     study = optuna.create_study(direction=direction)
     for number in range(3):
-        study.add_trial(trial(TrialState.COMPLETE, [0.9 + number / 100], 0.01 + number / 1000, "ab"[0]))
-    way = {1: 1e6, 2: float("inf")} if direction == "minimize" else {1: 1e-3, 2: 0.0}
+        study.add_trial(trial(TrialState.COMPLETE, [0.9 + number / 100], 0.01 + number / 1000, "a"))
+    way = {1: 1e6, 2: math.inf} if direction == "minimize" else {1: 1e-3, 2: 0.0}
     study.add_trial(trial(TrialState.COMPLETE, [worst], 1.0, "a", reports=way, diverged=17))
-    curves, history, parallel, *slices = [figure.axes[0] for figure, _ in figures(study, search)]
-    for axes in (curves, history, *slices):
-        (cross,) = [line for line in axes.lines if line.get_marker() == "x"]
-        assert (list(cross.get_ydata()), cross.get_color()) == ([edge], "#cc79a7")
-        low, high = axes.get_ylim()
-        assert 0.4 < low < high < 1.0
-    assert slices[0].get_xlim()[1] >= 1.0  # its value is shown
-    assert len(parallel.lines) == 3
+    made, points = charts_of(study, search)
+    title = {"accuracy": "accuracy (%)", "loss": "loss"}[metric]
+    for name in (title, f"{title} by rate", f"{title} by word"):
+        assert by_label(made[name])["diverged"]["look"] == edge
+    assert points[f"{title} by rate diverged"] == {"rate": [1]}  # its value is shown
+    (way,) = [curve for curve in made[f"{title} on the way"]["curves"] if curve["names"] == "trial 3"]
+    assert way["scales"] is False
+    assert {curve["names"] for curve in made[f"{title} and values"]["curves"]} == {f"trial {at}" for at in range(3)}
 
 
 def test_a_diverged_trial_has_its_update_in_the_table_and_infinity_as_score(page):
@@ -156,36 +159,52 @@ def test_a_diverged_trial_has_its_update_in_the_table_and_infinity_as_score(page
     assert "the loss or a weight is not finite at update 17" in text
 
 
-def test_parallel_coordinates_draw_each_trial_through_its_own_values():
-    """Choices that are numbers would be sorted by Optuna, and its lines with them."""
+def test_parallel_coordinates_lead_each_trial_through_its_own_values():
     space = {"rate": RATE, "batch.global": Categorical(choices=(512, 64))}
     study = optuna.create_study(direction="maximize")
     kinds = {"rate": FloatDistribution(0.01, 1.0, log=True), "batch.global": CategoricalDistribution((512, 64))}
     for number, batch in enumerate((512, 64, 512, 64)):
         values = {"rate": 0.01 * 2**number, "batch.global": batch}
         study.add_trial(create_trial(value=0.5 + number / 10, params=values, distributions=kinds))
-    drawn = figures(study, replace(SEARCH, space=space))
-    figure = next(figure for figure, words in drawn if "orange" in words)
-    names = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert names == ["accuracy", "global", "rate"]
-    lines = {line.get_gid(): list(line.get_ydata()) for line in figure.axes[0].lines}
+    chart = charts_of(study, replace(SEARCH, space=space))[0]["accuracy (%) and values"]
+    assert chart["ticks"] == ("accuracy (%)\n50 – 80", "rate\n0.01 – 0.08", "global\n512 – 64")
+    lines = {curve["names"]: curve for curve in chart["curves"]}
     for number in range(4):
-        score, batch, rate = lines[f"trial-{number}"]
-        assert (score, batch) == (pytest.approx(0.5 + number / 10), pytest.approx((0.5, 0.8)[number % 2]))
-        assert rate == pytest.approx(0.5 + number / 10)
+        assert lines[f"trial {number}"]["values"] == pytest.approx([number / 3, number / 3, number % 2], rel=1e-5)
+    assert [name for name, line in lines.items() if line["group"] == "best fifth"] == ["trial 3"]
+
+
+def test_slices_have_the_axis_of_their_range(study):
+    made, points = charts_of(study, SEARCH)
+    rate, word = made["accuracy (%) by rate"], made["accuracy (%) by word"]
+    assert (rate["logarithmic"], rate["ticks"]) == ("x", ())
+    assert (word["mayBe"], word["ticks"]) == ("y", ["a", MARKED])
+    assert points["accuracy (%) by word pruned"]["word"] == [pytest.approx(1, abs=0.25)]
+
+
+def test_rates_are_compared_with_the_rules_where_batches_differ(study):
+    for number in range(6):
+        batch, rate = 64 * 2 ** (number % 3), 0.1 + number
+        study.add_trial(trial(TrialState.COMPLETE, [number / 12], 0.1, "a", batch_and_rate=[batch, rate]))
+    made, points = charts_of(study, SEARCH)
+    lines = by_label(made["full learning rate"])
+    assert points["batches"]["global batch size (samples)"] == [64, 128, 256]
+    assert lines["best"]["values"] == pytest.approx([3.1, 4.1, 5.1])
+    assert lines["linear"]["values"] == pytest.approx([3.1, 6.2, 12.4])
+    assert lines["square root"]["values"] == pytest.approx([3.1, 3.1 * 2**0.5, 6.2], rel=1e-5)
 
 
 def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_time(page, tmp_path, monkeypatch):
     study = optuna.create_study()
     assert 'http-equiv="refresh"' not in page(study, SEARCH)
-    assert "data-refresh" not in page(study, SEARCH).partition("<script>")[0]
-    live = LivePage(tmp_path, study, SEARCH, every_seconds=5.0)
+    assert "data-live=" not in page(study, SEARCH)
+    live = LivePage(tmp_path, study, SEARCH, epochs=20, every_seconds=5.0)
     began = time.monotonic()
     live.write_if_due()
     took = time.monotonic() - began
     text = (tmp_path / "report.html").read_text()
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in text
-    assert 'data-refresh="5"' in text
+    assert 'data-live="5"' in text
     (tmp_path / "report.html").unlink()
     live.write_if_due()
     assert not (tmp_path / "report.html").exists()
@@ -202,28 +221,16 @@ def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(page):
     assert text.index("81.00&nbsp;% to 89.00&nbsp;%") < text.index("<h2>Trials</h2>")
 
 
-@pytest.mark.parametrize("ends", [(0.2, 8), (0.3, 0.9)])
-def test_a_logarithmic_axis_has_two_ticks_or_more(ends):
-    study = optuna.create_study(direction="maximize")
-    for rate in ends:
-        kinds = {"rate": FloatDistribution(1e-6, 10.0, log=True)}
-        study.add_trial(create_trial(value=0.5, params={"rate": rate}, distributions=kinds))
-    search = replace(SEARCH, space={"rate": Float(low=1e-6, high=10.0, log=True)})
-    axes = next(figure for figure, words in figures(study, search) if "by its rate" in words).axes[0]
-    low, high = axes.get_xlim()
-    assert 2 <= sum(low <= tick <= high for tick in axes.get_xticks()) <= 6
-
-
-def test_importances_are_of_each_objective_in_its_own_direction():
+def test_importances_are_of_each_objective_in_its_own_direction(page):
     """The rate decides the accuracy, the more the better; the word decides the hours."""
     study = optuna.create_study(directions=["maximize", "minimize"])
     for number in range(40):
         values = [number // 2 / 20, number % 2 + number // 2 % 4 / 10]
         study.add_trial(trial(TrialState.COMPLETE, values, 0.01 * 1.12**number, ("a", MARKED)[number % 2]))
-    drawn = [figure.axes[0] for figure, words in figures(study, BOTH) if "PED-ANOVA" in words]
-    assert [axes.get_title(loc="left") for axes in drawn] == ["importance for accuracy", "importance for device-hours"]
-    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn]
-    assert labels == [["word", "rate"], ["rate", "word"]]  # the largest last, which is on top
+    _, accuracy, hours = page(study, BOTH).split("<h2>Importance for ")
+    assert "(PED-ANOVA)" in accuracy
+    for section, order in ((accuracy, ["rate", "word"]), (hours, ["word", "rate"])):
+        assert re.findall(r"<td>(rate|word)</td><td><progress", section) == order
 
 
 def test_several_objectives_have_a_front_and_a_table_of_it(page):
@@ -233,8 +240,11 @@ def test_several_objectives_have_a_front_and_a_table_of_it(page):
     study.add_trial(trial(TrialState.FAIL, None, 1.0, "a", reason="gone"))
     text = page(study, BOTH)
     assert "2 trials are beaten by no other one in everything." in text
-    assert re.findall(r'<tr data-trial="(\d)">', text) == ["0", "1", "0", "1", "2", "3"]
-    assert text.count("<figure>") == 1 + 2 * 2  # the front, and for each objective its slices
+    assert re.findall(r'<tr data-name="trial (\d)">', text) == ["0", "1", "0", "1", "2", "3"]
+    made, points = charts_of(study, BOTH)
+    assert list(made) == ["accuracy (%) by rate", "accuracy (%) by word", "accuracy (%) against device-hours",
+                          "device-hours by rate", "device-hours by word"]  # fmt: skip
+    assert points["accuracy (%) against device-hours best"] == {"device-hours": [1, 3]}
     assert "Not beaten in everything" in text
 
 
