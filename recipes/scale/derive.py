@@ -58,7 +58,7 @@ def not_promised(request: Request) -> Iterator[str]:
 
 
 _WIDTH = 116  # columns of the printed text
-HEADER = "# Derived by `kilobatch recipes scale`, which names the source of each reason.\n"
+HEADER = "# Derived by `kilobatch`, which has printed the source of each reason.\n"
 
 
 @dataclass(frozen=True, kw_only=True)

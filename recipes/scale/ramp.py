@@ -60,7 +60,7 @@ def ramp_recipe(
             why = f"{2 * first:,} samples are more than a tenth of {num_train:,}"
         raise InputRefused(f"{by}: nothing allows twice the batch of {first:,}: {why}; nothing was written")
     source = MERRILL if by == "the branches" else _MCCANDLISH
-    reason = f"{by} allows it"
+    reason = f"allowed by {by}"
     scaled = stepped_recipe(opened, steps, reason=reason, source=source, out=out, vocabulary=vocabulary, **options)
     gaps = [each.epoch for each in measured if each.batch is None]
     if not gaps:

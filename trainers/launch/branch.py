@@ -342,7 +342,7 @@ def epsilon_of(asked: Branching, found: Sequence[Branch]) -> tuple[float, str]:
     spreads = [statistics.variance(each.losses) for each in found if len(each.losses) > 1 and math.isfinite(each.loss)]
     if not spreads:
         return EPSILON, "Merrill et al. 2025's and not measured; --seeds 3 measures it"
-    error = math.sqrt(2 * statistics.fmean(spreads) / asked.seeds)
+    error = math.sqrt(2 * statistics.median(spreads) / asked.seeds)  # a batch that goes wrong spreads most
     return 2 * error, f"twice the standard error of a difference over {asked.seeds} seeds"
 
 
@@ -377,7 +377,7 @@ def grown_recipe(asked: Branching, result: Branches, file: Path) -> str:
         return f"{file} was not written: the critical batch is not above twice the batch, {twice:,}{hint}"
     opened = _open(asked)
     steps = steps_of(opened, samples=result.samples, batch=twice)
-    reason = f"the branches of {asked.run.name} allow it"
+    reason = f"allowed by the branches of {asked.run.name}"
     options = {"vocabulary": vocabulary(allow_code=asked.allow_code), "allow_code": asked.allow_code}
     stepped_recipe(opened, steps, reason=reason, source=MERRILL, out=file, data_root=asked.data, **options)
     same = next((branch.folders[0] for branch in result.branches if branch.batch == twice), None)

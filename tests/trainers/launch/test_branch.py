@@ -46,9 +46,9 @@ def test_the_critical_batch_is_the_largest_that_is_not_worse_than_any_smaller_on
 
 
 def test_epsilon_is_twice_the_standard_error_of_a_difference_where_seeds_were_given():
-    """Variances 0.02 and 0.08 of two seeds: mean 0.05, of a difference of means of two 0.05, its root 0.2236."""
+    """Variances 0.02, 0.05 and 2 of two seeds: median 0.05, of a difference of means of two 0.05, its root 0.2236."""
     asked = Branching(run=Path("a"), batches=(64,), seeds=2)
-    found = branches([[0.5, 0.7], [0.2, 0.6], [math.inf, 0.5]]).branches
+    found = branches([[0.5, 0.7], [0.2, 0.2 + 0.1**0.5], [1.0, 3.0], [math.inf, 0.5]]).branches
     words = "twice the standard error of a difference over 2 seeds"
     assert epsilon_of(asked, found) == (pytest.approx(0.4472, abs=1e-4), words)
     assert epsilon_of(replace(asked, epsilon=0.3), found) == (0.3, "as asked")
