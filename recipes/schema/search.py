@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from recipes.arguments import younger
 from recipes.schema.batch_and_rate import require
 from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component
@@ -27,10 +28,16 @@ class Objective:
             the accuracy `target`: `updates_to`, `epochs_to`, or `hours_to`, in device-hours. They are read at the first
             report that reaches it, and the trial ends there.
         target: accuracy to reach, in (0, 1]; null for a metric without one.
+        spacing: of `updates_to`, in place of `reports`: a trial is evaluated whenever it has made this part of the
+            updates that the best trial took, in (0, 1), and ends where it cannot be better; null: at `reports`.
+        at_most: of `updates_to` with `spacing`: what the best trial is taken to need as long as none has reached the
+            target, at least 1; null: the updates of the whole run.
     """
 
     metric: Metric | Goal = "accuracy"
     target: float | None = None
+    spacing: float | None = younger(None)
+    at_most: int | None = younger(None)
 
     def __post_init__(self) -> None:
         if self.metric.endswith("_to"):
@@ -38,6 +45,10 @@ class Objective:
             require(possible, f"Objective.target must be an accuracy in (0, 1] for {self.metric}, got {self.target}")
         else:
             require(self.target is None, f"Objective.target must be null for {self.metric}, got {self.target}")
+        possible = self.spacing is None or (self.metric == "updates_to" and 0 < self.spacing < 1)
+        require(possible, f"Objective.spacing must be in (0, 1), and null but for updates_to, got {self.spacing}")
+        possible = self.at_most is None or (self.spacing is not None and self.at_most >= 1)
+        require(possible, f"Objective.at_most must be at least 1, and null without spacing, got {self.at_most}")
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]:

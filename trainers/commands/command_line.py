@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from trainers.commands import (
     branch,
     data,
+    frontier,
     machine,
     plan,
     recipes,
@@ -58,6 +59,7 @@ app.command(hidden=True)(train.load_samples)
 app.command(epilog="kilobatch search status DIR shows what a search does now.")(search.search)
 app.command("search status")(search.search_status)
 app.command(hidden=True)(search.search_ranks)
+app.command(epilog=frontier.EXAMPLES)(frontier.frontier)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)
 app.command()(verify.verify)

@@ -58,10 +58,19 @@ def trial_request(
     options: SearchRequest,
     *,
     seed: int | None = None,
+    every: str | None = None,
+    stop_after: str | None = None,
 ) -> TrainRequest:
-    """The request to train trial `number` in `folder`, or to resume it; `seed` replaces that of the trial's recipe."""
-    report = f"{1 / opened.search.reports!r}run"
+    """The request to train trial `number` in `folder`, or to resume it; with a target it ends where it reaches that.
+
+    Args:
+        seed: replaces that of the trial's recipe.
+        every: how often it is evaluated and saved; None: at the search's `reports`.
+        stop_after: where it ends at the latest; None: with its recipe.
+    """
+    report, target = every or f"{1 / opened.search.reports!r}run", opened.search.objectives[0].target
     given = trial_values(opened.search, number, values) | {"evaluation.every": report}
+    given |= {"stop_at": None if target is None else {"accuracy": target}}
     given |= {} if seed is None else {"seed": seed}
     return TrainRequest(
         recipe=os.fspath(opened.base.path),
@@ -70,6 +79,7 @@ def trial_request(
         out=folder,
         resume=(folder / RUN).exists(),
         checkpoint_every=report,
+        stop_after=stop_after,
         data=opened.options["data_root"],
         allow_code=opened.options["allow_code"],
         cluster=options.cluster,

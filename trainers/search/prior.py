@@ -16,9 +16,8 @@ from recipes.errors import InputRefused
 from recipes.planning.random_bits import draws
 from recipes.planning.rates import full_rate
 from recipes.reading.open import open_recipe
-from recipes.reading.read import value_at
 from recipes.schema import Search
-from recipes.search_space.open_search import OpenedSearch
+from recipes.search_space.open_search import OpenedSearch, value_in
 from recipes.search_space.ranges import Categorical, active_values
 from trainers.runs.run_folder import RECIPE
 from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
@@ -65,7 +64,7 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
         (noise,), u = stream.normals(1), stream.uniform()
         other = range_.choices[stream.integers(len(range_.choices))] if isinstance(range_, Categorical) else None
         try:
-            value = value_at(known, path)
+            value = value_in(known, path)
         except LookupError:
             continue
         if isinstance(range_, Categorical):

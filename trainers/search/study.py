@@ -24,6 +24,7 @@ from recipes.search_space.ranges import suggested as suggested_in
 REASON, SECONDS = "reason", "seconds"
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
+LIMIT = "limit"  # updates that it may make, as the best trial so far had it when it began; 0: all
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
 RATE = "batch_and_rate"  # [largest batch, full learning rate there], where the batch is searched
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched

@@ -205,6 +205,7 @@ class Supervisor:
                 folder = confirm_folder(self.folder, trial.number, seed)
                 if not has_ended(folder):
                     fixed = FixedTrial(trial.params, trial.number)
+                    fixed.set_user_attr(studies.LIMIT, 0 if self.search.objectives[0].spacing is None else trial.value)
                     works.append(_Work(trial=fixed, folders=[folder], seed=seed))
         return works
 
@@ -218,7 +219,8 @@ class Supervisor:
             last, seed = min(index, len(folders) - 1), work.seed
             if last:
                 seed = values.get("seed", self.opened.base.recipe.seed) + last
-            request = trial_request(self.opened, trial.number, values, folders[last], self.options, seed=seed)
+            how = {"seed": seed} | self._pace(work)
+            request = trial_request(self.opened, trial.number, values, folders[last], self.options, **how)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             violations = recipe_violations(self.search, prepared.opened.tree)
             if violated := studies.violated_text(violations):
@@ -275,16 +277,30 @@ class Supervisor:
                 work.trial.report(value if objective.target is None else objective.target - value, number)
 
     def _judge(self, work: _Work, number: int) -> None:
-        """End a running trial that has reached its target, or has taken as much as the best trial took to it."""
+        """End a running trial that has taken as much as the best trial took to the target."""
         objective, best = self.search.objectives[0], studies.best_trials(self.study)
-        if objective.target is None or work.seed is not None or number >= self.search.reports:
+        beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
+        if objective.target is None or beside or not best or number >= self.search.reports:
             return
         taken, lacking = goal_of(metrics_lines(work.run.folder), objective, ranks=self.search.ranks_per_trial)
-        if lacking <= 0:
-            work.run.request_stop()
-        elif best and taken >= best[0].value and work.index == 0 and studies.PRUNED_AT not in work.trial.user_attrs:
+        if lacking > 0 and taken >= best[0].value:
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             work.run.request_stop()
+
+    def _pace(self, work: _Work) -> dict[str, str | None]:
+        """How often a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
+        objective, trial = self.search.objectives[0], work.trial
+        if objective.spacing is None:
+            return {}
+        if studies.LIMIT not in trial.user_attrs:
+            best = studies.best_trials(self.study)
+            trial.set_user_attr(studies.LIMIT, max(1, int(best[0].value) - 1) if best else objective.at_most or 0)
+        limit = int(trial.user_attrs[studies.LIMIT])
+        every = max(1, int(objective.spacing * limit))
+        if not limit:
+            return {"every": f"{objective.spacing!r}run"}
+        ends = work.seed is None and self.search.seeds_per_trial == 1
+        return {"every": f"{every}up", "stop_after": f"{limit // every * every}up" if ends else None}
 
     def _reached(self, work: _Work, folder: Path) -> bool:
         """Whether a trial's run has reached the target of the search's one objective, which ends it."""

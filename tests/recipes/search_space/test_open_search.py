@@ -98,7 +98,7 @@ pruner: null
 reports: 0
 => 6:10: reports: is 0; must be at least 1
 name: a/b
-=> 6:7: name: 'a/b' cannot name a search's folder
+=> 6:7: name: 'a/b' cannot name a folder
 # Conditions: below a space that has optimizer.kind
   epochs: {kind: Int, low: 5, high: 9, when: {optimizer.sort: [Lars]}}
 => 7:47: space.epochs.when.optimizer.sort: optimizer.sort is not in the space; name another path
