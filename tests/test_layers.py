@@ -26,6 +26,7 @@ FLOORS = {
         {"training"},
         {"launch"},
         {"search"},
+        {"frontier"},
         {"commands"},
     ),
     "recipes": (
@@ -34,7 +35,7 @@ FLOORS = {
         {"planning", "sharing"},
         {"reading"},
         {"lint", "scale", "search_space", "reports"},
-        {"cards"},
+        {"cards", "frontiers"},
         {"diff"},
         {"packs"},
     ),

@@ -155,7 +155,7 @@ def _scanned(plan: Plan, sides: dict, devices: np.ndarray) -> Scan:
     timing: Timing | None = None
     for planned in plan.segments:
         segment, size = planned.segment, planned.segment.image_size
-        largest = largest_micro_batch(plan.micro_batch_size, segment.norm_span)
+        largest = largest_micro_batch(plan.micro_batch_size, plan.recipe, segment)
         span, batch = segment.norm_span, segment.global_batch_size
         micro, steps = fullest_shares(
             global_batch_size=batch, norm_span=span, devices=devices, micro_batch_size=largest

@@ -112,7 +112,7 @@ class Model:
         num_parameters: trained numbers.
         num_state_values: numbers the optimizer keeps for each of them (momentum SGD 1, Adam 2).
         num_gradients: arrays of gradients; two with double buffering.
-        num_averages: moving averages of the weights.
+        num_averages: weights that are evaluated in place of those that are trained.
         costs: by the image size of a segment; without one that was not measured.
     """
 
@@ -129,7 +129,7 @@ class Model:
             num_parameters=num_parameters,
             num_state_values=getattr(recipe.optimizer, "num_state_values", 0),
             num_gradients=2 if recipe.updater.double_buffering else 1,
-            num_averages=0 if recipe.weight_average is None else 1,
+            num_averages=int(recipe.weight_average is not None or hasattr(recipe.optimizer, "evaluated")),
             costs=costs or {},
         )
 

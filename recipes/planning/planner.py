@@ -14,8 +14,10 @@ from recipes.planning.memory import SPREAD, USABLE, Model, largest_that_fits
 from recipes.planning.rates import learning_rate_at
 from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.schema import Dataset, Recipe
+from recipes.schema.image_size import sides_by_size
 
 _AUTO_MICRO_BATCH_SIZE = 64  # samples, at least a norm group; on GPUs as many as fit, where that is known
+_AUTO_OF_SMALL_IMAGES, _SMALL_IMAGE = 256, 32  # samples; pixels a side, at most: operations on fewer are too short
 
 
 class NormGroupTooLarge(PlanError):
@@ -281,9 +283,13 @@ def _require_workers(workers: int, cluster: Cluster, whole: Timeline) -> None:
         )
 
 
-def largest_micro_batch(asked: int | str, norm_span: int) -> int:
-    """The most samples of one forward, where `asked` may be `auto`."""
-    return max(norm_span, _AUTO_MICRO_BATCH_SIZE) if asked == "auto" else asked
+def largest_micro_batch(asked: int | str, recipe: Recipe, segment: Segment) -> int:
+    """The most samples of one forward in a segment, where `asked` may be `auto`."""
+    if asked != "auto":
+        return asked
+    side = sides_by_size(recipe).get(segment.image_size)
+    small = side is not None and side <= _SMALL_IMAGE
+    return max(segment.norm_span, _AUTO_OF_SMALL_IMAGES if small else _AUTO_MICRO_BATCH_SIZE)
 
 
 def _division(
@@ -291,7 +297,7 @@ def _division(
 ) -> Division:
     """How the updates of a segment are divided, at most `largest` samples a forward."""
     parts = {"global_batch_size": segment.global_batch_size, "norm_span": segment.norm_span, "workers": workers}
-    size = largest_micro_batch(largest, segment.norm_span)
+    size = largest_micro_batch(largest, recipe, segment)
     who = None
     if getattr(recipe.optimizer, "needs_group_gradients", False):
         who, by_group = f"{type(recipe.optimizer).__name__} needs the gradient of", True

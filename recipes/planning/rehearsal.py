@@ -103,7 +103,7 @@ class Rehearsal:
         if self.plan.model is None:
             return None
         recipe, memory = self.plan.recipe, self.plan.model.memory()
-        copies = 1 + (recipe.weight_average is not None) + recipe.updater.double_buffering
+        copies = 1 + self.plan.model.num_averages + recipe.updater.double_buffering
         return copies * memory["weights_bytes"] + memory["optimizer_state_bytes"]
 
     def seconds(self, time: Forecast, time_after: Forecast) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""JSON Schemas of the files of recipes, data sets, clusters and searches: from the dataclasses that read them."""
+"""JSON Schemas of the files of recipes, data sets, clusters, searches, frontiers: from the classes that read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lr_schedules import BatchRamp
 from recipes.planning.cluster import Cluster
 from recipes.reading.read import Field, component_of, fields_of, is_epochs, options_of
 from recipes.reading.reference import argument_texts, first_line
-from recipes.schema import Dataset, RampStep, Recipe, Search, Warmup
+from recipes.schema import Dataset, Frontier, RampStep, Recipe, Search, Warmup
 from recipes.schema.vocabulary import Component, Vocabulary
 
 _POSITION = {
@@ -37,15 +37,15 @@ _LACKED_KEY = {"description": "A key of a method that `lacks` names."}
 
 
 _COUNTED = ("num_train", "num_eval", "num_classes")  # the reader counts them where a data set's file does not
-_FILES = {"dataset": Dataset, "cluster": Cluster, "search": Search}
+_FILES = {"dataset": Dataset, "cluster": Cluster, "search": Search, "frontier": Frontier}
 
 
 def file_schema(vocabulary: Vocabulary, of: str, *, strict: bool = False) -> dict[str, Any]:
     """A schema that accepts every file of a kind that opens.
 
     Args:
-        vocabulary: of a search that of searches.
-        of: recipe, dataset, cluster or search.
+        vocabulary: of a search or frontier that of searches.
+        of: recipe, dataset, cluster, search or frontier.
         strict: refuse kinds that the vocabulary lacks, and other unknown keys: for files that name nothing in `lacks`
             and no kind of one's own.
     """
@@ -130,6 +130,8 @@ def _value(hint: Any, vocabulary: Vocabulary) -> dict[str, Any]:
         return {"type": "array", "prefixItems": inner, "minItems": len(inner), "maxItems": len(inner)}
     if get_origin(hint) is Mapping and (component := component_of(get_args(hint)[1])):
         return {"type": "object", "additionalProperties": _component(component, vocabulary)}
+    if get_origin(hint) is Mapping and dataclasses.is_dataclass(get_args(hint)[1]):
+        return {"type": "object", "additionalProperties": _object(get_args(hint)[1], vocabulary)}
     return TypeAdapter(hint).json_schema()
 
 

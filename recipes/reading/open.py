@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.planning.cluster import Cluster
-from recipes.reading.load import Origins, load_tree
+from recipes.reading.load import Origins, chain_of, load_tree
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
 from recipes.reading.registry import find, find_or_refuse, obtained_folder
@@ -81,8 +81,9 @@ def open_recipe(
     dataset_tree: dict[str, Any] = {}
 
     def dataset_of(name: str) -> Dataset:
-        beside = path.parent / name
-        file = beside if name.endswith((".yaml", ".yml")) and beside.is_file() else find("datasets", name)
+        chain = chain_of(path) if name.endswith((".yaml", ".yml")) else []
+        beside = (part.parent / name for part, _ in chain if (part.parent / name).is_file())
+        file = next(beside, None) or find("datasets", name)
         dataset, resolved = _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
         dataset_tree.update(resolved)
         return dataset

@@ -19,7 +19,7 @@ from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate, momentum_key, optimizer_at
-from recipes.reading.image_size import check_image_size
+from recipes.reading.check_image_size import check_image_size
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init
@@ -380,6 +380,9 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
         kind = type(recipe.optimizer).__name__
         way_out = "set it to false, or choose another optimizer"
         reading.refuse(("updater", "double_buffering"), f"{kind} sets its rate by the gradient it applies", way_out)
+    if recipe.weight_average is not None and hasattr(recipe.optimizer, "evaluated"):
+        what = f"{type(recipe.optimizer).__name__} has an average of its own, which is evaluated"
+        reading.refuse(("weight_average",), what, "remove this, or choose another optimizer")
     if recipe.evaluation.offset >= recipe.epochs:
         what = f"{recipe.evaluation.offset:g} lies at or after the end of the run, {recipe.epochs:g}"
         reading.refuse(("evaluation", "offset"), what, "begin earlier, or lengthen `epochs`")

@@ -80,9 +80,9 @@ not give. `open` lists keys whose value nobody has published; `train` refuses th
 background for the reader; [library.md](library.md) shows the cards of the library.
 
 **Where a name is looked up.** kilobatch searches the library, then `configs/recipes` in the working directory (or
-`configs/datasets`, `configs/clusters`, `configs/searches`), then the working directory, then installed packages. A
-package offers recipes by the entry-point group `kilobatch.recipes`, whose value is a package with YAML files. A name
-that ends in `.yaml` is a path.
+`configs/datasets`, `configs/clusters`, `configs/searches`, `configs/frontiers`), then the working directory, then
+installed packages. A package offers recipes by the entry-point group `kilobatch.recipes`, whose value is a package with
+YAML files. A name that ends in `.yaml` is a path.
 
 **Your own code.** `kind: mymodule.MyNet` imports `mymodule.py` from the working directory, and only under
 `--allow-code`. MyNet is a frozen dataclass with the method of its group, or for a model a `chainer.Chain`; the
@@ -129,6 +129,12 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`budget` of a search", schema.Budget),
     ("`prior` of a search", schema.Prior),
     ("`confirm` of a search", schema.Confirm),
+    ("A frontier: `configs/frontiers/*.yaml`", schema.Frontier),
+    ("`goal` of a frontier", schema.FrontierGoal),
+    ("`batches` of a frontier, as a ladder", schema.Ladder),
+    ("An entry of `methods` of a frontier", schema.Branch),
+    ("`budget` of a frontier", schema.PointBudget),
+    ("`accuracy_at` of a frontier", schema.AccuracyAt),
 )
 # Keys whose default depends on the rest of the file; their meaning says how.
 _RULES = {
@@ -136,6 +142,7 @@ _RULES = {
     (schema.Batch, "norm_span"),
     (schema.Warmup, "target_batch"),
     (schema.Search, "name"),
+    (schema.Frontier, "name"),
     *((schema.Dataset, key) for key in ("name", "num_train", "num_eval", "num_classes")),
 }
 

@@ -1,4 +1,4 @@
-"""Finds recipes, data sets, clusters and searches by name."""
+"""Finds recipes, data sets, clusters, searches and frontiers by name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ _LIBRARY = {
     "recipes": _PACKAGE / "papers",
     "datasets": _PACKAGE.parent / "configs" / "datasets",
     "searches": _PACKAGE.parent / "configs" / "searches",
+    "frontiers": _PACKAGE.parent / "configs" / "frontiers",
     "clusters": _PACKAGE.parent / "configs" / "clusters",
 }
-_ONE = {"recipes": "recipe", "datasets": "dataset", "clusters": "cluster", "searches": "search"}
+_ONE = {
+    "recipes": "recipe",
+    "datasets": "dataset",
+    "clusters": "cluster",
+    "searches": "search",
+    "frontiers": "frontier",
+}
 _SUFFIXES = (".yaml", ".yml")
 PACKED = "recipe.yaml"  # the recipe in a pack
 _FEW = 20  # names that fit into a message
@@ -48,7 +55,7 @@ def find(kind: str, name: str) -> Path:
     run's folder, also finds `digits/ramp`.
 
     Args:
-        kind: `recipes`, `datasets`, `clusters` or `searches`.
+        kind: `recipes`, `datasets`, `clusters`, `searches` or `frontiers`.
         name: such as `goyal2017`, `digits/large_batch` or `./mine.yaml`.
     Raises:
         UnknownNameError: there is no such file.

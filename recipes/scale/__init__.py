@@ -4,7 +4,21 @@ Rules that change a value with the batch enter. Imports from `recipes.reading` a
 """
 
 from recipes.scale.derive import Scaled, scale_recipe, scaled_text, scaling_changes
-from recipes.scale.request import Change, parse_batch
+from recipes.scale.ramp import Measured, ramp_recipe, step_changes, stepped_recipe
+from recipes.scale.request import Change, Request, parse_batch
 from recipes.scale.seesaw import seesaw_recipe
 
-__all__ = ["Change", "Scaled", "parse_batch", "scale_recipe", "scaled_text", "scaling_changes", "seesaw_recipe"]
+__all__ = [
+    "Change",
+    "Measured",
+    "Request",
+    "Scaled",
+    "parse_batch",
+    "ramp_recipe",
+    "scale_recipe",
+    "scaled_text",
+    "scaling_changes",
+    "seesaw_recipe",
+    "step_changes",
+    "stepped_recipe",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ def seesaw_recipe(
     changes = tuple(_changes(request))
     file = out or Path(f"{opened.recipe.name}-seesaw-{batch}.yaml")
     require_name(file)
-    made = write_new(file, _text(opened, changes, file), lambda: open_recipe(file, **options))
+    title = f"{opened.recipe.name} with a batch that grows where the rate would fall, derived and not measured"
+    made = write_new(file, derived_text(opened, changes, file, title), lambda: open_recipe(file, **options))
     first = opened.recipe.batch.global_.sizes[0]
     return Scaled(
         recipe=opened.recipe.name,
@@ -131,12 +132,9 @@ def _halvings(request: Request, most: int) -> Iterator[float]:
         raise InputRefused(f"{recipe.name}: its schedule never halves the rate, so there is nothing to exchange")
 
 
-def _text(opened: OpenedRecipe, changes: tuple[Change, ...], file: Path) -> str:
-    tree: dict[str, Any] = {
-        "kilobatch": 1,
-        "title": f"{opened.recipe.name} with a batch that grows where the rate would fall, derived and not measured",
-        "extends": link(opened.path, file),
-    }
+def derived_text(opened: OpenedRecipe, changes: Sequence[Change], file: Path, title: str) -> str:
+    """The new file: what it extends, and the changes, each with its reason as a comment."""
+    tree: dict[str, Any] = {"kilobatch": 1, "title": title, "extends": link(opened.path, file)}
     origins = dict.fromkeys(tree, "")
     for change in changes:
         inner, (*parents, last) = tree, change.key.split(".")

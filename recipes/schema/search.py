@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from recipes.arguments import younger
 from recipes.schema.batch_and_rate import require
 from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component
@@ -27,10 +28,16 @@ class Objective:
             the accuracy `target`: `updates_to`, `epochs_to`, or `hours_to`, in device-hours. They are read at the first
             report that reaches it, and the trial ends there.
         target: accuracy to reach, in (0, 1]; null for a metric without one.
+        spacing: of `updates_to`, in place of `reports`: a trial is evaluated whenever it has made this part of the
+            updates that the best trial took, in (0, 1), and ends where it cannot be better; null: at `reports`.
+        at_most: of `updates_to` with `spacing`: what the best trial is taken to need as long as none has reached the
+            target, at least 1; null: the updates of the whole run.
     """
 
     metric: Metric | Goal = "accuracy"
     target: float | None = None
+    spacing: float | None = younger(None)
+    at_most: int | None = younger(None)
 
     def __post_init__(self) -> None:
         if self.metric.endswith("_to"):
@@ -38,6 +45,10 @@ class Objective:
             require(possible, f"Objective.target must be an accuracy in (0, 1] for {self.metric}, got {self.target}")
         else:
             require(self.target is None, f"Objective.target must be null for {self.metric}, got {self.target}")
+        possible = self.spacing is None or (self.metric == "updates_to" and 0 < self.spacing < 1)
+        require(possible, f"Objective.spacing must be in (0, 1), and null but for updates_to, got {self.spacing}")
+        possible = self.at_most is None or (self.spacing is not None and self.at_most >= 1)
+        require(possible, f"Objective.at_most must be at least 1, and null without spacing, got {self.at_most}")
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]:
@@ -103,10 +114,9 @@ class Budget:
     """The limits of a search, which ends at the first one reached.
 
     Args:
-        trials: finished ones, whether complete, pruned or failed; at least 1.
+        trials: ended ones, whether complete or not; at least 1.
         patience: the search ends when so many trials in a row found nothing better, at least 1; null for no such end.
-        hours: hours of the search over all its sessions, above 0; after that no trial begins, and running trials end
-            normally. null for no limit.
+        hours: hours of all its sessions, above 0; then no trial begins, running ones end normally. null for no limit.
         device_hours: ranks times hours of all trials together, above 0; enforced as `hours`.
     """
 
@@ -127,12 +137,11 @@ class Budget:
 class Prior:
     """What is known about good values before the search begins; give one of `recipe` and `search`.
 
-    The first trials are drawn around it, at the batch of the search: the full learning rate from the square root to
-    twice the linear rule, all other values around the known ones.
+    The first trials are drawn around it, at the batch of the search.
 
     Args:
-        recipe: a recipe whose values are known to be good, such as a paper's: a name of the library, or a path relative
-            to the search's file; null for none.
+        recipe: one whose values are known to be good, such as a paper's: a name of the library, or a path relative to
+            the search's file; null for none.
         search: folder of an earlier search, such as one at a small batch, relative to the search's file; null for none.
         draws: how many of this search's first trials are drawn from what is known, at least 1; then `sampler` goes on.
     """
@@ -148,9 +157,7 @@ class Prior:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirm:
-    """Trains the best trials again with fresh seeds; the best mean wins.
-
-    The best of many noisy trials is partly luck: its own score is too good. These runs are not.
+    """Trains the best trials again with fresh seeds; the best mean wins. The best of noisy trials is partly luck.
 
     Args:
         top: how many of the best trials, at least 1.
@@ -177,15 +184,14 @@ class Search:
         fixed: dotted path into the recipe -> value, for all trials.
         constraints: conditions that the best trial must satisfy.
         sampler: proposes the values.
-        pruner: ends trials early, by their reports; null for none, as it must be with several objectives.
         budget: limits after which the search ends.
         prior: what is known about good values; null for nothing.
         confirm: train the best trials again with fresh seeds; null for not.
         ranks_per_trial: MPI ranks that train one trial together, at least 1. `-n` divided by it is the number of trials
             side by side.
         seeds_per_trial: runs of a trial, with the recipe's seed, the next one, and so on; its objective is their mean.
-        reports: number of evenly spaced points of a trial's run, the last one its end, at which it is evaluated, saved
-            and compared with the other trials at the same point; at least 1.
+        reports: number of evenly spaced points of a trial's run, the last one its end, at which it is evaluated and
+            saved; at least 1.
         retries: how often a trial whose ranks were killed or hung goes on from its last checkpoint without having come
             any further, at least 0; deaths after progress do not count.
         enqueue: the trials to try first: `recipe` for the recipe's own values, or `{path: value}`; paths that are left
@@ -201,7 +207,6 @@ class Search:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
     sampler: Annotated[object, Component("samplers")]
-    pruner: Annotated[object, Component("pruners")] | None = None
     budget: Budget
     prior: Prior | None = None
     confirm: Confirm | None = None
@@ -217,8 +222,6 @@ class Search:
         metrics = [objective.metric for objective in self.objectives]
         require(len(metrics) > 0, "Search.objective must be at least one")
         require(len(set(metrics)) == len(metrics), f"Search.objective must name each metric once, got {metrics}")
-        comparable = self.pruner is None or (self.reported is not None and not self.has_goal)
-        require(comparable, f"Search.pruner must be null with {' and '.join(metrics)}: reports do not compare by it")
         alone = len(metrics) == 1 or not (self.has_goal or self.confirm or self.budget.patience)
         require(alone, "Search.objective must be one where there is a target, `confirm` or `patience`")
 

@@ -34,12 +34,11 @@ class SearchVocabulary(Vocabulary):
     """The names a search may use beside those of its recipe.
 
     Args:
-        ranges, samplers, pruners: as in `Vocabulary`.
+        ranges, samplers: as in `Vocabulary`.
     """
 
     ranges: Mapping[str, type]
     samplers: Mapping[str, type]
-    pruners: Mapping[str, type]
 
 
 @dataclass(frozen=True)

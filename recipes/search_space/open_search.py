@@ -22,6 +22,7 @@ from recipes.schema.vocabulary import Component, SearchVocabulary
 from recipes.search_space.ranges import active_values, condition_values, is_active, refuse_conditions, values_text
 
 _NO_PATH = re.compile(r"[\s=#]")
+_REST = "1 - "  # before a path: the range is that of what its value lacks of 1
 
 # Paths that a search may not have: texts that do not affect the training, and values that the search sets itself.
 _NOT_SEARCHED = {
@@ -40,28 +41,36 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
 
     >>> assignments({"optimizer.weight_decay": 1e-05, "optimizer.kind": "Lars", "optimizer.no_decay": ["norm"]})
     ['optimizer.kind="Lars"', 'optimizer.weight_decay=1e-05', 'optimizer.no_decay=["norm"]']
+    >>> assignments({"1 - optimizer.momentum": 0.125})
+    ['optimizer.momentum=0.875']
     """
-    return [f"{path}={flow_text(values[path])}" for path in _kinds_first(values)]
+    return [
+        f"{plain_path(path)}={flow_text(1 - values[path] if path.startswith(_REST) else values[path])}"
+        for path in _kinds_first(values)
+    ]
+
+
+def plain_path(path: str) -> str:
+    """The path in the recipe of a path of the space, which may begin with `1 - `."""
+    return path.removeprefix(_REST)
+
+
+def value_in(recipe: Mapping[str, Any], path: str) -> Any:
+    """What a resolved recipe has for a path of the space; LookupError where it has none."""
+    value = value_at(recipe, plain_path(path))
+    return 1 - value if path.startswith(_REST) else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedSearch:
-    """A search, checked.
-
-    Args:
-        tree: resolved: every default filled in.
-        enqueued: the trials to try first, each with values for some or all paths.
-        base: its recipe, with the fixed values.
-        options: arguments of `open_recipe` and `open_search` by which its recipe was opened: vocabulary, allow_code,
-            data_root.
-    """
+    """A search, checked."""
 
     search: Search
-    tree: dict[str, Any]
-    enqueued: tuple[dict[str, Any], ...]
-    base: OpenedRecipe
+    tree: dict[str, Any]  # resolved: every default filled in
+    enqueued: tuple[dict[str, Any], ...]  # the trials to try first, each with values for some or all paths
+    base: OpenedRecipe  # its recipe, with the fixed values
     path: Path
-    options: dict[str, Any]
+    options: dict[str, Any]  # of `open_recipe` and `open_search`: vocabulary, allow_code, data_root
 
 
 @refuse_unreachable()
@@ -72,19 +81,18 @@ def open_search(
     allow_code: bool = False,
     data_root: Path | None = None,
 ) -> OpenedSearch:
-    """A search by its name or the path of its file.
+    """A search by its name or the path of its file; `vocabulary` and the rest as for `open_recipe`.
 
-    Args:
-        name_or_path: such as `digits` or `./mine.yaml`.
-        vocabulary: what `kind` may be.
-        allow_code, data_root: as for `open_recipe`.
     Raises:
         RecipeError: with all problems of the search, or of its recipe.
     """
     path = find_or_refuse("searches", str(name_or_path))
-    reading, search, resolved = _read(path, vocabulary)
+    tree, origins = load_tree(path)
+    reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
+    search, resolved = read_search(reading, {"name": path.stem} | tree)
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
-    checks = SearchChecks(reading=reading, search=search, recipe=_recipe_file(reading, search, path), options=options)
+    recipe = recipe_file(reading, search.recipe, path)
+    checks = SearchChecks(reading=reading, search=search, recipe=recipe, options=options)
     base = checks.base()
     checks.constraints(base)
     checks.ends(base)
@@ -95,24 +103,32 @@ def open_search(
     return OpenedSearch(search=search, tree=tree, enqueued=enqueued, base=base, path=path, options=options)
 
 
-def _read(path: Path, vocabulary: SearchVocabulary) -> tuple[Reading, Search, dict[str, Any]]:
-    """A search's file, without its recipe, as object and resolved tree."""
-    tree, origins = load_tree(path)
-    reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
-    given = {"name": path.stem} | {key: value for key, value in tree.items() if key != "kilobatch"}
-    using = {"space": partial(_read_space, reading), "objective": partial(_read_objective, reading)}
+def read_search(reading: Reading, tree: Mapping[str, Any]) -> tuple[Search, dict[str, Any]]:
+    """A search's tree, without its recipe, as object and resolved tree.
+
+    Raises:
+        RecipeError: with all problems.
+    """
+    given = {key: value for key, value in tree.items() if key != "kilobatch"}
+    using = {"space": partial(read_space, reading), "objective": partial(_read_objective, reading)}
     search, resolved = reading.record(Search, given, (), using=using)
-    if search is not REFUSED and not can_name_folder(search.name):
-        way_out = "use letters, digits, `_`, `.` and `-`, at most 200"
-        reading.refuse(("name",), f"{search.name!r} cannot name a search's folder", way_out)
     if search is not REFUSED:
+        require_folder_name(reading, search.name)
         refuse_conditions(reading, search.space)
     if reading.problems:
         raise RecipeError(reading.problems)
-    return reading, search, resolved
+    return search, resolved
 
 
-def _read_space(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:
+def require_folder_name(reading: Reading, name: str) -> None:
+    """Refuse a name that cannot name a folder."""
+    if not can_name_folder(name):
+        way_out = "use letters, digits, `_`, `.` and `-`, at most 200"
+        reading.refuse(("name",), f"{name!r} cannot name a folder", way_out)
+
+
+def read_space(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:
+    """A space: path -> range."""
     if not isinstance(raw, dict) or not raw:
         way_out = "give at least one path, such as `learning_rate.reference: {kind: Float, low: 0.01, high: 1}`"
         return reading.refuse(path, "holds no paths", way_out), raw
@@ -127,15 +143,15 @@ def _read_objective(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any
     return reading.value(tuple[Objective, ...] if isinstance(raw, list) else Objective, raw, path)
 
 
-def _recipe_file(reading: Reading, search: Search, path: Path) -> Path:
-    """The recipe's file; a path is relative to the search's file, as in `extends`."""
-    name, beside = search.recipe, path.parent / search.recipe
+def recipe_file(reading: Reading, name: str, path: Path) -> Path:
+    """The file of the recipe that a search or frontier at `path` names; a path is relative to it, as in `extends`."""
+    beside = path.parent / name
     try:
         if not name.endswith((".yaml", ".yml")):
             return find("recipes", name)
         if beside.is_file():
             return beside
-        reading.refuse(("recipe",), f"there is no file {name}", "the path counts from the search's file")
+        reading.refuse(("recipe",), f"there is no file {name}", "the path counts from this file")
     except UnknownNameError as error:
         reading.refuse(("recipe",), error.what, error.way_out)
     raise RecipeError(reading.problems)
@@ -143,7 +159,7 @@ def _recipe_file(reading: Reading, search: Search, path: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchChecks:
-    """The checks, in the order in which they are made, with the options of `open_recipe`; problems go to `reading`."""
+    """The checks, in their order, with the options of `open_recipe`; problems go to `reading`."""
 
     reading: Reading
     search: Search
@@ -151,11 +167,7 @@ class SearchChecks:
     options: dict[str, Any]
 
     def base(self) -> OpenedRecipe:
-        """The recipe with the fixed values.
-
-        Raises:
-            RecipeError: it does not open, or a path is given twice.
-        """
+        """The recipe with the fixed values, or RecipeError: it does not open, or a path is given twice."""
         search = self.search
         for key in ("space", "fixed"):
             for path in getattr(search, key):
@@ -202,7 +214,7 @@ class SearchChecks:
             for path in filter(lambda path: path not in self.search.space, paths):
                 at = ("constraints", index, "value")
                 try:
-                    value = value_at(base.tree, path)
+                    value = value_in(base.tree, path)
                 except LookupError:
                     self.reading.refuse(at, f"the recipe has no value at {path}", "name a path that it has")
                     continue
@@ -212,32 +224,29 @@ class SearchChecks:
 
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
         """The values of each trial that is tried first."""
-        trials = []
+        trials, space = [], self.search.space
         for index, given in enumerate(self.search.enqueue):
-            whole = given == "recipe"
-            values = self._own_values(base, ("enqueue", index)) if whole else dict(given)
+            at = ("enqueue", index)
+            values = self._own_values(base, at) if given == "recipe" else dict(given)
             for path, value in values.items():
-                self._require_inside(("enqueue", index) if whole else ("enqueue", index, path), path, value, values)
+                place = at if given == "recipe" else (*at, path)
+                if path not in space:
+                    self.reading.refuse(place, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
+                elif not space[path].holds(value):
+                    what = f"{json.dumps(value)} of {path} is outside its range"
+                    self.reading.refuse(place, what, f"widen space.{path}, or leave this out")
+                elif not is_active(space, path, values):
+                    way_out = f"give {values_text(condition_values(space, path)[0])} beside it"
+                    self.reading.refuse(place, f"a trial has {path} only with others", way_out)
             trials.append(values)
         return tuple(trials)
-
-    def _require_inside(self, at: tuple, path: str, value: Any, beside: Mapping[str, Any]) -> None:
-        space = self.search.space
-        if path not in space:
-            self.reading.refuse(at, f"{path} is not in the space", "name a path of `space`, or use `fixed`")
-        elif not space[path].holds(value):
-            what = f"{json.dumps(value)} of {path} is outside its range"
-            self.reading.refuse(at, what, f"widen space.{path}, or leave this out")
-        elif not is_active(space, path, beside):
-            needed = values_text(condition_values(space, path)[0])
-            self.reading.refuse(at, f"a trial has {path} only with others", f"give {needed} beside it")
 
     def _own_values(self, base: OpenedRecipe, at: tuple) -> dict[str, Any]:
         """The recipe's own values, at those paths of the space that are active with them."""
         space, values = self.search.space, {}
         for path in space:
             try:
-                values[path] = value_at(base.tree, path)
+                values[path] = value_in(base.tree, path)
             except LookupError:
                 if not space[path].when:
                     self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
@@ -245,7 +254,7 @@ class SearchChecks:
 
     def _require_free(self, key: str, path: str) -> None:
         """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""
-        at, space = (key, path), self.search.space
+        at, own, path, space = (key, path), path, plain_path(path), self.search.space
         if _NO_PATH.search(path):  # `--set`, by which values reach the recipe, would misread it
             what = f"{path!r} is no path: it has a space, `=` or `#`"
             self.reading.refuse(at, what, "write keys with dots between, such as learning_rate.reference", at_key=True)
@@ -253,9 +262,10 @@ class SearchChecks:
             clash = key == "space" or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):
                 self.reading.refuse(at, f"cannot be part of a search: {why}", "remove it", at_key=True)
-        for other in [*space, *(self.search.fixed if key == "space" else ())]:
+        for given in [*space, *(self.search.fixed if key == "space" else ())]:
+            other = plain_path(given)
             # A conditional range may have a fixed value too, for the trials that do not search it.
-            twice = key == "fixed" and path == other and not space[other].when
+            twice = path == other and given in space and (given != own if key == "space" else not space[given].when)
             if twice or path.startswith(f"{other}."):
                 self.reading.refuse(at, f"is given by {other} of this search too", "keep one of the two", at_key=True)
 

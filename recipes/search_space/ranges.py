@@ -14,6 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from recipes.reading.read import Reading
+from recipes.schema.batch_and_rate import require
 
 __all__ = ["Categorical", "Float", "Int"]  # the kinds of a range
 
@@ -33,20 +34,15 @@ class _Numbers:
     when: Conditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        name, of_int = type(self).__name__, isinstance(self, Int)
-        least, unstepped = (1, 1) if of_int else (math.ulp(0.0), None)
+        name, unstepped = type(self).__name__, 1 if isinstance(self, Int) else None
         for end in ("low", "high"):
-            if not math.isfinite(getattr(self, end)):
-                raise ValueError(f"{name}.{end} must be finite, got {getattr(self, end)}")
-        if not self.low < self.high:
-            raise ValueError(f"{name}.high must be above low, got {self.high}")
-        if self.log and self.low < least:
-            above = "at least 1" if of_int else "above 0"
-            raise ValueError(f"{name}.low must be {above} where log is true, got {self.low}")
-        if self.step is not None and not 0 < self.step <= self.high - self.low:
-            raise ValueError(f"{name}.step must be above 0 and at most high - low, got {self.step}")
-        if self.log and self.step != unstepped:
-            raise ValueError(f"{name}.step must be {unstepped or 'null'} where log is true, got {self.step}")
+            require(math.isfinite(getattr(self, end)), f"{name}.{end} must be finite, got {getattr(self, end)}")
+        require(self.low < self.high, f"{name}.high must be above low, got {self.high}")
+        require(not self.log or self.low > 0, f"{name}.low must be above 0 where log is true, got {self.low}")
+        stepped = self.step is None or 0 < self.step <= self.high - self.low
+        require(stepped, f"{name}.step must be above 0 and at most high - low, got {self.step}")
+        possible = not self.log or self.step == unstepped
+        require(possible, f"{name}.step must be {unstepped or 'null'} where log is true, got {self.step}")
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
@@ -95,7 +91,7 @@ class Int(_Numbers):
 
     Args:
         low, high: its ends, both included.
-        log: draw uniformly in the logarithm; needs a low of at least 1 and a step of 1.
+        log: draw uniformly in the logarithm; needs a low above 0 and a step of 1.
         step: only low, low + step, ...
         when: as for `Float`.
     """
@@ -122,12 +118,11 @@ class Categorical:
     when: Conditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.choices:
-            raise ValueError("Categorical.choices must hold at least one value")
-        if not all(choice is None or isinstance(choice, bool | int | float | str) for choice in self.choices):
-            raise ValueError("Categorical.choices must be numbers, texts, true, false or null")
-        if len({(type(choice), choice) for choice in self.choices}) < len(self.choices):
-            raise ValueError("Categorical.choices must differ from each other")
+        require(bool(self.choices), "Categorical.choices must hold at least one value")
+        plain = all(choice is None or isinstance(choice, bool | int | float | str) for choice in self.choices)
+        require(plain, "Categorical.choices must be numbers, texts, true, false or null")
+        different = len({(type(choice), choice) for choice in self.choices}) == len(self.choices)
+        require(different, "Categorical.choices must differ from each other")
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:

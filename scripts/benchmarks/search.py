@@ -77,7 +77,6 @@ def one_trial(study: Any, search: Search, display: Display) -> tuple[float, floa
     trial = next_trial(study, search)
     for number in range(1, REPORTS + 1):
         trial.report(0.5 + number / 100, number)
-        trial.should_prune()
     for _ in range(SHOWS):
         display.show(every=0.0)
     trial.set_user_attr(SECONDS, 10.0)

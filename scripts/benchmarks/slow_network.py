@@ -294,7 +294,7 @@ class Trained:
         """Seconds of an update by a plan on the cluster of a file."""
         from recipes import open_cluster
         from recipes.planning.forecast import forecast
-        from recipes.reading.image_size import sides_by_size
+        from recipes.schema.image_size import sides_by_size
         from trainers.launch.probe import cluster_text
         from trainers.launch.vocabulary import vocabulary
 

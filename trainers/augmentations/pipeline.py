@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from recipes.planning.random_bits import Draws, draws
-from recipes.reading.image_size import at_image_size, keys_of_image_size
+from recipes.schema.image_size import at_image_size, keys_of_image_size
 from trainers.augmentations.crop import RandomResizedCrop
 from trainers.augmentations.decoders import EncodedImage
 from trainers.augmentations.horizontal_flip import HorizontalFlip

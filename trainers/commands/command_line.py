@@ -13,7 +13,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainers.commands import data, machine, plan, recipes, registry, rehearse, reproduce, runs, search, train, verify
+from trainers.commands import (
+    branch,
+    data,
+    frontier,
+    machine,
+    plan,
+    recipes,
+    registry,
+    rehearse,
+    reproduce,
+    runs,
+    search,
+    train,
+    verify,
+)
 from trainers.commands.options import OPTIONS_OF_GROUPS
 
 EXAMPLES = """\b
@@ -45,10 +59,13 @@ app.command(hidden=True)(train.load_samples)
 app.command(epilog="kilobatch search status DIR shows what a search does now.")(search.search)
 app.command("search status")(search.search_status)
 app.command(hidden=True)(search.search_ranks)
+app.command(epilog=frontier.EXAMPLES)(frontier.frontier)
 app.command(epilog=plan.EXAMPLES)(plan.plan)
 app.command()(rehearse.rehearse)
 app.command()(verify.verify)
 app.command(epilog=reproduce.EXAMPLES)(reproduce.reproduce)
+app.command(epilog=branch.EXAMPLES)(branch.branch)
+recipes.app.command()(branch.ramp)
 app.command()(runs.evaluate)
 app.command()(runs.export)
 app.command()(runs.report)

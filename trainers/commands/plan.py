@@ -73,11 +73,11 @@ def plan(
     limit_threads(threads=1)  # where a model is measured
     from recipes.planning.forecast import by_micro_batch, forecast
     from recipes.planning.timing import NoForecast
-    from recipes.reading.image_size import sides_by_size
     from recipes.reading.load import overrides_by_file
     from recipes.reports.planning import forecast_text
     from recipes.reports.record import open_run
     from recipes.reports.terminal import plan_text
+    from recipes.schema.image_size import sides_by_size
     from trainers.launch import planning
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder

@@ -11,10 +11,10 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.forecast import forecast_tree
-from recipes.reading.image_size import sides_by_size
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import read_metrics
+from recipes.schema.image_size import sides_by_size
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned

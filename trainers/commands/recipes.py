@@ -26,7 +26,7 @@ from trainers.commands.options import (
 
 app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS_OF_GROUPS)
 
-OfFile = Enum("OfFile", {name: name for name in ("recipe", "dataset", "cluster", "search")})
+OfFile = Enum("OfFile", {name: name for name in ("recipe", "dataset", "cluster", "search", "frontier")})
 Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
 
 

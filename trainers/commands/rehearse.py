@@ -68,9 +68,9 @@ def rehearse(
     from recipes.planning.rehearsal import Storage, least_memory
     from recipes.planning.rehearsal import rehearse as run
     from recipes.planning.timing import NoForecast
-    from recipes.reading.image_size import sides_by_size
     from recipes.reading.load import overrides_by_file
     from recipes.reports.rehearsal import rehearsal_text, rehearsed_time_text
+    from recipes.schema.image_size import sides_by_size
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from recipes.errors import InputRefused, refuse_unreachable
-from recipes.reading.image_size import evaluated_size
 from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.schema.image_size import evaluated_size
 from trainers.datasets.augmented import augmented_samples
 from trainers.launch.score_run import checkpoint_called
 from trainers.launch.vocabulary import vocabulary

@@ -17,8 +17,8 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.memory import Model, ModelCosts
-from recipes.reading.image_size import evaluated_size, image_sizes
 from recipes.reading.open import OpenedRecipe
+from recipes.schema.image_size import evaluated_size, image_sizes
 from recipes.schema.vocabulary import Unbuilt
 from recipes.sharing.cache import cache_folder
 from trainers import models

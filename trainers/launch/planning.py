@@ -27,12 +27,12 @@ from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
 from recipes.planning.phase_times import PHASES
 from recipes.planning.planner import Plan, plan
 from recipes.planning.timing import NoForecast
-from recipes.reading.image_size import sides_by_size
 from recipes.reading.open import OpenedRecipe, open_cluster, open_recipe
 from recipes.reading.registry import names
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run
 from recipes.scale import Change, scaling_changes
+from recipes.schema.image_size import sides_by_size
 from recipes.schema.vocabulary import Vocabulary
 from trainers.launch.vocabulary import vocabulary
 

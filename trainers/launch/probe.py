@@ -26,7 +26,6 @@ import yaml
 
 from recipes.errors import InputRefused
 from recipes.planning.hardware import MeasuredAllReduce, Rate
-from recipes.planning.planner import largest_micro_batch
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted
@@ -35,6 +34,7 @@ from trainers.runs.mpi_ranks import find_mpiexec, users_environment
 
 _WANTED_UPDATES = 8
 _FEWEST_UPDATES = 2  # after the first, which warms up, where an update takes long
+_ONE_STEP = 64  # samples a rank of a shorter update, in whole norm groups
 _GRACE_SECONDS = 5.0  # for a run to end by itself
 _DISK_BYTES = 64_000_000
 _POLL_SECONDS = 0.1
@@ -141,7 +141,7 @@ def _trained(request: ProbeRequest, opened: OpenedRecipe, folder: Path) -> Itera
     numbers = (1, request.workers) if request.workers > 1 else (1,)
     each = request.seconds / (len(numbers) + 1)
     span = opened.recipe.batch.norm_span.sizes[0]
-    one_step = largest_micro_batch("auto", span) // span * span
+    one_step = max(1, _ONE_STEP // span) * span
     first, samples = None, None
     for workers in numbers:
         request.tell(f"training on {workers} rank{'s' if workers > 1 else ''} for {each:.0f} s")

@@ -21,10 +21,11 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.forecast import fullest_division
 from recipes.planning.networks import known_network
 from recipes.planning.stream import stream_of
-from recipes.reading.image_size import sides_by_size
+from recipes.schema.image_size import sides_by_size
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators import Auto, Dummy
+from trainers.communicators.mpi_messages import barrier, wait_for
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.datasets.loader import StreamIterator
 from trainers.gradients.exchange import mean
@@ -37,7 +38,8 @@ SIZES = tuple(4 * 4**power for power in range(4, 12))  # bytes of a buffer: 1 kB
 _LINK_SECONDS, _REPEATS = 0.2, 50  # of one size, back to back; at most so many
 _UPDATES = 3  # beside all-reduces
 _ROUNDS, _ROUND_SECONDS = 3, 20.0  # rounds; none begins later
-_SLOW_UPDATE = 5.0  # seconds; a longer one is not timed beside all-reduces
+_LONGEST_REST = 0.5  # seconds
+_SLOW_UPDATE = 3.0  # seconds; a longer one is not timed beside all-reduces
 
 
 class RankProbe:
@@ -91,10 +93,14 @@ class RankProbe:
             self._links[wire].append([self._all_reduce_seconds(size // 4, wire) for size in self._sizes])
 
     def time_update(self) -> float:
-        """Time an update that all ranks begin together, and when the last of them has each array of gradients."""
+        """Time an update that all ranks begin together, and when the last of them has each array of gradients.
+
+        Cores rest before it as they do in a run while gradients cross; after a rest they are faster.
+        """
         updater, found = self._updater, []
         updater.exchange.observe = lambda number, began, ended: found.append(began)
-        self._mpi.Barrier()
+        time.sleep(min(self._gradient_seconds(), _LONGEST_REST))
+        barrier(self._mpi)
         began = time.perf_counter()
         self._update()
         seconds = self._slowest(time.perf_counter() - began)
@@ -107,13 +113,17 @@ class RankProbe:
         Ranks that share cores, or memory, slow each other down.
         """
         for wire in self._wires:
-            update, number = self.time_update(), self._gradient_bytes // 4
-            each = self._links[wire][-1][self._sizes.index(self._gradient_bytes)]
-            calls = max(1, round(_UPDATES * update / each))
-            computed, sent = self._both(calls, number, wire)
-            update = (update + self.time_update()) / 2  # the machine's speed changes
-            alone = {"computed_alone": _UPDATES * update, "sent_alone": calls * each}
+            before, each = self._timed(self._updates_in_turn), self._gradient_seconds(wire)
+            calls = max(1, round(before / each))
+            computed, sent = self._both(calls, self._gradient_bytes // 4, wire)
+            after = self._timed(self._updates_in_turn)  # the machine's speed changes
+            alone = {"computed_alone": (before + after) / 2, "sent_alone": calls * each}
             self._rates[wire].append(rates_beside(computed, sent, **alone))
+
+    def _gradient_seconds(self, wire: str = "float32") -> float:
+        """Of the last all-reduce of all gradients; 0 before the first."""
+        timed = self._links.get(wire)
+        return timed[-1][self._sizes.index(self._gradient_bytes)] if timed else 0.0
 
     def _both(self, calls: int, number: int, wire: str) -> tuple[float, float]:
         """Seconds of three updates and of so many all-reduces that begin with them."""
@@ -126,11 +136,10 @@ class RankProbe:
 
         self._connection.set_beside_backward(True)
         thread = threading.Thread(target=communicate)
-        self._mpi.Barrier()
+        barrier(self._mpi)
         began = time.perf_counter()
         thread.start()
-        for _ in range(_UPDATES):
-            self._update()
+        self._updates_in_turn()
         computed = self._slowest(time.perf_counter() - began)
         thread.join()
         self._connection.set_beside_backward(False)
@@ -193,10 +202,14 @@ class RankProbe:
         return self._timed(lambda: [self._mean(number, wire) for _ in range(repeats)]) / repeats
 
     def _timed(self, call: Callable[[], object]) -> float:
-        self._mpi.Barrier()
+        barrier(self._mpi)
         began = time.perf_counter()
         call()
         return self._slowest(time.perf_counter() - began)
+
+    def _updates_in_turn(self) -> None:
+        for _ in range(_UPDATES):
+            self._update()
 
     def _update(self) -> None:
         self._updater.get_iterator("main").update = 0  # always the first one
@@ -207,7 +220,7 @@ class RankProbe:
 
     def _slowest(self, seconds: Any) -> Any:
         most = np.array(seconds, np.float64)
-        self._mpi.Allreduce(MPI.IN_PLACE, most, MPI.MAX)
+        wait_for([self._mpi.Iallreduce(MPI.IN_PLACE, most, MPI.MAX)])
         return most.tolist()
 
 

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -236,21 +236,29 @@ def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
     if (folder / "metrics.jsonl").is_file():
         run = open_run(folder)
         reached = run.reason == "--stop-after" and len(run.updates) >= _updates(run, rerun.part)
-        if run.outcome == "success" or (rerun.part != 1 and reached) or _diverged(folder):
+        if run.outcome == "success" or (rerun.part != 1 and reached) or has_diverged(folder):
             return run
-    words = ["train", str(path), "--set", f"seed={seed}", "--out", str(folder), "--trace", "--no-report", "-q"]
+    words = [str(path), "--set", f"seed={seed}", "--out", str(folder), "--trace", "--no-report", "-q"]
     words += [*rerun.options, *(["--data", str(rerun.data)] if rerun.data else [])]
     words += ["--allow-code"] if rerun.allow_code else []
     words += [] if rerun.part == 1 else ["--stop-after", f"{rerun.part!r}run"]
-    words += ["--resume"] if folder.is_dir() else []
-    command = [sys.executable, "-P", "-m", "kilobatch", *words]
+    return train_apart([*words, *(["--resume"] if folder.is_dir() else [])], folder)
+
+
+def train_apart(words: Sequence[str], folder: Path) -> Run:
+    """The run of `kilobatch train` with these words, in processes of its own; what it prints goes to stderr.
+
+    Raises:
+        RerunFailed: it did not end, and its numbers are finite.
+    """
+    command = [sys.executable, "-P", "-m", "kilobatch", "train", *words]
     done = subprocess.run(command, env=without_launcher(os.environ), stdout=_STDERR)
-    if done.returncode and not _diverged(folder):
+    if done.returncode and not has_diverged(folder):
         raise RerunFailed(folder, done.returncode)
     return open_run(folder)
 
 
-def _diverged(folder: Path) -> bool:
+def has_diverged(folder: Path) -> bool:
     """Whether a run ended in numbers that are not finite: a result, and not a failure of the machine."""
     try:
         require_another_end(folder)

@@ -22,8 +22,8 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.division import largest_divisor
-from recipes.reading.image_size import image_sizes
 from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.schema.image_size import image_sizes
 from trainers.launch.preflight import refuse_unbuilt, require_startable
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import code_folders

@@ -114,7 +114,6 @@ PACKAGES = {
     "communicators": "trainers.communicators",
     "ranges": "recipes.search_space.ranges",
     "samplers": "trainers.search.samplers",
-    "pruners": "trainers.search.pruners",
 }
 
 
@@ -132,7 +131,7 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
     def group(name: str, names: Sequence[str]) -> _Group:
         return _Group(name=name, package=lr_schedules, names=tuple(names), allow_code=allow_code)
 
-    of_trainers = [name for name in PACKAGES if name not in ("ranges", "samplers", "pruners")]
+    of_trainers = [name for name in PACKAGES if name not in ("ranges", "samplers")]
     return Vocabulary(
         **{name: _group(name, allow_code=allow_code) for name in of_trainers},
         schedules=group("schedules", _SCHEDULES),
@@ -143,10 +142,10 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
 def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
     """All names a search may use, including those of its recipe; for `allow_code` see `vocabulary`.
 
-    Other packages add to them by the groups `kilobatch.samplers`, `kilobatch.pruners` and `kilobatch.ranges`.
+    Other packages add to them by the groups `kilobatch.samplers` and `kilobatch.ranges`.
     """
 
-    groups = {name: _group(name, allow_code=False) for name in ("ranges", "samplers", "pruners")}
+    groups = {name: _group(name, allow_code=False) for name in ("ranges", "samplers")}
     return SearchVocabulary(**vars(vocabulary(allow_code=allow_code)), **groups)
 
 

@@ -5,7 +5,7 @@ communicators, kernels and runs.
 """
 
 from trainers.models.resnet import ResNet18, ResNet34, ResNet50, ResNet101, ResNet152
-from trainers.models.small_images import CifarResNet, SmallCNN, SmallResNet, WideResNet
+from trainers.models.small_images import CifarResNet, SimpleCNN, SmallCNN, SmallResNet, WideResNet
 from trainers.models.vgg_alexnet import VGG16, AlexNetBN
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ResNet18",
     "ResNet34",
     "ResNet50",
+    "SimpleCNN",
     "SmallCNN",
     "SmallResNet",
     "VGG16",

@@ -110,7 +110,12 @@ class NormGroups:
         return seen
 
     def update_running_statistics(
-        self, world: MPI.Comm, global_batch_size: int, *, launch_sum: Callable[[Any], bool] = lambda sums: False
+        self,
+        world: MPI.Comm,
+        global_batch_size: int,
+        *,
+        launch_sum: Callable[[Any], bool] = lambda sums: False,
+        keep: float | None = None,
     ) -> None:
         """Move the running statistics by those of the update, equally on all workers.
 
@@ -118,12 +123,13 @@ class NormGroups:
             world: all workers; on the wire one all-reduce of 24 bytes a channel, in exact mode what `TreeSum` says.
             global_batch_size: samples of the update, for a `norm_momentum` counted in samples.
             launch_sum: see `Connection.launch_sum`; it sums on GPUs what else crosses the host.
+            keep: fraction of the running statistics that is kept; None: the recipe's.
         """
         if not self._layers:
             return
         summed = self._tree is None and (world.size == 1 or launch_sum(self._sums))
         sums = self._sums if summed else self._total(world)
-        keep, how = self._keep(global_batch_size), self.evaluation.norm_statistics
+        keep, how = self._keep(global_batch_size) if keep is None else keep, self.evaluation.norm_statistics
         ours = chainer_hooks.operators_for(self._averages)
         if hasattr(ours, "move_averages"):
             ours.move_averages(sums, self._places, self._averages, keep, pooled=how == "pooled")

@@ -39,6 +39,39 @@ class ConvolutionalNetwork(chainer.Chain):
         return self.fc(F.dropout(F.average(h, axis=(2, 3)), ratio=self.dropout))
 
 
+class SimpleNetwork(chainer.Chain):
+    """Two 5x5 convolutions with ReLU and 2x2 max pooling, a hidden linear layer with ReLU and dropout, a linear layer.
+
+    Args:
+        num_in: channels of an image.
+        num_classes: logits.
+        image_size: side of an image in pixels, at least 4.
+        widths: channels of the convolutions.
+        hidden: features of the hidden layer.
+        dropout: probability that one of them is dropped while training.
+    """
+
+    def __init__(
+        self, num_in: int, num_classes: int, *, image_size: int, widths: tuple[int, int], hidden: int, dropout: float
+    ) -> None:
+        if image_size < 4:
+            raise ValueError(f"SimpleCNN needs images of at least 4 pixels, got {image_size}")
+        super().__init__()
+        self.dropout = dropout
+        first, second = widths
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(num_in, first, 5, pad=2, initialW=HeNormal())
+            self.conv2 = L.Convolution2D(first, second, 5, pad=2, initialW=HeNormal())
+            self.hidden = L.Linear((image_size // 4) ** 2 * second, hidden, initialW=HeNormal())
+            self.fc = L.Linear(hidden, num_classes, initialW=LeCunNormal())
+
+    def forward(self, x: chainer.Variable) -> chainer.Variable:
+        """Logits, samples x classes."""
+        for convolution in (self.conv1, self.conv2):
+            x = F.max_pooling_2d(F.relu(convolution(x)), ksize=2, cover_all=False)
+        return self.fc(F.dropout(F.relu(self.hidden(x)), ratio=self.dropout))
+
+
 class ResidualBlock(chainer.Chain):
     """Basic block with the activation after the sum ("post-activation").
 

@@ -1,4 +1,4 @@
-"""Networks for small images: those of He et al. for CIFAR-10, wide ones, and a small residual and a small plain one."""
+"""Networks for small images: those of He et al. for CIFAR-10, wide ones, small ones, and Shallue et al.'s plain one."""
 
 from __future__ import annotations
 
@@ -56,6 +56,54 @@ class CifarResNet:
             zero_last_gamma=self.zero_last_gamma,
             shortcut=self.shortcut,
         )
+
+
+if TYPE_CHECKING:
+    import chainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimpleCNN:
+    """Two times convolution, ReLU and max pooling, then a hidden layer with ReLU and dropout, and a linear layer.
+
+    The 5x5 convolutions keep the size of the image, the 2x2 poolings halve it; nothing is normalised. The first linear
+    layer takes every pixel, so the network is built for one image size and refuses another. The defaults have 3,274,634
+    parameters for grey images of 28x28. Weights: He normal (fan in), biases 0, last layer LeCun normal.
+
+    Args:
+        widths: channels of the two convolutions, each at least 1.
+        hidden: features of the hidden layer, at least 1.
+        dropout: probability that one of them is dropped while training, in [0, 1). The masks are the updater's, see
+            `trainers.models.keyed_random.KeyedDropout`.
+    Raises:
+        ValueError: one of these is outside its range, or `widths` are not two; more than 10^9 weights. When built: the
+            images are below 4 pixels.
+
+    Source: Shallue et al. 2018, arXiv 1811.03600, "Simple CNN" (base): shape from memory, not checked.
+    Differs: the paper's initial weights were not found.
+    """
+
+    takes_one_size = True
+    widths: tuple[int, ...] = (32, 64)
+    hidden: int = 1024
+    dropout: float = 0.4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.widths, tuple) or len(self.widths) != 2:
+            raise ValueError(f"SimpleCNN.widths must be two numbers, got {self.widths!r}")
+        for width in self.widths:
+            require_count("SimpleCNN.widths", width)
+        require_count("SimpleCNN.hidden", self.hidden)
+        require_share("SimpleCNN.dropout", self.dropout)
+        weights = 25 * self.widths[0] * self.widths[1] + 49 * self.widths[1] * self.hidden
+        require_buildable("SimpleCNN.widths and .hidden", weights=weights)
+
+    def build(self, *, num_classes: int, channels: int, image_size: int | None) -> chainer.Chain:
+        """The network with all its parameters initialised, for images of `image_size`, 28 where it is not given."""
+        from trainers.models.small_image_networks import SimpleNetwork
+
+        how = {"widths": self.widths, "hidden": self.hidden, "dropout": self.dropout}
+        return SimpleNetwork(channels, num_classes, image_size=image_size or 28, **how)
 
 
 if TYPE_CHECKING:

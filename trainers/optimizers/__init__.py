@@ -15,6 +15,7 @@ from trainers.optimizers.lamb import Lamb
 from trainers.optimizers.lars import Lars
 from trainers.optimizers.muon import Muon
 from trainers.optimizers.rmsprop_warmup import RmspropWarmup
+from trainers.optimizers.schedule_free import ScheduleFreeSGD
 from trainers.optimizers.sgd import SGD, CorrectedMomentumSGD, CorrectedNesterovAG, MomentumSGD, NesterovAG
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "NesterovAG",
     "RmspropWarmup",
     "SGD",
+    "ScheduleFreeSGD",
 ]

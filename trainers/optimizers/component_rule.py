@@ -1,7 +1,8 @@
 """A Chainer optimizer from the formula of a component. Imports Chainer: only for use inside `build`.
 
-A component has the names of its state in `states`, whether the formula is one of single numbers in `elementwise`, and
-`update(w, g, state, hyperparam, *, t, xp)`, which moves weights and state of one parameter in place.
+A component has the names of its state in `states`, of state that is one float64 for the whole parameter in `numbers`,
+whether the formula is one of single numbers in `elementwise`, and `update(w, g, state, hyperparam, *, t, xp)`, which
+moves weights and state of one parameter in place.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ class ComponentRule(optimizer.UpdateRule):
 
     def init_state(self, param: chainer.Parameter) -> None:
         """The state, zero, beside the weights."""
+        component, xp = self.hyperparam.component, param.device.xp
         with chainer.using_device(param.device):
-            for name in self.hyperparam.component.states:
-                self.state[name] = param.device.xp.zeros_like(param.array)
+            self.state.update({name: xp.zeros_like(param.array) for name in component.states})
+            self.state.update({name: xp.zeros(()) for name in getattr(component, "numbers", ())})
 
     def update_core(self, param: chainer.Parameter) -> None:
         """One update in place."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -16,8 +15,9 @@ from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, assignments
+from trainers.launch.verdict import t_quantile
 from trainers.runs.run_folder import write_whole
-from trainers.search.outcome import has_ended, metrics_lines, trial_result
+from trainers.search.outcome import has_ended, metrics_lines, origin_of, trial_result, trial_values
 from trainers.search.study import best_trials, ranked_trials
 from trainers.search.wording import metric_name, scores, shown
 
@@ -25,9 +25,6 @@ BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
 CONFIRM = "confirm"  # in the search's folder: trial-0007/seed-1000, ...
 FRESH_SEED = 1000  # added to the recipe's seed, to confirm: far from those of `seeds_per_trial`
-# Quantiles 0.975 of Student's distribution for 1 to 10 degrees of freedom; with more the last makes an interval a
-# little too wide.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +43,7 @@ def write_best(
 ) -> list[FrozenTrial]:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns them.
 
-    Args:
-        folder: of the search.
-        opened: the search.
-        study: of the search.
-        confirmed: the best trial by runs with fresh seeds; None before there are any.
+    `confirmed` is the best trial by runs with fresh seeds; None before there are any.
     """
     best = best_trials(study)
     if confirmed is not None:
@@ -75,21 +68,12 @@ def best_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed | N
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
     """
     search, base = opened.search, opened.base
-    several = len(search.objectives) > 1
-    given: dict[str, Any] = {
-        **search.fixed,
-        **trial.params,
-        "name": f"{search.name}-trial-{trial.number}" if several else f"{search.name}-best",
-        "title": f"{'On the Pareto front' if several else 'Best'} of the search {search.name} over {search.recipe}: "
-        f"trial {trial.number}",
-        "claims": [],
-        "card": None,
-    }
+    given = trial_values(search, trial.number, trial.params)
     dataset = base.path.parent / base.recipe.dataset
     if dataset.suffix in (".yaml", ".yml") and dataset.is_file():  # relative to the recipe's own file
         given["dataset"] = str(dataset.resolve())
-    origin = f"search {search.name} trial {trial.number}"
-    recipe = open_recipe(base.path, overrides=assignments(given), overrides_from=origin, **opened.options)
+    how = {"overrides": assignments(given), "overrides_from": origin_of(search, trial.number)}
+    recipe = open_recipe(base.path, **how, **opened.options)
     seeds = f", the mean of {search.seeds_per_trial} seeds," if search.seeds_per_trial > 1 else ""
     head = f"# {scores(search, trial.values, named=True)}{seeds} in trial {trial.number} of the search {search.name}"
     if confirmed is not None:
@@ -114,8 +98,7 @@ def confirmed_in(folder: Path, search: Search) -> list[Confirmed]:
         if len(values) > 1:
             mean, half, number = fmean(values), math.inf, int(trial.name.removeprefix("trial-"))
             if all(map(math.isfinite, values)):
-                quantile = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
-                half = quantile * stdev(values) / math.sqrt(len(values))
+                half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
             confirmed.append(Confirmed(trial=number, values=values, mean=mean, low=mean - half, high=mean + half))
     sign = -1 if objective.direction == "maximize" else 1
     return sorted(confirmed, key=lambda one: (sign * one.mean, one.trial))

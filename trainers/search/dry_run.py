@@ -1,4 +1,4 @@
-"""What `kilobatch search --dry-run` prints: the space, the budget, and the first trial."""
+"""What `kilobatch search --dry-run` prints: the search with all its defaults, what it costs, and the first trial."""
 
 from __future__ import annotations
 
@@ -8,28 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from recipes.reading.load import resolved_text
-from recipes.reports.curves import points_text
+from recipes.reading.yaml import flow_text
 from recipes.reports.terminal import plan_text
-from recipes.reports.wording import counted, duration, number
-from recipes.schema import Search
+from recipes.reports.wording import number
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.model_costs import model_of
-from trainers.launch.request import Prepared, prepare
+from trainers.launch.request import prepare
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.study import enqueue, new_study, next_trial, suggested
-from trainers.search.wording import metric_name, short
-
-_BROKEN = ("not trained", "never the best")  # by a constraint on the recipe, on what a trial came to
+from trainers.search.wording import values_text
 
 
 def dry_run_text(
     opened: OpenedSearch, options: SearchRequest, first: Sequence[Mapping[str, Any]], *, groups: int
 ) -> str:
-    """The space, the budget, and the first trial: its values, its plan and its recipe.
+    """The search, its cost, and the values, the plan and the recipe of its first trial.
 
     Args:
-        opened: the search.
-        options: of the search.
+        opened, options: the search, and its command line.
         first: values of the trials that are tried first.
         groups: how many trials run side by side.
     Raises:
@@ -39,67 +35,19 @@ def dry_run_text(
     enqueue(study, first)
     values = suggested(next_trial(study, search), search)
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
-    every = prepared.opened.recipe.evaluation.every
-    goals = " and ".join(f"{one.direction} {metric_name(one.metric)}" for one in search.objectives)
+    timeline, runs = prepared.plan.timeline, search.budget.trials * search.seeds_per_trial
+    side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
+    space = [f"  {path}: {flow_text(tree)}" for path, tree in opened.tree["space"].items()]
+    keys = [f"{key}: {flow_text(value)}" for key, value in opened.tree.items() if key != "space"]
     lines = [
-        f"search {search.name} over {search.recipe}: {goals}",
+        "\n".join([*keys, "space:", *space]),
         "",
-        space_text(opened, values),
+        f"runs: {runs} of {timeline.num_updates} updates like the first, {number(runs * timeline.num_samples)} samples",
+        f"ranks: {side}, of {search.ranks_per_trial} each; an hour is {groups * search.ranks_per_trial} device-hours",
+        f"first trial: {values_text(values)}",
         "",
-        *(f"fixed: {path} {short(value)}" for path, value in search.fixed.items()),
-        *(
-            f"constraint: {' and '.join(constraint.violations(0))}, or a trial is {_BROKEN[constraint.value is None]}"
-            for constraint in search.constraints
-        ),
-        f"sampler: {type(search.sampler).__name__}",
-        f"pruner: {'none' if search.pruner is None else type(search.pruner).__name__}",
-        f"reports: {search.reports} a trial, every {'epoch' if every == 1 else f'{float(every):g} epochs'}",
-        *_budget_lines(search, prepared, groups),
-        "",
-        "plan of the first trial:",
         plan_text(replace(prepared.plan, model=model_of(prepared.opened))),
         "",
-        "recipe of the first trial:",
         resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip(),
     ]
     return "\n".join(lines)
-
-
-def space_text(opened: OpenedSearch, values: Mapping[str, Any]) -> str:
-    """The search space as a table, with the values of the first trial."""
-    conditional = any(range_.when for range_ in opened.search.space.values())
-    rows = []
-    for path, tree in opened.tree["space"].items():
-        row = {"path": path, "range": _range_text(tree)}
-        if conditional:
-            when = (tree.get("when") or {}).items()
-            row["when"] = ", ".join(f"{name} is {' or '.join(map(short, choices))}" for name, choices in when)
-        rows.append({**row, "first trial": short(values[path]) if path in values else "-"})
-    return points_text(rows)
-
-
-def _range_text(tree: Mapping[str, Any]) -> str:
-    """A range in words."""
-    if tree["kind"] == "Categorical":
-        return " | ".join(map(short, tree["choices"]))
-    step = tree.get("step")
-    parts = (f"{tree['low']} to {tree['high']}", tree["log"] and "log", step not in (None, 1) and f"step {step}")
-    return ", ".join(filter(None, parts))
-
-
-def _budget_lines(search: Search, prepared: Prepared, groups: int) -> list[str]:
-    """What the search may cost: trials, samples, hours and device-hours."""
-    budget, seeds, ranks = search.budget, search.seeds_per_trial, search.ranks_per_trial
-    plan, all_ranks, rounds = prepared.plan.as_tree(), groups * ranks, -(-budget.trials // groups)
-    each = f"{plan['num_updates']} updates" + (f" from each of {seeds} seeds" if seeds > 1 else "")
-    samples = number(budget.trials * seeds * plan["num_samples"])
-    lines = [f"budget: {budget.trials} trials of {each} like the first one, {samples} samples in all"]
-    if budget.hours is not None:
-        limit = f"{budget.hours * all_ranks:g} device-hours"
-        lines.append(f"hours: trials begin within {counted(budget.hours, 'hour')}, up to {limit}")
-    if budget.device_hours is not None:
-        whole = f"{all_ranks} ranks use in {duration(3600 * budget.device_hours / all_ranks)}"
-        lines.append(f"device-hours: trials begin within {budget.device_hours:g}, which {whole}")
-    side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
-    after = f"{counted(rounds, 'trial')} one after the other; an hour of all is {all_ranks:g} device-hours"
-    return [*lines, f"ranks: {ranks} a trial, {side}, so as long as {after}"]

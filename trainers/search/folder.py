@@ -1,43 +1,38 @@
-"""A search's folder: the search and the place of its study (`search.yaml`), its supervisor's lock, and the storage.
-
-Storages are Optuna's own, as they are. `--storage` names one.
-"""
+"""A search's folder: the search and the place of its study (`search.yaml`), and Optuna's storages as they are."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-import optuna
 import yaml
-from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
 
 from recipes.errors import RecipeError, refuse_unreachable
+from recipes.reading.load import load_tree
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import refused
 from trainers.runs.run_folder import (
+    LOG,
     FolderRefused,
     dataset_facts,
     differences,
-    open_to_append,
     require_usable,
     run_identity,
     write_whole,
 )
 from trainers.runs.storage_url import hidden, is_well_formed
 
-SEARCH, JOBS, _LOCK = "search.yaml", "jobs", "lock"
+if TYPE_CHECKING:  # ranks need no more of this file than where their group's folder is
+    import optuna
+
+SEARCH, JOBS, TRIALS = "search.yaml", "jobs", "trials"
 DATABASE, JOURNAL = "study.db", "study.journal"
 PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
-_OWNER = "owner"  # user attribute of the study, and in `search.yaml`: a word that no other folder has
 # Keys that may change between two sessions of one search: no trial depends on them.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
@@ -48,14 +43,14 @@ _PROXY_SECONDS = 10  # for a proxy to answer
 def folder_record(
     folder: Path, opened: OpenedSearch, *, resume: bool, storage: str | None = None, study: str | None = None
 ) -> dict[str, Any]:
-    """What `search.yaml` holds, or will hold: the study's storage, its name and owner, and the search.
+    """What `search.yaml` holds, or will hold: the study's storage and name, and the search.
 
     Args:
         folder, opened: of the search.
         resume: whether there must be one.
         storage, study: of the command line; None: those of the folder, else `sqlite` and the search's name.
     Raises:
-        FolderRefused: the folder holds something else, its study is elsewhere, `--resume` finds no search there, or
+        InputRefused: the folder holds something else, its study is elsewhere, `--resume` finds no search there, or
             `search.yaml` is damaged.
     """
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
@@ -66,10 +61,10 @@ def folder_record(
     if not (folder / SEARCH).is_file():
         if resume:
             raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
-        begun = (_LOCK, "study.", JOBS)  # what is written before `search.yaml`
+        begun = (LOG, "study.", JOBS)  # what is written before `search.yaml`
         if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
             require_usable(folder, resume=False)
-        return {"storage": "sqlite", "study": opened.search.name, **given, _OWNER: uuid.uuid4().hex, **own}
+        return {"storage": "sqlite", "study": opened.search.name, **given, **own}
     before = read_record(folder)
     for what, now, way_out in (
         ("holds another search", own, "go on with the search it began with"),
@@ -82,42 +77,30 @@ def folder_record(
 
 
 def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> None:
-    """Tie a study and a folder to each other, or refuse one that is another's; its owner is stored in both.
+    """Begin a search's folder with an empty study, or refuse a study that is another folder's.
 
     Raises:
         FolderRefused: the study is of another folder, or is no longer that of this folder.
     """
-    owner, begun = study.user_attrs.get(_OWNER), (folder / SEARCH).is_file()
-    if owner is None and begun:
-        what = f"the study of {folder} is no longer in its storage; put it back, or begin anew in another --out"
-        raise FolderRefused(what)
-    if owner not in (None, record[_OWNER]):
+    begun, filled = (folder / SEARCH).is_file(), bool(study.get_trials(deepcopy=False))
+    if begun and not filled and (folder / TRIALS).is_dir():
+        what = f"the study of {folder} is no longer in its storage"
+        raise FolderRefused(f"{what}; put it back, or begin anew in another --out")
+    if filled and not begun:
         what = f"the study {record['study']} in this storage was begun in another folder, and one search owns it"
         raise FolderRefused(f"{what}; choose another --study")
-    if owner is None:
-        study.set_user_attr(_OWNER, record[_OWNER])
     if not begun:
         write_whole(folder / SEARCH, yaml.safe_dump(dict(record), sort_keys=False, width=120))
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What `search.yaml` holds.
-
-    Raises:
-        FolderRefused: it is damaged.
-    """
-    try:
-        tree = yaml.safe_load((folder / SEARCH).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        tree = None
-    if not isinstance(tree, dict):
-        raise FolderRefused(f"{folder / SEARCH} is damaged; put it back from a copy, or begin anew in another --out")
-    return tree
+    """What `search.yaml` holds; RecipeError, with the place, where it is damaged."""
+    return load_tree(folder / SEARCH, versioned=False)[0]
 
 
 def trial_folder(number: int) -> str:
     """The folder of a trial, within that of its search."""
-    return f"trials/trial-{number:04d}"
+    return f"{TRIALS}/trial-{number:04d}"
 
 
 def run_folders(folder: Path, number: int, *, seeds: int) -> list[Path]:
@@ -132,23 +115,7 @@ def group_folder(folder: Path, number: int) -> Path:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, or refuse a second supervisor; the system releases the lock of a killed process."""
-    with open_to_append(folder, _LOCK) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            process = file.read().decode().strip() or "unknown"
-            raise FolderRefused(f"process {process} searches in {folder} already; wait for it, or end it") from None
-        file.truncate(0)
-        file.write(str(os.getpid()).encode())
-        file.flush()
-        yield
-
-
-@contextmanager
-def opened_storage(where: str, folder: Path) -> Iterator[BaseStorage]:
+def opened_storage(where: str, folder: Path) -> Iterator[optuna.storages.BaseStorage]:
     """Optuna's storage, closed afterwards; created if there is none.
 
     Args:
@@ -158,6 +125,8 @@ def opened_storage(where: str, folder: Path) -> Iterator[BaseStorage]:
     Raises:
         RecipeError: `where` names no storage, its driver is not installed, or it does not answer.
     """
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         storage = _storage(where, folder)
@@ -175,7 +144,7 @@ def opened_storage(where: str, folder: Path) -> Iterator[BaseStorage]:
         yield cached
     finally:
         storage.remove_session()
-        if isinstance(storage, RDBStorage):
+        if isinstance(storage, optuna.storages.RDBStorage):
             storage.engine.dispose()
 
 
@@ -190,9 +159,11 @@ def one_line(error: BaseException, where: str) -> str:
     return line
 
 
-def _storage(where: str, folder: Path) -> BaseStorage:
+def _storage(where: str, folder: Path) -> optuna.storages.BaseStorage:
+    from optuna import exceptions, storages
+
     if where == "journal":
-        return JournalStorage(JournalFileBackend(os.fspath(folder / JOURNAL)))
+        return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / JOURNAL)))
     if where == "sqlite":
         where = f"sqlite:///{folder.resolve() / DATABASE}"
     parts = urlsplit(where) if is_well_formed(where) else None
@@ -201,8 +172,8 @@ def _storage(where: str, folder: Path) -> BaseStorage:
         raise refused("--storage", f"{hidden(where)} is no storage of a study, or no URL", way_out)
     if parts.scheme == "grpc":
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            proxy = GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
+            warnings.simplefilter("ignore", exceptions.ExperimentalWarning)
+            proxy = storages.GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
         proxy.wait_server_ready(timeout=_PROXY_SECONDS)
         return proxy
     if parts.scheme in _DRIVERS:
@@ -213,4 +184,4 @@ def _storage(where: str, folder: Path) -> BaseStorage:
     of_file = parts.scheme == "sqlite"
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if of_file else {"pool_pre_ping": True}
     url = where if of_file else parts.geturl()
-    return RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)
+    return storages.RDBStorage(url.replace("{", "{{").replace("}", "}}"), engine_kwargs=options)

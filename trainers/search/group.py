@@ -25,6 +25,7 @@ from trainers.launch.request import Prepared, TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import Ranks
 from trainers.runs.progress import Tail
+from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, METRICS
 from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.folder import group_folder
@@ -35,11 +36,12 @@ REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
 HEARTBEAT_SECONDS = 10.0  # how often a supervisor touches each group's requests
 _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
+_OWN = "kilobatch: "  # how our messages begin
 _LAUNCHERS = re.compile(r"\[?(srun|slurm\w*|ssh|mpiexec|proxy)\b")  # how their lines begin
 _HYDRA = re.compile(r"\[(mpiexec|proxy)\b")  # lines that say where in MPICH's source it ended
 _EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
-_WATCHDOG = "; --watchdog allows "
+_WATCHDOG, _SILENT = "; --watchdog allows ", "the ranks ended without a word"
 
 
 def write_message(path: Path, message: Mapping[str, Any]) -> None:
@@ -49,9 +51,9 @@ def write_message(path: Path, message: Mapping[str, Any]) -> None:
 
 
 class MessageReader:
-    """Reads the messages of a file, each once, in order.
+    """Reads the messages of a file, which need not exist yet, each once, in order.
 
-    The file need not exist yet. It is reopened every time: over NFS only that shows what another host has written.
+    It is reopened every time: over NFS only that shows what another host has written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,33 +102,28 @@ class Group:
 
     Args:
         number, folder: of the group, from 0, and of the search.
-        placement: of the ranks; None: another launcher has started them.
-        messages: name of the folder for messages, for ranks that run already; else each start has a new one.
-        join_seconds: for started ranks to join, see `never_joined`.
+        placement: of the ranks; None: another launcher has started them, and they read the folder `messages`.
     """
 
-    def __init__(
-        self,
-        number: int,
-        folder: Path,
-        placement: Placement | None,
-        *,
-        messages: str | None = None,
-        join_seconds: float = 60.0,
-    ) -> None:
+    def __init__(self, number: int, folder: Path, placement: Placement | None, *, messages: str | None = None) -> None:
         self.number, self.folder = number, group_folder(folder, number)
         self.log, self.num_starts = self.folder / LOG, 0
         self.hosts = placement.hosts if placement else ()  # of each rank, as placed; then as they report
         self.gpus: tuple[str, ...] = ()  # of each rank, once they have joined; empty text: none
         self.failures: set[str] = set()  # trials and starts in turn that made no progress here
         self.set_aside = ""  # why no trial is given to it any more
-        self._placement, self._fixed_messages, self._join_seconds = placement, messages, join_seconds
-        self._messages = self.folder / (messages or "")
+        self._placement, self._messages = placement, self.folder / (messages or "")
+        self._results = MessageReader(self._messages / RESULTS)
         self._job: Ranks | None = None
         self._killed = self._joined = self._dismissed = False
-        self._results = MessageReader(self._messages / RESULTS)
-        self._begin_time = self._heartbeat = 0.0
-        self._num_errors = self._log_start = self._log_begin = 0
+        self._heartbeat = 0.0
+        self._num_errors = self._log_start = 0  # lines of stderr before the run, bytes of the log before the ranks
+
+    @property
+    def name(self) -> str:
+        """Its number, and its hosts and GPUs if they are known."""
+        hosts, gpus = ", ".join(dict.fromkeys(self.hosts)), ", ".join(filter(None, self.gpus))
+        return f"group {self.number}" + (f" on {hosts}" if hosts else "") + (f" (GPU {gpus})" if gpus else "")
 
     def train(self, request: TrainRequest) -> None:
         """Begin a run; the previous one must have ended."""
@@ -135,13 +132,14 @@ class Group:
         if not self._runs:
             self._begin()
         self._num_errors = 0 if self._job is None else self._job.num_errors()
-        self._log_start = len(self._logged())
         write_message(self._messages / REQUESTS, {"train": request.as_tree()})
 
     def ended(self, log: Path) -> RunEnd | None:
         """How the run ended, None while it goes on; `log` is the run's, for what its ranks wrote to stderr."""
         code = self.poll()  # before the result: ranks may write it and then end
-        result = self._results.next() if self._has_joined() else None
+        if not self._joined and (message := self._results.next()) is not None:
+            self._joined, self.hosts, self.gpus = True, tuple(message["joined"]), tuple(message["gpus"])
+        result = self._results.next() if self._joined else None
         if result is not None:
             return RunEnd(**result)
         if code is None:
@@ -150,25 +148,6 @@ class Group:
         with open(log, "a", encoding="utf-8") as file:
             file.write(errors)
         return self._end_without_result(code, errors)
-
-    @property
-    def name(self) -> str:
-        """Its number, and its hosts if they are known."""
-        return f"group {self.number}" + (f" on {', '.join(dict.fromkeys(self.hosts))}" if self.hosts else "")
-
-    @property
-    def never_joined(self) -> bool:
-        """Whether started ranks have ended before they joined in MPI, or have not joined in time: no trial's fault."""
-        late = not self._runs or time.monotonic() - self._begin_time > self._join_seconds  # before the message is read
-        return not self._has_joined() and late and self.num_starts > 0
-
-    def launcher_words(self) -> str:
-        """The first lines that srun or mpiexec wrote since the ranks were started; of ranks that never joined, any."""
-        lines = [*filter(str.strip, self._logged()[self._log_begin :].decode(errors="replace").splitlines())]
-        words = [line for line in lines if _LAUNCHERS.match(line)]
-        if not self._has_joined() and all(map(_HYDRA.match, words)):
-            words = sorted(lines, key=lambda line: _HYDRA.match(line) is not None)
-        return "\n".join([*dict.fromkeys(words)][:5])
 
     def poll(self) -> int | None:
         """The exit code of the ranks; None while they run."""
@@ -211,47 +190,39 @@ class Group:
 
     def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self._placement is not None:  # a new folder: ranks of an earlier start must not read the requests
+            self._messages = self.folder / f"start-{time.time_ns()}"
         for old in self.folder.iterdir():
-            if old.is_dir() and old.name != self._fixed_messages:
+            if old.is_dir() and old != self._messages:
                 shutil.rmtree(old, ignore_errors=True)
-        # A new folder: ranks of an earlier start must not read the requests.
-        self._messages = self.folder / (self._fixed_messages or f"start-{time.time_ns()}")
         self._messages.mkdir(exist_ok=True)
         (self._messages / REQUESTS).touch()
         self._killed = self._joined = False
-        self._results, self._log_begin = MessageReader(self._messages / RESULTS), len(self._logged())
-        self._begin_time = self._heartbeat = time.monotonic()
+        self._results, self._heartbeat = MessageReader(self._messages / RESULTS), time.monotonic()
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._job = self._placement and start_placed(self._placement, self._messages, self.log)
         self.num_starts += 1
 
-    def _has_joined(self) -> bool:
-        message = None if self._joined else self._results.next()
-        if message is not None:
-            self._joined, self.hosts, self.gpus = True, tuple(message["joined"]), tuple(message["gpus"])
-        return self._joined
-
-    def _logged(self) -> bytes:
-        return self.log.read_bytes() if self.log.exists() else b""
-
     def _end_without_result(self, code: int, errors: str) -> RunEnd:
         """By the launcher's exit code: of a signal mpiexec returns the number, srun 128 more, as a shell does."""
-        words = self.launcher_words().splitlines()
-        if self.never_joined:
-            lines = errors.splitlines() + self._logged()[self._log_start :].decode(errors="replace").splitlines()
-            own = [line for line in lines if line.startswith("kilobatch: ")]
-            return RunEnd(how="not_started", reason=" | ".join(own[:1] or words[:2]) or cause_of(errors).reason)
+        lines = self.log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
+        lines = [line for line in dict.fromkeys(lines) if line.strip()]
+        launcher = [line for line in lines if _LAUNCHERS.match(line)]
+        if not self._joined:
+            ours = [line for line in lines if line.startswith(_OWN)][:1]
+            words, others = ([line for line in own if not _HYDRA.match(line)] for own in (launcher, lines))
+            said = ours or words or others or lines or [_SILENT]
+            return RunEnd(how="not_started", reason=" | ".join(said[:2]))
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             return cause_of(errors)
         rank = self._job.first_exit()
-        who = "a rank" if rank is None else f"rank {rank}"
+        who = "the launcher of the ranks" if code < 0 else "a rank" if rank is None else f"rank {rank}"
+        if code == 0:  # the launcher has words where a node died
+            words = [*launcher, f"{who} left before the run ended, without an error of its own"]
+            return RunEnd(how="died", reason=words[0])
         number = -code if code < 0 else code % 128
         known = number in {member.value for member in signal.Signals}
         by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
-        if code < 0:
-            return RunEnd(how="died", reason=f"the launcher of the ranks was ended {by}")
-        if code == 0:  # the launcher has words where a node died
-            reason = words[0] if words else f"{who} left before the run ended, without an error of its own"
-            return RunEnd(how="died", reason=reason)
         return RunEnd(how="died", reason=f"{who} was ended {by}")
 
 
@@ -265,37 +236,38 @@ class TrialRun:
 
     def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
         assert request.out is not None
-        self.group, self.folder, self.prepared = group, request.out, prepared
-        self._search = search
+        self.group, self.folder, self.prepared, self._search = group, request.out, prepared, search
         (self.folder / STOP_FILE).unlink(missing_ok=True)
-        self.began = self.last_news = time.monotonic()
-        self.update = 0
+        self._began = self.last_news = time.monotonic()
+        timeline = prepared.plan.timeline
+        self.state = RunState(total_updates=timeline.num_updates, total_samples=timeline.num_samples)
         # All lines of a new run are new, whatever the clock of the host that writes them says.
         self._tail = Tail(self.folder / METRICS, int(time.time() * 1000) if request.resume else 0)
-        self._ended = False
         group.train(request)
 
-    def new_reports(self) -> list[tuple[int, float]]:
-        """Number and score of each report since the last call, or of some before it too."""
-        lines = self._tail.lines(ended=self._ended)
-        if lines:
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return time.monotonic() - self._began
+
+    def ended(self) -> RunEnd | None:
+        """How it ended; None while it runs."""
+        return self.group.ended(self.folder / LOG)
+
+    def reports(self, *, ended: bool) -> list[tuple[int, float]]:
+        """Number and score of all reports if there is a new one since the last call; `ended`: there will be none."""
+        lines = self._tail.lines(ended=ended)
+        for line in lines:
             self.last_news = time.monotonic()
-            self.update = max(self.update, *(line.get("update", 0) for line in lines))
-        if any(line["key"] == "eval_accuracy" for line in lines):
-            lines = metrics_lines(self.folder)  # a mean over updates needs all of them
-        if self._ended:
+            self.state.take(line)
+        if ended:
             self._tail.close()
-        return list(reports_in(lines, self.prepared, self._search))
+        evaluated = any(line["key"].startswith("eval_") for line in lines)
+        return list(reports_in(metrics_lines(self.folder), self.prepared, self._search)) if evaluated else []
 
     def request_stop(self) -> None:
         """All ranks end the run after the same update, with a checkpoint."""
         request_stop(self.folder / STOP_FILE, "search")
-
-    def ended(self) -> RunEnd | None:
-        """How it ended; None while it runs."""
-        end = self.group.ended(self.folder / LOG)
-        self._ended = end is not None
-        return end
 
 
 def dismiss(messages: Path) -> None:
@@ -307,11 +279,11 @@ def dismiss(messages: Path) -> None:
 def cause_of(errors: str) -> RunEnd:
     """The cause in what the ranks wrote to stderr: the last line of the first traceback of a rank, or our own line."""
     _, *failed = _FAILED_RANK.split(errors)
-    ours = [line.removeprefix("kilobatch: ") for line in errors.splitlines() if line.startswith("kilobatch: ")]
+    ours = [line.removeprefix(_OWN) for line in errors.splitlines() if line.startswith(_OWN)]
     if ours and not failed:
         how = "died" if _WATCHDOG in errors else "failed"  # the ranks' own watchdog
         return RunEnd(how=how, reason=ours[0].rstrip(":"))
     trace = failed[1] if failed else errors  # without what MPI writes after it
     lines = [line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Abort", "="))]
-    reason = lines[-1] if lines else "the ranks ended without a word"
+    reason = lines[-1] if lines else _SILENT
     return RunEnd(how="failed", reason=f"rank {failed[0]}: {reason}" if failed else reason)

@@ -22,6 +22,7 @@ from trainers.launch.request import Prepared, TrainRequest
 from trainers.runs.run_folder import METRICS, RUN
 
 _REACHES = "accuracy >= {:g}"  # the constraint that a trial which misses its target breaks
+_TAKEN = {"updates_to": "update", "epochs_to": "epoch", "hours_to": "hours"}  # by a goal: key of an evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,26 +58,28 @@ def trial_request(
     options: SearchRequest,
     *,
     seed: int | None = None,
+    every: str | None = None,
+    stop_after: str | None = None,
 ) -> TrainRequest:
-    """The request to train trial `number` in `folder`, or to resume it; `seed` replaces that of the trial's recipe."""
-    search, report = opened.search, f"{1 / opened.search.reports!r}run"
-    given = {
-        **search.fixed,
-        **values,
-        **({} if seed is None else {"seed": seed}),
-        "name": f"{search.name}-trial-{number}",
-        "title": f"Trial {number} of the search {search.name} over {search.recipe}",
-        "evaluation.every": report,
-        "claims": [],
-        "card": None,
-    }
+    """The request to train trial `number` in `folder`, or to resume it; with a target it ends where it reaches that.
+
+    Args:
+        seed: replaces that of the trial's recipe.
+        every: how often it is evaluated and saved; None: at the search's `reports`.
+        stop_after: where it ends at the latest; None: with its recipe.
+    """
+    report, target = every or f"{1 / opened.search.reports!r}run", opened.search.objectives[0].target
+    given = trial_values(opened.search, number, values) | {"evaluation.every": report}
+    given |= {"stop_at": None if target is None else {"accuracy": target}}
+    given |= {} if seed is None else {"seed": seed}
     return TrainRequest(
         recipe=os.fspath(opened.base.path),
         overrides=tuple(assignments(given)),
-        overrides_from=f"search {search.name} trial {number}",
+        overrides_from=origin_of(opened.search, number),
         out=folder,
         resume=(folder / RUN).exists(),
         checkpoint_every=report,
+        stop_after=stop_after,
         data=opened.options["data_root"],
         allow_code=opened.options["allow_code"],
         cluster=options.cluster,
@@ -84,25 +87,84 @@ def trial_request(
     )
 
 
+def trial_values(search: Search, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """All that the recipe of a trial changes, by paths; the search's own claims do not hold for it."""
+    own = {"name": f"{search.name}-trial-{number}", "claims": [], "card": None}
+    own["title"] = f"Trial {number} of the search {search.name} over {search.recipe}"
+    return {**search.fixed, **values, **own}
+
+
+def origin_of(search: Search, number: int) -> str:
+    """The origin of what a trial's recipe changes."""
+    return f"search {search.name} trial {number}"
+
+
+def metrics_lines(folder: Path) -> list[dict[str, Any]]:
+    """What a run has written so far; a line cut off by a crash is left out."""
+    path, lines = folder / METRICS, []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(text))
+    return lines
+
+
+def has_ended(folder: Path, *how: str) -> bool:
+    """Whether a run has ended, by its last line: in one of these ways, else with `success` or as `failed`."""
+    *_, last = [{}, *metrics_lines(folder)]
+    return last.get("key") == "run_stop" and last.get("value") in (how or ("success", "failed"))
+
+
+def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The evaluations of a run, from all lines of its metrics.
+
+    Each has `update`, `epoch`, and `hours`, those of training until then; and the scores `accuracy`, `loss`, and
+    `train_loss`, the mean over the updates since the evaluation before.
+    """
+    found: list[dict[str, Any]] = []
+    losses, hours, last_ms = [], 0.0, None
+    for line in lines:
+        key, now_ms = line["key"], line.get("time_ms")
+        if key != "run_start" and None not in (now_ms, last_ms):  # not the time between two sessions
+            hours += (now_ms - last_ms) / 3.6e6
+        last_ms = now_ms
+        if key == "train_loss":
+            losses.append(line["value"])
+        elif key == "eval_accuracy":
+            found.append({"update": line.get("update"), "epoch": line.get("epoch"), "hours": hours})
+            found[-1] |= {"accuracy": line["value"], **({"train_loss": fmean(losses)} if losses else {})}
+            losses = []
+        elif key == "eval_loss" and found:
+            found[-1]["loss"] = line["value"]
+    return found
+
+
 def reports_in(lines: Iterable[Mapping[str, Any]], prepared: Prepared, search: Search) -> Iterable[tuple[int, float]]:
     """The reports among all lines of a run's metrics: the last point of the run that its update reached, and a score.
 
-    Points count from 1 to the search's `reports`, the end of the run. The score is that of the objective, of a target
-    the accuracy; or the training loss, as a mean over the updates since the report before. With several objectives it
-    is the accuracy, for the display.
+    Points count from 1 to the search's `reports`, the end of the run. The score is that of the objective; with a
+    target, or several objectives, it is the accuracy.
     """
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
     metric = search.reported.metric if search.reported and not search.has_goal else "accuracy"
-    key = "eval_accuracy" if metric == "train_loss" else f"eval_{metric}"
-    losses: list[float] = []
-    for line in lines:
-        if line.get("key") == "train_loss":
-            losses.append(line["value"])
-        elif line.get("key") == key:
-            passed = round(last_multiple(line["epoch"], every) / every)
-            number = search.reports if line["update"] == whole else min(passed, search.reports)
-            yield number, fmean(losses) if metric == "train_loss" else line["value"]
-            losses = []
+    for own in evaluations(lines):
+        passed = round(last_multiple(own["epoch"], every) / every)
+        if metric in own:  # its loss is written after its accuracy
+            yield search.reports if own["update"] == whole else min(passed, search.reports), own[metric]
+
+
+def goal_of(lines: Iterable[Mapping[str, Any]], objective: Objective, *, ranks: int) -> tuple[float, float]:
+    """What a run took until the first evaluation that reached the objective's target, and the part of it that it lacks.
+
+    Returns:
+        (updates, epochs or device-hours until then, or of the whole run if it never did; (target - best) / target, at
+        most 0 if it was reached).
+    """
+    best, taken = 0.0, 0.0
+    for own in evaluations(lines):
+        best, taken = max(best, own["accuracy"]), own[_TAKEN[objective.metric]]
+        if best >= objective.target:
+            break
+    return float(taken * (ranks if objective.metric == "hours_to" else 1)), (objective.target - best) / objective.target
 
 
 def trial_result(
@@ -112,7 +174,7 @@ def trial_result(
     *,
     device_hours: float,
 ) -> tuple[list[float], dict[str, float]]:
-    """The result of a trial whose runs have ended: each score is the mean over the runs.
+    """The result of a trial whose runs have ended: each score is the mean over the runs, of their last evaluation.
 
     A trial that misses the target of its objective has the figures of its whole run, and breaks a constraint by the
     part of the target that it lacks; so a sampler knows how near it came.
@@ -125,17 +187,18 @@ def trial_result(
     Returns:
         The values of the objectives in their order; constraint -> by how much it is violated, at most 0 if it is kept.
     """
-    each = [run_scores(lines) for lines in runs]
-    scores = {metric: fmean([run[metric] for run in each]) for metric in each[0]} | {"device_hours": device_hours}
-    violations = recipe_violations(search, recipe)
+    ends, values, violations = [evaluations(lines)[-1] for lines in runs], [], recipe_violations(search, recipe)
+
+    def score(metric: str) -> float:
+        return device_hours if metric == "device_hours" else fmean(end[metric] for end in ends)
+
     for constraint in search.constraints:
         if constraint.metric is not None:
-            own = constraint.violations(scores[constraint.metric])
+            own = constraint.violations(score(constraint.metric))
             violations |= {name: it if math.isfinite(it) else 1.0 for name, it in own.items()}  # Optuna takes no NaN
-    values = []
     for objective in search.objectives:
         if objective.target is None:
-            value = scores[objective.metric]
+            value = score(objective.metric)
         else:
             goals = [goal_of(lines, objective, ranks=search.ranks_per_trial) for lines in runs]
             value = fmean(value for value, _ in goals)
@@ -162,58 +225,3 @@ def recipe_violations(search: Search, recipe: Mapping[str, Any]) -> dict[str, fl
             with suppress(LookupError):  # the recipe lacks one of the paths
                 violations |= constraint.violations(Expression(constraint.value)(partial(value_at, recipe)))
     return violations
-
-
-def goal_of(lines: Iterable[Mapping[str, Any]], objective: Objective, *, ranks: int) -> tuple[float, float]:
-    """What a run took until the first evaluation that reached the objective's target, and the part of it that it lacks.
-
-    Returns:
-        (updates, epochs or device-hours until then, or of the whole run if it never did; (target - best) / target, at
-        most 0 if it was reached).
-    """
-    best, hours, last_ms, taken = 0.0, 0.0, None, 0.0
-    for line in lines:
-        now_ms = line.get("time_ms")
-        if line.get("key") != "run_start" and None not in (now_ms, last_ms):  # not the time between two sessions
-            hours += ranks * (now_ms - last_ms) / 3.6e6
-        last_ms = now_ms
-        if line.get("key") == "eval_accuracy":
-            best = max(best, line["value"])
-            taken = {"updates_to": line["update"], "epochs_to": line["epoch"], "hours_to": hours}[objective.metric]
-            if line["value"] >= objective.target:
-                break
-    return float(taken), (objective.target - best) / objective.target
-
-
-def run_scores(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """The scores of a finished run by metric.
-
-    accuracy, loss    of the last evaluation
-    train_loss        mean over the updates since the evaluation before that
-    """
-    scores: dict[str, float] = {}
-    losses: list[float] = []
-    for line in lines:
-        key = line.get("key")
-        if key == "train_loss":
-            losses.append(line["value"])
-        elif key in ("eval_accuracy", "eval_loss"):
-            scores[key.removeprefix("eval_")] = line["value"]
-            scores |= {"train_loss": fmean(losses)} if losses else {}
-            losses = []
-    return scores
-
-
-def metrics_lines(folder: Path) -> list[dict[str, Any]]:
-    """What a run has written so far; a line cut off by a crash is left out."""
-    path, lines = folder / METRICS, []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        with suppress(ValueError):
-            lines.append(json.loads(text))
-    return lines
-
-
-def has_ended(folder: Path, *how: str) -> bool:
-    """Whether a run has ended, by its last line: in one of these ways, else with `success` or as `failed`."""
-    *_, last = [{}, *metrics_lines(folder)]
-    return last.get("key") == "run_stop" and last.get("value") in (how or ("success", "failed"))

@@ -16,9 +16,8 @@ from recipes.errors import InputRefused
 from recipes.planning.random_bits import draws
 from recipes.planning.rates import full_rate
 from recipes.reading.open import open_recipe
-from recipes.reading.read import value_at
 from recipes.schema import Search
-from recipes.search_space.open_search import OpenedSearch
+from recipes.search_space.open_search import OpenedSearch, value_in
 from recipes.search_space.ranges import Categorical, active_values
 from trainers.runs.run_folder import RECIPE
 from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
@@ -52,13 +51,8 @@ def first_values(opened: OpenedSearch) -> list[dict[str, Any]]:
 def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any], *, index: int) -> dict[str, Any]:
     """A draw around a known recipe: values by their paths, without those that the known recipe lacks.
 
-    The full rate r of a known recipe of batch b becomes, at the batch B of the search, a value between the square root
-    and twice the linear rule; the draws lie there evenly in the logarithm, in order:
-
-        r sqrt(B / b) .. 2 r B / b
-
-    1 - m of a momentum is drawn within a factor of two or so, a warmup between once and twice its epochs, any other
-    number around the known one by a tenth of its range, a choice is kept four times in five.
+    A momentum m is drawn by the logarithm of 1 - m, a warmup between once and twice its epochs, the rate as `_rate`
+    says, any other number around the known one by a tenth of its range; a choice is kept four times in five.
 
     Args:
         search: whose trial is drawn.
@@ -70,7 +64,7 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
         (noise,), u = stream.normals(1), stream.uniform()
         other = range_.choices[stream.integers(len(range_.choices))] if isinstance(range_, Categorical) else None
         try:
-            value = value_at(known, path)
+            value = value_in(known, path)
         except LookupError:
             continue
         if isinstance(range_, Categorical):
@@ -91,11 +85,23 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
 
 
 def _rate(known: Mapping[str, Any], own: Mapping[str, Any], *, share: float) -> float:
-    """The reference rate of `own`, `share` of the way from the square root to twice the linear rule."""
-    (batch, full, _), (own_batch, own_full, own_reference) = _formula(known), _formula(own)
+    """The reference rate of `own` at which its full rate is a share of the way between two rules for the known one.
+
+    With the known full rate r at batch b, the full rate at the batch B of `own` lies, in the logarithm, at `share` of
+
+        r sqrt(B / b) .. 2 r B / b
+    """
+    (batch, scale), (own_batch, own_scale) = map(_batch_and_scale, (known, own))
     growth = own_batch / batch
     low, high = sorted((math.sqrt(growth), 2 * growth))
-    return full * low * (high / low) ** share / (own_full / own_reference)
+    return known["learning_rate"]["reference"] * scale * low * (high / low) ** share / own_scale
+
+
+def _batch_and_scale(recipe: Mapping[str, Any]) -> tuple[int, float]:
+    """The first batch of a resolved recipe, and its full rate there over its reference rate."""
+    batch, rate = recipe["batch"]["global"], recipe["learning_rate"]
+    size = batch[0]["size"] if isinstance(batch, list) else batch
+    return size, full_rate(1.0, size, rule=rate["rule"], per=rate["per"])
 
 
 def _known_recipes(opened: OpenedSearch) -> list[Mapping[str, Any]]:
@@ -117,10 +123,3 @@ def _known_recipes(opened: OpenedSearch) -> list[Mapping[str, Any]]:
     if not recipes:
         raise InputRefused(f"prior: the search in {folder} has no complete trial whose run is still there")
     return recipes
-
-
-def _formula(recipe: Mapping[str, Any]) -> tuple[int, float, float]:
-    """Batch, full rate and reference rate of a resolved recipe, at the start of its batch ramp."""
-    batch, rate = recipe["batch"]["global"], recipe["learning_rate"]
-    size = batch[0]["size"] if isinstance(batch, list) else batch
-    return size, full_rate(rate["reference"], size, rule=rate["rule"], per=rate["per"]), rate["reference"]

@@ -18,6 +18,9 @@ from recipes.arguments import require_count
 __all__ = ["BruteForceSampler", "CmaEsSampler", "GPSampler", "NSGAIISampler", "RandomSampler", "TPESampler"]
 
 
+_QUIET = {"warn_independent_sampling": False}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _OfOptuna:
     """Builds the class of `optuna.samplers` that has the same name."""
@@ -52,8 +55,8 @@ class CmaEsSampler(_OfOptuna):
     Source: Hansen 2016, arXiv:1604.00772 (not checked).
     """
 
-    given: ClassVar[dict[str, Any]] = {"warn_independent_sampling": False}
-    least: ClassVar[dict[str, int]] = {"n_startup_trials": 1}
+    given = _QUIET
+    least = {"n_startup_trials": 1}
     n_startup_trials: int = 1
 
 
@@ -68,17 +71,13 @@ class GPSampler(_OfOptuna):
     Source: Jones et al. 1998 (not checked).
     """
 
-    given: ClassVar[dict[str, Any]] = {"warn_independent_sampling": False}
-    least: ClassVar[dict[str, int]] = {"n_startup_trials": 1}
+    given = _QUIET
+    least = {"n_startup_trials": 1}
     n_startup_trials: int = 10
 
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
-        """Optuna's sampler.
-
-        Raises:
-            ValueError: PyTorch, with which it fits, is not installed.
-        """
-        if importlib.util.find_spec("torch") is None:
+        """Optuna's sampler; ValueError where there is no PyTorch, with which it fits."""
+        if importlib.util.find_spec("torch") is None:  # Optuna would say so after the first trials
             raise ValueError("it needs PyTorch; pip install 'kilobatch[gp]', or use TPESampler")
         return super().build(seed=seed)
 
@@ -94,7 +93,7 @@ class NSGAIISampler(_OfOptuna):
     Source: Deb et al. 2002 (not checked).
     """
 
-    least: ClassVar[dict[str, int]] = {"population_size": 2}
+    least = {"population_size": 2}
     population_size: int = 50
 
 
@@ -118,8 +117,8 @@ class TPESampler(_OfOptuna):
     Source: Bergstra et al. 2011 (NeurIPS), section 4.
     """
 
-    given: ClassVar[dict[str, Any]] = {"constant_liar": True}
-    least: ClassVar[dict[str, int]] = {"n_startup_trials": 0}
+    given = {"constant_liar": True}
+    least = {"n_startup_trials": 0}
     n_startup_trials: int = 10
     multivariate: bool = False
     group: bool = False

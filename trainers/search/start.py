@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -17,11 +17,11 @@ from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
-from trainers.runs.run_folder import LOG, REPORT
+from trainers.runs.run_folder import LOG, REPORT, lock_folder
 from trainers.runs.stop_request import STOP_FILE, handling_signals
 from trainers.search.best import confirmed_in, confirmed_text, recipe_path, write_best
 from trainers.search.dry_run import dry_run_text
-from trainers.search.folder import folder_record, lock_folder, one_line, opened_storage, own_study
+from trainers.search.folder import folder_record, one_line, opened_storage, own_study
 from trainers.search.group import Group
 from trainers.search.group_worker import launched_groups, run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
@@ -29,14 +29,7 @@ from trainers.search.placement import placements
 from trainers.search.prior import first_values
 from trainers.search.report import write_search_page
 from trainers.search.status import Display
-from trainers.search.study import (
-    enqueue,
-    finished,
-    gain_of_second_half,
-    new_study,
-    next_trial,
-    state_counts,
-)
+from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_counts
 from trainers.search.supervisor import Supervisor
 from trainers.search.wording import scores, shown, values_text
 
@@ -60,8 +53,11 @@ def _search(request: SearchRequest) -> int:
     opened = open_search(request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data)
     folder = request.out or Path("runs", f"search-{opened.search.name}")
     where = {"resume": request.resume, "storage": request.storage, "study": request.study}
-    if launched_ranks() is not None and not request.dry_run:
-        return _run_as_launched_rank(request, opened, folder, where, launched_ranks() or 1)
+    each, launched = opened.search.ranks_per_trial, launched_ranks()
+    if launched is not None and not request.dry_run:
+        _require_groups(request, each, launched)
+        folder_record(folder, opened, **where)
+        return run_launched_worker(folder, each=each, ranks=launched)
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
     groups, first = _groups(request, opened, folder), first_values(opened)
@@ -106,10 +102,11 @@ def _search_study(
     display.say(state_counts(finished(study)))
     for one in confirmed:
         display.say(f"confirmed: trial {one.trial}, {confirmed_text(search, one)}")
+    ranks = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
     for trial in best:
         path = recipe_path(folder, search, trial)
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
-        display.say(f"  to train it: kilobatch train {quote(str(path))}{_as_trials(opened, request)}")
+        display.say(f"  to train it: kilobatch train {quote(str(path))}{ranks}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
         metric = search.objectives[0].metric
         display.say(f"the second half of the trials gained {shown(metric, gain)}; as many again usually gain no more")
@@ -124,15 +121,6 @@ def _search_study(
         print_error(f"kilobatch: {what}; log: {folder / LOG}")
         return EXIT_FAILED
     return 0
-
-
-def _as_trials(opened: OpenedSearch, request: SearchRequest) -> str:
-    """The options of `kilobatch train` with which a recipe is trained as the trials were."""
-    ranks = opened.search.ranks_per_trial
-    flags = {"-n": ranks if ranks > 1 else None, "--cluster": request.cluster, "--device": request.device}
-    flags["--data"] = opened.options["data_root"]
-    words = "".join(f" {flag} {quote(str(value))}" for flag, value in flags.items() if value is not None)
-    return words + (" --allow-code" if opened.options["allow_code"] else "")
 
 
 def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[Group]:
@@ -151,30 +139,16 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     return [Group(number, folder, own) for number, own in enumerate(placed)]
 
 
-def _run_as_launched_rank(
-    request: SearchRequest, opened: OpenedSearch, folder: Path, where: Mapping[str, Any], ranks: int
-) -> int:
-    """Run one of the ranks that a foreign launcher started.
-
-    Raises:
-        LaunchError: `-n` is another number of ranks, or `--hosts` was given.
-        RecipeError: they are too few for one trial.
-    """
-    each = opened.search.ranks_per_trial
+def _require_groups(request: SearchRequest, each: int, ranks: int) -> None:
+    """Refuse ranks of a foreign launcher that are not those of `-n`, or too few for one trial."""
     if request.workers not in (None, ranks) or request.hosts is not None:
         raise LaunchError(f"{ranks} ranks were launched; leave -n and --hosts out")
     if ranks < each:
         raise refused("-n", f"{ranks} ranks are fewer than the {each} of a trial", f"launch {each} or more")
-    folder_record(folder, opened, **where)
-    return run_launched_worker(folder, each=each, ranks=ranks)
 
 
 def _require_trainable(opened: OpenedSearch, request: SearchRequest) -> None:
-    """Refuse a recipe that cannot be trained with its own values, and a space in which the sampler proposes nothing.
-
-    Raises:
-        InputRefused: either is so.
-    """
+    """Refuse a recipe that cannot be trained with its own values, and a space in which the sampler proposes nothing."""
     try:
         next_trial(new_study(opened.search), opened.search)
     except ValueError as error:

@@ -12,13 +12,12 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import optuna
-import yaml
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -27,9 +26,8 @@ from recipes.errors import printable
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import LOG, METRICS, RUN, FolderRefused, write_whole
+from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.search.best import Confirmed, confirmed_rows
-from trainers.search.outcome import metrics_lines
 from trainers.search.study import SPENT, begun, best_trials
 from trainers.search.wording import row_of, values_text
 
@@ -49,27 +47,27 @@ class Display:
 
     def __init__(self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int) -> None:
         self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
-        self.running: dict[int, float] = {}  # number of a trial -> seconds of its present run; filled by the supervisor
-        self.set_aside: dict[str, str] = {}  # host or group -> why
+        # Filled by the supervisor: number of a trial -> seconds and state of its present run; host or group -> why.
+        self.running: dict[int, tuple[float, RunState]] = {}
+        self.set_aside: dict[str, str] = {}
         self.confirmed: Sequence[Confirmed] = ()
         self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
         self._rows: dict[int, dict[str, Any]] = {}
         self._ended: set[int] = set()  # numbers of the trials that have
         self._best: list[dict[str, Any]] = []
-        self._live = Live(Text("starting"), console=console, auto_refresh=False) if console.is_terminal else None
+        live = Live(Text("starting"), console=console, auto_refresh=False)
+        self._live = live if console.is_terminal else nullcontext()
         self._shown = -math.inf
 
     def __enter__(self) -> Display:
-        if self._live is not None:
-            self._live.__enter__()
+        self._live.__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
         try:
             self.show(every=0.0, ended=True)
         finally:  # the study may be what has failed
-            if self._live is not None:
-                self._live.__exit__(*failure)
+            self._live.__exit__(*failure)
 
     @property
     def spent_seconds(self) -> float:
@@ -101,10 +99,9 @@ class Display:
         if time.monotonic() - self._shown < every:
             return
         tree = self._tree(ended=ended)
-        process = {"written": time.time(), "host": socket.gethostname(), "process": os.getpid()}
         with suppress(OSError):  # a full disk does not end the search for it
-            write_whole(self.folder / STATUS, json.dumps({**tree, **process}, indent=1))
-        if self._live is not None:
+            write_whole(self.folder / STATUS, json.dumps(tree, indent=1))
+        if isinstance(self._live, Live):
             self._live.update(Text(status_text(tree)), refresh=True)
         self._shown = time.monotonic()
 
@@ -113,8 +110,7 @@ class Display:
         ended = len(self._ended)
         for trial in begun(self.study):
             if trial.number not in self._ended:
-                seconds = self.running.get(trial.number, 0.0)
-                self._rows[trial.number] = row_of(trial, self.search, running_seconds=seconds)
+                self._rows[trial.number] = row_of(trial, self.search, running=self.running.get(trial.number))
                 if trial.state.is_finished():
                     self._ended.add(trial.number)
         if len(self._ended) > ended:
@@ -122,9 +118,9 @@ class Display:
         return list(self._rows.values())
 
     def seconds_left(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
-        """Estimated seconds until the first limit of the budget is reached.
+        """Estimated seconds until the first limit of the budget is reached; None if no trial or all have ended.
 
-        The time of the trials left is taken from the mean of those that have ended; None if none or all have ended.
+        The time of the trials left is taken from the mean of those that have ended.
         """
         budget, ended = self.search.budget, [row for row in rows if row["state"] != "running"]
         timed, waiting = [row["seconds"] for row in ended if row["seconds"]], budget.trials - len(ended)
@@ -158,6 +154,9 @@ class Display:
             "running": [_plain(row) for row in rows if row["state"] == "running"],
             "set_aside": self.set_aside,
             "confirmed": confirmed_rows(self.search, self.confirmed),
+            "written": time.time(),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
         }
 
 
@@ -167,7 +166,7 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status_tree(folder: Path) -> dict[str, Any]:
-    """What `status.json` holds, with update, epoch and seconds left of each running trial, and the end of the log.
+    """What `status.json` holds, whether the search runs, and the end of its log.
 
     Raises:
         FolderRefused: no search has begun in this folder.
@@ -176,36 +175,34 @@ def status_tree(folder: Path) -> dict[str, Any]:
         tree = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise FolderRefused(f"there is no {STATUS} of a search in {folder}; name the folder of one") from None
-    tree["state"] = _state(tree)
-    for trial in tree["running"]:
-        trial |= _progress(folder / trial["folder"])
     log = folder / LOG
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return tree | {"log": lines[-_LAST_LINES:]}
+    return tree | {"state": _state(tree), "log": lines[-_LAST_LINES:]}
 
 
 def status_text(tree: Mapping[str, Any]) -> str:
     """The same in lines; those on the log and on whether it runs only if the tree has them."""
-    states, budget = tree["states"], tree["budget"]
+    states, budget, left = tree["states"], tree["budget"], ""
     ended = sum(states.values()) - states.get("running", 0)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     limit = f" of {budget['device_hours']:g}" if budget["device_hours"] else ""
-    left = ""
     if tree["seconds_left"]:
-        hours = f"{number(tree['seconds_left'] * tree['ranks'] / 3600, digits=2)} device-hours"
-        left = f", about {duration(tree['seconds_left'])} and {hours} left"
+        hours = number(tree["seconds_left"] * tree["ranks"] / 3600, digits=2)
+        left = f", about {duration(tree['seconds_left'])} and {hours} device-hours left"
     lines = [f"search {tree['search']} over {tree['recipe']}: {tree['state']}"] if "state" in tree else []
     lines.append(f"trials: {ended} of {budget['trials']} ended{f' ({counts})' if counts else ''}{left}")
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
     lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
     lines += ["confirmed: " + ", ".join(map(" ".join, row.items())) for row in tree["confirmed"]]
-    for trial in tree["running"]:
-        at = f"update {trial['update']} of {trial['updates']}, epoch {trial['epoch']:.2f}" if "update" in trial else ""
-        rest = f"about {duration(trial['seconds_left'])} left" if trial.get("seconds_left") else ""
-        parts = [f"trial {trial['trial']}", at, f"for {duration(trial['seconds'])}", trial["text"], trial["note"], rest]
-        lines.append(f"running: {', '.join(filter(None, parts))}")
+    lines += [f"running: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]
     return "\n".join(lines + (["log:", *(f"  {line}" for line in tree["log"])] if "log" in tree else []))
+
+
+def _progress_text(row: Mapping[str, Any]) -> str:
+    at = f"update {row['update']} of {row['updates']}, epoch {row['epoch']:.2f}" if row.get("update") else ""
+    left = f"about {duration(row['seconds_left'])} left" if row.get("seconds_left") else ""
+    return ", ".join(filter(None, [at, f"for {duration(row['seconds'])}", row["text"], row["note"], left]))
 
 
 def _state(tree: Mapping[str, Any]) -> str:
@@ -216,19 +213,3 @@ def _state(tree: Mapping[str, Any]) -> str:
     if silent > _SILENT_SECONDS or (here and not os.path.exists(f"/proc/{tree['process']}")):
         return f"not running, without a word for {duration(silent)}; the same command goes on with it"
     return f"running, as process {tree['process']} on {tree['host']}"
-
-
-def _progress(folder: Path) -> dict[str, Any]:
-    """How far the newest run of a trial is; nothing before its first update."""
-    runs = sorted(folder.glob(f"**/{METRICS}"), key=lambda path: path.stat().st_mtime)
-    if not runs:
-        return {}
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    plan = yaml.load((runs[-1].parent / RUN).read_text(encoding="utf-8"), Loader=loader)["plan"]
-    lines = metrics_lines(runs[-1].parent)
-    first = max((at for at, line in enumerate(lines) if line["key"] == "run_start"), default=0)
-    state = RunState(total_updates=plan["num_updates"], total_samples=plan["num_samples"])
-    for line in lines[first:]:  # of this session: its pace counts
-        state.take(line)
-    progress = {"update": state.updates, "updates": state.total_updates, "epoch": state.epoch}
-    return progress | {"seconds_left": state.seconds_left} if state.updates else {}

@@ -24,6 +24,7 @@ from recipes.search_space.ranges import suggested as suggested_in
 REASON, SECONDS = "reason", "seconds"
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
+LIMIT = "limit"  # updates that it may make, as the best trial so far had it when it began; 0: all
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
 RATE = "batch_and_rate"  # [largest batch, full learning rate there], where the batch is searched
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched
@@ -38,7 +39,7 @@ def new_study(search: Search, *, storage: Any = None, name: str | None = None) -
         storage=storage,
         directions=[objective.direction for objective in search.objectives],
         sampler=_SeededSampler(search),
-        pruner=optuna.pruners.NopPruner() if search.pruner is None else search.pruner.build(),
+        pruner=optuna.pruners.NopPruner(),  # a trial that cannot reach the target is ended by the supervisor
         load_if_exists=True,
     )
 
@@ -174,24 +175,16 @@ class _SeededSampler(BaseSampler):
         seen = [it for it in study.get_trials(deepcopy=False) if it.number != trial.number and it.values]
         values: dict[str, Any] = {}
         for attempt in range(self._attempts):
-            values = self._proposed(study, trial, search_space, attempt)
+            sampler = self._built(trial, f"attempt {attempt}", at_random=attempt >= _ATTEMPTS)
+            relative = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
+            values = {path: relative[path] for path in search_space if path in relative}
+            own = copy.copy(trial)  # some samplers look at the values that it has already
+            for path in [path for path in search_space if path not in relative]:
+                own.params = values
+                values[path] = sampler.sample_independent(study, own, path, search_space[path])
             near = min(seen, key=lambda it: _distance(search_space, values, it.params), default=None)
             if near is None or DIVERGED not in near.user_attrs:
                 break
-        return values
-
-    def _proposed(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any], attempt: int
-    ) -> dict[str, Any]:
-        what, at_random = f"attempt {attempt}", attempt >= _ATTEMPTS
-        sampler = self._built(trial, what, at_random=at_random)
-        values = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
-        values = {path: value for path, value in values.items() if path in search_space}
-        trial = copy.copy(trial)  # some samplers look at the values that it has already
-        for path in [path for path in search_space if path not in values]:
-            trial.params = values
-            own = self._built(trial, f"{what} {path}", at_random=at_random)
-            values[path] = own.sample_independent(study, trial, path, search_space[path])
         return values
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:

@@ -1,21 +1,20 @@
-"""The supervisor: it gives trials to groups of ranks, prunes them by their reports, and loses none of them."""
+"""The supervisor: it gives trials to groups of ranks, tells the study what they report, and loses none of them."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.trial import FixedTrial, TrialState
 
 from recipes.planning.rates import full_rate
 from recipes.search_space.open_search import OpenedSearch
-from trainers.launch.request import prepare
+from trainers.launch.request import Prepared, prepare
 from trainers.runs.run_folder import newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
 from trainers.search import study as studies
@@ -66,10 +65,8 @@ class Supervisor:
     """Runs the trials of a study on groups of ranks. One thread of one process: it changes the study in one order.
 
     Args:
-        opened: the search.
-        study: with its first trials enqueued.
+        opened, study, folder: of the search; the first trials are enqueued.
         options: of this session.
-        folder: of the search.
         display: what the user sees.
         groups: of ranks, each for one trial at a time.
     """
@@ -105,31 +102,6 @@ class Supervisor:
             self.kill()
         self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
 
-    def _work(self) -> None:
-        while True:
-            for work in list(self._running):
-                self._check(work)
-            while not self.stopped_by and self._free_groups() and self._begin_next():
-                pass
-            if not self._running:
-                return
-            self._periodic_work()
-            time.sleep(_POLL_SECONDS)
-
-    def _confirmations(self) -> list[_Work]:
-        """The best trials, each with fresh seeds, without the runs that an earlier session has ended."""
-        confirm, works = self.search.confirm, []
-        if confirm is None or self.stopped_by or self.unspent():
-            return []
-        first, best = self.opened.base.recipe.seed + FRESH_SEED, studies.ranked_trials(self.study)[: confirm.top]
-        for seed in range(first, first + confirm.seeds):
-            for trial in best:
-                folder = confirm_folder(self.folder, trial.number, seed)
-                if not has_ended(folder):
-                    fixed = FixedTrial(trial.params, trial.number)
-                    works.append(_Work(trial=fixed, folders=[folder], seed=seed))
-        return works
-
     def stop_at_signal(self, number: int, frame: object) -> None:
         """The first stop signal asks all trials to stop after their update, the second ends them."""
         if self.stopped_by:
@@ -153,18 +125,39 @@ class Supervisor:
     def unspent(self) -> str:
         """Why the search ended before its budget; empty where it did not."""
         left = self.search.budget.trials - len(studies.finished(self.study))
-        if left > 0 and not self._budget_is_spent():
-            why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
-            return f"{left} of {self.search.budget.trials} trials are left: {why}"
-        return ""
+        if left <= 0 or self._budget_is_spent():
+            return ""
+        why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
+        return f"{left} of {self.search.budget.trials} trials are left: {why}"
+
+    def _work(self) -> None:
+        while True:
+            for work in list(self._running):
+                self._check(work)
+            while not self.stopped_by and self._free_groups() and self._begin_next():
+                pass
+            if not self._running:
+                return
+            self._periodic_work()
+            time.sleep(_POLL_SECONDS)
+
+    def _periodic_work(self) -> None:
+        """Heartbeats, the stop file, the hours, the page, and the table on the screen."""
+        for group in self.groups:
+            group.send_heartbeat()
+        stop_file = self.folder / STOP_FILE
+        if not self.stopped_by and stop_file.exists():
+            self.request_stop(requester_text(stop_requester(stop_file), stop_file))
+        if time.monotonic() - self._stored > _STORE_SECONDS:
+            self._stored = time.monotonic()
+            self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
+        self.display.running = {work.trial.number: (work.run.seconds, work.run.state) for work in self._running}
+        self.display.show()
+        self._page.write_if_due(self.display.confirmed)
 
     def _free_groups(self) -> list[Group]:
         busy = [work.run.group for work in self._running]
         return [group for group in self.groups if group not in busy and not group.set_aside]
-
-    def _work_of(self, trial: optuna.Trial) -> _Work:
-        folders = run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial)
-        return _Work(trial=trial, folders=folders, reported=studies.reported_numbers(trial))
 
     def _begin_next(self) -> bool:
         """Continue a trial that waits, else begin one; False if there is none."""
@@ -190,25 +183,43 @@ class Supervisor:
             return True
         if budget.device_hours is not None:
             seconds = sum(it.user_attrs.get(studies.SECONDS, 0.0) for it in studies.begun(self.study))
-            seconds += sum(self._running_seconds().values())
+            seconds += sum(work.run.seconds for work in self._running)
             if self.search.ranks_per_trial * seconds >= 3600 * budget.device_hours:
                 return True
         best = studies.best_trials(self.study) if budget.patience is not None else []
         return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= budget.patience
 
-    def _running_seconds(self) -> dict[int, float]:
-        return {work.trial.number: time.monotonic() - work.run.began for work in self._running}
+    def _work_of(self, trial: optuna.Trial) -> _Work:
+        folders = run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial)
+        return _Work(trial=trial, folders=folders, reported=studies.reported_numbers(trial))
+
+    def _confirmations(self) -> list[_Work]:
+        """The best trials, each with fresh seeds, without the runs that an earlier session has ended."""
+        confirm, works = self.search.confirm, []
+        if confirm is None or self.stopped_by or self.unspent():
+            return []
+        first, best = self.opened.base.recipe.seed + FRESH_SEED, studies.ranked_trials(self.study)[: confirm.top]
+        for seed in range(first, first + confirm.seeds):
+            for trial in best:
+                folder = confirm_folder(self.folder, trial.number, seed)
+                if not has_ended(folder):
+                    fixed = FixedTrial(trial.params, trial.number)
+                    fixed.set_user_attr(studies.LIMIT, 0 if self.search.objectives[0].spacing is None else trial.value)
+                    works.append(_Work(trial=fixed, folders=[folder], seed=seed))
+        return works
 
     def _start(self, work: _Work) -> None:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
         trial, folders = work.trial, work.folders
         values = studies.suggested(trial, self.search)
-        index = next((at for at, folder in enumerate(folders) if not has_ended(folder, "success")), len(folders))
+        done = [has_ended(folder, "success") or self._reached(work, folder) for folder in folders]
+        index = [*done, False].index(False)
         try:
             last, seed = min(index, len(folders) - 1), work.seed
             if last:
                 seed = values.get("seed", self.opened.base.recipe.seed) + last
-            request = trial_request(self.opened, trial.number, values, folders[last], self.options, seed=seed)
+            how = {"seed": seed} | self._pace(work)
+            request = trial_request(self.opened, trial.number, values, folders[last], self.options, **how)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             violations = recipe_violations(self.search, prepared.opened.tree)
             if violated := studies.violated_text(violations):
@@ -217,16 +228,15 @@ class Supervisor:
         except ValueError as error:  # InputRefused too
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
-        for number, value in reports_in(metrics_lines(folders[0]), prepared, self.search):
-            self._report(work, number, value)  # written by a session that was killed before it told the study
-        if index == len(folders) or self._reached(work, folders[index]):
-            self._tell_complete(work, folders[: index + 1], prepared)
+        # What a session wrote that was killed before it told the study.
+        self._report(work, reports_in(metrics_lines(folders[0]), prepared, self.search))
+        if index == len(folders):
+            self._tell_complete(work, prepared)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
             self._tell_pruned(work)
         else:
             if any(path.startswith("batch.") for path in self.search.space):
-                formula = prepared.opened.recipe.learning_rate
-                batch = max(segment["global_batch_size"] for segment in prepared.plan.as_tree()["segments"])
+                formula, batch = prepared.opened.recipe.learning_rate, max(prepared.opened.recipe.batch.global_.sizes)
                 rate = full_rate(formula.reference, batch, rule=formula.rule, per=formula.per)
                 trial.set_user_attr(studies.RATE, [batch, rate])
             folders[index].mkdir(parents=True, exist_ok=True)
@@ -241,39 +251,54 @@ class Supervisor:
         """Its new reports, whether its run has ended or hangs."""
         run = work.run
         end = run.ended()  # before the reports: all that it wrote until then is read below
-        for number, value in run.new_reports():
-            if work.index == 0 and self._report(work, number, value) and end is None:
-                self._judge(work, number)
+        if reports := run.reports(ended=end is not None):
+            self._report(work, reports)
+            if end is None:
+                self._judge(work, reports[-1][0])
         if end is None:
-            silent = time.monotonic() - run.last_news > self.options.hang_seconds
-            if not work.hung and (silent or run.group.never_joined):
-                work.hung = silent
+            if not work.hung and time.monotonic() - run.last_news > self.options.hang_seconds:
+                work.hung = True
                 run.group.kill()
             return
         self._running.remove(work)
-        seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + time.monotonic() - run.began
+        seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + run.seconds
         work.trial.set_user_attr(studies.SECONDS, round(seconds, 2))
         self.display.running.pop(work.trial.number, None)
         self._finish(work, run, end)
 
-    def _report(self, work: _Work, number: int, value: float) -> bool:
-        """Tell the study a report that it has not yet; with several objectives Optuna takes none. Whether it is new."""
-        objective, new = self.search.reported, number not in work.reported
-        work.reported.add(number)
-        if new and objective is not None:  # of a target: what is lacking, since less is better there
-            work.trial.report(value if objective.target is None else objective.target - value, number)
-        return new
+    def _report(self, work: _Work, reports: Iterable[tuple[int, float]]) -> None:
+        """Tell the study reports of a trial's first run that it has not yet; with several objectives it takes none."""
+        objective = self.search.reported
+        for number, value in reports if objective is not None and work.index == 0 else ():
+            if number not in work.reported:  # of a target: what is lacking, since less is better there
+                work.reported.add(number)
+                work.trial.report(value if objective.target is None else objective.target - value, number)
 
     def _judge(self, work: _Work, number: int) -> None:
-        """End a running trial that has reached its target, or that is pruned."""
-        trial, last = work.trial, number >= self.search.reports
-        if self.search.reported is None or last or studies.PRUNED_AT in trial.user_attrs or work.seed is not None:
+        """End a running trial that has taken as much as the best trial took to the target."""
+        objective, best = self.search.objectives[0], studies.best_trials(self.study)
+        beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
+        if objective.target is None or beside or not best or number >= self.search.reports:
             return
-        if self._reached(work, work.run.folder):
+        taken, lacking = goal_of(metrics_lines(work.run.folder), objective, ranks=self.search.ranks_per_trial)
+        if lacking > 0 and taken >= best[0].value:
+            work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             work.run.request_stop()
-        elif trial.should_prune() or self._is_beaten(work.run.folder):
-            trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
-            work.run.request_stop()
+
+    def _pace(self, work: _Work) -> dict[str, str | None]:
+        """How often a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
+        objective, trial = self.search.objectives[0], work.trial
+        if objective.spacing is None:
+            return {}
+        if studies.LIMIT not in trial.user_attrs:
+            best = studies.best_trials(self.study)
+            trial.set_user_attr(studies.LIMIT, max(1, int(best[0].value) - 1) if best else objective.at_most or 0)
+        limit = int(trial.user_attrs[studies.LIMIT])
+        every = max(1, int(objective.spacing * limit))
+        if not limit:
+            return {"every": f"{objective.spacing!r}run"}
+        ends = work.seed is None and self.search.seeds_per_trial == 1
+        return {"every": f"{every}up", "stop_after": f"{limit // every * every}up" if ends else None}
 
     def _reached(self, work: _Work, folder: Path) -> bool:
         """Whether a trial's run has reached the target of the search's one objective, which ends it."""
@@ -282,19 +307,13 @@ class Supervisor:
             return False
         return goal_of(metrics_lines(folder), objective, ranks=1)[1] <= 0
 
-    def _is_beaten(self, folder: Path) -> bool:
-        """Whether a run without the target has taken as much as the best trial took to it."""
-        objective, best = self.search.objectives[0], studies.best_trials(self.study)
-        if objective.target is None or not best:
-            return False
-        return goal_of(metrics_lines(folder), objective, ranks=self.search.ranks_per_trial)[0] >= best[0].value
-
     def _finish(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
         """Tell, continue or release a trial whose run has ended."""
         trial = work.trial
-        if work.hung:
-            end = RunEnd(how="died", reason=f"no update for {self.options.hang_seconds:g} s, after update {run.update}")
-        if end.how in ("success", "stopped", "diverged") or run.update:
+        if work.hung and end.how != "not_started":
+            silent = f"no update for {self.options.hang_seconds:g} s, after update {run.state.updates}"
+            end = RunEnd(how="died", reason=silent)
+        if end.how in ("success", "stopped", "diverged") or run.state.updates:
             run.group.failures.clear()
         if end.how == "diverged":
             trial.set_user_attr(studies.DIVERGED, end.update)
@@ -302,26 +321,21 @@ class Supervisor:
             self._tell(work, values=values, violations=violations)
         elif end.how == "success" or (end.how == "stopped" and self._reached(work, run.folder)):
             if work.index + 1 == len(work.folders):
-                self._tell_complete(work, work.folders, run.prepared)
+                self._tell_complete(work, run.prepared)
             else:
-                self._go_on(work)
+                self._waiting.append(work)
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
             self._tell_pruned(work)
         elif end.how == "failed":
             self._tell(work, state=TrialState.FAIL, reason=end.reason)
         elif self.stopped_by:
             if end.how == "stopped":
-                self.display.say(f"{work.name} stopped at update {run.update}, with a checkpoint")
-        elif self._may_retry(work, run, end):
-            self._go_on(work)
+                self.display.say(f"{work.name} stopped at update {run.state.updates}, with a checkpoint")
+        else:
+            self._retry(work, run, end)
 
-    def _go_on(self, work: _Work) -> None:
-        """Let a trial wait for a group, before all new ones; if the search stops, it stays in the study as running."""
-        if not self.stopped_by:
-            self._waiting.append(work)
-
-    def _may_retry(self, work: _Work, run: TrialRun, end: RunEnd) -> bool:
-        """Whether a trial whose ranks have died goes on; else it has failed.
+    def _retry(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
+        """Let a trial whose ranks have died wait for a group, before all new ones, or fail after too many deaths.
 
         Only deaths without progress count: those since its newest checkpoint moved. A group on which two trials in turn
         made none is set aside. Ranks that were not started cost their group a failure, and the trial nothing.
@@ -343,18 +357,18 @@ class Supervisor:
                 times = "once" if idle == 1 else f"{idle} times"
                 reason = f"{end.reason}; ended {times} without a new checkpoint"
                 self._tell(work, state=TrialState.FAIL, reason=reason)
-                return False
+                return
             self.display.say(f"{work.name}: {end.reason}; it goes on from its last checkpoint")
         if len(group.failures) > 1:
             group.set_aside = self.display.set_aside[group.name] = end.reason
             group.kill()
             self.display.say(f"{group.name} is set aside: {end.reason}")
-        return True
+        self._waiting.append(work)
 
-    def _tell_complete(self, work: _Work, folders: Sequence[Path], prepared: Any) -> None:
+    def _tell_complete(self, work: _Work, prepared: Prepared) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
         hours = self.search.ranks_per_trial * work.trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
-        runs = [metrics_lines(folder) for folder in folders]
+        runs = [metrics_lines(folder) for folder in work.folders]
         values, violations = trial_result(self.search, runs, prepared.opened.tree, device_hours=hours)
         self._tell(work, values=values, violations=violations)
         if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
@@ -383,17 +397,3 @@ class Supervisor:
             work.trial.set_user_attr(studies.REASON, reason)
         self.study.tell(work.trial, values, state=state)
         self.display.ended(work.trial.number)
-
-    def _periodic_work(self) -> None:
-        """Heartbeats, the stop file, the hours, the page, and the table on the screen."""
-        for group in self.groups:
-            group.send_heartbeat()
-        stop_file = self.folder / STOP_FILE
-        if not self.stopped_by and stop_file.exists():
-            self.request_stop(requester_text(stop_requester(stop_file), stop_file))
-        if time.monotonic() - self._stored > _STORE_SECONDS:
-            self._stored = time.monotonic()
-            self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
-        self.display.running = self._running_seconds()
-        self.display.show()
-        self._page.write_if_due(self.display.confirmed)

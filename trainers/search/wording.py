@@ -11,33 +11,36 @@ from optuna.trial import FrozenTrial, TrialState
 
 from recipes.reports.wording import number, percent
 from recipes.schema import Search
+from trainers.runs.progress_lines import RunState
 from trainers.search.folder import trial_folder
 from trainers.search.study import SECONDS, reason_of, state_of
 
 
-def row_of(trial: FrozenTrial, search: Search, *, running_seconds: float = 0.0) -> dict[str, Any]:
+def row_of(trial: FrozenTrial, search: Search, *, running: tuple[float, RunState] | None = None) -> dict[str, Any]:
     """A trial as the terminal, `status.json` and the page show it; one that runs has its last report as score.
 
-    Args:
-        trial: of the study.
-        search: of the trial.
-        running_seconds: of its present run.
+    `running` has the seconds and the state of its present run.
     """
     last, own, note = trial.last_step, trial.values or (), reason_of(trial)
     if not trial.state.is_finished() and last is not None:
         own, note = [trial.intermediate_values[last]], f"report {last} of {search.reports}"
     if search.has_goal and trial.state != TrialState.COMPLETE:
         own = ()  # it reported what it lacks of the target
-    return {
+    row = {
         "trial": trial.number,
         "state": state_of(trial),
         "scores": own,
         "text": scores(search, own) if own else "",
         "note": note,
         "values": dict(trial.params),
-        "seconds": trial.user_attrs.get(SECONDS, 0.0) + running_seconds,
+        "seconds": trial.user_attrs.get(SECONDS, 0.0),
         "folder": trial_folder(trial.number),
     }
+    if running is not None:
+        seconds, run = running
+        row |= {"seconds": row["seconds"] + seconds, "seconds_left": run.seconds_left}
+        row |= {"update": run.updates, "updates": run.total_updates, "epoch": run.epoch}
+    return row
 
 
 def metric_name(metric: str) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 from recipes.errors import InputRefused
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.memory import Model
-from recipes.reading.image_size import evaluated_size, image_sizes
 from recipes.schema import Dataset, Recipe
+from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.augmentations.mixing import GroupMixing
 from trainers.augmentations.pipeline import Finish, Pipeline
 from trainers.communicators import Auto, Direct

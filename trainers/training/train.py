@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import chainer
 import numpy as np
@@ -15,11 +15,11 @@ from chainer.training import Trainer
 
 from recipes.errors import InputRefused
 from recipes.planning.forecast import forecast_tree
+from recipes.planning.planner import Plan
 from recipes.planning.stream import stream_of
-from recipes.planning.timeline import Timeline
 from recipes.reading.identity import identity_ids
-from recipes.reading.image_size import image_sizes, sides_by_size
 from recipes.reading.load import chain_of
+from recipes.schema.image_size import image_sizes, sides_by_size
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum
@@ -61,9 +61,11 @@ from trainers.training.environment import (
     this_rank,
 )
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
+from trainers.training.evaluation_point import EvaluationPoint
 from trainers.training.exact_mode import broken_since, hold_on_gpu, unlike_hosts
 from trainers.training.extensions.checkpoints import Checkpoints
 from trainers.training.extensions.evaluation import Evaluation, score
+from trainers.training.extensions.every import Every
 from trainers.training.extensions.gpu_profile import GpuProfile, nsys_command
 from trainers.training.extensions.gradient_exchange import GradientExchange
 from trainers.training.extensions.metrics import Metrics
@@ -154,8 +156,7 @@ class _Run:
         self.loader, self.loads_by = self._loader(parts)
         self.norm_groups = NormGroups(opened.recipe.evaluation, TreeSum(mpi) if plan.exact else None)
         self.norm_groups.install(self.parts.model)
-        average = opened.recipe.weight_average
-        self.averaged = None if average is None else AveragedWeights(self.parts.model, average)
+        self.averaged = self._averaged()
         self.stop_request = StopRequest(folder, watches_file=self.leads)
         self.updater = self._updater(self.parts)
         heartbeat.current_update = lambda: self.updater.iteration
@@ -182,23 +183,42 @@ class _Run:
 
         return LoaderWorkers(number, place=place, moved=moved), f"{number} loader process(es)"
 
-    def _updater(self, parts: Parts) -> RecipeUpdater:
+    def _averaged(self) -> AveragedWeights | EvaluationPoint | None:
+        """The weights that are evaluated, where they are not those that are trained."""
+        recipe, parts = self.opened.recipe, self.parts
+        if hasattr(recipe.optimizer, "evaluated"):
+            return EvaluationPoint(
+                parts.optimizer,
+                norm_groups=self.norm_groups,
+                plan=self.plan,
+                samples=lambda: self._iterator(parts, plan=self.updater.get_iterator("main").plan),
+                done=lambda: self.updater.iteration,
+                mpi=self.mpi,
+            )
+        average = recipe.weight_average
+        return None if average is None else AveragedWeights(parts.model, average)
+
+    def _iterator(self, parts: Parts, *, plan: Plan, **options: Any) -> StreamIterator:
+        """This rank's samples of every update."""
         recipe = self.opened.recipe
         end = recipe.augmentation.end
-        iterator = StreamIterator(
-            plan=self.plan,
+        return StreamIterator(
+            plan=plan,
             rank=self.mpi.rank,
             stream=stream_of(recipe, self.opened.dataset),
             load=parts.load_train,
             workers=self.loader,
             mixing=parts.mixing,
-            trace=self.request.trace,
-            feed=build_feed(recipe, parts, self.device),
             late=end and (end.at, parts.load_late),
+            **options,
         )
+
+    def _updater(self, parts: Parts) -> RecipeUpdater:
+        recipe = self.opened.recipe
+        feed = build_feed(recipe, parts, self.device)
         copies = 2 if recipe.updater.double_buffering else 1
         return RecipeUpdater(
-            iterator,
+            self._iterator(parts, plan=self.plan, trace=self.request.trace, feed=feed),
             parts.optimizer,
             loss=parts.loss,
             plan=self.plan,
@@ -475,22 +495,5 @@ class _Run:
         self.stop_request.close()
         self.loader.close()
         self.updater.close()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Every:
-    """Fires after the updates after which `Timeline.next_due` says it is due.
-
-    Args:
-        epochs: above 0, or `update` for every update.
-        timeline: of the whole run.
-        offset: epochs, see there.
-    """
-
-    epochs: float | Literal["update"]
-    timeline: Timeline
-    offset: float = 0.0
-
-    def __call__(self, trainer: Trainer) -> bool:
-        done = trainer.updater.iteration
-        return self.timeline.next_due(self.epochs, after=done - 1, offset=self.offset) == done
+        if isinstance(self.averaged, EvaluationPoint):
+            self.averaged.close()

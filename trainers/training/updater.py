@@ -28,6 +28,7 @@ from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import copy_arrays
 from trainers.runs.errors import NotFinite, Overflow
 from trainers.runs.phase_clock import ExchangeStats, phase
+from trainers.training.evaluation_point import EvaluationPoint
 from trainers.training.mean_gradient import Gradient, MeanGradient
 
 log = logging.getLogger("kilobatch")
@@ -118,7 +119,7 @@ class RecipeUpdater(StandardUpdater):
         exchange: sums the gradients over all workers; over two arrays in turn for double buffering.
         mpi: communicator of all workers.
         norm_groups: installed in the model.
-        averaged: the moving average of the weights, where the recipe has one.
+        averaged: the weights that are evaluated, where they are others: a moving average, or the optimizer's choice.
         measure_noise: measure the norms that the noise scale is computed from.
         stop_asked: whether this worker was asked to stop; the workers agree once an update.
     Attributes:
@@ -139,7 +140,7 @@ class RecipeUpdater(StandardUpdater):
         exchange: Exchange,
         mpi: Any,
         norm_groups: NormGroups,
-        averaged: AveragedWeights | None = None,
+        averaged: AveragedWeights | EvaluationPoint | None = None,
         measure_noise: bool = False,
         stop_asked: Callable[[], bool] = lambda: False,
     ) -> None:

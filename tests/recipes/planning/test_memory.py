@@ -137,12 +137,14 @@ def sizes(plan):
     return [planned.division.largest for planned in plan.segments]
 
 
-def test_auto_is_the_largest_that_fits_on_a_gpu_and_at_most_64_on_a_cpu():
+def test_auto_is_the_largest_that_fits_on_a_gpu_and_on_a_cpu_at_most_64_or_256_of_small_images():
     """digits/ramp has batches of 96 and 192 samples in norm groups of 32."""
     assert sizes(made("mn1", device_bytes=10**6)) == [96, 192]
     assert sizes(made("mn1", device_bytes=4600)) == [96, 96]
     assert sizes(made("mn1", device_bytes=3500)) == [64, 64]
-    assert sizes(made(device_bytes=10**6)) == sizes(made(device_bytes=4600)) == [64, 64]
+    assert sizes(made(device_bytes=10**6)) == [96, 192]
+    assert sizes(made(device_bytes=4600)) == [96, 96]
+    assert sizes(made(device_bytes=10**6, recipe="goyal2017", per_sample=1)) == [64]
     assert sizes(made(device_bytes=2500)) == [32, 32]
 
 

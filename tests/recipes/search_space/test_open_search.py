@@ -68,16 +68,11 @@ objective: {metric: accuracy, target: 0.9}
 => 6:39: objective.target: is 0.9; must be null for accuracy
 confirm: {seeds: 1}
 => 6:18: confirm.seeds: is 1; must be at least 2
-pruner: {kind: MedianPruner, n_startup_trials: -1}
-=> 6:48: pruner.n_startup_trials: is -1
 objective: [{metric: accuracy}, {metric: accuracy}]
 => 6:12: objective: is ['accuracy', 'accuracy']; must name each metric once
 objective: [{metric: accuracy}, {metric: loss}]
 confirm: {top: 3}
 => 6:12: objective: is not possible; must be one where there is a target, `confirm` or `patience`
-objective: {metric: device_hours}
-pruner: {kind: MedianPruner}
-=> 7:9: pruner: is not possible; must be null with device_hours: reports do not compare by it
 seeds_per_trial: 0
 => 6:18: seeds_per_trial: is 0; must be at least 1
 budget: {trials: 6, device_hours: 0}
@@ -98,12 +93,12 @@ fixed: {"loss.label_smoothing=0.3 #": 0.1}
 => 6:9: fixed.loss.label_smoothing=0.3 #: 'loss.label_smoothing=0.3 #' is no path: it has a space, `=` or `#`; write
 space: {"seed ": {kind: Int, low: 1, high: 3}}
 => 5:9: space.seed : 'seed ' is no path
-pruner: {kind: SuccessiveHalving}
-=> 6:16: pruner.kind: there is no pruner called SuccessiveHalving; known: MedianPruner
+pruner: null
+=> 6:1: pruner: is not a known key
 reports: 0
 => 6:10: reports: is 0; must be at least 1
 name: a/b
-=> 6:7: name: 'a/b' cannot name a search's folder
+=> 6:7: name: 'a/b' cannot name a folder
 # Conditions: below a space that has optimizer.kind
   epochs: {kind: Int, low: 5, high: 9, when: {optimizer.sort: [Lars]}}
 => 7:47: space.epochs.when.optimizer.sort: optimizer.sort is not in the space; name another path
@@ -148,7 +143,7 @@ def test_what_is_left_out_is_filled_in(opened):
     result = opened(HEAD + SPACE)
     search = result.search
     assert (search.name, search.ranks_per_trial, search.reports, search.retries) == ("mine", 1, 20, 2)
-    assert (search.objective.metric, search.objective.direction, search.pruner) == ("accuracy", "maximize", None)
+    assert (search.objective.metric, search.objective.direction) == ("accuracy", "maximize")
     assert result.tree["space"]["learning_rate.reference"]["step"] is None
     assert result.base.recipe.learning_rate.reference == 0.05
 

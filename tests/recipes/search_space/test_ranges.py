@@ -33,7 +33,7 @@ def test_what_lies_in_a_range(made, inside, outside):
         (Float, {"low": 0.0, "high": float("inf")}, "Float.high must be finite, got inf"),
         (Float, {"low": 0.1, "high": 1.0, "log": True, "step": 0.1}, "Float.step must be null where log is true"),
         (Float, {"low": 0.0, "high": 1.0, "step": 2.0}, "Float.step must be above 0 and at most high - low, got 2.0"),
-        (Int, {"low": 0, "high": 4, "log": True}, "Int.low must be at least 1 where log is true, got 0"),
+        (Int, {"low": 0, "high": 4, "log": True}, "Int.low must be above 0 where log is true, got 0"),
         (Int, {"low": 1, "high": 4, "log": True, "step": 2}, "Int.step must be 1 where log is true, got 2"),
         (Categorical, {"choices": ()}, "Categorical.choices must hold at least one value"),
         (Categorical, {"choices": (1, 1)}, "Categorical.choices must differ from each other"),

@@ -17,6 +17,7 @@ CASES = {
     "ResNet18": (models.ResNet18(zero_last_gamma=False, blur_pool=True, stochastic_depth=0.1), 1, 64),
     "ResNet34": (models.ResNet34(zero_last_gamma=False), 3, 64),
     "ResNet50": (models.ResNet50(zero_last_gamma=False), 3, 64),
+    "SimpleCNN": (models.SimpleCNN(widths=(3, 5), hidden=7, dropout=0.3), 1, 9),
     "SmallCNN": (models.SmallCNN(width=4, dropout=0.3), 1, 8),
     "SmallResNet": (models.SmallResNet(width=4, blocks=(2, 1)), 3, 32),
     "VGG16": (models.VGG16(batch_norm=True), 3, 32),

@@ -20,6 +20,7 @@ CASES = {
     "ResNet18": ({"zero_last_gamma": False, "blur_pool": True}, 3, 64),
     "ResNet34": ({"zero_last_gamma": False, "stochastic_depth": 0.1}, 3, 65),
     "ResNet50": ({"zero_last_gamma": False, "padded_pool": True}, 3, 64),
+    "SimpleCNN": ({"widths": (3, 5), "hidden": 7, "dropout": 0.3}, 1, 9),
     "SmallCNN": ({"width": 4, "dropout": 0.3}, 1, 9),
     "SmallResNet": ({"width": 4, "blocks": (2, 1)}, 3, 32),
     "VGG16": ({"batch_norm": True}, 3, 32),

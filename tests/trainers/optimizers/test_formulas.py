@@ -24,6 +24,7 @@ from trainers.optimizers import (
     Muon,
     NesterovAG,
     RmspropWarmup,
+    ScheduleFreeSGD,
 )
 from trainers.optimizers.hyperparameters import set_rate_factors
 
@@ -130,11 +131,23 @@ def muon(w, g, now, state, of):
     return w - now.rate * s * ((left * values) @ right).reshape(w.shape)
 
 
+def schedule_free(w, g, now, state, of):
+    """Defazio et al. 2024 with its three sequences; the weights are y, of which g is the gradient."""
+    state["largest"] = max(state.get("largest", 0), now.rate)
+    state["sum"] = state.get("sum", 0) + state["largest"] ** 2
+    c = state["largest"] ** 2 / state["sum"]
+    state["z"] = state.get("z", w) - now.rate * g
+    state["x"] = (1 - c) * state.get("x", w) + c * state["z"]
+    return (1 - of.beta) * state["z"] + of.beta * state["x"]
+
+
 WARMUP = {"mu1": 0.8, "mu2": 0.95, "eps": 1e-3, "rmsprop_learning_rate": 3e-3, "weight_decay": DECAY}
 FORMULAS = {
     "AdaScale": (AdaScale(momentum=0.8, weight_decay=DECAY), momentum_outside),  # its gain comes with the rate
     "RmspropWarmup": (RmspropWarmup(**WARMUP), rmsprop_warmup),
     "RmspropWarmup printed": (RmspropWarmup(**WARMUP, transition="printed"), rmsprop_warmup),
+    "ScheduleFreeSGD": (ScheduleFreeSGD(weight_decay=DECAY, no_decay=("bias",)), schedule_free),
+    "ScheduleFreeSGD nearer to its iterate": (ScheduleFreeSGD(beta=0.6, weight_decay=DECAY), schedule_free),
 }
 MUON = {"momentum": 0.8, "weight_decay": DECAY}
 for _name, _options in {
@@ -312,11 +325,32 @@ def test_a_run_resumed_after_20_updates_ends_in_the_same_bits(case, recorded, tm
     assert all((whole[path] == resumed[path]).all() for path in whole)
 
 
+def test_the_evaluated_point_of_schedule_free_sgd_is_the_average_of_its_iterates(recorded):
+    """x of the weights that follow from the whole list of iterates z, each with the weight of its rate."""
+    component, rates = ScheduleFreeSGD(beta=0.7), np.array(recorded.rates)
+    model, optimizer = recorded.setup(component, np.float64)
+    recorded.replay(component, model, optimizer)
+    shares = np.maximum.accumulate(rates) ** 2 / (np.maximum.accumulate(rates) ** 2).sum()
+    for path, parameter in model.namedparams():
+        steps = [rate * of[path].astype(np.float64) for rate, of in zip(rates, recorded.gradients, strict=True)]
+        iterates = recorded.weights[path] - np.cumsum(steps, axis=0)
+        x = np.tensordot(shares, iterates, axes=1)
+        np.testing.assert_allclose(component.evaluated(parameter.array, parameter.update_rule.state), x, atol=1e-12)
+
+
+def test_schedule_free_sgd_waits_where_a_warmup_begins_at_0(recorded):
+    zero = copy.copy(recorded)
+    zero.rates = [0.0] * 3
+    model, optimizer = zero.setup(ScheduleFreeSGD(), np.float64)
+    for path, array in zero.replay(ScheduleFreeSGD(), model, optimizer, range(3)).items():
+        np.testing.assert_array_equal(array, recorded.weights[path])
+
+
 def test_state_is_as_large_as_announced(case, recorded):
     model, optimizer = recorded.setup(case[0])
     recorded.replay(case[0], model, optimizer, range(1))
     for parameter in model.params():
-        state = (parameter.update_rule.state or {}).values()
+        state = [array for array in (parameter.update_rule.state or {}).values() if array.ndim]  # no single numbers
         assert sum(array.size for array in state) == case[0].num_state_values * parameter.size
         assert all(array.dtype == np.float32 for array in state)
 

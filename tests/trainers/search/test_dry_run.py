@@ -1,4 +1,4 @@
-"""What a dry run prints: the space and the budget."""
+"""What a dry run prints: the search, its cost and its first trial."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ from trainers.search.dry_run import dry_run_text
 from trainers.search.outcome import SearchRequest
 
 OPTIONS = SearchRequest(search="mine.yaml", out=Path("out"))
-TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
-DRY = """\
+TEXT = """\
 kilobatch: 1
 name: mine
 recipe: digits/batch_256
+objective: [{metric: accuracy}, {metric: device_hours}]
 sampler: {kind: RandomSampler}
 budget: {trials: 6, hours: 2, device_hours: 4}
 space:
@@ -18,29 +18,20 @@ space:
   optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
   optimizer.trust_coefficient: {kind: Float, low: 1e-3, high: 0.1, log: true, when: {optimizer.kind: [Lars]}}
 fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
+constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]
+enqueue: [recipe]
+ranks_per_trial: 2
 """
 
 
-def test_a_dry_run_prints_the_space_the_conditions_and_the_budget_in_device_hours(open_text):
-    text = DRY + "constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]\n"
-    opened = open_text(text + "enqueue: [recipe]\nranks_per_trial: 2\n")
+def test_a_dry_run_prints_the_search_as_a_file_that_opens_as_the_same_search_its_cost_and_the_first_trial(open_text):
+    opened = open_text(TEXT)
     output = dry_run_text(opened, OPTIONS, opened.enqueued, groups=3)
-    assert "search mine over digits/batch_256: maximize accuracy" in output
-    assert "optimizer.kind is Lars" in output
-    row = next(line for line in output.splitlines() if line.startswith("optimizer.trust_coefficient"))
-    assert "0.001 to 0.1, log" in row
-    assert row.split()[-1] == "-"  # the recipe's own optimizer has none
-    assert "constraint: loss <= 0.5, or a trial is never the best" in output
-    assert "constraint: optimizer.weight_decay * 2 >= 1e-05, or a trial is not trained" in output
-    assert "budget: 6 trials of 18 updates like the first one, 27,648 samples in all" in output
-    assert "hours: trials begin within 2 hours, up to 12 device-hours" in output
-    assert "device-hours: trials begin within 4, which 6 ranks use in 40 min 00 s" in output
-    assert "  weight_decay: 0.0001 " in output.partition("recipe of the first trial:")[2]
-    assert "ranks: 2 a trial, 3 trials side by side, so as long as 2 trials one after the other" in output
-    assert "memory of a device: weights " in output
-
-
-def test_a_dry_run_prints_several_objectives(open_text):
-    output = dry_run_text(open_text(DRY + TWO), OPTIONS, [], groups=1)
-    assert "maximize accuracy and minimize device-hours" in output
-    assert "ranks: 1 a trial, 1 trial at a time, so as long as 6 trials one after the other" in output
+    search, _, rest = output.partition("\n\n")
+    again = open_text(search)
+    assert (again.search, again.tree) == (opened.search, opened.tree)
+    assert "runs: 6 of 18 updates like the first, 27,648 samples" in rest
+    assert "ranks: 3 trials side by side, of 2 each; an hour is 6 device-hours" in rest
+    assert "first trial: optimizer.weight_decay 0.0001, optimizer.kind MomentumSGD\n" in rest
+    assert "memory of a device: weights " in rest
+    assert "  weight_decay: 0.0001 " in rest

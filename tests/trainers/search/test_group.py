@@ -68,14 +68,13 @@ def test_a_request_is_the_same_after_the_journey(request_):
 
 @pytest.fixture
 def started(tmp_path):
-    """`started(script, join_seconds)`: a group whose launcher runs this, and the file of its results."""
+    """`started(script)`: a group whose launcher runs this, and the file of its results."""
     groups = []
 
-    def start(script="sleep 60", join_seconds=60.0):
+    def start(script="sleep 60"):
         placement = Placement(hosts=("a", "a"), local_ranks=(0, 1), launcher=("sh", "-c", script))
-        group = Group(0, tmp_path, placement, join_seconds=join_seconds)
+        group = Group(0, tmp_path, placement)
         groups.append(group)
-        assert not group.never_joined
         group.train(TrainRequest(recipe="digits/ramp"))
         return group, next(group.folder.rglob(REQUESTS)).with_name(RESULTS)
 
@@ -90,43 +89,34 @@ def test_only_ends_of_runs_are_results(started):
     group, results = started()
     write_message(results, {"joined": ["b", "c"], "gpus": ["0", "1"]})
     write_message(results, {"how": "success"})
-    assert not group.never_joined
-    assert (group.hosts, group.gpus) == (("b", "c"), ("0", "1"))
     assert group.ended(group.log) == RunEnd(how="success")
+    assert (group.hosts, group.gpus, group.name) == (("b", "c"), ("0", "1"), "group 0 on b, c (GPU 0, 1)")
     assert group.ended(group.log) is None
     group.kill()
     group.wait()
-    assert not group.never_joined
+    assert group.ended(group.log).how == "died"  # they had joined
 
 
-def test_ranks_that_end_before_they_join_never_joined(started, tmp_path):
-    group, _ = started("echo rank >&2; echo srun: error: Unable to create step >&2; exit 1")
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("rank; srun: error: Unable to create step", "srun: error: Unable to create step"),
+        ("rank; [mpiexec@a] error; ssh: no route; ssh: no route", "ssh: no route"),
+        ("[mpiexec@a] error; No module named kilobatch", "No module named kilobatch"),
+        ("[mpiexec@a] error", "[mpiexec@a] error"),
+        ("kilobatch: MPI joins 1; srun: error", "kilobatch: MPI joins 1"),
+        ("", "the ranks ended without a word"),
+    ],
+)
+def test_ranks_that_end_before_they_join_were_not_started_by_the_launchers_words(started, tmp_path, written, reason):
+    text = written.replace("; ", "\n")
+    group, _ = started(f"echo '{text}' >&2; exit 1")
     group.wait()
     log = tmp_path / "log.txt"
-    assert group.ended(log) == RunEnd(how="not_started", reason="srun: error: Unable to create step")
-    assert log.read_text() == "rank\nsrun: error: Unable to create step\n"
-    assert group.never_joined
+    assert group.ended(log) == RunEnd(how="not_started", reason=reason)
+    assert log.read_text() == f"{text}\n"
     assert group.poll() == 1
     assert (group.hosts, group.gpus) == (("a", "a"), ())
-    assert group.launcher_words() == "srun: error: Unable to create step"
-
-
-def test_ranks_that_do_not_join_in_time_never_joined_until_they_do(started):
-    group, results = started(join_seconds=0.0)
-    assert group.never_joined
-    write_message(results, {"joined": ["a", "a"], "gpus": ["", ""]})
-    assert not group.never_joined
-
-
-def test_launchers_words_are_its_own_lines_or_any_of_ranks_that_never_joined(started):
-    group, results = started()
-    group.log.write_text("Traceback\n\n[mpiexec@a] error\nssh: no route\nrank 0 says so\nssh: no route\n")
-    assert group.launcher_words() == "[mpiexec@a] error\nssh: no route"
-    group.log.write_text("No module named kilobatch\n")
-    assert group.launcher_words() == "No module named kilobatch"
-    write_message(results, {"joined": ["a", "a"], "gpus": ["", ""]})
-    assert not group.never_joined
-    assert group.launcher_words() == ""
 
 
 @pytest.mark.mpi

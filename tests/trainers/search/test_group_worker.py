@@ -67,7 +67,7 @@ def test_a_dry_run_is_printed_by_one_rank(searching, monkeypatch, capsys):
     assert launched(monkeypatch, file, rank=1) == 0
     assert capsys.readouterr().out == ""
     assert launched(monkeypatch, file, rank=0) == 0
-    assert "ranks: 2 a trial, 2 trials side by side" in capsys.readouterr().out
+    assert "ranks: 2 trials side by side, of 2 each" in capsys.readouterr().out
 
 
 @pytest.mark.slow

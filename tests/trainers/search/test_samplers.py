@@ -1,4 +1,4 @@
-"""Samplers and pruners: what each proposes or ends, in studies of Optuna without runs."""
+"""Samplers: what each proposes, in studies of Optuna without runs."""
 
 import dataclasses
 import importlib.util
@@ -11,13 +11,12 @@ import pytest
 from recipes.errors import RecipeError
 from recipes.schema import Budget, Constraint, Objective, Search
 from recipes.search_space.ranges import Categorical, Float, Int
-from trainers.search import pruners, samplers
+from trainers.search import samplers
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 from trainers.search.study import best_trials, new_study, next_trial, store_constraints, suggested
 
 SPACE = {"a": Float(low=0.0, high=1.0, step=0.125), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
-COMPONENTS = [getattr(package, name) for package in (samplers, pruners) for name in package.__all__]
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 NEEDS_TORCH = pytest.mark.skipif(not HAS_TORCH, reason="no PyTorch on this machine")
 NAMES = [name for name in samplers.__all__ if name != "GPSampler"]
@@ -40,18 +39,12 @@ def draws(sampler, *, seed, trials=15):
     return drawn
 
 
-@pytest.mark.parametrize("component", COMPONENTS, ids=lambda component: component.__name__)
-def test_a_component_is_a_frozen_documented_dataclass(component):
-    assert dataclasses.is_dataclass(component)
-    assert component.__dataclass_params__.frozen
-    assert component() == component()
-    for field in dataclasses.fields(component):
-        assert f"    {field.name}: " in inspect.getdoc(component)
-
-
-@pytest.mark.parametrize("package", [samplers, pruners], ids=("samplers", "pruners"))
-def test_public_names_are_sorted(package):
-    assert package.__all__ == sorted(package.__all__)
+def test_samplers_are_frozen_documented_dataclasses_in_order():
+    assert samplers.__all__ == sorted(samplers.__all__)
+    for component in (getattr(samplers, name) for name in samplers.__all__):
+        assert component.__dataclass_params__.frozen
+        for field in dataclasses.fields(component):
+            assert f"    {field.name}: " in inspect.getdoc(component)
 
 
 def test_a_sampler_stays_in_the_space(sampler):
@@ -65,29 +58,6 @@ def test_a_seed_gives_the_same_draws_and_another_one_others(sampler):
 
 
 @pytest.mark.parametrize(
-    ("pruner", "pruned"),
-    [
-        (pruners.MedianPruner(n_startup_trials=4), [False, False, True, True]),
-        (pruners.MedianPruner(n_startup_trials=5), [False] * 4),
-    ],
-    ids=repr,
-)
-def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner, pruned):
-    """Four complete trials of 0.9, 0.8, 0.7, 0.6 at report 1; the median is 0.75, the best quarter ends at 0.825."""
-    study = optuna.create_study(direction="maximize", pruner=pruner.build())
-    for value in (0.9, 0.8, 0.7, 0.6):
-        trial = study.ask()
-        trial.report(value, 1)
-        study.tell(trial, value)
-    verdicts = []
-    for value in (0.85, 0.8, 0.7, 0.1):
-        trial = study.ask()
-        trial.report(value, 1)
-        verdicts.append(trial.should_prune())
-    assert verdicts == pruned
-
-
-@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: samplers.TPESampler(n_startup_trials=-1), "TPESampler.n_startup_trials must be a whole number >= 0"),
@@ -95,7 +65,6 @@ def test_a_pruner_ends_what_is_worse_than_its_part_of_the_complete_trials(pruner
         (lambda: samplers.GPSampler(n_startup_trials=0), "GPSampler.n_startup_trials must be a whole number >= 1"),
         (lambda: samplers.NSGAIISampler(population_size=1), "NSGAIISampler.population_size must be a whole"),
         (lambda: samplers.CmaEsSampler(n_startup_trials=0), "CmaEsSampler.n_startup_trials must be a whole number"),
-        (lambda: pruners.MedianPruner(n_warmup_steps=-1), "MedianPruner.n_warmup_steps must be a whole number >= 0"),
     ],
 )
 def test_refused(make, message):

@@ -78,6 +78,7 @@ def test_a_killed_rank_and_then_a_killed_search_cost_a_checkpoint_at_most(search
     assert search.gone([*search.pids(0), *search.pids(1)])  # no rank outlives its supervisor
     before = search.trials()
     assert before[0].state == TrialState.RUNNING
+    search.options = ("-n", 2)  # one group in place of two; the storage is known
     search.complete()
     trials = search.require_complete(3, updates=UPDATES, reports=4)
     ((reason, checkpoint),) = trials[0].user_attrs["deaths"]

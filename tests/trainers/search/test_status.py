@@ -14,6 +14,7 @@ from rich.console import Console
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float
+from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.best import Confirmed
 from trainers.search.samplers import RandomSampler
@@ -68,7 +69,7 @@ def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, 
         trial = begin(shown, {"optimizer.kind": "MomentumSGD"}, **{SECONDS: 60.0})
         trial.report(0.5, 3)
         shown.set_aside["node3"] = "two trials failed on it"
-        shown.running = {2: 120.0}
+        shown.running = {2: (120.0, RunState(total_updates=20, total_samples=160))}
         shown.show()
         first, *lines = status(tmp_path)
         assert first == f"search mine over digits/baseline: running, as process {os.getpid()} on {os.uname().nodename}"
@@ -139,28 +140,19 @@ def test_a_folder_whose_name_is_no_utf8_can_be_logged(display, tmp_path):
     assert (tmp_path / "log.txt").read_text().endswith(" report: \\udcfc\n")
 
 
-METRICS = [
-    {"key": "run_start", "time_ms": 1000, "value": None},
-    *(
-        {"key": "train_loss", "value": 2.0, "time_ms": 2000 + 1000 * update, "update": update, "epoch": update / 4}
-        | {"samples": 8 * update, "global_batch_size": 8, "learning_rate": 0.1, "update_seconds": 1.0}
-        for update in range(5)
-    ),
-]
-
-
 def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_copy_that_cannot_be_written(
     display, tmp_path
 ):
-    """A line that is being written is left out. Of 20 updates of 1 s, 5 are done; the copy's supervisor is silent."""
+    """Of 20 updates of 1 s, 5 are done; the copy's supervisor is silent."""
+    state = RunState(total_updates=20, total_samples=160)
+    for update in range(5):
+        line = {"key": "train_loss", "value": 2.0, "time_ms": 2000 + 1000 * update, "update": update}
+        how = {"global_batch_size": 8, "learning_rate": 0.1, "update_seconds": 1.0}
+        state.take({**line, **how, "epoch": update / 4, "samples": 8 * update})
     with display(SEARCH) as shown:
         begin(shown)
-        shown.running = {0: 5.0}
+        shown.running = {0: (5.0, state)}
         shown.show()
-        run = tmp_path / "trials" / "trial-0000"
-        run.mkdir(parents=True)
-        (run / "run.yaml").write_text("plan: {num_updates: 20, num_samples: 160}")
-        (run / "metrics.jsonl").write_text("\n".join([*map(json.dumps, METRICS), '{"key": "train_l']))
         running = "running: trial 0, update 5 of 20, epoch 1.00, for 5.0 s, about 15.0 s left"
         assert status(tmp_path)[-1] == running
         copy = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")

@@ -64,6 +64,7 @@ class Checkpoints(Extension):
         if score is not None and (self.best is None or score.accuracy > self.best["accuracy"]):
             self.best = {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss}
         pending = updater.pending_arrays()  # all ranks call this together, and wait for the arrays
+        averages = updater.averaged and updater.averaged.arrays  # likewise
         if self._writes:
             state = {
                 "update": updater.iteration,
@@ -78,7 +79,6 @@ class Checkpoints(Extension):
             if self.extensions:
                 state["extensions"] = [getattr(extension, "state", None) for extension in self.extensions]
             optimizer = updater.get_optimizer("main")
-            averages = updater.averaged and updater.averaged.arrays
             kept = {"state": state, "averages": averages, "pending": pending, "moved": self._moved}
             write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, **kept)
             best = self.best and self.best["checkpoint"]

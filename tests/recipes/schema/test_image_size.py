@@ -6,10 +6,10 @@ from lr_schedules import BatchRamp
 from recipes.planning.planner import plan
 from recipes.planning.rates import image_size_at
 from recipes.planning.timeline import timeline, timeline_of
-from recipes.reading.image_size import at_image_size, keys_of_image_size
 from recipes.reading.open import open_cluster
 from recipes.reports.curves import curve_points
 from recipes.reports.terminal import plan_text
+from recipes.schema.image_size import at_image_size, keys_of_image_size
 from recipes.schema.vocabulary import Unbuilt
 from trainers.augmentations import CenterCrop, Cutout, RandomResizedCrop, Resize
 from trainers.launch.vocabulary import vocabulary

@@ -1,0 +1,165 @@
+"""Opens a frontier and tries every method's space on the recipe, at the smallest and at the largest batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import RecipeError, refuse_unreachable
+from recipes.planning.rates import full_rate
+from recipes.reading.load import Origins, load_tree
+from recipes.reading.open import OpenedRecipe
+from recipes.reading.read import REFUSED, Reading
+from recipes.reading.registry import can_name_folder, find_or_refuse, library_name
+from recipes.schema import Branch, Frontier, Ladder
+from recipes.schema.vocabulary import SearchVocabulary
+from recipes.search_space.open_search import (
+    SearchChecks,
+    read_search,
+    read_space,
+    recipe_file,
+    require_folder_name,
+)
+
+RATE = "learning_rate.reference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedFrontier:
+    """A frontier, checked.
+
+    Args:
+        tree: resolved: every default filled in.
+        recipe: its recipe's file.
+        bases: method -> the recipe with its fixed values, at the recipe's own batch.
+        options: arguments of `open_recipe` by which the recipe was opened.
+    """
+
+    frontier: Frontier
+    tree: dict[str, Any]
+    recipe: Path
+    bases: Mapping[str, OpenedRecipe]
+    path: Path
+    options: dict[str, Any]
+
+    def search_tree(self, method: str, batch: int | None) -> dict[str, Any]:
+        """The file of a point's search as plain data, without values to try first; None is the recipe's own batch."""
+        frontier, branch, own = self.frontier, self.tree["methods"].get(method, {}), {}
+        if batch is not None:
+            span = math.gcd(batch, *self.bases[method].recipe.batch.norm_span.sizes)
+            own = {"batch.global": batch, "batch.norm_span": span, "epochs": self.longest(method, batch)[0]}
+        few = frontier.quasi_random or -(-frontier.budget.trials // 2)
+        return {
+            "kilobatch": 1,
+            "name": f"{frontier.name}-{method}-{batch or 'own'}",
+            "title": f"Fewest updates to {frontier.goal}: {method} at batch {batch}",
+            "recipe": library_name(self.recipe) or str(self.recipe.resolve()),
+            "objective": {"metric": "updates_to", "target": frontier.goal.target, "spacing": frontier.spacing},
+            "space": {**self.tree["space"], **branch.get("space", {})},
+            "fixed": {**frontier.fixed, **frontier.branches[method].fixed, **own},
+            "sampler": {"kind": "TPESampler", "n_startup_trials": few, "multivariate": True},
+            "budget": {"trials": frontier.budget.trials},
+            "confirm": {"top": 1, "seeds": frontier.seeds} if frontier.seeds else None,
+            "ranks_per_trial": frontier.ranks_per_trial,
+            "retries": frontier.retries,
+            "reports": math.ceil(1 / frontier.spacing),
+            "seed": frontier.seed,
+        }
+
+    def longest(self, method: str, batch: int) -> tuple[str | float, int]:
+        """The longest trial of a point, as the recipe's `epochs` and in updates."""
+        budget, base = self.frontier.budget, self.bases[method]
+        epochs = base.recipe.epochs if budget.epochs is None else budget.epochs
+        updates = math.ceil(epochs * base.dataset.num_train / batch)
+        if budget.updates is not None and budget.updates < updates:
+            return f"{budget.updates}up", budget.updates
+        return epochs, updates
+
+    def rate_factor(self, method: str, batch: int) -> float:
+        """The full rate at a batch, over `learning_rate.reference`."""
+        formula = self.bases[method].recipe.learning_rate
+        return full_rate(1.0, batch, rule=formula.rule, per=formula.per)
+
+
+@refuse_unreachable()
+def open_frontier(
+    name_or_path: str | Path,
+    *,
+    vocabulary: SearchVocabulary,
+    overrides: Sequence[str] = (),
+    allow_code: bool = False,
+    data_root: Path | None = None,
+) -> OpenedFrontier:
+    """A frontier by its name or the path of its file.
+
+    Args:
+        name_or_path: such as `digits` or `./mine.yaml`.
+        vocabulary: what `kind` may be.
+        overrides: `a.b=c` as given to `--set`, of the frontier.
+        allow_code, data_root: as for `open_recipe`.
+    Raises:
+        RecipeError: with the problems of the frontier, or of its recipe.
+    """
+    path = find_or_refuse("frontiers", str(name_or_path))
+    tree, origins = load_tree(path, overrides=overrides)
+    reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
+    using = {
+        "space": partial(read_space, reading),
+        "methods": partial(_read_methods, reading),
+        "batches": lambda raw, at, _: reading.value(Ladder if isinstance(raw, dict) else tuple[int, ...], raw, at),
+    }
+    given = {"name": path.stem} | {key: value for key, value in tree.items() if key != "kilobatch"}
+    frontier, resolved = reading.record(Frontier, given, (), using=using)
+    if frontier is not REFUSED:
+        require_folder_name(reading, frontier.name)
+    if reading.problems:
+        raise RecipeError(reading.problems)
+    options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+    recipe, bases = recipe_file(reading, frontier.recipe, path), {}
+    opened = OpenedFrontier(
+        frontier=frontier,
+        tree={"kilobatch": 1, **resolved},
+        recipe=recipe,
+        bases=bases,
+        path=path,
+        options=options,
+    )
+    for method in frontier.branches:
+        view = replace(reading, origins=_of_method(origins, method))
+        for batch in (None, frontier.sizes[0], frontier.sizes[-1]):
+            search, _ = read_search(view, opened.search_tree(method, batch))
+            checks = SearchChecks(reading=view, search=search, recipe=recipe, options=options)
+            base = checks.base()
+            if batch is None:
+                bases[method] = base
+            else:
+                checks.ends(base)
+            if reading.problems:
+                raise RecipeError(reading.problems)
+    return opened
+
+
+def _read_methods(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:
+    if not isinstance(raw, dict) or not raw:
+        way_out = "give each a name, such as `momentum: {fixed: {optimizer.momentum: 0.9}}`, or leave `methods` out"
+        return reading.refuse(path, "holds no methods", way_out), raw
+    methods, resolved = {}, {}
+    for name, inner in raw.items():
+        if not can_name_folder(str(name)):
+            reading.refuse((*path, name), f"{name!r} cannot name a folder", "use letters, digits, `_` and `-`")
+        given = {key: value for key, value in (inner or {}).items() if value != {}}
+        using = {"space": partial(read_space, reading)}
+        methods[name], resolved[name] = reading.record(Branch, given, (*path, name), using=using)
+    return (REFUSED if REFUSED in methods.values() else methods), resolved
+
+
+def _of_method(origins: Origins, method: str) -> Origins:
+    """The origins of a frontier's values, where the search of a point of this method has them."""
+    own = {path[2:]: origin for path, origin in origins.items() if path[:2] == ("methods", method) and path[2:]}
+    set_by = {"batch.global": "batches", "batch.norm_span": "batches", "epochs": "budget"}
+    given = {("fixed", name): origins[(key,)] for name, key in set_by.items() if (key,) in origins}
+    return {**origins, **given, **own}

@@ -1,0 +1,128 @@
+"""The values that a point of a frontier tries first: its neighbours' optima by two rules, then an even spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from recipes.frontiers.open_frontier import RATE
+from recipes.planning.random_bits import draws, word
+from recipes.search_space.ranges import Categorical, Int, Space, active_values
+
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+EDGE = 0.05  # of a range: an optimum in there lies on its edge. Assumed.
+_WIDER = 1 / 3  # of a range, by which it grows beyond its edge. Assumed.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimum:
+    """The best trial of a point.
+
+    Args:
+        batch: of the point.
+        values: path of the space -> value.
+        rate_factor: the full rate over `learning_rate.reference`, at this batch.
+    """
+
+    batch: int
+    values: Mapping[str, Any]
+    rate_factor: float
+
+
+def scaled(space: Space, near: Sequence[Optimum], *, batch: int, rate_factor: float) -> list[dict[str, Any]]:
+    """The optima of other batches at this one, each by the linear and by the square root rule.
+
+        full rate * B / b,    full rate * sqrt(B / b)
+
+    All other values stay. A value outside its range becomes the nearest inside.
+    """
+    made: list[dict[str, Any]] = []
+    for optimum in near:
+        for power in (1.0, 0.5):
+            values = {path: value for path, value in optimum.values.items() if path in space}
+            if RATE in values:
+                grown = values[RATE] * optimum.rate_factor / rate_factor * (batch / optimum.batch) ** power
+                values[RATE] = space[RATE].nearest(float(f"{grown:.6g}"))
+            values = active_values(space, values)
+            if values not in made:
+                made.append(values)
+    return made
+
+
+def quasi_random(space: Space, count: int, *, seed: int, point: str) -> list[dict[str, Any]]:
+    """Values spread evenly over a space: a Halton sequence, shifted at random for every point.
+
+    Source: Halton 1960; the shift: Cranley and Patterson 1976 (neither checked).
+    """
+    stream = draws(seed, "frontier", word(point))
+    shifts = {path: stream.uniform() for path in space}
+    made = []
+    for index in range(1, count + 1):
+        values = {}
+        for place, (path, range_) in enumerate(space.items()):
+            values[path] = value_at(range_, (_radical_inverse(index, _PRIMES[place % 10]) + shifts[path]) % 1.0)
+        made.append(active_values(space, values))
+    return made
+
+
+def value_at(range_: Any, share: float) -> Any:
+    """The value of a range at a share of it, in [0, 1).
+
+    >>> from recipes.search_space.ranges import Float
+    >>> value_at(Float(low=0.001, high=10, log=True), 0.25)
+    0.01
+    """
+    if isinstance(range_, Categorical):
+        return range_.choices[int(share * len(range_.choices))]
+    low, high = range_.low, range_.high
+    if isinstance(range_, Int):
+        low, high = low - 0.5, high + 0.5
+    value = low * (high / low) ** share if range_.log else low + (high - low) * share
+    return range_.nearest(round(value) if isinstance(range_, Int) else float(f"{value:.6g}"))
+
+
+def share_of(range_: Any, value: Any) -> float | None:
+    """Where a value lies in its range, from 0 to 1; None for a choice."""
+    if isinstance(range_, Categorical):
+        return None
+    low, high = range_.low, range_.high
+    return math.log(value / low) / math.log(high / low) if range_.log else (value - low) / (high - low)
+
+
+def beyond_edge(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
+    """For each value on an edge of its range the range that goes on there: the outer part of it, and a third more.
+
+    >>> from recipes.search_space.ranges import Float
+    >>> wider = beyond_edge({"rate": Float(low=0.01, high=10, log=True)}, {"rate": 9.5})["rate"]
+    >>> round(wider.low, 6), round(wider.high, 6)
+    (7.079458, 100.0)
+    """
+    made = {}
+    for path, value in values.items():
+        range_, share = space[path], share_of(space[path], value)
+        if share is None or EDGE < share < 1 - EDGE or range_.step not in (None, 1):
+            continue
+        ends = (-_WIDER, EDGE) if share <= EDGE else (1 - EDGE, 1 + _WIDER)
+        over = range_.high / range_.low if range_.log else 0.0
+        width = range_.high - range_.low
+        low, high = (range_.low * over**at if range_.log else range_.low + width * at for at in ends)
+        if isinstance(range_, Int):
+            low, high = math.floor(low), math.ceil(high)
+        made[path] = replace(range_, low=low, high=high)
+    return made
+
+
+def _radical_inverse(index: int, base: int) -> float:
+    """The digits of a number in a base, mirrored behind the point.
+
+    >>> [_radical_inverse(index, 2) for index in (1, 2, 3, 4)]
+    [0.5, 0.25, 0.75, 0.125]
+    """
+    value, scale = 0.0, 1.0 / base
+    while index:
+        index, digit = divmod(index, base)
+        value += digit * scale
+        scale /= base
+    return value

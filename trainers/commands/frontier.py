@@ -1,0 +1,67 @@
+"""`kilobatch frontier`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainers.commands.options import AllowCode, Data, Device, Json, Set
+
+EXAMPLES = """\b
+Examples:
+  kilobatch frontier digits --dry-run
+  kilobatch frontier digits -n 2
+  kilobatch frontier digits -n 2 --set budget.trials=20      # goes on with more trials
+  kilobatch frontier runs/frontier-digits --cluster mn1      # shows it, with time and cost
+"""
+
+
+def frontier(
+    frontier: Annotated[
+        str, typer.Argument(metavar="FRONTIER", help="A name in configs/frontiers, a path, or a folder to show.")
+    ],
+    workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
+    hosts: Annotated[str | None, typer.Option(metavar="A,B:4", help="Their hosts: 4 on B, the rest on A.")] = None,
+    device: Device = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="C", help="Plan time and cost of each batch on this cluster.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Its folder; runs/frontier-NAME if left out.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print points, trials and samples only.")] = False,
+    hang_after: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="End a trial that does no update for so long.")
+    ] = 600.0,
+    overrides: Set = None,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how far your batch can grow.
+
+    That is the fewest updates to a goal, tuned anew at every batch. Each point, a batch of a method, is a search. The
+    same command goes on after a stop, and has more trials, batches or methods if the file does. It ends with a table, a
+    page and the recipe of every optimum.
+    """
+    from trainers.runs.mpi_ranks import limit_threads
+
+    limit_threads(workers, threads=1)
+    from trainers.frontier.run import FrontierRequest
+    from trainers.frontier.run import frontier as run_frontier
+
+    request = FrontierRequest(
+        frontier=frontier,
+        overrides=tuple(overrides or ()),
+        workers=workers,
+        hosts=hosts,
+        device=device,
+        cluster=cluster,
+        out=out,
+        dry_run=dry_run,
+        hang_seconds=hang_after,
+        data=data,
+        allow_code=allow_code,
+        as_json=as_json,
+    )
+    raise typer.Exit(run_frontier(request))

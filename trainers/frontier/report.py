@@ -1,0 +1,271 @@
+"""What a frontier says: the table, the picture in the terminal, the page, and the recipe of each optimum."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.frontiers.open_frontier import RATE, OpenedFrontier
+from recipes.planning.forecast import forecast
+from recipes.planning.timing import NoForecast
+from recipes.reading.open import open_recipe
+from recipes.reports.curves import points_text
+from recipes.reports.html import Markup, inline_svg, joined, table, tag
+from recipes.reports.page import document
+from recipes.reports.wording import duration, number, percent
+from recipes.scale import scale_recipe
+from recipes.schema.image_size import sides_by_size
+from trainers.frontier.results import Point, fit_of
+from trainers.launch.model_costs import model_of
+from trainers.launch.request import cluster_of, planned
+from trainers.runs.run_folder import REPORT, write_whole
+from trainers.search.best import BEST
+from trainers.search.wording import column_names, short
+
+RECIPES = "best"  # the folder of the optima's recipes
+_ROWS, _COLUMNS = 18, 64  # of the picture in the terminal
+_MARKS = "oxv+*#@%"
+
+
+def rows_of(points: Sequence[Point], *, cluster: str | None = None) -> list[dict[str, Any]]:
+    """The table: a row for each point of a method."""
+    first = next((point for point in points if point.rate is not None), None)
+    paths = [path for path in points[0].space if path != RATE]
+    frontier, rows = points[0].opened.frontier, []
+    for point in points:
+        grown = math.nan if first is None else point.batch / first.batch
+        values = {} if point.optimum is None else point.optimum.values
+        row = {"batch": point.batch, "updates": _count(point.updates), "seeds": _spread(point)}
+        row |= {"best trial": _count(None if point.best_part is None else point.best_part.best.values[0])}
+        row |= {"epochs": _short(point.epochs), "rate": _short(point.rate)}
+        row |= {"linear": _short(first and first.rate * grown), "sqrt": _short(first and first.rate * math.sqrt(grown))}
+        row |= {name: _short(values.get(path)) for path, name in zip(paths, column_names(paths), strict=True)}
+        at = {f"at {epochs:g} epochs": {"epochs": epochs} for epochs in frontier.accuracy_at.epochs}
+        at |= {f"at {updates} updates": {"updates": updates} for updates in frontier.accuracy_at.updates}
+        row |= {name: percent(point.accuracy_at(**budget)) for name, budget in at.items()}
+        row |= {"trials": f"{len(point.trials)}/{sum(part.tree['budget']['trials'] for part in point.parts)}"}
+        row |= {"reached": point.reached, "diverged": point.diverged, "note": _note(point)}
+        rows.append(row | (_planned(point, cluster) if cluster else {}))
+    return rows
+
+
+def _count(updates: float | None) -> str:
+    return "-" if updates is None else "missed" if math.isinf(updates) else f"{updates:g}"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    return short(value) if not isinstance(value, float) else "missed" if value == math.inf else f"{value:.3g}"
+
+
+def _spread(point: Point) -> str:
+    """The runs with fresh seeds: '210 to 260', and how many missed the goal."""
+    part = point.best_part
+    found = sorted(it for it in (part.seeds if part else ()) if math.isfinite(it))
+    missed = len(part.seeds) - len(found) if part else 0
+    words = f"{found[0]:g} to {found[-1]:g}" if found else "-"
+    return words + (f", {missed} missed" if missed else "")
+
+
+def _note(point: Point) -> str:
+    notes = [f"{' and '.join(column_names(point.edges))} at the edge"] if point.edges else []
+    if len(point.parts) > 1:
+        notes.append("range widened" + ("" if len(point.parts) == 2 else " twice"))
+    return ", ".join(notes)
+
+
+def conclusions(opened: OpenedFrontier, points: Sequence[Point]) -> list[str]:
+    """What the points say together, a sentence for each method."""
+    lines = []
+    for method in opened.frontier.branches:
+        own = [point for point in points if point.method == method]
+        made = fit_of(own)
+        if made is None:
+            lines.append(f"{method}: too few points reached the goal for a curve; it takes three")
+            continue
+        curve, (low, high) = made
+        useful = curve.useful_to / curve.b_crit
+        seen = max(point.batch for point in own) >= curve.useful_to >= min(point.batch for point in own)
+        lines.append(
+            f"{method}: S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), off by "
+            f"{percent(math.expm1(curve.error))}; B_crit is {_figure(low)} to {_figure(high)} (95 %). Updates fall in "
+            f"proportion up to batch {_figure(curve.perfect_to)}. The largest useful batch is "
+            f"{_figure(curve.useful_to)} ({_figure(useful * low)} to {_figure(useful * high)})"
+            + ("" if seen else ", outside of those measured")
+        )
+    return lines
+
+
+def _figure(value: float) -> str:
+    return number(value, digits=3)
+
+
+def frontier_text(
+    opened: OpenedFrontier, points: Sequence[Point], *, cluster: str | None = None, as_json: bool = False
+) -> str:
+    """Tables, picture and conclusions for the terminal; or all of it as JSON."""
+    frontier = opened.frontier
+    tables = {
+        method: rows_of([point for point in points if point.method == method], cluster=cluster)
+        for method in frontier.branches
+    }
+    if as_json:
+        found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": tables}
+        return json.dumps(found | {"conclusions": conclusions(opened, points)}, indent=1)
+    parts = [f"frontier {frontier.name} over {frontier.recipe}: updates to {frontier.goal}"]
+    parts += [f"{method}\n{points_text(rows)}" for method, rows in tables.items()]
+    parts += [_picture(opened, points), "\n".join(conclusions(opened, points)), _READ]
+    return "\n\n".join(filter(None, parts))
+
+
+_READ = (
+    "updates: median over the seeds, counted at evaluations; best trial: the fewest of one trial, partly luck; linear, "
+    "sqrt: the rate of the first row by these rules; largest useful batch: there the curve is 20 % above its end"
+)
+
+
+def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
+    """Updates against batch, both logarithmic, with the perfect scaling of the smallest batch as dots."""
+    found = [point for point in points if point.updates is not None and math.isfinite(point.updates)]
+    if len({point.batch for point in found}) < 2:
+        return ""
+    methods = list(opened.frontier.branches)
+    batches, updates = [point.batch for point in found], [point.updates for point in found]
+    low, high = math.log(min(updates)) - 0.2, math.log(max(updates)) + 0.2
+    left, right = math.log(min(batches)), math.log(max(batches))
+    cells = [[" "] * (_COLUMNS + 1) for _ in range(_ROWS + 1)]
+
+    def put(batch: float, value: float, mark: str) -> None:
+        row = round((high - math.log(value)) / (high - low) * _ROWS)
+        if 0 <= row <= _ROWS:
+            cells[row][round((math.log(batch) - left) / (right - left) * _COLUMNS)] = mark
+
+    start = min(found, key=lambda point: (point.batch, point.updates))
+    for column in range(0, _COLUMNS + 1, 2):
+        batch = math.exp(left + (right - left) * column / _COLUMNS)
+        put(batch, start.updates * start.batch / batch, ".")
+    for point in found:
+        put(point.batch, point.updates, _MARKS[methods.index(point.method) % len(_MARKS)])
+    labels = {0: f"{math.exp(high):.0f}", _ROWS: f"{math.exp(low):.0f}"}
+    lines = [f"{labels.get(row, ''):>8} |{''.join(cells[row]).rstrip()}" for row in range(_ROWS + 1)]
+    ends = f"{min(batches):,}"
+    lines += [" " * 9 + "+" + "-" * _COLUMNS, " " * 10 + ends + f"{max(batches):,}".rjust(_COLUMNS + 1 - len(ends))]
+    legend = ", ".join(f"{_MARKS[at % len(_MARKS)]} {method}" for at, method in enumerate(methods))
+    return "\n".join(["updates to the goal by batch, both logarithmic", *lines, f"{legend}, . perfect scaling"])
+
+
+def _planned(point: Point, cluster: str) -> dict[str, str]:
+    """Time, device-hours and cost to the goal on as many devices of a cluster as the batch can use."""
+    empty = {"devices": "-", "time": "-", "device-hours": "-", "cost": "-"}
+    if point.updates is None or math.isinf(point.updates):
+        return empty
+    fixed = recipe_overrides(point)
+    opened = open_recipe(point.opened.bases[point.method].path, overrides=fixed, **point.opened.options)
+    where, _ = cluster_of(cluster, workers=None, vocabulary=point.opened.options["vocabulary"], overrides=())
+    devices = min(where.num_workers, point.batch)
+    try:
+        made = planned(opened, where, exact=None, workers=devices, model=model_of(opened))
+        seconds = forecast(made, sides_by_size(opened.recipe)).seconds_of(0, round(point.updates))
+    except NoForecast as error:
+        return empty | {"time": f"not planned: {error}"}
+    hours, price = devices * seconds / 3600, where.hardware.price
+    cost = "-" if price is None else f"${hours * price.dollars_per_device_hour:.2f}"
+    return {"devices": str(devices), "time": duration(seconds), "device-hours": f"{hours:.3g}", "cost": cost}
+
+
+def recipe_overrides(point: Point) -> list[str]:
+    """What a point's best trial changes of the recipe, as `--set` takes it."""
+    from recipes.search_space.open_search import assignments
+
+    fixed = point.opened.search_tree(point.method, point.batch)["fixed"]
+    return assignments({**fixed, **point.optimum.values})
+
+
+def dry_run_text(opened: OpenedFrontier, *, workers: int | None) -> str:
+    """Points, trials and samples before anything starts."""
+    frontier, rows, total = opened.frontier, [], 0
+    for batch in frontier.sizes:
+        for method in frontier.branches:
+            longest = opened.longest(method, batch)[1]
+            runs = frontier.budget.trials + frontier.seeds
+            samples = longest * batch * runs
+            total += samples
+            row = {"batch": batch, "method": method, "trials": frontier.budget.trials, "seeds": frontier.seeds}
+            rows.append(row | {"updates a run, at most": longest, "samples, at most": f"{samples:,}"})
+    side = (workers or 1) // frontier.ranks_per_trial or 1
+    lines = [
+        f"frontier {frontier.name} over {frontier.recipe}: updates to {frontier.goal}",
+        f"counted at evaluations {100 * frontier.spacing:g} % of the best trial's updates apart",
+        "",
+        points_text(rows),
+        "",
+        *(f"tuned, {method}: {', '.join(opened.search_tree(method, None)['space'])}" for method in frontier.branches),
+        f"at most {number(total)} samples; a trial ends at the goal, or where it cannot beat the best of its point",
+        f"{side} trial{'s' if side > 1 else ''} side by side, one point after the other",
+    ]
+    return "\n".join(lines)
+
+
+def write_report(folder: Path, opened: OpenedFrontier, points: Sequence[Point], *, cluster: str | None = None) -> None:
+    """Write the page, the pictures and the recipes of the optima into a frontier's folder."""
+    methods, body = list(opened.frontier.branches), []
+    by_method = {method: [point for point in points if point.method == method] for method in methods}
+    goal = f"frontier over {opened.frontier.recipe}: updates to {opened.frontier.goal}"
+    body.append(tag("div", goal, class_="muted"))
+    body += [tag("p", line) for line in conclusions(opened, points)]
+    body.append(_pictures(folder, by_method))
+    for method, own in by_method.items():
+        rows = rows_of(own, cluster=cluster)
+        body += [tag("h2", method), table([*rows[0]], [[*row.values()] for row in rows])]
+    body.append(tag("p", _READ, class_="muted"))
+    title = opened.frontier.title or opened.frontier.name
+    write_whole(folder / REPORT, document(title, joined(body)))
+    for own in by_method.values():
+        _write_recipes(folder / RECIPES, own)
+
+
+def _pictures(folder: Path, by_method: Mapping[str, Sequence[Point]]) -> Markup:
+    from recipes.reports.plots import svg_text
+    from recipes.reports.plots.of_frontier import Curve, frontier_figures
+
+    curves = []
+    for method, points in by_method.items():
+        found = [point for point in points if point.updates is not None and math.isfinite(point.updates)]
+        if found:
+            made = fit_of(points)
+            own = {"batches": [point.batch for point in found], "updates": [point.updates for point in found]}
+            own |= {"runs": [[it for it in point.runs if math.isfinite(it)] for point in found]}
+            own |= {"epochs": [point.epochs for point in found], "rates": [point.rate for point in found]}
+            curves.append(Curve(method=method, fit=made and made[0], **own))
+    if not curves:
+        return Markup("")
+    tags = []
+    for name, figure, caption in frontier_figures(curves):
+        svg = svg_text(figure)
+        write_whole(folder / f"{name}.svg", svg)
+        svg = inline_svg(svg, prefix=re.sub(r"\W", "", name), label=caption)
+        tags.append(tag("figure", Markup(svg), tag("figcaption", caption)))
+    return tag("div", *tags, class_="pictures")
+
+
+def _write_recipes(folder: Path, points: Sequence[Point]) -> None:
+    """The recipe of every optimum, and beside it what `recipes scale` makes of the smallest batch's."""
+    found = [point for point in points if point.best_part is not None]
+    for point in found:
+        folder.mkdir(exist_ok=True)
+        file = folder / f"{point.method}-{point.batch}.yaml"
+        write_whole(file, (point.best_part.folder / BEST).read_text(encoding="utf-8"))
+        if point is not found[0]:
+            scaled = folder / f"{point.method}-{point.batch}-scaled.yaml"
+            scaled.unlink(missing_ok=True)
+            try:
+                first = folder / f"{point.method}-{found[0].batch}.yaml"
+                scale_recipe(first, batch=point.batch, beyond=True, out=scaled, **point.opened.options)
+            except InputRefused:  # no rule leads there
+                continue

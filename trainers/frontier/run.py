@@ -1,0 +1,216 @@
+"""`kilobatch frontier`: one search for each point, in an order in which a point knows its neighbours' optima."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recipes.errors import RecipeError
+from recipes.frontiers.open_frontier import OpenedFrontier, open_frontier
+from recipes.frontiers.proposals import beyond_edge, quasi_random, scaled
+from recipes.reading.open import open_recipe
+from recipes.reading.registry import library_name
+from recipes.reading.yaml import block_text
+from recipes.search_space.open_search import assignments
+from trainers.frontier.report import dry_run_text, frontier_text, write_report
+from trainers.frontier.results import Point, point_folder, read_point
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.mpi_ranks import LaunchError, launched_ranks
+from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, write_whole
+from trainers.search.outcome import SearchRequest
+from trainers.search.start import search
+
+FRONTIER = "frontier.yaml"
+# Keys that may change between two sessions: the points that there are do not depend on them, or their searches see it.
+_MAY_CHANGE = ("title", "budget", "batches", "methods", "seeds", "accuracy_at", "retries", "ranks_per_trial")
+_SLACK = 1.5  # times the updates of the next smaller batch, which no larger batch should need. Assumed.
+_MOST_PARTS = 3  # searches of a point: the first, and two beyond an edge of its ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierRequest:
+    """The command line of `kilobatch frontier`; what is measured is in the frontier's file.
+
+    Args:
+        frontier: a name, the path of a file, or the folder of a frontier, which is shown.
+        cluster: on which time and cost of every point are planned; None: not.
+    """
+
+    frontier: str
+    overrides: tuple[str, ...] = ()
+    workers: int | None = None
+    hosts: str | None = None
+    device: str | None = None
+    cluster: str | None = None
+    out: Path | None = None
+    dry_run: bool = False
+    hang_seconds: float = 600.0
+    data: Path | None = None
+    allow_code: bool = False
+    as_json: bool = False
+
+
+def frontier(request: FrontierRequest) -> int:
+    """Search at every point until all budgets are spent; returns the exit code: as that of a search.
+
+    Raises:
+        InputRefused: before anything was started or written.
+    """
+    if launched_ranks() is not None:
+        raise LaunchError("a frontier starts its ranks itself: call it once, with -n, inside the allocation")
+    shown = Path(request.frontier) if Path(request.frontier).is_dir() else None
+    if shown is not None and not (shown / FRONTIER).is_file():
+        raise FolderRefused(f"there is no {FRONTIER} in {shown}; name a frontier's folder, or its file")
+    how = {"overrides": request.overrides, "allow_code": request.allow_code, "data_root": request.data}
+    words = search_vocabulary(allow_code=request.allow_code)
+    opened = open_frontier(shown / FRONTIER if shown else request.frontier, vocabulary=words, **how)
+    folder = shown or request.out or Path("runs", f"frontier-{opened.frontier.name}")
+    if request.dry_run:
+        print(dry_run_text(opened, workers=request.workers))
+        return 0
+    code = 0
+    if shown is None:
+        _require_same(opened, folder)
+        with lock_folder(folder):
+            write_whole(folder / FRONTIER, block_text(_own_tree(opened)))
+            code = _run(opened, folder, request)
+    points = read_points(opened, folder)
+    write_report(folder, opened, points, cluster=request.cluster)
+    print(frontier_text(opened, points, cluster=request.cluster, as_json=request.as_json))
+    return code
+
+
+def read_points(opened: OpenedFrontier, folder: Path) -> list[Point]:
+    """All points in the order in which they run: from the smallest batch on, all methods at each."""
+    frontier = opened.frontier
+    return [read_point(opened, folder, method, batch) for batch in frontier.sizes for method in frontier.branches]
+
+
+def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
+    """The frontier's file in its folder."""
+    recipe = library_name(opened.recipe) or str(opened.recipe.resolve())
+    tree = {**opened.tree, "recipe": recipe}
+    return {key: value for key, value in tree.items() if key != "methods" or value}
+
+
+def _require_same(opened: OpenedFrontier, folder: Path) -> None:
+    """Refuse a folder that holds another frontier."""
+    file = folder / FRONTIER
+    before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else _own_tree(opened)
+    now = yaml.safe_load(block_text(_own_tree(opened)))
+    kept = [{key: value for key, value in tree.items() if key not in _MAY_CHANGE} for tree in (before, now)]
+    if changed := differences(*kept):
+        raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
+
+
+def _run(opened: OpenedFrontier, folder: Path, request: FrontierRequest) -> int:
+    def say(text: str) -> None:
+        print(text, flush=True)
+        with open(folder / LOG, "a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    points = read_points(opened, folder)
+    for number, point in enumerate(points, 1):
+        name = f"point {number} of {len(points)}: {point.method} at batch {point.batch:,}"
+        while (file := _next_search(opened, folder, point)) is not None:
+            say(f"{name}, {file.stem.replace('-', ' ')}")
+            code = _search(file, request)
+            point = read_point(opened, folder, point.method, point.batch)
+            if code and not point.parts[-1].is_spent:
+                return code
+        write_report(folder, opened, read_points(opened, folder), cluster=request.cluster)
+        found = "no trial reached the goal"
+        if point.updates is not None:
+            found = f"{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
+        say(f"{name}: {found}")
+    return 0
+
+
+def _search(file: Path, request: FrontierRequest) -> int:
+    own = yaml.safe_load(file.read_text(encoding="utf-8"))
+    most = own["budget"]["trials"] * own["ranks_per_trial"]  # more ranks than that are refused
+    return search(
+        SearchRequest(
+            search=str(file),
+            workers=request.workers and min(request.workers, most),
+            hosts=request.hosts,
+            device=request.device,
+            out=file.with_suffix(""),
+            hang_seconds=request.hang_seconds,
+            data=request.data,
+            allow_code=request.allow_code,
+        )
+    )
+
+
+def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | None:
+    """The file of the search that a point needs next, written or brought up to date; None if it needs none."""
+    tree = opened.search_tree(point.method, point.batch)
+    few = {"trials": max(2, tree["budget"]["trials"] // 2)}
+    for part in point.parts:
+        now = tree if part is point.parts[0] else {**tree, "budget": few}
+        same = {key: now[key] for key in ("budget", "confirm", "retries", "ranks_per_trial")}
+        write_whole(part.file, block_text(part.tree | same))
+    point = read_point(opened, folder, point.method, point.batch)
+    if unspent := [part.file for part in point.parts if not part.is_spent]:
+        return unspent[0]
+    file = point_folder(folder, point.method, point.batch) / f"search-{len(point.parts)}.yaml"
+    seed, of_this = opened.frontier.seed, f"{point.method} {point.batch} {file.stem}"
+    if not point.parts:
+        near = _neighbours(read_points(opened, folder), point)
+        factor = opened.rate_factor(point.method, point.batch)
+        optima = [other.optimum for other in near]
+        first = scaled(point.space, optima, batch=point.batch, rate_factor=factor)
+        first += quasi_random(point.space, tree["sampler"]["n_startup_trials"], seed=seed, point=of_this)
+        most = min((_SLACK * _best(other) for other in near if other.batch < point.batch), default=math.inf)
+        if most < opened.longest(point.method, point.batch)[1]:
+            tree["objective"]["at_most"] = math.ceil(most)
+    elif (wider := _wider(opened, point)) and len(point.parts) < _MOST_PARTS:
+        first = quasi_random({**point.space, **wider}, few["trials"] // 2, seed=seed, point=of_this)
+        ranges = {path: {"kind": type(range_).__name__, **asdict(range_)} for path, range_ in wider.items()}
+        tree |= {"name": f"{tree['name']}-wider-{len(point.parts)}", "budget": few}
+        tree["space"] |= ranges
+        tree["objective"]["at_most"] = max(1, _best(point) - 1)
+    else:
+        return None
+    tree["enqueue"] = first[: tree["budget"]["trials"]]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, block_text(tree))
+    return file
+
+
+def _best(point: Point) -> int:
+    return int(point.best_part.best.values[0])
+
+
+def _neighbours(points: Sequence[Point], point: Point) -> list[Point]:
+    """The nearest smaller and the nearest larger batch of the same method that have reached the goal."""
+    if not point.opened.frontier.neighbours:
+        return []
+    others = [other for other in points if other.method == point.method and other.optimum is not None]
+    smaller = [other for other in others if other.batch < point.batch]
+    larger = [other for other in others if other.batch > point.batch]
+    return smaller[-1:] + larger[:1]
+
+
+def _wider(opened: OpenedFrontier, point: Point) -> dict[str, Any]:
+    """The ranges to search beyond the edges at which the optimum lies; none where that was done and found no better."""
+    if point.optimum is None or point.best_part is not point.parts[-1]:
+        return {}
+    base, fixed = opened.bases[point.method], opened.search_tree(point.method, point.batch)["fixed"]
+
+    def accepted(path: str, value: Any) -> bool:
+        try:
+            open_recipe(base.path, overrides=assignments({**fixed, path: value}), **opened.options)
+        except RecipeError:
+            return False
+        return True
+
+    beyond = beyond_edge(point.space, point.optimum.values)
+    return {path: it for path, it in beyond.items() if all(accepted(path, end) for end in it.ends.values())}

@@ -1,0 +1,414 @@
+"""`kilobatch branch`: short runs from one checkpoint at several batches, and the critical batch there."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from recipes.errors import InputRefused, refuse_unreachable
+from recipes.planning.rates import full_rate
+from recipes.planning.timeline import timeline_of
+from recipes.reading.load import load_tree
+from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reports.noise import noise_windows
+from recipes.reports.record import Run, open_run
+from recipes.scale import Measured, Request, Scaled, ramp_recipe, step_changes, stepped_recipe
+from recipes.scale.ramp import MERRILL
+from recipes.schema.positions import parse_position
+from recipes.schema.vocabulary import rate_rule
+from trainers.launch.reproduce import has_diverged, train_apart
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.checkpoint import read_checkpoint
+from trainers.runs.identity import IDENTITY, code_folders
+from trainers.runs.run_folder import CHECKPOINTS, ENVIRONMENT, METRICS, RECIPE, require_run, truncate_records
+
+BRANCHES = "branches.json"
+EPSILON = 0.01  # of the loss: Merrill et al. 2025
+_COMPARED = 0.25  # share of the window, at its end, over which losses are averaged. Assumed.
+_FEWEST = 4  # updates in the window: one at least lies in the part that is compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branching:
+    """What is branched.
+
+    Args:
+        run: folder of the run.
+        at: position of the checkpoint, such as 30ep; None: the newest.
+        batches: global batches; that of the run is added.
+        window: how long each branch trains, in samples the same: epochs, updates of the run's batch, or samples.
+        seeds: branches of each batch; the first goes on with the run's own samples.
+        epsilon: how much larger a loss counts as the same; None: from the seeds, else 0.01.
+        out: folder of the branches; None: one beside the run.
+        options: of `kilobatch train`.
+    """
+
+    run: Path
+    batches: tuple[int, ...]
+    at: str | None = None
+    window: str = "1ep"
+    seeds: int = 1
+    epsilon: float | None = None
+    out: Path | None = None
+    options: tuple[str, ...] = ()
+    data: Path | None = None
+    allow_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """The branches of one batch.
+
+    Args:
+        batch: global batch.
+        rate_factor: its rate over that of the run.
+        updates: in the window.
+        losses: mean training loss over the last quarter of the window, of each seed; infinite where it diverged.
+        accuracies: at the end of the window, of each seed that did not diverge.
+        folders: of the runs.
+    """
+
+    batch: int
+    rate_factor: float
+    updates: int
+    losses: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    folders: tuple[str, ...]
+
+    @property
+    def loss(self) -> float:
+        """The mean over the seeds."""
+        return math.fsum(self.losses) / len(self.losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branches:
+    """What the branches of a checkpoint say.
+
+        critical batch = the largest whose loss is at most that of every smaller batch + epsilon
+
+    Args:
+        run: the folder, `update`, `epoch`, `samples`, `batch`: of its checkpoint.
+        window_samples: of each branch.
+        epsilon_from: where epsilon comes from, in words.
+    """
+
+    run: str
+    update: int
+    epoch: float
+    samples: int
+    batch: int
+    window_samples: int
+    epsilon: float
+    epsilon_from: str
+    branches: tuple[Branch, ...] = field(default=())
+
+    @property
+    def critical(self) -> Branch:
+        """The largest branch that lost nothing."""
+        return [branch for branch in self.branches if self.holds(branch)][-1]
+
+    def holds(self, branch: Branch) -> bool:
+        """Whether a branch lost nothing against all smaller batches; the smallest always does."""
+        smaller = [other.loss for other in self.branches if other.batch < branch.batch]
+        return not smaller or (branch.loss < math.inf and branch.loss <= min(smaller) + self.epsilon)
+
+    @property
+    def is_largest(self) -> bool:
+        """Whether no larger batch was tried, so that the critical batch is at least this."""
+        return self.critical == self.branches[-1]
+
+    @property
+    def measured(self) -> Measured:
+        """For a ramp, which stays below the critical batch; nothing where even the smallest branch diverged."""
+        best = self.critical
+        return Measured(epoch=self.epoch, batch=best.batch - 1.0 if math.isfinite(best.loss) else None)
+
+    @classmethod
+    def read(cls, folder: Path) -> Branches:
+        """Those that `measure_branches` wrote; raises InputRefused."""
+        try:
+            tree = json.loads((folder / BRANCHES).read_text(encoding="utf-8"))
+            parts = tree.pop("branches")
+            for part in parts:
+                part |= {name: tuple(part[name]) for name in ("accuracies", "folders")}
+                part["losses"] = tuple(math.inf if loss is None else loss for loss in part["losses"])
+            return cls(**tree, branches=tuple(Branch(**part) for part in parts))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputRefused(f"{folder / BRANCHES} is not as `kilobatch branch` writes it: {error}") from error
+
+    def write(self, folder: Path) -> None:
+        """Write them as JSON; an infinite loss as null."""
+        tree = asdict(self)
+        for part in tree["branches"]:
+            part["losses"] = [loss if math.isfinite(loss) else None for loss in part["losses"]]
+        (folder / BRANCHES).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+
+
+@refuse_unreachable()
+def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[Branches, Path]:
+    """Train the branches that are not there yet, and compare them; returns the result and its folder.
+
+    Args:
+        tell: called with each line for the user.
+    Raises:
+        InputRefused: no checkpoint is at that position, or a branch cannot be trained.
+        RerunFailed: a branch did not end.
+    """
+    opened = _open(asked)
+    checkpoint = _checkpoint(asked, opened)
+    state = read_checkpoint(checkpoint).state
+    update, samples, num_train = state["update"], state["samples"], opened.dataset.num_train
+    batch = timeline_of(opened.recipe, opened.dataset).segment_of(update - 1).global_batch_size
+    window = _window(asked, opened, batch)
+    _require_room(asked, opened, samples=samples, window=window)
+    rule, sizes = rate_rule(opened.recipe.optimizer), sorted({batch, *asked.batches})
+    recipes = {size: _overrides(opened, samples=samples, batch=size, end=samples + window) for size in sizes}
+    for changes in recipes.values():
+        _open(asked, changes)  # refused now, not when others have trained
+    out = asked.out or asked.run.with_name(f"{asked.run.name}-branches-{update}")
+    out.mkdir(parents=True, exist_ok=True)
+    found = []
+    for size, changes in recipes.items():
+        seeds = range(opened.recipe.seed, opened.recipe.seed + asked.seeds)
+        folders = {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds}
+        runs = [_trained(asked, each, checkpoint, [*changes, f"seed={seed}"]) for seed, each in folders.items()]
+        ends = [run.final_accuracy for run in runs if not has_diverged(run.folder)]
+        branch = Branch(
+            batch=size,
+            rate_factor=full_rate(1.0, size, rule=rule, per=batch),
+            updates=-(-window // size),
+            losses=tuple(_loss(run, after=samples + (1 - _COMPARED) * window) for run in runs),
+            accuracies=tuple(value for value in ends if value is not None),
+            folders=tuple(map(str, folders.values())),
+        )
+        found.append(branch)
+        tell(f"batch {size:,}: loss {branch.loss:.4f} after {branch.updates} updates")
+    epsilon, words = epsilon_of(asked, found)
+    result = Branches(
+        run=str(asked.run),
+        update=update,
+        epoch=samples / num_train,
+        samples=samples,
+        batch=batch,
+        window_samples=window,
+        epsilon=epsilon,
+        epsilon_from=words,
+        branches=tuple(found),
+    )
+    result.write(out)
+    return result, out
+
+
+def _open(asked: Branching, overrides: Sequence[str] = ()) -> OpenedRecipe:
+    """The recipe of the run, changed."""
+    require_run(asked.run)
+    if asked.allow_code:
+        code_folders(asked.run)
+    words = vocabulary(allow_code=asked.allow_code)
+    options = {"vocabulary": words, "allow_code": asked.allow_code, "data_root": asked.data}
+    return open_recipe(asked.run / RECIPE, overrides=overrides, **options)
+
+
+def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
+    """The checkpoint at a position: that after the first update that reaches it."""
+    timeline = timeline_of(opened.recipe, opened.dataset)
+    kept = sorted((asked.run / CHECKPOINTS).glob("update-*"), key=lambda path: int(path.name.removeprefix("update-")))
+    known = {int(path.name.removeprefix("update-")): path for path in kept}
+    known.pop(0, None)
+    again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '1ep'}"
+    if not known:
+        raise InputRefused(f"{asked.run} has no checkpoint; train up to there: {again}")
+    if asked.at is None:
+        return known[max(known)]
+    try:
+        position = parse_position(
+            asked.at,
+            num_train=opened.dataset.num_train,
+            epochs=opened.recipe.epochs,
+            updates_to_samples=lambda updates: timeline.samples_at(min(updates, timeline.num_updates)),
+        )
+    except ValueError as error:
+        raise InputRefused(f"--at: {error}; write it as 30ep, 500up, 1.5Msp or 0.5run") from None
+    update = timeline.first_update_at(position)
+    if update not in known:
+        there = ", ".join(f"{number}up (epoch {timeline.epoch_at(number):.2f})" for number in known)
+        raise InputRefused(
+            f"--at {asked.at}: {asked.run} has no checkpoint after update {update}; a run keeps the newest two and "
+            f"the best, here {there}. Name one of these, or train up to there and branch from that: {again}"
+        )
+    return known[update]
+
+
+def _window(asked: Branching, opened: OpenedRecipe, batch: int) -> int:
+    """The samples of a branch."""
+    try:
+        epochs = parse_position(
+            asked.window,
+            num_train=opened.dataset.num_train,
+            epochs=opened.recipe.epochs,
+            updates_to_samples=lambda updates: updates * batch,
+        )
+    except ValueError as error:
+        raise InputRefused(f"--window: {error}; write it as 1ep, 500up, 1.5Msp or 0.1run") from None
+    samples = round(epochs * opened.dataset.num_train)
+    largest = max(asked.batches)
+    if samples < _FEWEST * largest:
+        what = f"{samples:,} samples are fewer than {_FEWEST} updates of {largest:,}"
+        raise InputRefused(f"--window {asked.window}: {what}; make it longer, or name smaller batches")
+    return samples
+
+
+def _require_room(asked: Branching, opened: OpenedRecipe, *, samples: int, window: int) -> None:
+    """A branch lies behind the warmup, and ends before the run does."""
+    recipe, num_train = opened.recipe, opened.dataset.num_train
+    warmup = recipe.learning_rate.warmup
+    if warmup is not None and samples / num_train < warmup.shape.epochs:
+        what = f"epoch {samples / num_train:.2f} lies in the warmup, whose rate does not follow the batch"
+        raise InputRefused(f"--at: {what}; branch from epoch {warmup.shape.epochs:g} on")
+    left = recipe.epochs * num_train - samples
+    if window > left:
+        what = f"{window:,} samples go past the end of the run, {left:,.0f} after the checkpoint"
+        raise InputRefused(f"--window {asked.window}: {what}; make it shorter, or branch earlier")
+
+
+def _overrides(opened: OpenedRecipe, *, samples: int, batch: int, end: int) -> list[str]:
+    """The recipe of a branch, as changes of that of the run."""
+    changes = step_changes(request_of(opened), steps_of(opened, samples=samples, batch=batch), "a branch")
+    moved = [f"{change.key}={json.dumps(change.after)}" for change in changes if change.moves]
+    return [*moved, "stop_at=null", "evaluation.every=1run", f"evaluation.offset={end}sp"]
+
+
+def request_of(opened: OpenedRecipe) -> Request:
+    """For `step_changes`."""
+    return Request(opened=opened, written=load_tree(opened.path)[0], batch=opened.recipe.batch.global_.sizes[0])
+
+
+def steps_of(opened: OpenedRecipe, *, samples: int, batch: int) -> list[tuple[float, int]]:
+    """The steps of a run's batch up to a number of samples, and a batch from there on."""
+    ramp, epoch = opened.recipe.batch.global_, samples / opened.dataset.num_train
+    steps = [step for step in zip(ramp.boundaries, ramp.sizes, strict=True) if step[0] < epoch]
+    return steps if steps[-1][1] == batch else [*steps, (epoch, batch)]
+
+
+def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence[str]) -> Run:
+    """The run of a branch, which is trained now unless it is there."""
+    if (folder / RECIPE).is_file():
+        run = open_run(folder)
+        if run.outcome == "success" or run.reason == "--stop-after" or has_diverged(folder):
+            return run
+    else:
+        _begin(asked.run, folder, checkpoint)
+    end = next(change for change in changes if change.startswith("evaluation.offset=")).partition("=")[2]
+    words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", end]
+    words += [word for change in changes for word in ("--set", change)]
+    words += [*asked.options, *(["--data", str(asked.data)] if asked.data else [])]
+    return train_apart([*words, *(["--allow-code"] if asked.allow_code else [])], folder)
+
+
+def _begin(run: Path, folder: Path, checkpoint: Path) -> None:
+    """A folder with the run's checkpoint, and its records up to there, that `train --resume` goes on with."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    for left in (partial, folder):  # of a call that was killed before its first update
+        shutil.rmtree(left, ignore_errors=True)
+    shutil.copytree(checkpoint, partial / CHECKPOINTS / checkpoint.name)
+    for name in (METRICS, ENVIRONMENT, IDENTITY):
+        if (run / name).is_file():
+            shutil.copyfile(run / name, partial / name)
+    truncate_records(partial, read_checkpoint(checkpoint).state["update"])
+    partial.rename(folder)
+
+
+def _loss(run: Run, *, after: float) -> float:
+    """Mean training loss over the samples from a position on; infinite where the run diverged before its end."""
+    updates = run.updates
+    chosen = updates.samples >= after
+    if has_diverged(run.folder) or not chosen.any() or not np.isfinite(updates.loss[chosen]).all():
+        return math.inf
+    return float(np.average(updates.loss[chosen], weights=updates.global_batch_size[chosen]))
+
+
+def epsilon_of(asked: Branching, found: Sequence[Branch]) -> tuple[float, str]:
+    """How much larger a loss counts as the same, and where that comes from."""
+    if asked.epsilon is not None:
+        return asked.epsilon, "as asked"
+    spreads = [statistics.variance(each.losses) for each in found if len(each.losses) > 1 and math.isfinite(each.loss)]
+    if not spreads:
+        return EPSILON, "Merrill et al. 2025's and not measured; --seeds 3 measures it"
+    error = math.sqrt(2 * statistics.fmean(spreads) / asked.seeds)
+    return 2 * error, f"twice the standard error of a difference over {asked.seeds} seeds"
+
+
+def branches_text(result: Branches) -> str:
+    """The table and the critical batch."""
+    rows = [("batch", "rate", "updates", "loss", "accuracy", "")]
+    for branch in result.branches:
+        diverged = branch.loss == math.inf
+        spread = f" ± {statistics.stdev(branch.losses):.4f}" if len(branch.losses) > 1 and not diverged else ""
+        accuracy = f"{statistics.fmean(branch.accuracies):.2%}" if branch.accuracies else "-"
+        verdict = "diverged" if diverged else "as good" if result.holds(branch) else "worse"
+        cells = (f"{branch.batch:,}", f"x{branch.rate_factor:.3g}", f"{branch.updates}", f"{branch.loss:.4f}{spread}")
+        rows.append((*cells, accuracy, verdict))
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:5]]
+    lines = ["  ".join(map(str.rjust, row, widths)) + f"  {row[5]}" for row in rows]
+    about = f"after update {result.update} (epoch {result.epoch:.2f}), batch {result.batch:,}"
+    last = f"critical batch: {'at least ' * result.is_largest}{result.critical.batch:,}"
+    epsilon = f"epsilon {result.epsilon:.4f}, {result.epsilon_from}"
+    text = [f"{about}: {result.window_samples:,} samples each", "", *map(str.rstrip, lines), "", epsilon, last]
+    return "\n".join(text) + "\n"
+
+
+def grown_recipe(asked: Branching, result: Branches, file: Path) -> str:
+    """Write the run's recipe with twice the batch from the checkpoint on, if the branches allow it; says what was done.
+
+    Raises:
+        InputRefused: as `stepped_recipe`.
+    """
+    twice = 2 * result.batch
+    if result.critical.batch <= twice:
+        hint = f"; it may be more: add {2 * twice:,} to --batches" if result.is_largest else ""
+        return f"{file} was not written: the critical batch is not above twice the batch, {twice:,}{hint}"
+    opened = _open(asked)
+    steps = steps_of(opened, samples=result.samples, batch=twice)
+    reason = f"the branches of {asked.run.name} allow it"
+    options = {"vocabulary": vocabulary(allow_code=asked.allow_code), "allow_code": asked.allow_code}
+    stepped_recipe(opened, steps, reason=reason, source=MERRILL, out=file, data_root=asked.data, **options)
+    same = next((branch.folders[0] for branch in result.branches if branch.batch == twice), None)
+    way = f"; its branch goes on: kilobatch train {same}/{RECIPE} --out {same} --resume" if same else ""
+    return f"wrote {file}: batch {twice:,} from epoch {result.epoch:.6g} on{way}"
+
+
+def measured_ramp(folders: Sequence[Path], *, out: Path | None, data: Path | None, allow_code: bool) -> Scaled:
+    """The ramp of a run's noise scale, or of its branches at several checkpoints.
+
+    The noise scale of a window is unresolved where its standard error is more than half of it.
+
+    Raises:
+        InputRefused: the folders are of several runs, or hold neither; or as `ramp_recipe`.
+    """
+    if all((folder / BRANCHES).is_file() for folder in folders):
+        found = sorted(map(Branches.read, folders), key=lambda each: each.epoch)
+        runs, by, measured = {each.run for each in found}, "the branches", [each.measured for each in found]
+    else:
+        runs, by, measured = {*map(str, folders)}, "the noise scale", []
+    if len(runs) > 1:
+        raise InputRefused(f"--from: {' and '.join(sorted(runs))} are two runs; name one, or branches of one")
+    run = Path(runs.pop())
+    require_run(run)
+    if not measured:
+        windows = noise_windows(open_run(run))
+        if not windows:
+            raise InputRefused(f"{run} has no noise scale; train with --noise-scale, or branch from it")
+        for window in windows:
+            scale = window.scale
+            known = scale is not None and scale.standard_error <= scale.value / 2
+            measured.append(Measured(epoch=window.first_epoch, batch=scale.value if known else None))
+    options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
+    return ramp_recipe(run / RECIPE, measured, by=by, out=out, **options)
