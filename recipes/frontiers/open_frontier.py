@@ -130,6 +130,9 @@ def open_frontier(
     )
     for method in frontier.branches:
         view = replace(reading, origins=_of_method(origins, method))
+        for name in (*frontier.fixed, *frontier.branches[method].fixed):
+            if name == "batch" or name.startswith("batch."):
+                view.refuse(("fixed", name), "the frontier sets the batch", "give `batches`", at_key=True)
         for batch in (None, frontier.sizes[0], frontier.sizes[-1]):
             search, _ = read_search(view, opened.search_tree(method, batch))
             checks = SearchChecks(reading=view, search=search, recipe=recipe, options=options)
@@ -162,4 +165,4 @@ def _of_method(origins: Origins, method: str) -> Origins:
     own = {path[2:]: origin for path, origin in origins.items() if path[:2] == ("methods", method) and path[2:]}
     set_by = {"batch.global": "batches", "batch.norm_span": "batches", "epochs": "budget"}
     given = {("fixed", name): origins[(key,)] for name, key in set_by.items() if (key,) in origins}
-    return {**origins, **given, **own}
+    return {**given, **origins, **own}
