@@ -152,9 +152,11 @@ def _read_methods(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any])
         return reading.refuse(path, "holds no methods", way_out), raw
     methods, resolved = {}, {}
     for name, inner in raw.items():
+        if inner is None:  # `--set methods.momentum=null` takes one away
+            continue
         if not can_name_folder(str(name)):
             reading.refuse((*path, name), f"{name!r} cannot name a folder", "use letters, digits, `_` and `-`")
-        given = {key: value for key, value in (inner or {}).items() if value != {}}
+        given = {key: value for key, value in inner.items() if value != {}} if isinstance(inner, dict) else inner
         using = {"space": partial(read_space, reading)}
         methods[name], resolved[name] = reading.record(Branch, given, (*path, name), using=using)
     return (REFUSED if REFUSED in methods.values() else methods), resolved

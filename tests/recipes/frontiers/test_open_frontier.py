@@ -131,4 +131,11 @@ def test_a_point_is_a_search_of_its_batch(opened):
 
 
 def test_batches_below_the_norm_span_have_their_own(opened):
-    assert opened(HEAD.replace("batch_256", "baseline").replace("[64, 256]", "[8, 48]")).search_tree("recipe", 48)["fixed"]["batch.norm_span"] == 16
+    made = opened(HEAD.replace("batch_256", "baseline").replace("[64, 256]", "[8, 48]"))
+    assert made.search_tree("recipe", 48)["fixed"]["batch.norm_span"] == 16
+    assert made.search_tree("recipe", 8)["fixed"]["batch.norm_span"] == 8
+
+
+def test_a_method_can_be_taken_away(opened):
+    text = HEAD + "methods: {sgd: {fixed: {optimizer.momentum: 0}}, momentum: {}}\n"
+    assert list(opened(text, overrides=["methods.sgd=null"]).frontier.branches) == ["momentum"]
