@@ -18,7 +18,8 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import assignments
-from trainers.frontier.report import dry_run_text, frontier_text, write_report
+from trainers.frontier.page import write_report
+from trainers.frontier.report import dry_run_text, frontier_text
 from trainers.frontier.results import Point, point_folder, read_point
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks

@@ -1,18 +1,13 @@
 """A frontier of the digits, as a user measures it: its searches, what it says, and how it goes on."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.open import open_recipe
 from trainers.frontier.results import read_point
-from trainers.frontier.run import read_points
-from trainers.launch.vocabulary import search_vocabulary, vocabulary
+from trainers.launch.vocabulary import vocabulary
 from trainers.search.outcome import metrics_lines
 from trainers.search.study import state_of
 
@@ -34,28 +29,9 @@ accuracy_at: {epochs: [1], updates: [10]}
 """
 
 
-class Measured:
-    def __init__(self, folder):
-        self.file, self.out = folder / "mine.yaml", folder / "out"
-        self.file.write_text(TEXT)
-
-    def run(self, *options, name=None):
-        command = [sys.executable, "-P", "-m", "kilobatch", "frontier", str(name or self.file)]
-        where = [] if name else ["--out", str(self.out), "-n", "1"]
-        return subprocess.run([*command, *where, *options], text=True, capture_output=True, check=False, env=os.environ)
-
-    @property
-    def opened(self):
-        return open_frontier(self.out / "frontier.yaml", vocabulary=search_vocabulary())
-
-    @property
-    def points(self):
-        return read_points(self.opened, self.out)
-
-
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    made = Measured(tmp_path_factory.mktemp("frontier"))
+def measured(measuring):
+    made = measuring(TEXT)
     made.first = made.run()
     assert made.first.returncode == 0, made.first.stdout + made.first.stderr
     return made
