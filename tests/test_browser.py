@@ -306,7 +306,7 @@ def tool(name):
 @pytest.mark.skipif(not tool("tensorboard"), reason="no tensorboard on this machine")
 def test_tensorboard_opens_what_was_written(browser, started, kilobatch, tmp_path):
     pytest.importorskip("tensorboardX")
-    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=3")
+    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=6")
     assert kilobatch(*words, "--set", "extensions=[{kind: TensorBoard}]").returncode == 0
     _, address = started(tool("tensorboard"), "--logdir", tmp_path, "--port", 0, "--host", "127.0.0.1")
     browser.open(f"{address}data/plugin/scalars/tags")
@@ -321,7 +321,7 @@ def test_tensorboard_opens_what_was_written(browser, started, kilobatch, tmp_pat
 def test_mlflow_opens_what_was_sent(browser, started, kilobatch, tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=3")
+    words = ("train", "digits/large_batch", "--no-report", "--out", tmp_path / "run", "--set", "epochs=6")
     assert kilobatch(*words, "--set", "extensions=[{kind: MLflow}]").returncode == 0
     number = json.loads((tmp_path / "run" / "mlflow.json").read_text())["run_id"]
     store = f"sqlite:///{tmp_path / 'mlflow.db'}"

@@ -121,8 +121,9 @@ class Group:
 
     @property
     def name(self) -> str:
-        """Its number, and its hosts if they are known."""
-        return f"group {self.number}" + (f" on {', '.join(dict.fromkeys(self.hosts))}" if self.hosts else "")
+        """Its number, and its hosts and GPUs if they are known."""
+        hosts, gpus = ", ".join(dict.fromkeys(self.hosts)), ", ".join(filter(None, self.gpus))
+        return f"group {self.number}" + (f" on {hosts}" if hosts else "") + (f" (GPU {gpus})" if gpus else "")
 
     def train(self, request: TrainRequest) -> None:
         """Begin a run; the previous one must have ended."""

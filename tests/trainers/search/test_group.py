@@ -90,7 +90,7 @@ def test_only_ends_of_runs_are_results(started):
     write_message(results, {"joined": ["b", "c"], "gpus": ["0", "1"]})
     write_message(results, {"how": "success"})
     assert group.ended(group.log) == RunEnd(how="success")
-    assert (group.hosts, group.gpus) == (("b", "c"), ("0", "1"))
+    assert (group.hosts, group.gpus, group.name) == (("b", "c"), ("0", "1"), "group 0 on b, c (GPU 0, 1)")
     assert group.ended(group.log) is None
     group.kill()
     group.wait()
