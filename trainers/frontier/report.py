@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
-from recipes.planning.timing import NoForecast
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
 from recipes.reports.wording import duration, number, percent
@@ -42,7 +41,12 @@ def rows_of(points: Sequence[Point], *, cluster: str | None = None) -> list[dict
         row |= {name: percent(point.accuracy_at(**budget)) for name, budget in at.items()}
         row |= {"trials": f"{len(point.trials)}/{sum(part.tree['budget']['trials'] for part in point.parts)}"}
         row |= {"reached": point.reached, "diverged": point.diverged, "note": _note(point)}
-        rows.append(row | (_planned(point, cluster) if cluster else {}))
+        if cluster:
+            row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), "-")
+            if point.updates is not None and math.isfinite(point.updates):
+                how = {"values": values, "updates": point.updates}
+                row |= planned_time(point.opened, point.method, point.batch, cluster, **how)
+        rows.append(row)
     return rows
 
 
@@ -152,23 +156,22 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
     return "\n".join(["updates to the goal by batch, both logarithmic", *lines, f"{legend}, . perfect scaling"])
 
 
-def _planned(point: Point, cluster: str) -> dict[str, str]:
-    """Time, device-hours and cost to the goal on as many devices of a cluster as the batch can use."""
-    empty = {"devices": "-", "time": "-", "device-hours": "-", "cost": "-"}
-    if point.updates is None or math.isinf(point.updates):
-        return empty
-    fixed = {**point.opened.search_tree(point.method, point.batch)["fixed"], **point.optimum.values}
-    base, options = point.opened.bases[point.method], point.opened.options
-    opened = open_recipe(base.path, overrides=assignments(fixed), **options)
-    where, _ = cluster_of(cluster, workers=None, vocabulary=options["vocabulary"], overrides=())
-    devices = min(where.num_workers, point.batch)
-    try:
-        made = planned(opened, where, exact=None, workers=devices, model=model_of(opened))
-        seconds = forecast(made, sides_by_size(opened.recipe)).seconds_of(0, round(point.updates))
-    except NoForecast as error:
-        return empty | {"time": f"not planned: {error}"}
+def planned_time(
+    opened: OpenedFrontier, method: str, batch: int, cluster: str, *, values: Mapping[str, Any], updates: float
+) -> dict[str, str]:
+    """Time, device-hours and cost of so many updates on as many devices of a cluster as the batch can use.
+
+    Raises:
+        NoForecast: the cluster's file lacks a figure.
+    """
+    fixed = {**opened.search_tree(method, batch)["fixed"], **values}
+    recipe = open_recipe(opened.bases[method].path, overrides=assignments(fixed), **opened.options)
+    where, _ = cluster_of(cluster, workers=None, vocabulary=opened.options["vocabulary"], overrides=())
+    devices = min(where.num_workers, batch)
+    made = planned(recipe, where, exact=None, workers=devices, model=model_of(recipe))
+    seconds = forecast(made, sides_by_size(recipe.recipe)).seconds_of(0, round(updates))
     hours, price = devices * seconds / 3600, where.hardware.price
-    cost = "-" if price is None else f"${hours * price.dollars_per_device_hour:.2f}"
+    cost = "-" if price is None else f"${hours * price.dollars_per_device_hour:.3g}"
     return {"devices": str(devices), "time": duration(seconds), "device-hours": f"{hours:.3g}", "cost": cost}
 
 

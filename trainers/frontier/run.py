@@ -19,9 +19,10 @@ from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import assignments
 from trainers.frontier.page import write_report
-from trainers.frontier.report import dry_run_text, frontier_text
+from trainers.frontier.report import dry_run_text, frontier_text, planned_time
 from trainers.frontier.results import Point, point_folder, read_point
 from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.errors import EXIT_FAILED
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
 from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, write_whole
 from trainers.search.outcome import SearchRequest
@@ -72,6 +73,9 @@ def frontier(request: FrontierRequest) -> int:
     words = search_vocabulary(allow_code=request.allow_code)
     opened = open_frontier(shown / FRONTIER if shown else request.frontier, vocabulary=words, **how)
     folder = shown or request.out or Path("runs", f"frontier-{opened.frontier.name}")
+    if request.cluster is not None:  # refused now, not after hours
+        method = next(iter(opened.frontier.branches))
+        planned_time(opened, method, opened.frontier.sizes[0], request.cluster, values={}, updates=1)
     if request.dry_run:
         print(dry_run_text(opened, workers=request.workers))
         return 0
@@ -123,8 +127,8 @@ def _run(opened: OpenedFrontier, folder: Path, request: FrontierRequest) -> int:
             say(f"{name}, {file.stem.replace('-', ' ')}")
             code = _search(file, request)
             point = read_point(opened, folder, point.method, point.batch)
-            if code and not point.parts[-1].is_spent:
-                return code
+            if not all(part.is_spent for part in point.parts if part.file == file):
+                return code or EXIT_FAILED  # the search has said why
         write_report(folder, opened, read_points(opened, folder), cluster=request.cluster)
         found = "no trial reached the goal"
         if point.updates is not None:

@@ -126,3 +126,32 @@ def test_a_dry_run_says_what_it_may_take(measured):
     assert shown.returncode == 0
     assert "at most" in shown.stdout
     assert not Path("runs").exists() or "mine" not in [path.name for path in Path("runs").iterdir()]
+
+
+CLUSTER = """\
+name: two
+source: assumed
+nodes: 1
+workers_per_node: 2
+device: cpu
+device_memory_bytes: 8000000000
+hardware:
+  source: assumed
+  device: core
+  node_link: {kind: shared_memory, gb_per_second: 5, source: assumed}
+  price: {dollars_per_device_hour: 3.6, source: assumed}
+  rates:
+    - {model: SmallCNN, image_size: 8, precision: float32, micro_batch_size: 32, devices: 1, samples_per_second: 1000, basis: published, source: assumed}
+"""  # noqa: E501
+
+
+def test_a_cluster_gives_time_and_cost_of_every_batch(measured):
+    cluster = measured.file.with_name("two.yaml")
+    cluster.write_text(CLUSTER)
+    rows = json.loads(measured.run("--json", "--cluster", cluster, name=measured.out).stdout)["points"]["recipe"]
+    assert [row["devices"] for row in rows] == ["2"] * len(rows)
+    for row in rows:
+        assert float(row["cost"].removeprefix("$")) == pytest.approx(3.6 * float(row["device-hours"]), rel=0.02)
+    refused = measured.run("--cluster", "mn1", name=measured.out)
+    assert refused.returncode == 2
+    assert "mn1 has no rate of SmallCNN" in refused.stderr
