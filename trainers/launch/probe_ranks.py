@@ -21,6 +21,7 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.forecast import fullest_division
 from recipes.planning.networks import known_network
 from recipes.planning.stream import stream_of
+from recipes.schema import Updater
 from recipes.schema.image_size import sides_by_size
 from trainers import kernels
 from trainers.augmentations import decoders
@@ -244,7 +245,7 @@ def silent_updater(prepared: Prepared, mpi: Any) -> RecipeUpdater:
     kernels.settle()
     decoders.use(None)
     recipe, dataset, plan = prepared.opened.recipe, prepared.opened.dataset, prepared.plan
-    recipe = replace(recipe, updater=replace(recipe.updater, double_buffering=False))
+    recipe = replace(recipe, updater=Updater())
     parts, groups = build(recipe, dataset), NormGroups(recipe.evaluation)
     groups.install(parts.model)
     iterator = StreamIterator(
