@@ -69,6 +69,8 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
     Raises:
         InputRefused: a run of the recipe failed; the message is its own.
     """
+    if opened.recipe.updater.local_steps is not None:  # its runs on one worker would be refused
+        request = replace(request, overrides=(*request.overrides, "updater.local_steps=null"))
     began = datetime.datetime.now(datetime.UTC)
     source = f"kilobatch probe {request.recipe}, {began:%Y-%m-%d %H:%M} UTC, {platform.node()}"
     with tempfile.TemporaryDirectory(prefix="kilobatch-probe-") as folder:
