@@ -130,6 +130,9 @@ def open_frontier(
     )
     for method in frontier.branches:
         view = replace(reading, origins=_of_method(origins, method))
+        for name in (*frontier.fixed, *frontier.branches[method].fixed):
+            if name == "batch" or name.startswith("batch."):
+                view.refuse(("fixed", name), "the frontier sets the batch", "give `batches`", at_key=True)
         for batch in (None, frontier.sizes[0], frontier.sizes[-1]):
             search, _ = read_search(view, opened.search_tree(method, batch))
             checks = SearchChecks(reading=view, search=search, recipe=recipe, options=options)
@@ -149,9 +152,11 @@ def _read_methods(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any])
         return reading.refuse(path, "holds no methods", way_out), raw
     methods, resolved = {}, {}
     for name, inner in raw.items():
+        if inner is None:  # `--set methods.momentum=null` takes one away
+            continue
         if not can_name_folder(str(name)):
             reading.refuse((*path, name), f"{name!r} cannot name a folder", "use letters, digits, `_` and `-`")
-        given = {key: value for key, value in (inner or {}).items() if value != {}}
+        given = {key: value for key, value in inner.items() if value != {}} if isinstance(inner, dict) else inner
         using = {"space": partial(read_space, reading)}
         methods[name], resolved[name] = reading.record(Branch, given, (*path, name), using=using)
     return (REFUSED if REFUSED in methods.values() else methods), resolved
@@ -162,4 +167,4 @@ def _of_method(origins: Origins, method: str) -> Origins:
     own = {path[2:]: origin for path, origin in origins.items() if path[:2] == ("methods", method) and path[2:]}
     set_by = {"batch.global": "batches", "batch.norm_span": "batches", "epochs": "budget"}
     given = {("fixed", name): origins[(key,)] for name, key in set_by.items() if (key,) in origins}
-    return {**origins, **given, **own}
+    return {**given, **origins, **own}

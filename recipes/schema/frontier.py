@@ -176,11 +176,9 @@ class Frontier:
         require(different, f"Frontier.batches must be different and at least 1, got {list(sizes)}")
         require(0 < self.spacing < 1, f"Frontier.spacing must be in (0, 1), got {self.spacing}")
         require(self.seeds == 0 or self.seeds >= 2, f"Frontier.seeds must be 0 or at least 2, got {self.seeds}")
-        possible = self.quasi_random is None or 1 <= self.quasi_random <= self.budget.trials
-        require(possible, f"Frontier.quasi_random must be from 1 to budget.trials, got {self.quasi_random}")
-        for name, least in (("ranks_per_trial", 1), ("retries", 0), ("seed", 0)):
+        for name, least in (("quasi_random", 1), ("ranks_per_trial", 1), ("retries", 0), ("seed", 0)):
             value = getattr(self, name)
-            require(value >= least, f"Frontier.{name} must be at least {least}, got {value}")
+            require(value is None or value >= least, f"Frontier.{name} must be at least {least}, got {value}")
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -47,21 +47,18 @@ def frontier(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(workers, threads=1)
-    from trainers.frontier.run import FrontierRequest
     from trainers.frontier.run import frontier as run_frontier
+    from trainers.search.outcome import SearchRequest
 
-    request = FrontierRequest(
-        frontier=frontier,
-        overrides=tuple(overrides or ()),
+    request = SearchRequest(
+        search=frontier,
         workers=workers,
         hosts=hosts,
         device=device,
-        cluster=cluster,
         out=out,
         dry_run=dry_run,
         hang_seconds=hang_after,
         data=data,
         allow_code=allow_code,
-        as_json=as_json,
     )
-    raise typer.Exit(run_frontier(request))
+    raise typer.Exit(run_frontier(request, overrides=overrides or (), cluster=cluster, as_json=as_json))

@@ -1,33 +1,24 @@
-"""What a frontier says: the table, the picture in the terminal, the page, and the recipe of each optimum."""
+"""What a frontier says in the terminal: the table, a picture, and what follows for all batches."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
-from recipes.planning.timing import NoForecast
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
-from recipes.reports.html import Markup, inline_svg, joined, table, tag
-from recipes.reports.page import document
 from recipes.reports.wording import duration, number, percent
-from recipes.scale import scale_recipe
 from recipes.schema.image_size import sides_by_size
+from recipes.search_space.open_search import assignments
 from trainers.frontier.results import Point, fit_of
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
-from trainers.runs.run_folder import REPORT, write_whole
-from trainers.search.best import BEST
 from trainers.search.wording import column_names, short
 
-RECIPES = "best"  # the folder of the optima's recipes
 _ROWS, _COLUMNS = 18, 64  # of the picture in the terminal
 _MARKS = "oxv+*#@%"
 
@@ -50,7 +41,12 @@ def rows_of(points: Sequence[Point], *, cluster: str | None = None) -> list[dict
         row |= {name: percent(point.accuracy_at(**budget)) for name, budget in at.items()}
         row |= {"trials": f"{len(point.trials)}/{sum(part.tree['budget']['trials'] for part in point.parts)}"}
         row |= {"reached": point.reached, "diverged": point.diverged, "note": _note(point)}
-        rows.append(row | (_planned(point, cluster) if cluster else {}))
+        if cluster:
+            row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), "-")
+            if point.updates is not None and math.isfinite(point.updates):
+                how = {"values": values, "updates": point.updates}
+                row |= planned_time(point.opened, point.method, point.batch, cluster, **how)
+        rows.append(row)
     return rows
 
 
@@ -120,11 +116,11 @@ def frontier_text(
         return json.dumps(found | {"conclusions": conclusions(opened, points)}, indent=1)
     parts = [f"frontier {frontier.name} over {frontier.recipe}: updates to {frontier.goal}"]
     parts += [f"{method}\n{points_text(rows)}" for method, rows in tables.items()]
-    parts += [_picture(opened, points), "\n".join(conclusions(opened, points)), _READ]
+    parts += [_picture(opened, points), "\n".join(conclusions(opened, points)), READ]
     return "\n\n".join(filter(None, parts))
 
 
-_READ = (
+READ = (
     "updates: median over the seeds, counted at evaluations; best trial: the fewest of one trial, partly luck; linear, "
     "sqrt: the rate of the first row by these rules; largest useful batch: there the curve is 20 % above its end"
 )
@@ -160,31 +156,23 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
     return "\n".join(["updates to the goal by batch, both logarithmic", *lines, f"{legend}, . perfect scaling"])
 
 
-def _planned(point: Point, cluster: str) -> dict[str, str]:
-    """Time, device-hours and cost to the goal on as many devices of a cluster as the batch can use."""
-    empty = {"devices": "-", "time": "-", "device-hours": "-", "cost": "-"}
-    if point.updates is None or math.isinf(point.updates):
-        return empty
-    fixed = recipe_overrides(point)
-    opened = open_recipe(point.opened.bases[point.method].path, overrides=fixed, **point.opened.options)
-    where, _ = cluster_of(cluster, workers=None, vocabulary=point.opened.options["vocabulary"], overrides=())
-    devices = min(where.num_workers, point.batch)
-    try:
-        made = planned(opened, where, exact=None, workers=devices, model=model_of(opened))
-        seconds = forecast(made, sides_by_size(opened.recipe)).seconds_of(0, round(point.updates))
-    except NoForecast as error:
-        return empty | {"time": f"not planned: {error}"}
+def planned_time(
+    opened: OpenedFrontier, method: str, batch: int, cluster: str, *, values: Mapping[str, Any], updates: float
+) -> dict[str, str]:
+    """Time, device-hours and cost of so many updates on as many devices of a cluster as the batch can use.
+
+    Raises:
+        NoForecast: the cluster's file lacks a figure.
+    """
+    fixed = {**opened.search_tree(method, batch)["fixed"], **values}
+    recipe = open_recipe(opened.bases[method].path, overrides=assignments(fixed), **opened.options)
+    where, _ = cluster_of(cluster, workers=None, vocabulary=opened.options["vocabulary"], overrides=())
+    devices = min(where.num_workers, batch)
+    made = planned(recipe, where, exact=None, workers=devices, model=model_of(recipe))
+    seconds = forecast(made, sides_by_size(recipe.recipe)).seconds_of(0, round(updates))
     hours, price = devices * seconds / 3600, where.hardware.price
-    cost = "-" if price is None else f"${hours * price.dollars_per_device_hour:.2f}"
+    cost = "-" if price is None else f"${hours * price.dollars_per_device_hour:.3g}"
     return {"devices": str(devices), "time": duration(seconds), "device-hours": f"{hours:.3g}", "cost": cost}
-
-
-def recipe_overrides(point: Point) -> list[str]:
-    """What a point's best trial changes of the recipe, as `--set` takes it."""
-    from recipes.search_space.open_search import assignments
-
-    fixed = point.opened.search_tree(point.method, point.batch)["fixed"]
-    return assignments({**fixed, **point.optimum.values})
 
 
 def dry_run_text(opened: OpenedFrontier, *, workers: int | None) -> str:
@@ -210,62 +198,3 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None) -> str:
         f"{side} trial{'s' if side > 1 else ''} side by side, one point after the other",
     ]
     return "\n".join(lines)
-
-
-def write_report(folder: Path, opened: OpenedFrontier, points: Sequence[Point], *, cluster: str | None = None) -> None:
-    """Write the page, the pictures and the recipes of the optima into a frontier's folder."""
-    methods, body = list(opened.frontier.branches), []
-    by_method = {method: [point for point in points if point.method == method] for method in methods}
-    goal = f"frontier over {opened.frontier.recipe}: updates to {opened.frontier.goal}"
-    body.append(tag("div", goal, class_="muted"))
-    body += [tag("p", line) for line in conclusions(opened, points)]
-    body.append(_pictures(folder, by_method))
-    for method, own in by_method.items():
-        rows = rows_of(own, cluster=cluster)
-        body += [tag("h2", method), table([*rows[0]], [[*row.values()] for row in rows])]
-    body.append(tag("p", _READ, class_="muted"))
-    title = opened.frontier.title or opened.frontier.name
-    write_whole(folder / REPORT, document(title, joined(body)))
-    for own in by_method.values():
-        _write_recipes(folder / RECIPES, own)
-
-
-def _pictures(folder: Path, by_method: Mapping[str, Sequence[Point]]) -> Markup:
-    from recipes.reports.plots import svg_text
-    from recipes.reports.plots.of_frontier import Curve, frontier_figures
-
-    curves = []
-    for method, points in by_method.items():
-        found = [point for point in points if point.updates is not None and math.isfinite(point.updates)]
-        if found:
-            made = fit_of(points)
-            own = {"batches": [point.batch for point in found], "updates": [point.updates for point in found]}
-            own |= {"runs": [[it for it in point.runs if math.isfinite(it)] for point in found]}
-            own |= {"epochs": [point.epochs for point in found], "rates": [point.rate for point in found]}
-            curves.append(Curve(method=method, fit=made and made[0], **own))
-    if not curves:
-        return Markup("")
-    tags = []
-    for name, figure, caption in frontier_figures(curves):
-        svg = svg_text(figure)
-        write_whole(folder / f"{name}.svg", svg)
-        svg = inline_svg(svg, prefix=re.sub(r"\W", "", name), label=caption)
-        tags.append(tag("figure", Markup(svg), tag("figcaption", caption)))
-    return tag("div", *tags, class_="pictures")
-
-
-def _write_recipes(folder: Path, points: Sequence[Point]) -> None:
-    """The recipe of every optimum, and beside it what `recipes scale` makes of the smallest batch's."""
-    found = [point for point in points if point.best_part is not None]
-    for point in found:
-        folder.mkdir(exist_ok=True)
-        file = folder / f"{point.method}-{point.batch}.yaml"
-        write_whole(file, (point.best_part.folder / BEST).read_text(encoding="utf-8"))
-        if point is not found[0]:
-            scaled = folder / f"{point.method}-{point.batch}-scaled.yaml"
-            scaled.unlink(missing_ok=True)
-            try:
-                first = folder / f"{point.method}-{found[0].batch}.yaml"
-                scale_recipe(first, batch=point.batch, beyond=True, out=scaled, **point.opened.options)
-            except InputRefused:  # no rule leads there
-                continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import assignments
-from trainers.frontier.report import dry_run_text, frontier_text, write_report
+from trainers.frontier.page import write_report
+from trainers.frontier.report import dry_run_text, frontier_text, planned_time
 from trainers.frontier.results import Point, point_folder, read_point
 from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.errors import EXIT_FAILED
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
 from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, write_whole
 from trainers.search.outcome import SearchRequest
@@ -33,44 +35,29 @@ _SLACK = 1.5  # times the updates of the next smaller batch, which no larger bat
 _MOST_PARTS = 3  # searches of a point: the first, and two beyond an edge of its ranges
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrontierRequest:
-    """The command line of `kilobatch frontier`; what is measured is in the frontier's file.
-
-    Args:
-        frontier: a name, the path of a file, or the folder of a frontier, which is shown.
-        cluster: on which time and cost of every point are planned; None: not.
-    """
-
-    frontier: str
-    overrides: tuple[str, ...] = ()
-    workers: int | None = None
-    hosts: str | None = None
-    device: str | None = None
-    cluster: str | None = None
-    out: Path | None = None
-    dry_run: bool = False
-    hang_seconds: float = 600.0
-    data: Path | None = None
-    allow_code: bool = False
-    as_json: bool = False
-
-
-def frontier(request: FrontierRequest) -> int:
+def frontier(
+    request: SearchRequest, *, overrides: Sequence[str] = (), cluster: str | None = None, as_json: bool = False
+) -> int:
     """Search at every point until all budgets are spent; returns the exit code: as that of a search.
 
+    Args:
+        request: of a search, but `search` is a frontier's name, its file, or its folder, which is only shown.
+        overrides: `a.b=c` as given to `--set`, of the frontier.
+        cluster: on which time and cost of every point are planned; None: not.
+        as_json: print the result as JSON.
     Raises:
         InputRefused: before anything was started or written.
     """
     if launched_ranks() is not None:
         raise LaunchError("a frontier starts its ranks itself: call it once, with -n, inside the allocation")
-    shown = Path(request.frontier) if Path(request.frontier).is_dir() else None
-    if shown is not None and not (shown / FRONTIER).is_file():
-        raise FolderRefused(f"there is no {FRONTIER} in {shown}; name a frontier's folder, or its file")
-    how = {"overrides": request.overrides, "allow_code": request.allow_code, "data_root": request.data}
+    shown = Path(request.search) if (Path(request.search) / FRONTIER).is_file() else None
+    how = {"overrides": overrides, "allow_code": request.allow_code, "data_root": request.data}
     words = search_vocabulary(allow_code=request.allow_code)
-    opened = open_frontier(shown / FRONTIER if shown else request.frontier, vocabulary=words, **how)
+    opened = open_frontier(shown / FRONTIER if shown else request.search, vocabulary=words, **how)
     folder = shown or request.out or Path("runs", f"frontier-{opened.frontier.name}")
+    if cluster is not None:  # refused now, not after hours
+        method = next(iter(opened.frontier.branches))
+        planned_time(opened, method, opened.frontier.sizes[0], cluster, values={}, updates=1)
     if request.dry_run:
         print(dry_run_text(opened, workers=request.workers))
         return 0
@@ -80,9 +67,8 @@ def frontier(request: FrontierRequest) -> int:
         with lock_folder(folder):
             write_whole(folder / FRONTIER, block_text(_own_tree(opened)))
             code = _run(opened, folder, request)
-    points = read_points(opened, folder)
-    write_report(folder, opened, points, cluster=request.cluster)
-    print(frontier_text(opened, points, cluster=request.cluster, as_json=request.as_json))
+            write_report(folder, opened, read_points(opened, folder), cluster=cluster)
+    print(frontier_text(opened, read_points(opened, folder), cluster=cluster, as_json=as_json))
     return code
 
 
@@ -109,7 +95,7 @@ def _require_same(opened: OpenedFrontier, folder: Path) -> None:
         raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
 
 
-def _run(opened: OpenedFrontier, folder: Path, request: FrontierRequest) -> int:
+def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
     def say(text: str) -> None:
         print(text, flush=True)
         with open(folder / LOG, "a", encoding="utf-8") as log:
@@ -122,9 +108,9 @@ def _run(opened: OpenedFrontier, folder: Path, request: FrontierRequest) -> int:
             say(f"{name}, {file.stem.replace('-', ' ')}")
             code = _search(file, request)
             point = read_point(opened, folder, point.method, point.batch)
-            if code and not point.parts[-1].is_spent:
-                return code
-        write_report(folder, opened, read_points(opened, folder), cluster=request.cluster)
+            if not all(part.is_spent for part in point.parts if part.file == file):
+                return code or EXIT_FAILED  # the search has said why
+        write_report(folder, opened, read_points(opened, folder))
         found = "no trial reached the goal"
         if point.updates is not None:
             found = f"{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
@@ -132,21 +118,11 @@ def _run(opened: OpenedFrontier, folder: Path, request: FrontierRequest) -> int:
     return 0
 
 
-def _search(file: Path, request: FrontierRequest) -> int:
+def _search(file: Path, request: SearchRequest) -> int:
     own = yaml.safe_load(file.read_text(encoding="utf-8"))
     most = own["budget"]["trials"] * own["ranks_per_trial"]  # more ranks than that are refused
-    return search(
-        SearchRequest(
-            search=str(file),
-            workers=request.workers and min(request.workers, most),
-            hosts=request.hosts,
-            device=request.device,
-            out=file.with_suffix(""),
-            hang_seconds=request.hang_seconds,
-            data=request.data,
-            allow_code=request.allow_code,
-        )
-    )
+    workers = request.workers and min(request.workers, most)
+    return search(replace(request, search=str(file), workers=workers, out=file.with_suffix("")))
 
 
 def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | None:

@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from recipes.reports.wording import number, percent
 from recipes.schema import Search
+from recipes.search_space.open_search import plain_path
 from trainers.runs.progress_lines import RunState
 from trainers.search.folder import trial_folder
 from trainers.search.study import SECONDS, reason_of, state_of
@@ -73,9 +74,11 @@ def short(value: Any) -> str:
 def column_names(paths: Iterable[str]) -> list[str]:
     """The last word of each path, with as many words before it as distinguish it from the others.
 
-    >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"])
-    ['epochs', 'warmup.epochs', 'reference']
+    >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference", "1 - optimizer.momentum"])
+    ['epochs', 'warmup.epochs', 'reference', '1 - momentum']
     """
-    endings = {path: [path.split(".", skip)[-1] for skip in reversed(range(path.count(".") + 1))] for path in paths}
+    plain = {path: plain_path(path) for path in paths}
+    endings = {it: [it.split(".", skip)[-1] for skip in reversed(range(it.count(".") + 1))] for it in plain.values()}
     counts = Counter(ending for own in endings.values() for ending in own)
-    return [next((ending for ending in own if counts[ending] == 1), path) for path, own in endings.items()]
+    short = {it: next((ending for ending in own if counts[ending] == 1), it) for it, own in endings.items()}
+    return [path.removesuffix(it) + short[it] for path, it in plain.items()]

@@ -1,0 +1,157 @@
+"""A frontier of the digits, as a user measures it: its searches, what it says, and how it goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipes.reading.open import open_recipe
+from trainers.frontier.results import read_point
+from trainers.launch.vocabulary import vocabulary
+from trainers.search.outcome import metrics_lines
+from trainers.search.study import state_of
+
+pytestmark = pytest.mark.mpi
+TEXT = """\
+kilobatch: 1
+recipe: digits/baseline
+goal: {accuracy: 0.6}
+batches: [64, 128, 256]
+fixed:
+  learning_rate.rule: none
+  learning_rate.schedule: {kind: Constant}
+  model: {kind: SmallCNN, width: 4}
+space: {learning_rate.reference: {kind: Float, low: 0.02, high: 0.5, log: true}}
+budget: {trials: 3, epochs: 6}
+seeds: 2
+spacing: 0.1
+accuracy_at: {epochs: [1], updates: [10]}
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(measuring):
+    made = measuring(TEXT)
+    made.first = made.run()
+    assert made.first.returncode == 0, made.first.stdout + made.first.stderr
+    return made
+
+
+def test_every_point_has_its_trials_and_seeds(measured):
+    for point in measured.points:
+        assert len(point.parts[0].trials) == 3
+        assert point.reached >= 1
+        assert len(point.best_part.seeds) == 2
+        assert point.updates == sum(point.best_part.seeds) / 2
+        assert point.epochs == pytest.approx(point.updates * point.batch / 1500, rel=0.1)
+
+
+def test_updates_are_those_of_an_evaluation(measured):
+    for point in measured.points:
+        for trial in point.parts[0].trials:
+            lines = metrics_lines(point.parts[0].folder / f"trials/trial-{trial.number:04d}")
+            scores = [(line["update"], line["value"]) for line in lines if line["key"] == "eval_accuracy"]
+            reached = [update for update, value in scores if value >= 0.6]
+            assert (state_of(trial) == "complete") == bool(reached)
+            assert not reached or trial.values[0] == reached[0] == scores[-1][0]  # and the run ends there
+
+
+def test_a_trial_ends_where_it_cannot_beat_the_best(measured):
+    ended_early = 0
+    for point in measured.points:
+        best = None
+        for trial in point.parts[0].trials:
+            lines = metrics_lines(point.parts[0].folder / f"trials/trial-{trial.number:04d}")
+            made, ended = max(line["update"] for line in lines), lines[-1]
+            if best is not None:
+                assert made < best
+                ended_early += ended["reason"] == "--stop-after"
+            if state_of(trial) == "complete":
+                best = trial.values[0]
+    assert ended_early
+
+
+def test_neighbours_optima_are_tried_first(measured):
+    small, large = (point.parts[0] for point in measured.points[:2])
+    rate = small.best.params["learning_rate.reference"]
+    tried = [values["learning_rate.reference"] for values in large.tree["enqueue"]]
+    assert tried[:2] == pytest.approx([min(2 * rate, 0.5), min(2**0.5 * rate, 0.5)], rel=1e-5)
+    assert large.tree["objective"]["at_most"] <= 1.5 * small.best.values[0] + 1
+
+
+def test_it_says_what_it_found(measured):
+    shown = measured.run(name=measured.out)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout in measured.first.stdout
+    tree = json.loads(measured.run("--json", name=measured.out).stdout)
+    rows = tree["points"]["recipe"]
+    assert [row["batch"] for row in rows] == [64, 128, 256]
+    assert [float(row["updates"]) for row in rows] == [point.updates for point in measured.points]
+    assert all(float(row["at 1 epochs"].split()[0]) > 10 for row in rows)
+    assert "B_crit" in tree["conclusions"][0]
+    assert "B_crit" in (measured.out / "report.html").read_text()
+    assert "<svg" in (measured.out / "updates.svg").read_text()
+
+
+def test_each_optimum_is_a_whole_recipe_beside_the_scaled_one(measured):
+    for point in measured.points:
+        own = open_recipe(measured.out / f"best/recipe-{point.batch}.yaml", vocabulary=vocabulary()).recipe
+        assert own.batch.global_.sizes == (point.batch,)
+        assert own.learning_rate.reference == point.optimum.values["learning_rate.reference"]
+    scaled = open_recipe(measured.out / "best/recipe-256-scaled.yaml", vocabulary=vocabulary()).recipe
+    assert scaled.batch.global_.sizes == (256,)
+
+
+def test_the_same_command_runs_nothing_anew_and_more_trials_go_on(measured):
+    before = sorted(measured.out.glob("points/*/*/trials/*/metrics.jsonl"))
+    modified = [path.stat().st_mtime_ns for path in before]
+    again = measured.run("--set", "batches=[64, 128, 256]")
+    assert again.returncode == 0, again.stderr
+    assert "begins" not in again.stdout
+    assert [path.stat().st_mtime_ns for path in before] == modified
+    more = measured.run("--set", "budget.trials=4", "--set", "batches=[64]")
+    assert more.returncode == 0, more.stdout + more.stderr
+    assert len(read_point(measured.opened, measured.out, "recipe", 64).parts[0].trials) == 4
+    assert [path.stat().st_mtime_ns for path in before] == modified
+
+
+def test_another_frontier_in_its_folder_is_refused(measured):
+    other = measured.run("--set", "goal.accuracy=0.7")
+    assert other.returncode == 2
+    assert "holds another frontier; goal.accuracy" in other.stderr
+
+
+def test_a_dry_run_says_what_it_may_take(measured):
+    shown = measured.run("--dry-run")
+    assert shown.returncode == 0
+    assert "at most" in shown.stdout
+    assert not Path("runs").exists() or "mine" not in [path.name for path in Path("runs").iterdir()]
+
+
+CLUSTER = """\
+name: two
+source: assumed
+nodes: 1
+workers_per_node: 2
+device: cpu
+device_memory_bytes: 8000000000
+hardware:
+  source: assumed
+  device: core
+  node_link: {kind: shared_memory, gb_per_second: 5, source: assumed}
+  price: {dollars_per_device_hour: 3.6, source: assumed}
+  rates:
+    - {model: SmallCNN, image_size: 8, precision: float32, micro_batch_size: 32, devices: 1, samples_per_second: 1000, basis: published, source: assumed}
+"""  # noqa: E501
+
+
+def test_a_cluster_gives_time_and_cost_of_every_batch(measured):
+    cluster = measured.file.with_name("two.yaml")
+    cluster.write_text(CLUSTER)
+    rows = json.loads(measured.run("--json", "--cluster", cluster, name=measured.out).stdout)["points"]["recipe"]
+    assert [row["devices"] for row in rows] == ["2"] * len(rows)
+    for row in rows:
+        assert float(row["cost"].removeprefix("$")) == pytest.approx(3.6 * float(row["device-hours"]), rel=0.02)
+    refused = measured.run("--cluster", "mn1", name=measured.out)
+    assert refused.returncode == 2
+    assert "mn1 has no rate of SmallCNN" in refused.stderr
