@@ -115,7 +115,7 @@ class Group:
         self._placement, self._messages = placement, self.folder / (messages or "")
         self._results = MessageReader(self._messages / RESULTS)
         self._job: Ranks | None = None
-        self._killed = self._joined = self._dismissed = False
+        self.joined = self._killed = self._dismissed = False
         self._heartbeat = 0.0
         self._num_errors = self._log_start = 0  # lines of stderr before the run, bytes of the log before the ranks
 
@@ -137,9 +137,9 @@ class Group:
     def ended(self, log: Path) -> RunEnd | None:
         """How the run ended, None while it goes on; `log` is the run's, for what its ranks wrote to stderr."""
         code = self.poll()  # before the result: ranks may write it and then end
-        if not self._joined and (message := self._results.next()) is not None:
-            self._joined, self.hosts, self.gpus = True, tuple(message["joined"]), tuple(message["gpus"])
-        result = self._results.next() if self._joined else None
+        if not self.joined and (message := self._results.next()) is not None:
+            self.joined, self.hosts, self.gpus = True, tuple(message["joined"]), tuple(message["gpus"])
+        result = self._results.next() if self.joined else None
         if result is not None:
             return RunEnd(**result)
         if code is None:
@@ -197,7 +197,7 @@ class Group:
                 shutil.rmtree(old, ignore_errors=True)
         self._messages.mkdir(exist_ok=True)
         (self._messages / REQUESTS).touch()
-        self._killed = self._joined = False
+        self.joined = self._killed = False
         self._results, self._heartbeat = MessageReader(self._messages / RESULTS), time.monotonic()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._job = self._placement and start_placed(self._placement, self._messages, self.log)
@@ -208,7 +208,7 @@ class Group:
         lines = self.log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
         lines = [line for line in dict.fromkeys(lines) if line.strip()]
         launcher = [line for line in lines if _LAUNCHERS.match(line)]
-        if not self._joined:
+        if not self.joined:
             ours = [line for line in lines if line.startswith(_OWN)][:1]
             words, others = ([line for line in own if not _HYDRA.match(line)] for own in (launcher, lines))
             said = ours or words or others or lines or [_SILENT]

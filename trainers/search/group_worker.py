@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from trainers.search.placement import place
 from trainers.training.device import choose_gpu, chosen_gpu, local_rank_of
 
 _POLL_SECONDS = 0.005  # ranks wait for hours if need be, and leave the core to other processes
+_LAUNCHER_SECONDS = 1.0  # time for a launcher to end the ranks itself
 
 
 def run_worker(messages: Path, *, ranks: int, threads: int, local_ranks: Sequence[int]) -> None:
@@ -109,7 +111,7 @@ def run_launched_worker(folder: Path, *, each: int, ranks: int) -> int:
     """Run one of the ranks that a foreign launcher started; returns the supervisor's exit code.
 
     The ranks are split into groups. Rank 0 also starts the supervisor, a separate process without MPI here, too. If one
-    rank fails, the launcher ends all ranks, and the supervisor ends with rank 0; the same command resumes the search.
+    rank fails, all ranks end, and the supervisor ends with rank 0; the same command resumes the search.
     Bytes on the wire, beside those of `worker_loop`: about 80 from each rank to each.
 
     Args:
@@ -121,7 +123,7 @@ def run_launched_worker(folder: Path, *, each: int, ranks: int) -> int:
     threads = limit_threads(threads=1)
     world = join_world(ranks)
     choose_gpu(local_rank_of(world))
-    messages = world.bcast(f"world-{time.time_ns()}", root=0)
+    messages, search_ended = world.bcast(f"world-{time.time_ns()}", root=0), _watch_next_rank(world)
     supervisor = _start_supervisor(messages, ranks) if world.rank == 0 else None
     number = _group_of(world.rank, world.allgather(socket.gethostname()), each=each)
     group = world.Split(MPI.UNDEFINED if number is None else number, world.rank)
@@ -139,6 +141,7 @@ def run_launched_worker(folder: Path, *, each: int, ranks: int) -> int:
         for other in range(ranks // each):  # in case the supervisor ended before it dismissed them
             dismiss(group_folder(folder, other) / messages)
     wait_for([world.Ibarrier()], longest=_POLL_SECONDS)
+    search_ended.set()
     return world.bcast(code, root=0)
 
 
@@ -172,3 +175,20 @@ def _start_supervisor(messages: str, ranks: int) -> subprocess.Popen[Any]:
 
     threading.Thread(target=watch, daemon=True).start()
     return process
+
+
+def _watch_next_rank(world: Any) -> threading.Event:
+    """End all ranks once the next one on this host has ended, as srun does not, unless the returned event is set."""
+    search_ended, host, own = threading.Event(), socket.gethostname(), os.getpid()
+    pids = [pid for other, pid in world.allgather((host, own)) if other == host]
+    next_pid = pids[(pids.index(own) + 1) % len(pids)]
+
+    def watch() -> None:
+        select.select([os.pidfd_open(next_pid)], [], [])
+        if not search_ended.wait(_LAUNCHER_SECONDS):
+            print_and_drain(f"kilobatch: a rank on {host} (process {next_pid}) has ended; the same command goes on")
+            abort_all_ranks()
+
+    if next_pid != own and hasattr(os, "pidfd_open"):  # Linux
+        threading.Thread(target=watch, daemon=True).start()
+    return search_ended

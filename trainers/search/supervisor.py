@@ -38,6 +38,7 @@ from trainers.search.wording import values_text
 
 _POLL_SECONDS = 0.02
 _STORE_SECONDS = 30.0  # between two notes of the time spent
+_JOIN_SECONDS = 180.0  # for started ranks to import and to join in MPI
 
 
 @dataclass(kw_only=True)
@@ -256,7 +257,8 @@ class Supervisor:
             if end is None:
                 self._judge(work, reports[-1][0])
         if end is None:
-            if not work.hung and time.monotonic() - run.last_news > self.options.hang_seconds:
+            allowed = self.options.hang_seconds if run.group.joined else _JOIN_SECONDS
+            if not work.hung and time.monotonic() - run.last_news > allowed:
                 work.hung = True
                 run.group.kill()
             return

@@ -69,14 +69,15 @@ class Searching:
             return optuna.load_study(study_name=self.name, storage=storage).get_trials()
 
     def kill_launched_rank(self, *launcher):
-        """Kill a rank of two trials on a foreign launcher's ranks: all ranks end."""
+        """Kill a rank of two trials on a foreign launcher's ranks: all ranks end; returns what was printed."""
         with self.start(*launcher) as process:
             pids = self.wait_for_checkpoint(0, 1)
             os.kill(pids[-1], signal.SIGKILL)
-            process.communicate(timeout=60)
+            output = process.communicate(timeout=60)[0]
         assert process.returncode != 0
         assert self.gone(pids)
         assert TrialState.FAIL not in [trial.state for trial in self.trials()]
+        return output
 
     def resume_launched(self, *launcher):
         """The same command completes all three trials; returns what was printed."""

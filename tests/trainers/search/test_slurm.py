@@ -199,8 +199,9 @@ def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, alloc
 
 def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all(searching, allocation):
     search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
-    launcher = (*allocation(4), "srun", "--kill-on-bad-exit=1")
-    search.kill_launched_rank(*launcher)
+    launcher = (*allocation(4), "srun")
+    output = search.kill_launched_rank(*launcher)
+    assert re.search(r"a rank on \S+ \(process \d+\) has ended; the same command goes on", output)
     search.resume_launched(*launcher)
 
 
