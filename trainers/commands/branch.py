@@ -41,7 +41,7 @@ def branch(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Short runs from a checkpoint at several batches: how large may it be?
+    """Short runs from a checkpoint at several batches.
 
     Each keeps the optimizer's state; its rate follows the batch (SGD: in proportion, Adam: by the root). The critical
     batch is the largest whose training loss, over the last quarter of the window, is not above that of a smaller one.
