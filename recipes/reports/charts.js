@@ -47,6 +47,7 @@
 
   function drawn(chart, axis, share, logX, logY) { // one table of uPlot for all curves, and a series each
     const spot = (_, value) => value == null ? "–" : chart.ticks[Math.round(value)] ?? place(axis, value);
+    const legend = (_, value) => height(value);
     const tables = [], series = [{ label: axis, value: spot }], below = [], groups = new Set();
     const add = (x, y, look) => {
       const order = sorted(x).filter(at => x[at] != null && (!logX || x[at] > 0));
@@ -56,7 +57,7 @@
         if (look.names) names.set(xs[at], Array.isArray(look.names) ? look.names[from] : look.names);
       });
       tables.push([xs, order.map(at => logY && !(y[at] > 0) ? null : y[at])]);
-      series.push({ spanGaps: true, width: 2, points: { show: false }, value: (_, value) => height(value), ...look, names });
+      series.push({ spanGaps: true, width: 2, points: { show: false }, value: legend, ...look, names });
     };
     const curves = chart.curves.map((curve, at) => ({ ...curve, key: `${chart.title}/${curve.group ?? at}` }));
     if (chart.stacked) {
@@ -68,9 +69,9 @@
       curves.reverse(); // the highest first, the lower ones over it
     }
     for (const curve of curves) {
-      const { key, look, names, group, width = 2, values, dashes: dash } = curve;
+      const { key, look, names, width = 2, values, dashes: dash } = curve;
       const x = data.points[curve.at][axis] ?? [], stroke = ink(`--k${curve.colour.slice(1)}`), show = !off.has(key);
-      const first = !groups.has(key), label = first ? curve.label : "";
+      const label = groups.has(key) ? "" : curve.label;
       const one = { label, stroke, show, dash, key, width, names, auto: curve.scales ?? true };
       if (!label) one.class = "raw";
       groups.add(key);
@@ -95,10 +96,9 @@
         if (edge === undefined) add(x, values, how);
         else add(x, values.map(() => edge), { ...how, scale: "edge", value: () => "" });
       } else if (look === "highest" || look === "lowest") {
-        const best = look === "highest" ? Math.max : Math.min, so_far = [];
-        const order = sorted(x);
-        order.forEach((from, at) => so_far.push(best(...[so_far[at - 1], values[from]].filter(it => it != null))));
-        add(order.map(at => x[at]), so_far.map(it => isFinite(it) ? it : null),
+        const best = look === "highest" ? Math.max : Math.min, soFar = [], order = sorted(x);
+        order.forEach((from, at) => soFar.push(best(...[soFar[at - 1], values[from]].filter(it => it != null))));
+        add(order.map(at => x[at]), soFar.map(it => isFinite(it) ? it : null),
           { ...one, paths: uPlot.paths.stepped({ align: 1 }) });
       } else if (look === "step") {
         add(x, values, { ...one, paths: uPlot.paths.stepped({ align: 1 }) });
@@ -131,11 +131,13 @@
     return at;
   }
 
-  function decades(_, low, high) { // of a logarithmic axis: it ends at whole multiples of the power of ten below
-    const [down, up] = [low ?? 1, high ?? 10].map(end => 10 ** Math.floor(Math.log10(end)));
+  function decades(_, first, last) { // of a logarithmic axis: it ends at whole multiples of the power of ten below
+    const low = first ?? 1, high = last ?? 10, [down, up] = [low, high].map(end => 10 ** Math.floor(Math.log10(end)));
     const ends = [down * Math.floor(low / down + 1e-9), up * Math.ceil(high / up - 1e-9)];
     return ends[0] < ends[1] ? ends : [low / 2, 2 * high];
   }
+
+  const ends = log => log ? decades : undefined;
 
   function written(_, ticks) { // those of a logarithmic axis that have a number
     const growth = ticks.at(-1) / ticks[0], kept = growth > 30 ? /^1/ : growth > 5 ? /^[125]/ : /./;
@@ -161,8 +163,8 @@
       focus: { alpha: scattered ? 1 : 0.25 },
       legend: { markers: { width: 3 } },
       scales: {
-        x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? [-0.5, ticks.length - 0.5] : logX ? decades : undefined },
-        y: { distr: logY ? 3 : 1, range: logY ? decades : undefined }, edge: { range: [0, 1] }
+        x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? [-0.5, ticks.length - 0.5] : ends(logX) },
+        y: { distr: logY ? 3 : 1, range: ends(logY) }, edge: { range: [0, 1] }
       },
       axes: [
         {

@@ -28,7 +28,7 @@ def evaluate(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Score a checkpoint of a run over each evaluation sample once."""
+    """Score a checkpoint over each evaluation sample once."""
     from trainers.launch.score_run import score_run, scored_text
 
     scored = score_run(run, checkpoint=checkpoint, split=split, data=data, allow_code=allow_code, device=device)

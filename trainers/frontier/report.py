@@ -11,7 +11,7 @@ from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
-from recipes.reports.wording import duration, number, percent
+from recipes.reports.wording import counted, duration, number, percent
 from recipes.schema.image_size import sides_by_size
 from recipes.search_space.open_search import assignments
 from trainers.frontier.results import Point, fit_of
@@ -195,6 +195,7 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None) -> str:
         "",
         *(f"tuned, {method}: {', '.join(opened.search_tree(method, None)['space'])}" for method in frontier.branches),
         f"at most {number(total)} samples; a trial ends at the goal, or where it cannot beat the best of its point",
-        f"{side} trial{'s' if side > 1 else ''} side by side, one point after the other",
+        f"{counted(side, 'trial')} side by side, one point after the other: at 1,000 samples a second each, "
+        f"{duration(total / 1000 / side)} at most",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Figures of recipes, plans, data sets and searches.
+"""Figures of recipes, plans and data sets.
 
 No window is opened and no global state of matplotlib stays changed: figures have their own Agg canvas. This is the only
 folder of `recipes` that imports matplotlib; import it where a figure is needed, not at the top of a module.

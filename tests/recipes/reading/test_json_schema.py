@@ -121,7 +121,7 @@ def test_schema_refuses(schema, change):
     assert faults(schema, whole)
 
 
-@pytest.mark.parametrize("of", ["dataset", "cluster", "search"])
+@pytest.mark.parametrize("of", ["dataset", "cluster", "search", "frontier"])
 def test_the_schema_of_other_files_accepts_the_library_and_refuses_mistakes(of):
     kind = "searches" if of == "search" else f"{of}s"
     schema = json.loads(json.dumps(file_schema(search_vocabulary(), of, strict=True)))
@@ -129,7 +129,7 @@ def test_the_schema_of_other_files_accepts_the_library_and_refuses_mistakes(of):
     found = {name: faults(schema, tree) for name, tree in trees.items() if not tree.get("lacks")}
     assert not any(found.values()), found
     wrong = {"dataset": {"reader": {"kind": "Imagefolder"}}, "cluster": {"exchange": {"wire": "float8"}}}
-    wrong["search"] = {"space": {"epochs": {"kind": "Floats"}}}
+    wrong |= {of: {"space": {"epochs": {"kind": "Floats"}}} for of in ("search", "frontier")}
     for change in ({"colour": 3}, wrong[of]):
         assert faults(schema, {**trees[names(kind)[0]], **change}), change
 

@@ -41,7 +41,7 @@ def children(pid):
 def kill_one(process, draws):
     """Kill the command, its mpiexec or the rank; what it was, None where there is nothing to kill."""
     what = draws.choice(["rank", "mpiexec", "supervisor"])
-    with suppress(OSError):
+    with suppress(OSError, IndexError):
         below = children(process.pid)
         pid = process.pid if what == "supervisor" else below[0 if what == "mpiexec" else -1]
         os.kill(pid, signal.SIGKILL)

@@ -211,7 +211,7 @@ def test_ranks_that_do_not_join_are_refused_once_with_the_command_to_type(search
         code, output = search.run(*words, SLURM_MPI_TYPE="none")
         assert code == expected, output
         assert "type `export SLURM_MPI_TYPE=pmi2` before the same command" in output
-    assert [trial.state for trial in search.trials()] == [TrialState.RUNNING] * 2  # none is spent on it
+    assert {trial.state for trial in search.trials()} == {TrialState.RUNNING}  # none is spent on it
 
 
 def test_a_run_is_trained_by_ranks_that_srun_started(allocation, tmp_path):
