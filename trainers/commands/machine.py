@@ -70,7 +70,7 @@ def probe(
     if as_json:
         print(json.dumps(tree, indent=2))
     else:
-        print(f"kilobatch plan {recipe} --cluster {out if out.parent != Path() else f'./{out}'} now plans its time")
+        print(f"kilobatch plan {recipe} --cluster {out if out.parent != Path() else f'./{out}'} now knows this machine")
 
 
 def _write_new(file: Path, text: str) -> Path:

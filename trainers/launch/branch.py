@@ -405,7 +405,10 @@ def measured_ramp(folders: Sequence[Path], *, out: Path | None, data: Path | Non
     if not measured:
         windows = noise_windows(open_run(run))
         if not windows:
-            raise InputRefused(f"{run} has no noise scale; train with --noise-scale, or branch from it")
+            raise InputRefused(
+                f"{run} has no noise scale; train with --noise-scale, in updates of more than one norm group or "
+                f"micro-batch, or branch from it"
+            )
         for window in windows:
             scale = window.scale
             known = scale is not None and scale.standard_error <= scale.value / 2

@@ -105,7 +105,7 @@ def test_a_probe_writes_a_cluster_that_plans_and_trains(tmp_path: Path, kilobatc
     done = kilobatch("probe", "digits/large_batch", "-n", 2, "--seconds", 6, "-o", file, timeout=300)
     assert done.returncode == 0, done.stderr
     hardware = open_cluster(str(file), vocabulary=vocabulary()).hardware
-    assert {(rate.devices, rate.micro_batch_size) for rate in hardware.rates} == {(1, 64), (2, 64), (1, 32)}
+    assert {(rate.devices, rate.micro_batch_size) for rate in hardware.rates} == {(1, 256), (2, 256), (1, 128)}
     assert all(rate.basis == "probe" and "kilobatch probe digits/large_batch" in rate.source for rate in hardware.rates)
     planned = kilobatch("plan", "digits/large_batch", "--cluster", file, "-n", 2, "--json")
     assert json.loads(planned.stdout)["forecast"]["seconds"] > 0
