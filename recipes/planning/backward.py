@@ -124,21 +124,20 @@ def fullest_shares(
     return np.where(serves, -(-each // steps) * part, 0), np.where(serves, steps, 0)
 
 
-def scan(plan: Plan, image_sizes: dict | None = None, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
+def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
     """The time of a plan's run on other numbers of devices of its cluster, or of a larger one of its kind.
 
     Args:
         plan: on a cluster with `hardware`; its number of workers does not matter.
-        image_sizes: as of `forecast`.
         devices: rising; from 1 to 100,000 by default.
     Raises:
         NoForecast: the cluster lacks a figure.
     """
     numbers = np.arange(1, MOST_DEVICES + 1) if devices is None else np.asarray(devices)
     node = plan.cluster.workers_per_node
-    found = [_scanned(plan, image_sizes or {}, numbers[numbers == one]) for one in range(1, node + 1) if one in numbers]
+    found = [_scanned(plan, numbers[numbers == one]) for one in range(1, node + 1) if one in numbers]
     if (numbers > node).any():
-        found.append(_scanned(plan, image_sizes or {}, numbers[numbers > node]))
+        found.append(_scanned(plan, numbers[numbers > node]))
     return Scan(
         devices=numbers,
         **{name: np.concatenate([getattr(each, name) for each in found]) for name in ("seconds", "fast", "slow")},
@@ -147,14 +146,14 @@ def scan(plan: Plan, image_sizes: dict | None = None, devices: Sequence[int] | n
     )
 
 
-def _scanned(plan: Plan, sides: dict, devices: np.ndarray) -> Scan:
+def _scanned(plan: Plan, devices: np.ndarray) -> Scan:
     """Of numbers of devices that one calibration serves: one number within a node, or any beyond."""
     parts = {part: np.zeros(len(devices)) for part in PARTS}
     ends: dict[End, Any] = {"fast": 0.0, "slow": 0.0}
     serves = np.ones(len(devices), dtype=bool)
     timing: Timing | None = None
     for planned in plan.segments:
-        segment, size = planned.segment, planned.segment.image_size
+        segment = planned.segment
         largest = largest_micro_batch(plan.micro_batch_size, plan.recipe, segment)
         span, batch = segment.norm_span, segment.global_batch_size
         micro, steps = fullest_shares(
@@ -162,7 +161,7 @@ def _scanned(plan: Plan, sides: dict, devices: np.ndarray) -> Scan:
         )
         serves &= micro > 0
         reached = int(micro.max(initial=1)) or 1
-        timing = timing_of(case_of(plan, sides.get(size, size)), micro_batch_size=reached, devices=int(devices[-1]))
+        timing = timing_of(case_of(plan, segment), micro_batch_size=reached, devices=int(devices[-1]))
         shares = {"micro_batch_size": np.maximum(micro, 1), "steps": np.maximum(steps, 1), "samples": batch}
         made = timing.update(devices=devices, **shares)
         for end in ends:
@@ -210,22 +209,19 @@ class Choice:
     seconds: tuple[float, float, float]
 
 
-def choices(
-    plan_at: Any, *, batches: Sequence[int], devices: int, image_sizes: dict | None, within: float | None
-) -> list[Choice]:
+def choices(plan_at: Any, *, batches: Sequence[int], devices: int, within: float | None) -> list[Choice]:
     """For each batch the fewest devices that reach 75.9 % in time, or without a time all that are of use.
 
     Args:
         plan_at: (batch, epochs) -> the plan of a run of that batch and length.
         batches: to try, within the reference points.
         devices: the most to take.
-        image_sizes: as of `forecast`.
         within: seconds; None for the fastest.
     """
     found = []
     for batch in batches:
         epochs = epochs_to_target(batch)
-        times = scan(plan_at(batch, epochs[0]), image_sizes, np.arange(1, min(devices, batch) + 1))
+        times = scan(plan_at(batch, epochs[0]), np.arange(1, min(devices, batch) + 1))
         number = times.fastest if within is None else times.fewest(within)
         if number is None:
             continue

@@ -13,8 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from recipes.planning.planner import Plan, PlannedSegment
+from recipes.planning.timeline import Segment
 from recipes.planning.timing import Case, End, NoForecast, Timing, timing_of
 from recipes.planning.update_time import UpdateTime
+from recipes.schema.image_size import sides_by_size
 from recipes.schema.vocabulary import Unbuilt
 
 PARTS = ("compute", "exposed", "contention", "straggling", "waiting_for_input", "coordination")
@@ -234,13 +236,13 @@ def fullest_division(planned: PlannedSegment) -> dict[str, int]:
     return {"micro_batch_size": -(-division.samples_of(0) // steps), "steps": steps}
 
 
-def case_of(plan: Plan, image_size: int | None) -> Case:
-    """What is timed of a plan, at one size of the training images."""
+def case_of(plan: Plan, segment: Segment) -> Case:
+    """What is timed of a plan in one of its segments."""
     recipe, model = plan.recipe, plan.recipe.model
     return Case(
         cluster=plan.cluster,
         model=model.kind if isinstance(model, Unbuilt) else type(model).__name__,
-        image_size=image_size,
+        image_size=sides_by_size(recipe).get(segment.image_size, segment.image_size),
         precision=recipe.precision.compute,
         num_classes=plan.dataset.num_classes,
         num_parameters=plan.model.num_parameters if plan.model else None,
@@ -250,23 +252,19 @@ def case_of(plan: Plan, image_size: int | None) -> Case:
     )
 
 
-def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None) -> Forecast:
+def forecast(plan: Plan) -> Forecast:
     """The time of a plan.
 
     Args:
         plan: on a cluster with `hardware`.
-        image_sizes: side of the images that the model is trained on, by the recipe's `image_size` (None where it does
-            not say one); each itself where left out.
     Raises:
         NoForecast: the cluster lacks a figure.
     """
-    sides = image_sizes or {}
     segments = []
     for planned in plan.segments:
-        size = planned.segment.image_size
         division = fullest_division(planned)
         timing = timing_of(
-            case_of(plan, sides.get(size, size)), micro_batch_size=division["micro_batch_size"], devices=plan.workers
+            case_of(plan, planned.segment), micro_batch_size=division["micro_batch_size"], devices=plan.workers
         )
         how = {"devices": plan.workers, "samples": planned.segment.global_batch_size, **division}
         made, fast, slow = (timing.update(**how, end=end) for end in ("expected", "fast", "slow"))
@@ -282,16 +280,16 @@ def forecast(plan: Plan, image_sizes: dict[int | None, int | None] | None = None
     )
 
 
-def by_micro_batch(plan: Plan, sides: dict[int | None, int | None], sizes: Sequence[int]) -> dict[int, Forecast]:
+def by_micro_batch(plan: Plan, sizes: Sequence[int]) -> dict[int, Forecast]:
     """The run in micro-batches of at most each size; only sizes that hold a norm group."""
     spans = max(planned.segment.norm_span for planned in plan.segments)
-    return {size: forecast(plan.limited(size), sides) for size in sizes if size >= spans}
+    return {size: forecast(plan.limited(size)) for size in sizes if size >= spans}
 
 
-def forecast_tree(plan: Plan, image_sizes: dict[int | None, int | None]) -> dict[str, Any] | None:
+def forecast_tree(plan: Plan) -> dict[str, Any] | None:
     """A plan's forecast as plain data; None where its cluster lacks a figure."""
     try:
-        return forecast(plan, image_sizes).as_tree()
+        return forecast(plan).as_tree()
     except NoForecast:
         return None
 

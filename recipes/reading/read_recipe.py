@@ -19,8 +19,7 @@ from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate, momentum_key, optimizer_at
-from recipes.reading.check_image_size import check_image_size
-from recipes.reading.check_updater import check_updater
+from recipes.reading.checks import check_image_size, check_updater
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init

@@ -44,8 +44,8 @@ def main() -> None:
     case = {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": large, "workers": DEVICES}
     command = [sys.executable, "-m", "kilobatch", "plan", "akiba2017", "--cluster", "mn1"]
     calls = {
-        f"a plan of {DEVICES:,} devices and its forecast": lambda: forecast(plan(**case), {None: 224}),
-        f"all numbers of devices from 1 to {DEVICES:,}": lambda: scan(plan(**case), {None: 224}),
+        f"a plan of {DEVICES:,} devices and its forecast": lambda: forecast(plan(**case)),
+        f"all numbers of devices from 1 to {DEVICES:,}": lambda: scan(plan(**case)),
         "the command `kilobatch plan`": lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL),
         "the command with --target 15min": lambda: subprocess.run(
             [*command, "--target", "15min"], check=True, stdout=subprocess.DEVNULL

@@ -294,17 +294,15 @@ class Trained:
         """Seconds of an update by a plan on the cluster of a file."""
         from recipes import open_cluster
         from recipes.planning.forecast import forecast
-        from recipes.schema.image_size import sides_by_size
         from trainers.launch.probe import cluster_text
         from trainers.launch.vocabulary import vocabulary
 
-        opened = self._prepared.opened
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "probed.yaml")
             file.write_text(cluster_text(tree), encoding="utf-8")
             cluster = replace(open_cluster(str(file), vocabulary=vocabulary()), exchange=self._settings)
         plan = replace(self._prepared.plan, cluster=cluster)
-        update = forecast(plan, sides_by_size(opened.recipe)).segments[0].update
+        update = forecast(plan).segments[0].update
         return float(update.compute if self._silent else update.total)
 
     def communication_seconds(self) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands.options import AllowCode, Data, Device, Json, Set
+from trainers.commands.options import AllowCode, AllRanks, Data, Device, HangAfter, Hosts, Json, Set
 
 EXAMPLES = """\b
 Examples:
@@ -22,17 +22,15 @@ def frontier(
     frontier: Annotated[
         str, typer.Argument(metavar="FRONTIER", help="A name in configs/frontiers, a path, or a folder to show.")
     ],
-    workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
-    hosts: Annotated[str | None, typer.Option(metavar="A,B:4", help="Their hosts: 4 on B, the rest on A.")] = None,
+    workers: AllRanks = None,
+    hosts: Hosts = None,
     device: Device = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="C", help="Plan time and cost of each batch on this cluster.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Its folder; runs/frontier-NAME if left out.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print points, trials and samples only.")] = False,
-    hang_after: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="End a trial that does no update for so long.")
-    ] = 600.0,
+    hang_after: HangAfter = 600.0,
     overrides: Set = None,
     data: Data = None,
     allow_code: AllowCode = False,

@@ -41,6 +41,11 @@ SetBoth = Annotated[
     ),
 ]
 Device = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, or auto; left out, the cluster's or the CPU.")]
+AllRanks = Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")]
+Hosts = Annotated[str | None, typer.Option(metavar="A,B:4", help="Their hosts: 4 on B, the rest on A.")]
+HangAfter = Annotated[
+    float, typer.Option(min=1, metavar="SECONDS", help="End a trial that does no update for so long.")
+]
 Decoder = Annotated[
     str | None,
     typer.Option(metavar="D", help="Decoder of images: turbo, opencv, pillow; nvimgcodec or dali where installed."),

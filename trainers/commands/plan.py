@@ -77,7 +77,6 @@ def plan(
     from recipes.reports.planning import forecast_text
     from recipes.reports.record import open_run
     from recipes.reports.terminal import plan_text
-    from recipes.schema.image_size import sides_by_size
     from trainers.launch import planning
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
@@ -108,9 +107,9 @@ def plan(
     tree = made.as_tree()
     texts = [plan_text(made)]
     try:
-        time = forecast(made, sides_by_size(opened.recipe))
+        time = forecast(made)
         sizes = [row["micro_batch_size"] for row in (tree["memory"] or {}).get("choices", [])]
-        by_size = by_micro_batch(made, sides_by_size(opened.recipe), sizes)
+        by_size = by_micro_batch(made, sizes)
         tree["forecast"] = time.as_tree() | {
             "seconds_by_micro_batch": {size: each.seconds for size, each in by_size.items()},
             "range_seconds_by_micro_batch": {size: list(each.range_seconds) for size, each in by_size.items()},

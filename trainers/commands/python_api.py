@@ -14,7 +14,6 @@ from recipes.planning.forecast import forecast_tree
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import read_metrics
-from recipes.schema.image_size import sides_by_size
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
@@ -176,7 +175,7 @@ def plan(
     where, _ = cluster_of(cluster, workers=ranks, vocabulary=vocabulary(), overrides=overrides)
     how = {"exact": exact, "workers": ranks, "micro_batch_size": micro_batch_size}
     made = planned(opened, where, model=model_of(opened), **how)
-    return made.as_tree() | {"forecast": forecast_tree(made, sides_by_size(opened.recipe))}
+    return made.as_tree() | {"forecast": forecast_tree(made)}
 
 
 def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path | None = None, **options: Any) -> Run:

@@ -70,7 +70,6 @@ def rehearse(
     from recipes.planning.timing import NoForecast
     from recipes.reading.load import overrides_by_file
     from recipes.reports.rehearsal import rehearsal_text, rehearsed_time_text
-    from recipes.schema.image_size import sides_by_size
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused
@@ -102,9 +101,8 @@ def rehearse(
     )
     with _progress() as tell:
         rehearsed = run(made, checkpoint_every=every, failures=failures, restart_plan=then, storage=known, tell=tell)
-    sides = sides_by_size(opened.recipe)
     try:
-        seconds = rehearsed.seconds(forecast(made, sides), forecast(then, sides))
+        seconds = rehearsed.seconds(forecast(made), forecast(then))
     except NoForecast as error:
         seconds, time = None, f"time: not planned: {error}"
     else:

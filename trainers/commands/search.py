@@ -8,21 +8,19 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands.options import AllowCode, ClusterName, Data, Device, Json
+from trainers.commands.options import AllowCode, AllRanks, ClusterName, Data, Device, HangAfter, Hosts, Json
 
 
 def search(
     search: Annotated[str, typer.Argument(metavar="SEARCH", help="A name in configs/searches, or a path.")],
-    workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Ranks of all trials together.")] = None,
-    hosts: Annotated[str | None, typer.Option(metavar="A,B:4", help="Their hosts: 4 on B, the rest on A.")] = None,
+    workers: AllRanks = None,
+    hosts: Hosts = None,
     cluster: ClusterName = None,
     device: Device = None,
     out: Annotated[Path | None, typer.Option("--out", help="Its folder; runs/search-NAME if left out.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Only resume the search in --out; start none.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print space, first recipe and budget.")] = False,
-    hang_after: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="End a trial that does no update for so long.")
-    ] = 600.0,
+    hang_after: HangAfter = 600.0,
     storage: Annotated[
         str | None, typer.Option(metavar="WHERE", help="Storage of the study: sqlite, journal, a URL, grpc://H:P.")
     ] = None,

@@ -12,7 +12,6 @@ from recipes.planning.forecast import forecast
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
 from recipes.reports.wording import counted, duration, number, percent
-from recipes.schema.image_size import sides_by_size
 from recipes.search_space.open_search import assignments
 from trainers.frontier.results import Point, fit_of
 from trainers.launch.model_costs import model_of
@@ -73,6 +72,8 @@ def _note(point: Point) -> str:
     notes = [f"{' and '.join(column_names(point.edges))} at the edge"] if point.edges else []
     if len(point.parts) > 1:
         notes.append("range widened" + ("" if len(point.parts) == 2 else " twice"))
+    if not all(part.is_spent for part in point.parts):
+        notes.append("not finished")
     return ", ".join(notes)
 
 
@@ -87,19 +88,23 @@ def conclusions(opened: OpenedFrontier, points: Sequence[Point]) -> list[str]:
             continue
         curve, (low, high) = made
         useful = curve.useful_to / curve.b_crit
-        seen = max(point.batch for point in own) >= curve.useful_to >= min(point.batch for point in own)
+        batches = [point.batch for point in own if point.updates is not None]
         lines.append(
             f"{method}: S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), off by "
             f"{percent(math.expm1(curve.error))}; B_crit is {_figure(low)} to {_figure(high)} (95 %). Updates fall in "
-            f"proportion up to batch {_figure(curve.perfect_to)}. The largest useful batch is "
-            f"{_figure(curve.useful_to)} ({_figure(useful * low)} to {_figure(useful * high)})"
-            + ("" if seen else ", outside of those measured")
+            f"proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
+            f"{_batch(curve.useful_to, batches)} ({_figure(useful * low)} to {_figure(useful * high)})"
         )
     return lines
 
 
 def _figure(value: float) -> str:
     return number(value, digits=3)
+
+
+def _batch(value: float, measured: Sequence[int]) -> str:
+    inside = max(measured) >= value >= min(measured)
+    return _figure(value) + ("" if inside else ", outside of those measured")
 
 
 def frontier_text(
@@ -169,7 +174,7 @@ def planned_time(
     where, _ = cluster_of(cluster, workers=None, vocabulary=opened.options["vocabulary"], overrides=())
     devices = min(where.num_workers, batch)
     made = planned(recipe, where, exact=None, workers=devices, model=model_of(recipe))
-    seconds = forecast(made, sides_by_size(recipe.recipe)).seconds_of(0, round(updates))
+    seconds = forecast(made).seconds_of(0, round(updates))
     hours, price = devices * seconds / 3600, where.hardware.price
     cost = "-" if price is None else f"${hours * price.dollars_per_device_hour:.3g}"
     return {"devices": str(devices), "time": duration(seconds), "device-hours": f"{hours:.3g}", "cost": cost}

@@ -104,7 +104,7 @@ class Priced:
 
 def fewest_devices(opened: OpenedRecipe, made: Plan, seconds: float) -> tuple[Scan, Priced | None]:
     """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time."""
-    times = scan(made, sides_by_size(opened.recipe))
+    times = scan(made)
     return times, _priced(made.cluster, times, seconds)
 
 
@@ -142,7 +142,7 @@ def cheapest_clusters(opened: OpenedRecipe, recipe: Any, seconds: float, *, word
         if cluster.hardware is None:
             continue
         try:
-            times = scan(_whole(opened, cluster, recipe), sides_by_size(opened.recipe))
+            times = scan(_whole(opened, cluster, recipe))
         except (NoForecast, PlanError):
             continue
         if (priced := _priced(cluster, times, seconds)) is not None and not priced.beyond:
@@ -163,7 +163,7 @@ def micro_batches(opened: OpenedRecipe, made: Plan, seconds: float) -> list[tupl
     largest = max((rate.micro_batch_size for rate in rates), default=0)
     size, found = min(made.recipe.batch.norm_span.sizes), []
     while size <= max(largest, min(made.recipe.batch.norm_span.sizes)):
-        devices = scan(replace(made, micro_batch_size=size), sides_by_size(opened.recipe)).fewest(seconds)
+        devices = scan(replace(made, micro_batch_size=size)).fewest(seconds)
         if devices is not None:
             found.append((size, devices))
         size *= 2
@@ -179,9 +179,7 @@ def accuracy_choices(opened: OpenedRecipe, made: Plan, target: Target, devices: 
     def plan_at(batch: int, epochs: float) -> Plan:
         return _whole(opened, made.cluster, at_batch(made, batch, epochs))
 
-    return choices(
-        plan_at, batches=batches, devices=devices, image_sizes=sides_by_size(opened.recipe), within=target.seconds
-    )
+    return choices(plan_at, batches=batches, devices=devices, within=target.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +227,7 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
         if top1 < target.top1:
             continue
         try:
-            times = scan(_whole(opened, made.cluster), sides_by_size(opened.recipe), range(1, devices + 1))
+            times = scan(_whole(opened, made.cluster), range(1, devices + 1))
         except (NoForecast, PlanError) as error:
             missing = str(error)
             continue
@@ -264,7 +262,7 @@ def shared_trials(opened: OpenedRecipe, made: Plan, *, trials: int, devices: int
     if devices > made.cluster.num_workers:
         what = f"--devices {devices}: cluster {made.cluster.name} has {made.cluster.num_workers}"
         raise InputRefused(f"{what}; ask for at most as many")
-    times = scan(made, sides_by_size(opened.recipe), [n for n in range(1, devices + 1) if devices % n == 0])
+    times = scan(made, [n for n in range(1, devices + 1) if devices % n == 0])
     found = sharings(times, trials=trials, devices=devices)
     if not found:
         raise InputRefused(f"no number of devices up to {devices} can hold the recipe's norm groups")
@@ -312,7 +310,7 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
         try:
             changes = () if batch == own else scaling_changes(opened, batch=batch, vocabulary=vocabulary())
             recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
-            times = scan(_whole(opened, made.cluster, recipe), sides_by_size(opened.recipe), [made.workers])
+            times = scan(_whole(opened, made.cluster, recipe), [made.workers])
         except (InputRefused, PlanError) as error:
             if batch > own:
                 reasons.append(f"not {batch:,}: {error}")
@@ -420,7 +418,7 @@ def scaling(opened: OpenedRecipe, made: Plan) -> Scan:
     """Times on powers of two of devices, up to the cluster's size or 4,096 if that is more."""
     most = max(made.cluster.num_workers, 4096)
     numbers = sorted({2**power for power in range(most.bit_length()) if 2**power <= most})
-    return scan(made, sides_by_size(opened.recipe), numbers)
+    return scan(made, numbers)
 
 
 def published_times(made: Plan, words: Vocabulary) -> list[tuple[int, float, str]]:

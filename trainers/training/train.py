@@ -19,7 +19,7 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import stream_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.load import chain_of
-from recipes.schema.image_size import image_sizes, sides_by_size
+from recipes.schema.image_size import image_sizes
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum
@@ -64,8 +64,7 @@ from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, 
 from trainers.training.evaluation_point import EvaluationPoint, OptimizersPoint
 from trainers.training.exact_mode import broken_since, hold_on_gpu, unlike_hosts
 from trainers.training.extensions.checkpoints import Checkpoints, share_checkpoint
-from trainers.training.extensions.evaluation import Evaluation, score
-from trainers.training.extensions.every import Every
+from trainers.training.extensions.evaluation import Evaluation, Every, score
 from trainers.training.extensions.gpu_profile import GpuProfile, nsys_command
 from trainers.training.extensions.gradient_exchange import GradientExchange
 from trainers.training.extensions.metrics import Metrics
@@ -312,7 +311,7 @@ class _Run:
         opened = self.opened
         folder = self.folder
         plan = replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe))
-        time = forecast_tree(plan, sides_by_size(opened.recipe))
+        time = forecast_tree(plan)
         files = own_code([opened.tree, opened.dataset_tree], self.prepared.code_folders)
         now = identity_of([opened.tree, opened.dataset_tree], self.prepared.code_folders, opened.dataset)
         self.ids = identity_ids(opened, now)

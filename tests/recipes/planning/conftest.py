@@ -29,6 +29,6 @@ def foretold(planned: Callable[..., Plan]) -> Callable[..., Forecast]:
     """`foretold(recipe, cluster, workers, *overrides)`, of images of 224 pixels."""
 
     def make(recipe: str, cluster: str | Cluster, workers: int, *overrides: str) -> Forecast:
-        return forecast(planned(recipe, cluster, workers, *overrides), {None: 224})
+        return forecast(planned(recipe, cluster, workers, *overrides))
 
     return make

@@ -13,8 +13,6 @@ from recipes.planning.forecast import forecast
 from recipes.planning.hardware import Coordination, Input
 from trainers.launch.vocabulary import vocabulary
 
-SIDES = {None: 224}
-
 
 @pytest.mark.parametrize(
     ("recipe", "cluster", "workers", "published_seconds", "bar"),
@@ -38,7 +36,7 @@ def test_published_runs_are_within_their_bars(
 
 
 def test_fewest_devices_for_15_minutes_are_about_those_that_took_them(planned: Callable) -> None:
-    times = scan(planned("akiba2017", "mn1", 1024), SIDES)
+    times = scan(planned("akiba2017", "mn1", 1024))
     assert 900 <= times.fewest(15 * 60) <= 1100
     assert times.fewest(1.0) is None
 
@@ -46,15 +44,15 @@ def test_fewest_devices_for_15_minutes_are_about_those_that_took_them(planned: C
 def test_a_scan_gives_what_a_forecast_gives(planned: Callable) -> None:
     made = planned("suzuki2018", "mn1", 32)
     numbers = [8, 16, 24, 32, 40, 100, 128, 1024]
-    times = scan(made, SIDES, numbers)
+    times = scan(made, numbers)
     for number, seconds in zip(numbers, times.seconds, strict=True):
-        assert forecast(planned("suzuki2018", "mn1", number), SIDES).seconds == pytest.approx(float(seconds), rel=1e-3)
+        assert forecast(planned("suzuki2018", "mn1", number)).seconds == pytest.approx(float(seconds), rel=1e-3)
 
 
 def test_a_hundred_thousand_devices_are_scanned_far_faster_than_the_bar_of_two_seconds(planned: Callable) -> None:
     made = planned("akiba2017", "mn1", 1024)
     began = time.process_time()
-    times = scan(made, SIDES)
+    times = scan(made)
     assert time.process_time() - began < 2.0
     assert len(times.devices) == 100_000
     assert np.isinf(times.seconds[32768:]).all()  # more devices than samples
@@ -113,6 +111,6 @@ def test_every_figure_has_a_range_that_the_constants_give(foretold: Callable) ->
 
 def test_a_scan_has_the_ranges_of_a_forecast(planned: Callable) -> None:
     made = planned("suzuki2018", "mn1", 32)
-    times = scan(made, SIDES, [8, 32, 100])
-    low, high = forecast(made, SIDES).range_seconds
-    assert times.at(32) == (pytest.approx(forecast(made, SIDES).seconds), pytest.approx(low), pytest.approx(high))
+    times = scan(made, [8, 32, 100])
+    low, high = forecast(made).range_seconds
+    assert times.at(32) == (pytest.approx(forecast(made).seconds), pytest.approx(low), pytest.approx(high))

@@ -7,17 +7,15 @@ import pytest
 
 from recipes import open_cluster
 from recipes.planning.cluster import Cluster
-from recipes.planning.forecast import case_of, forecast
+from recipes.planning.forecast import case_of
 from recipes.planning.hardware import MeasuredAllReduce, Rate
 from recipes.planning.timing import Case, NoForecast, timing_of
 from trainers.launch.vocabulary import vocabulary
 
-SIDES = {None: 224}
-
 
 def test_a_calibrated_case_returns_its_rate(planned: Callable) -> None:
     made = planned("goyal2017", "big-basin", 8, "batch.global=256")
-    timing = timing_of(case_of(made, 224), micro_batch_size=32, devices=8)
+    timing = timing_of(case_of(made, made.segments[0].segment), micro_batch_size=32, devices=8)
     update = timing.update(devices=8, micro_batch_size=32)
     assert 256 / float(update.total) == pytest.approx(timing.rate.samples_per_second, rel=1e-9)
 
@@ -36,7 +34,7 @@ def test_two_probed_rates_give_the_fixed_time(planned: Callable) -> None:
         for size in (16, 64)
     )
     where = replace(made.cluster, hardware=replace(made.cluster.hardware, rates=rates, variation=0.0))
-    timing = timing_of(replace(case_of(made, 224), cluster=where), micro_batch_size=32, devices=1)
+    timing = timing_of(replace(case_of(made, made.segments[0].segment), cluster=where), micro_batch_size=32, devices=1)
     assert timing.compute.fixed_seconds == pytest.approx(0.050, rel=1e-6)
     assert timing.compute.seconds_per_sample == pytest.approx(0.002, rel=1e-6)
 
@@ -59,13 +57,14 @@ def test_what_the_file_lacks_is_refused_by_name_with_a_way_out(foretold: Callabl
         foretold("digits/large_batch", "laptop", 2)
 
 
-def test_extrapolations_are_said_and_widen_the_range(planned: Callable, foretold: Callable) -> None:
+def test_extrapolations_are_said_and_widen_the_range(foretold: Callable) -> None:
     plain = foretold("goyal2017", "dgx-1", 64, "batch.norm_span=128").segments[0].timing
     small = foretold("goyal2017/256", "dgx-1", 64).segments[0].timing
     assert not any("extrapolated" in line for line in plain.rests_on)
     assert any("extrapolated to micro-batches of" in line for line in small.rests_on)
     assert small.spread > plain.spread
-    sized = forecast(planned("goyal2017", "dgx-1", 64, "batch.norm_span=128"), {None: 128}).segments[0].timing
+    smaller = "augmentation.train=[{kind: RandomResizedCrop, size: 128}]"
+    sized = foretold("goyal2017", "dgx-1", 64, "batch.norm_span=128", smaller).segments[0].timing
     assert any("extrapolated from images of 224 pixels" in line for line in sized.rests_on)
     assert sized.compute.seconds_per_sample < plain.compute.seconds_per_sample / 2.5
     assert plain.factor(4000, "slow") > plain.factor(3000, "slow") == 1 + plain.spread

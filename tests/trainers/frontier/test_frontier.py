@@ -1,11 +1,14 @@
 """A frontier of the digits, as a user measures it: its searches, what it says, and how it goes on."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recipes.reading.open import open_recipe
+from trainers.frontier import report
+from trainers.frontier.report import rows_of
 from trainers.frontier.results import read_point
 from trainers.launch.vocabulary import vocabulary
 from trainers.search.outcome import metrics_lines
@@ -91,6 +94,18 @@ def test_it_says_what_it_found(measured):
     assert "B_crit" in tree["conclusions"][0]
     assert "B_crit" in (measured.out / "report.html").read_text()
     assert "<svg" in (measured.out / "updates.svg").read_text()
+
+
+def test_a_point_whose_seeds_are_not_all_there_is_not_finished(measured):
+    assert not any("not finished" in row["note"] for row in rows_of(measured.points))
+    point = measured.points[0]
+    cut_off = replace(point, parts=(*point.parts[:-1], replace(point.parts[-1], seeds=())))
+    assert "not finished" in rows_of([cut_off])[0]["note"]
+
+
+def test_a_fitted_batch_beyond_the_measured_ones_is_said_to_be():
+    assert report._batch(57.1, [64, 256]) == "57.1, outside of those measured"
+    assert report._batch(64.0, [64, 256]) == "64"
 
 
 def test_each_optimum_is_a_whole_recipe_beside_the_scaled_one(measured):

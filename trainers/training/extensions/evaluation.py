@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import chainer
 import numpy as np
 from chainer import backend, functions
 from chainer.training import Extension, Trainer
 
+from recipes.planning.timeline import Timeline
 from recipes.schema import StopAt
 from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImage, Loading
 from trainers.runs.memory import is_out_of_memory
@@ -169,3 +170,22 @@ def _forward(
         losses = functions.softmax_cross_entropy(logits, sent, reduce="no").array
     parts = (labels, logits.array.argmax(axis=1), losses)
     return np.stack([backend.CpuDevice().send(part).astype(np.float64) for part in parts], axis=1), mean_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """The trigger of evaluation and of checkpoints: after the updates after which `Timeline.next_due` says it is due.
+
+    Args:
+        epochs: above 0, or `update` for every update.
+        timeline: of the whole run.
+        offset: epochs, see there.
+    """
+
+    epochs: float | Literal["update"]
+    timeline: Timeline
+    offset: float = 0.0
+
+    def __call__(self, trainer: Trainer) -> bool:
+        done = trainer.updater.iteration
+        return self.timeline.next_due(self.epochs, after=done - 1, offset=self.offset) == done

@@ -1,9 +1,41 @@
-"""Checks of `updater` against the rest of a recipe: which ways of exchanging gradients it bears."""
+"""What contradicts between the parts of a recipe that was read: sizes of images, and ways of exchanging gradients."""
 
 from __future__ import annotations
 
-from recipes.reading.read import Reading
+from collections.abc import Sequence
+
+from recipes.reading.read import Path, Reading
 from recipes.schema import Recipe
+from recipes.schema.image_size import IMAGE_SIZE, image_sizes, keys_of_image_size, late_sizes
+
+
+def check_image_size(reading: Reading, recipe: Recipe) -> None:
+    """Notes contradictions between `image_size` and the augmentations; `trainers.training.build` checks the model's."""
+    augmentation, end = recipe.augmentation, recipe.augmentation.end
+    users = _users(augmentation.train, ("augmentation", "train"))
+    if recipe.image_size is None:
+        late = () if end is None else _users(end.train or (), ("augmentation", "end", "train"))
+        for path in (*users, *late):
+            what, way_out = "means the recipe's `image_size`, which is not there", "add `image_size: 224`"
+            reading.refuse(path, what, way_out)
+    elif not users:
+        way_out = "write `size: image_size` into an entry of `augmentation.train`, or remove `image_size`"
+        reading.refuse((IMAGE_SIZE,), "is used by no augmentation", way_out)
+    for path in _users(augmentation.eval, ("augmentation", "eval")):
+        what = "is the size of training images, which is not that of evaluation"
+        reading.refuse(path, what, "write the number of pixels")
+    if end is not None and (end.train is None or recipe.image_size is not None):
+        late = late_sizes(recipe)
+        for size, before in zip(late, image_sizes(recipe)[-len(late) :], strict=True):
+            if None not in (size, before) and size != before:
+                what = f"makes images of {size} pixels, where `augmentation.train` makes {before}"
+                reading.refuse(("augmentation", "end"), what, "write `end.train` with that size")
+                break
+
+
+def _users(entries: Sequence[object], path: Path) -> list[Path]:
+    """The places of augmentations' values that stand for the recipe's `image_size`."""
+    return [(*path, index, key) for index, entry in enumerate(entries) for key in keys_of_image_size(entry)]
 
 
 def check_updater(reading: Reading, recipe: Recipe) -> None:
