@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,15 +20,10 @@ from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, SearchVocabulary
 from recipes.search_space.ranges import active_values, condition_values, is_active, refuse_conditions, values_text
 
-_NO_PATH = re.compile(r"[\s=#]")
 _REST = "1 - "  # before a path: the range is that of what its value lacks of 1
 
-# Paths that a search may not have: texts that do not affect the training, and values that the search sets itself.
+# Paths that a search may not have.
 _NOT_SEARCHED = {
-    "name": "each trial has its own",
-    "title": "each trial has its own",
-    "claims": "each trial has its own",
-    "card": "each trial has its own",
     "evaluation.every": "a trial is evaluated at its `reports`",
     "dataset": "it decides what the scores mean",
     "stop_at": "a trial ends at its objective's `target`",
@@ -214,13 +208,11 @@ class SearchChecks:
             for path in filter(lambda path: path not in self.search.space, paths):
                 at = ("constraints", index, "value")
                 try:
-                    value = value_in(base.tree, path)
+                    Expression(path)(partial(value_at, base.tree))
                 except LookupError:
                     self.reading.refuse(at, f"the recipe has no value at {path}", "name a path that it has")
-                    continue
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    what = f"{path} is {json.dumps(value)}, which is no number"
-                    self.reading.refuse(at, what, "name a path that holds a number")
+                except ValueError as error:
+                    self.reading.refuse(at, str(error), "name a path that holds a number")
 
     def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
         """The values of each trial that is tried first."""
@@ -255,9 +247,6 @@ class SearchChecks:
     def _require_free(self, key: str, path: str) -> None:
         """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""
         at, own, path, space = (key, path), path, plain_path(path), self.search.space
-        if _NO_PATH.search(path):  # `--set`, by which values reach the recipe, would misread it
-            what = f"{path!r} is no path: it has a space, `=` or `#`"
-            self.reading.refuse(at, what, "write keys with dots between, such as learning_rate.reference", at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
             clash = key == "space" or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):

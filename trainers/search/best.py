@@ -40,29 +40,25 @@ class Confirmed:
 
 def write_best(
     folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Confirmed | None = None
-) -> list[FrozenTrial]:
-    """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns them.
+) -> list[tuple[FrozenTrial, Path]]:
+    """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns both.
 
     `confirmed` is the best trial by runs with fresh seeds; None before there are any.
     """
-    best = best_trials(study)
+    best, front = best_trials(study), folder / PARETO
     if confirmed is not None:
         best = [trial for trial in ranked_trials(study) if trial.number == confirmed.trial]
-    paths = [recipe_path(folder, opened.search, trial) for trial in best]
-    for trial, path in zip(best, paths, strict=True):
+    several = len(opened.search.objectives) > 1
+    written = [(trial, front / f"trial-{trial.number:04d}.yaml" if several else folder / BEST) for trial in best]
+    for trial, path in written:
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, best_text(opened, trial, confirmed))
-    for path in set((folder / PARETO).glob("trial-*.yaml")) - set(paths):
+        write_whole(path, _recipe_text(opened, trial, confirmed))
+    for path in set(front.glob("trial-*.yaml")) - {path for _, path in written}:
         path.unlink()
-    return best
+    return written
 
 
-def recipe_path(folder: Path, search: Search, trial: FrozenTrial) -> Path:
-    """The file for the recipe of one of the best trials."""
-    return folder / PARETO / f"trial-{trial.number:04d}.yaml" if len(search.objectives) > 1 else folder / BEST
-
-
-def best_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed | None = None) -> str:
+def _recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed | None) -> str:
     """The recipe's file as text: values that the search changed have the origin `search NAME trial 17`.
 
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
@@ -92,9 +88,9 @@ def confirmed_in(folder: Path, search: Search) -> list[Confirmed]:
     for trial in sorted((folder / CONFIRM).glob("trial-*")):
         values: list[float] = []
         for run in filter(has_ended, sorted(trial.glob("seed-*"))):
-            lines = [metrics_lines(run)]
-            failed = has_ended(run, "failed")  # it diverged
-            values += [objective.worst] if failed else trial_result(search, lines, {}, device_hours=math.nan)[0]
+            diverged = has_ended(run, "failed")
+            result = trial_result(search, [metrics_lines(run)], device_hours=math.nan)
+            values += [objective.worst] if diverged else result[0]
         if len(values) > 1:
             mean, half, number = fmean(values), math.inf, int(trial.name.removeprefix("trial-"))
             if all(map(math.isfinite, values)):

@@ -239,6 +239,7 @@ class TrialRun:
         self.group, self.folder, self.prepared, self._search = group, request.out, prepared, search
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         self._began = self.last_news = time.monotonic()
+        self.hung = False  # it was ended for that
         timeline = prepared.plan.timeline
         self.state = RunState(total_updates=timeline.num_updates, total_samples=timeline.num_samples)
         # All lines of a new run are new, whatever the clock of the host that writes them says.

@@ -27,7 +27,7 @@ from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is
 from trainers.runs.run_folder import LOG
 from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop
 from trainers.search.folder import group_folder
-from trainers.search.group import REQUESTS, RESULTS, Group, MessageReader, dismiss, write_message
+from trainers.search.group import REQUESTS, RESULTS, MessageReader, dismiss, write_message
 from trainers.search.placement import place
 from trainers.training.device import choose_gpu, chosen_gpu, local_rank_of
 
@@ -155,12 +155,6 @@ def _group_of(rank: int, hosts: Sequence[str], *, each: int) -> int | None:
     placed = place(Counter(hosts), each=each, groups=len(hosts) // each)
     numbers = [number for number, group in enumerate(placed) for host in group if host == hosts[rank]]
     return numbers[own] if own < len(numbers) else None
-
-
-def launched_groups(joined: str, folder: Path, *, each: int) -> list[Group]:
-    """The groups of such ranks, for the supervisor; `joined` is the value of `--joined`, see `_start_supervisor`."""
-    ranks, _, messages = joined.partition(":")
-    return [Group(number, folder, None, messages=messages) for number in range(int(ranks) // each)]
 
 
 def _start_supervisor(messages: str, ranks: int) -> subprocess.Popen[Any]:

@@ -22,6 +22,8 @@ from trainers.launch.request import Prepared, TrainRequest
 from trainers.runs.run_folder import METRICS, RUN
 
 _REACHES = "accuracy >= {:g}"  # the constraint that a trial which misses its target breaks
+# The value of each objective; constraint -> by how much it is violated, at most 0 if it is kept.
+Result = tuple[Sequence[float] | None, Mapping[str, float]]
 _TAKEN = {"updates_to": "update", "epochs_to": "epoch", "hours_to": "hours"}  # by a goal: key of an evaluation
 
 
@@ -30,7 +32,7 @@ class SearchRequest:
     """The command line of `kilobatch search`; what is searched is in the search's file.
 
     Args:
-        joined: set by rank 0 of a foreign launcher for its supervisor: see `launched_groups`.
+        joined: set by rank 0 of a foreign launcher for its supervisor: their number, and the folder of their messages.
         hang_seconds: a trial without an update for this long is ended.
     """
 
@@ -167,13 +169,7 @@ def goal_of(lines: Iterable[Mapping[str, Any]], objective: Objective, *, ranks: 
     return float(taken * (ranks if objective.metric == "hours_to" else 1)), (objective.target - best) / objective.target
 
 
-def trial_result(
-    search: Search,
-    runs: Sequence[Sequence[Mapping[str, Any]]],
-    recipe: Mapping[str, Any],
-    *,
-    device_hours: float,
-) -> tuple[list[float], dict[str, float]]:
+def trial_result(search: Search, runs: Sequence[Sequence[Mapping[str, Any]]], *, device_hours: float) -> Result:
     """The result of a trial whose runs have ended: each score is the mean over the runs, of their last evaluation.
 
     A trial that misses the target of its objective has the figures of its whole run, and breaks a constraint by the
@@ -182,12 +178,12 @@ def trial_result(
     Args:
         search: with the objectives and constraints.
         runs: the lines of each run's `metrics.jsonl`.
-        recipe: of the trial, resolved.
         device_hours: of all runs together.
     Returns:
-        The values of the objectives in their order; constraint -> by how much it is violated, at most 0 if it is kept.
+        The values of the objectives in their order; constraint -> by how much it is violated, at most 0 if it is kept,
+        without those on values of the recipe.
     """
-    ends, values, violations = [evaluations(lines)[-1] for lines in runs], [], recipe_violations(search, recipe)
+    ends, values, violations = [evaluations(lines)[-1] for lines in runs], [], {}
 
     def score(metric: str) -> float:
         return device_hours if metric == "device_hours" else fmean(end[metric] for end in ends)
@@ -207,7 +203,7 @@ def trial_result(
     return values, violations
 
 
-def diverged_result(search: Search) -> tuple[list[float], dict[str, float]]:
+def diverged_result(search: Search) -> Result:
     """The result of a trial whose numbers did not stay finite: the worst there is."""
     lacking = {_REACHES.format(one.target): 1.0 for one in search.objectives if one.target is not None}
     return [objective.worst for objective in search.objectives], lacking

@@ -23,7 +23,6 @@ from trainers.search.wording import column_names, metric_name, row_of, scores, s
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
-_SHARE = 0.03  # of the time that writing a live page may take
 
 
 def write_search_page(
@@ -34,7 +33,7 @@ def write_search_page(
     epochs: float,
     confirmed: Sequence[Confirmed] = (),
     live: float = 0.0,
-) -> Path:
+) -> None:
     """Write the page of a search into its folder, whole or not at all.
 
     Args:
@@ -68,29 +67,6 @@ def write_search_page(
     ]
     how = {"style": charts.style(), "script": charts.script(), "live": live}
     write_whole(folder / REPORT, document(search.title or search.name, joined(body), **how))
-    return folder / REPORT
-
-
-class LivePage:
-    """The page of a search that runs.
-
-    Args:
-        folder, study, search, epochs: as for `write_search_page`.
-        every_seconds: between two writings, at least; writing takes at most 3 % of the time.
-    """
-
-    def __init__(
-        self, folder: Path, study: optuna.Study, search: Search, *, epochs: float, every_seconds: float = 5.0
-    ) -> None:
-        self._what, self._epochs, self._every, self._next = (folder, study, search), epochs, every_seconds, 0.0
-
-    def write_if_due(self, confirmed: Sequence[Confirmed] = ()) -> None:
-        """Write the page anew if it is old enough, with the trials that are confirmed so far."""
-        began = time.monotonic()
-        if began >= self._next:
-            write_search_page(*self._what, epochs=self._epochs, confirmed=confirmed, live=self._every)
-            self._every = max(self._every, (time.monotonic() - began) / _SHARE)
-            self._next = began + self._every
 
 
 def _verdict(search: Search, best: list[FrozenTrial], confirmed: Sequence[Confirmed]) -> str:
@@ -131,30 +107,18 @@ def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -
 def _importances(search: Search, at: int, trials: Sequence[FrozenTrial]) -> Markup:
     """The share of each path in what distinguishes good trials by the objective of index `at`, the largest first."""
     whole = whole_trials(trials)
-    shares = _shares(search, at, whole)
-    best = f"the best {_num_good(whole)} of {len(whole)} whole trials"
-    goal = metric_name(search.objectives[at].metric)
-    names = varying(search, whole)
-    bars = [(names[path], tag("progress", value=f"{share:.3f}"), percent(share)) for path, share in shares.items()]
-    words = f"What {best} have in common in {goal} (PED-ANOVA): a hint only."
-    parts = [tag("h2", f"Importance for {goal}"), table(("", "", ""), bars), tag("p", words, class_="muted")]
-    return joined(parts if bars else [])
-
-
-def _num_good(whole: Sequence[FrozenTrial]) -> int:
-    return max(_GOOD, len(whole) // 10)
-
-
-def _shares(search: Search, at: int, whole: Sequence[FrozenTrial]) -> dict[str, float]:
-    """Path -> importance, the largest first; empty with too few trials."""
-    params = [*varying(search, whole)]
-    if len(whole) < _FEW or not params:
-        return {}
+    names, num_good = varying(search, whole), max(_GOOD, len(whole) // 10)
+    if len(whole) < _FEW or not names:
+        return joined([])
     view = optuna.create_study(direction=search.objectives[at].direction)
     for trial in whole:
         view.add_trial(create_trial(value=trial.values[at], params=trial.params, distributions=trial.distributions))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes")
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_num_good(whole) / len(whole))
-        return optuna.importance.get_param_importances(view, params=params, evaluator=evaluator)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=num_good / len(whole))
+        shares = optuna.importance.get_param_importances(view, params=[*names], evaluator=evaluator)
+    bars = [(names[path], tag("progress", value=f"{share:.3f}"), percent(share)) for path, share in shares.items()]
+    goal = metric_name(search.objectives[at].metric)
+    words = f"What the best {num_good} of {len(whole)} whole trials have in common in {goal} (PED-ANOVA): a hint only."
+    return joined([tag("h2", f"Importance for {goal}"), table(("", "", ""), bars), tag("p", words, class_="muted")])

@@ -1,16 +1,23 @@
-"""`kilobatch search`: check everything, lock the folder, run the supervisor, and print the result."""
+"""`kilobatch search`: check everything, lock the folder, run the supervisor, and print the result; or a dry run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import optuna
 from optuna.exceptions import StorageInternalError
 
 from recipes.errors import InputRefused
+from recipes.reading.load import resolved_text
+from recipes.reading.yaml import flow_text
+from recipes.reports.terminal import plan_text
+from recipes.reports.wording import number
 from recipes.search_space.open_search import OpenedSearch, open_search
+from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import prepare, refused
 from trainers.launch.vocabulary import search_vocabulary
@@ -19,15 +26,13 @@ from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT, lock_folder
 from trainers.runs.stop_request import STOP_FILE, handling_signals
-from trainers.search.best import confirmed_in, confirmed_text, recipe_path, write_best
-from trainers.search.dry_run import dry_run_text
+from trainers.search.best import confirmed_in, confirmed_text, write_best
 from trainers.search.folder import folder_record, one_line, opened_storage, own_study
 from trainers.search.group import Group
-from trainers.search.group_worker import launched_groups, run_launched_worker
+from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.placement import placements
 from trainers.search.prior import first_values
-from trainers.search.report import write_search_page
 from trainers.search.status import Display
 from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_counts
 from trainers.search.supervisor import Supervisor
@@ -55,7 +60,10 @@ def _search(request: SearchRequest) -> int:
     where = {"resume": request.resume, "storage": request.storage, "study": request.study}
     each, launched = opened.search.ranks_per_trial, launched_ranks()
     if launched is not None and not request.dry_run:
-        _require_groups(request, each, launched)
+        if request.workers not in (None, launched) or request.hosts is not None:
+            raise LaunchError(f"{launched} ranks were launched; leave -n and --hosts out")
+        if launched < each:
+            raise refused("-n", f"{launched} ranks are fewer than the {each} of a trial", f"launch {each} or more")
         folder_record(folder, opened, **where)
         return run_launched_worker(folder, each=each, ranks=launched)
     if request.dry_run and launched_rank():
@@ -63,7 +71,7 @@ def _search(request: SearchRequest) -> int:
     groups, first = _groups(request, opened, folder), first_values(opened)
     _require_trainable(opened, request)
     if request.dry_run:
-        print(dry_run_text(opened, request, first, groups=len(groups)))
+        print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
     record = folder_record(folder, opened, **where)
     require_startable(opened.base, ranks=1, files=not request.resume)
@@ -83,12 +91,12 @@ def _search(request: SearchRequest) -> int:
 
 
 def _search_study(
-    opened: OpenedSearch, study: Any, request: SearchRequest, folder: Path, groups: Sequence[Group]
+    opened: OpenedSearch, study: optuna.Study, request: SearchRequest, folder: Path, groups: Sequence[Group]
 ) -> int:
     """Search, write and print the result; returns the exit code."""
-    search = opened.search
-    display = Display(search, study, folder, Screen(), groups=len(groups))
-    supervisor = Supervisor(opened, study, request, folder, display, groups)
+    search, epochs = opened.search, float(opened.base.recipe.epochs)
+    display = Display(search, study, folder, Screen(), groups=len(groups), epochs=epochs)
+    supervisor = Supervisor(opened, request, display, groups)
     with display:
         display.say(
             f"search {search.name}: {len(finished(study))} of {search.budget.trials} trials are done, "
@@ -98,13 +106,11 @@ def _search_study(
             supervisor.run()
         display.confirmed = confirmed = confirmed_in(folder, search)
     best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
-    write_search_page(folder, study, search, epochs=float(opened.base.recipe.epochs), confirmed=confirmed)
     display.say(state_counts(finished(study)))
     for one in confirmed:
         display.say(f"confirmed: trial {one.trial}, {confirmed_text(search, one)}")
     ranks = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
-    for trial in best:
-        path = recipe_path(folder, search, trial)
+    for trial, path in best:
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
         display.say(f"  to train it: kilobatch train {quote(str(path))}{ranks}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
@@ -127,7 +133,8 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     """The groups of ranks; none is started here."""
     each = opened.search.ranks_per_trial
     if request.joined is not None:
-        return launched_groups(request.joined, folder, each=each)
+        ranks, _, messages = request.joined.partition(":")
+        return [Group(number, folder, None, messages=messages) for number in range(int(ranks) // each)]
     useful = each * opened.search.budget.trials
     if (request.workers or 0) > useful:
         what = f"{request.workers:,} ranks are more than all {opened.search.budget.trials:,} trials of the budget need"
@@ -139,14 +146,6 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     return [Group(number, folder, own) for number, own in enumerate(placed)]
 
 
-def _require_groups(request: SearchRequest, each: int, ranks: int) -> None:
-    """Refuse ranks of a foreign launcher that are not those of `-n`, or too few for one trial."""
-    if request.workers not in (None, ranks) or request.hosts is not None:
-        raise LaunchError(f"{ranks} ranks were launched; leave -n and --hosts out")
-    if ranks < each:
-        raise refused("-n", f"{ranks} ranks are fewer than the {each} of a trial", f"launch {each} or more")
-
-
 def _require_trainable(opened: OpenedSearch, request: SearchRequest) -> None:
     """Refuse a recipe that cannot be trained with its own values, and a space in which the sampler proposes nothing."""
     try:
@@ -155,3 +154,29 @@ def _require_trainable(opened: OpenedSearch, request: SearchRequest) -> None:
         kind = type(opened.search.sampler).__name__
         raise InputRefused(f"{kind} cannot propose values of this search: {error}") from None
     prepare(trial_request(opened, 0, {}, Path("trial"), request), workers=opened.search.ranks_per_trial)
+
+
+def _dry_run_text(
+    opened: OpenedSearch, options: SearchRequest, first: Sequence[Mapping[str, Any]], *, groups: int
+) -> str:
+    """The search with all its defaults, what it costs, and the values, the plan and the recipe of its first trial."""
+    search, study = opened.search, new_study(opened.search)
+    enqueue(study, first)
+    values = next_trial(study, search).params
+    prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
+    timeline, runs = prepared.plan.timeline, search.budget.trials * search.seeds_per_trial
+    side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
+    lines = [
+        *(f"{key}: {flow_text(value)}" for key, value in opened.tree.items() if key != "space"),
+        "space:",
+        *(f"  {path}: {flow_text(tree)}" for path, tree in opened.tree["space"].items()),
+        "",
+        f"runs: {runs} of {timeline.num_updates} updates like the first, {number(runs * timeline.num_samples)} samples",
+        f"ranks: {side}, of {search.ranks_per_trial} each; an hour is {groups * search.ranks_per_trial} device-hours",
+        f"first trial: {values_text(values)}",
+        "",
+        plan_text(replace(prepared.plan, model=model_of(prepared.opened))),
+        "",
+        resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip(),
+    ]
+    return "\n".join(lines)

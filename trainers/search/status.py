@@ -1,6 +1,6 @@
-"""What a user sees of a search: lines on the terminal and in its log, a table, and `kilobatch search status`.
+"""What a user sees of a search: lines on the terminal and in its log, its page, and `kilobatch search status`.
 
-The supervisor writes the table as `status.json`. The command shows that file, and locks and writes nothing.
+The supervisor writes the status as `status.json`. The command shows that file, and locks and writes nothing.
 """
 
 from __future__ import annotations
@@ -28,36 +28,39 @@ from recipes.schema import Search
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.search.best import Confirmed, confirmed_rows
+from trainers.search.report import write_search_page
 from trainers.search.study import SPENT, begun, best_trials
 from trainers.search.wording import row_of, values_text
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
 _SILENT_SECONDS = 60.0  # after which a supervisor on another host is taken for dead
 _LAST_LINES = 5
+_EVERY_SECONDS, _PAGE_SHARE = 5.0, 0.03  # between two writings; of the time that writing the page may take
 
 
 class Display:
-    """Shows the progress of a search on the console, in its log and in its `status.json`.
+    """Shows the progress of a search on the console, in its log, in its `status.json` and on its page.
 
     Args:
         search, study, folder: of the search.
         console: where to.
         groups: how many trials run side by side.
+        epochs: of a trial that does not search them.
     """
 
-    def __init__(self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int) -> None:
+    def __init__(
+        self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int, epochs: float
+    ) -> None:
         self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
         # Filled by the supervisor: number of a trial -> seconds and state of its present run; host or group -> why.
         self.running: dict[int, tuple[float, RunState]] = {}
         self.set_aside: dict[str, str] = {}
         self.confirmed: Sequence[Confirmed] = ()
         self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
-        self._rows: dict[int, dict[str, Any]] = {}
-        self._ended: set[int] = set()  # numbers of the trials that have
-        self._best: list[dict[str, Any]] = []
+        self._ended: dict[int, dict[str, Any]] = {}  # rows of trials that have, by number: they change no more
+        self._shown, self._page_due, self._page_every, self._epochs = -math.inf, 0.0, _EVERY_SECONDS, epochs
         live = Live(Text("starting"), console=console, auto_refresh=False)
         self._live = live if console.is_terminal else nullcontext()
-        self._shown = -math.inf
 
     def __enter__(self) -> Display:
         self._live.__enter__()
@@ -65,7 +68,7 @@ class Display:
 
     def __exit__(self, *failure: Any) -> None:
         try:
-            self.show(every=0.0, ended=True)
+            self.show(ended=True)
         finally:  # the study may be what has failed
             self._live.__exit__(*failure)
 
@@ -84,38 +87,44 @@ class Display:
     def ended(self, number: int) -> None:
         """Say how a trial has ended, the best so far, and what is left."""
         rows = self.rows()
-        row, left, best = self._rows[number], self.seconds_left(rows), ""
-        if self._best and len(self.search.objectives) > 1:
-            best = f"trials not beaten: {', '.join(str(row['trial']) for row in self._best)}"
-        elif self._best:
-            best = f"best {self._best[0]['text']} (trial {self._best[0]['trial']})"
-        about = f"about {duration(left)} left" if left and left >= 1 else ""
-        ended = f"{sum(row['state'] != 'running' for row in rows)}/{self.search.budget.trials} trials"
-        what = f"trial {number} {row['state']}: {', '.join(filter(None, (row['text'], row['note'])))}"
-        self.say("; ".join(filter(None, [what, best, ended, about])))
+        row, left, best = self._ended[number], self.seconds_left(rows), self._best()
+        words = [f"trial {number} {row['state']}: {', '.join(filter(None, (row['text'], row['note'])))}"]
+        if best and len(self.search.objectives) > 1:
+            words.append(f"trials not beaten: {', '.join(str(one['trial']) for one in best)}")
+        elif best:
+            words.append(f"best {best[0]['text']} (trial {best[0]['trial']})")
+        words.append(f"{len(self._ended)}/{self.search.budget.trials} trials")
+        self.say("; ".join([*words, f"about {duration(left)} left"] if left and left >= 1 else words))
 
-    def show(self, *, every: float = 5.0, ended: bool = False) -> None:
-        """Redraw the terminal and write `status.json`, if they are `every` seconds old."""
-        if time.monotonic() - self._shown < every:
-            return
-        tree = self._tree(ended=ended)
-        with suppress(OSError):  # a full disk does not end the search for it
-            write_whole(self.folder / STATUS, json.dumps(tree, indent=1))
-        if isinstance(self._live, Live):
-            self._live.update(Text(status_text(tree)), refresh=True)
-        self._shown = time.monotonic()
+    def show(self, *, every: float = _EVERY_SECONDS, ended: bool = False) -> None:
+        """Redraw the terminal, and write `status.json` and the page, where they are old enough or the search ended."""
+        began = time.monotonic()
+        if ended or began - self._shown >= every:
+            self._shown, tree = began, self._tree(ended=ended)
+            with suppress(OSError):  # a full disk does not end the search for it
+                write_whole(self.folder / STATUS, json.dumps(tree, indent=1))
+            if isinstance(self._live, Live):
+                self._live.update(Text(status_text(tree)), refresh=True)
+        if ended or began >= self._page_due:
+            how = {"confirmed": self.confirmed, "live": 0.0 if ended else self._page_every}
+            write_search_page(self.folder, self.study, self.search, epochs=self._epochs, **how)
+            self._page_every = max(self._page_every, (time.monotonic() - began) / _PAGE_SHARE)
+            self._page_due = began + self._page_every
 
     def rows(self) -> list[dict[str, Any]]:
-        """All trials that have begun; those that have ended do not change any more, and are made once."""
-        ended = len(self._ended)
+        """All trials that have begun."""
+        rows = []
         for trial in begun(self.study):
-            if trial.number not in self._ended:
-                self._rows[trial.number] = row_of(trial, self.search, running=self.running.get(trial.number))
-                if trial.state.is_finished():
-                    self._ended.add(trial.number)
-        if len(self._ended) > ended:
-            self._best = [self._rows[trial.number] for trial in best_trials(self.study)]
-        return list(self._rows.values())
+            row = self._ended.get(trial.number)
+            if row is None:
+                row = row_of(trial, self.search, running=self.running.get(trial.number))
+            if trial.state.is_finished():
+                self._ended[trial.number] = row
+            rows.append(row)
+        return rows
+
+    def _best(self) -> list[dict[str, Any]]:
+        return [row_of(trial, self.search) for trial in best_trials(self.study)]
 
     def seconds_left(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Estimated seconds until the first limit of the budget is reached; None if no trial or all have ended.
@@ -132,11 +141,12 @@ class Display:
             left.append(3600 * budget.hours - self.spent_seconds)
         if budget.device_hours is not None:
             ranks = self.groups * self.search.ranks_per_trial
-            left.append(3600 * (budget.device_hours - self._device_hours(rows)) / ranks)
+            left.append(3600 * (budget.device_hours - self.device_hours(rows)) / ranks)
         return max(0.0, min(left))
 
-    def _device_hours(self, rows: Sequence[Mapping[str, Any]]) -> float:
-        return sum(row["seconds"] for row in rows) * self.search.ranks_per_trial / 3600
+    def device_hours(self, rows: Sequence[Mapping[str, Any]] | None = None) -> float:
+        """Ranks times hours of all trials so far; `rows` are those of `rows()`."""
+        return sum(row["seconds"] for row in rows or self.rows()) * self.search.ranks_per_trial / 3600
 
     def _tree(self, *, ended: bool = False) -> dict[str, Any]:
         """What the terminal and `status.json` show, as plain data."""
@@ -148,9 +158,9 @@ class Display:
             "states": Counter(row["state"] for row in rows),
             "budget": asdict(self.search.budget),
             "ranks": self.groups * self.search.ranks_per_trial,
-            "device_hours": self._device_hours(rows),
+            "device_hours": self.device_hours(rows),
             "seconds_left": None if ended else self.seconds_left(rows),
-            "best": list(map(_plain, self._best)),
+            "best": list(map(_plain, self._best())),
             "running": [_plain(row) for row in rows if row["state"] == "running"],
             "set_aside": self.set_aside,
             "confirmed": confirmed_rows(self.search, self.confirmed),

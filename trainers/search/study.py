@@ -18,7 +18,7 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState
 
 from recipes.planning.random_bits import draws, word
 from recipes.schema import Search
-from recipes.search_space.ranges import suggested as suggested_in
+from recipes.search_space.ranges import suggested
 
 # User attributes of a trial.
 REASON, SECONDS = "reason", "seconds"
@@ -53,13 +53,8 @@ def enqueue(study: optuna.Study, first: Sequence[Mapping[str, Any]]) -> None:
 def next_trial(study: optuna.Study, search: Search) -> optuna.Trial:
     """A new trial with a value for each of its paths: an enqueued one, or what the sampler proposes."""
     trial = study.ask()
-    suggested(trial, search)
+    suggested(search.space, trial)
     return trial
-
-
-def suggested(trial: optuna.Trial, search: Search) -> dict[str, Any]:
-    """A trial's value for each of its paths; values that are stored already stay as they are."""
-    return suggested_in(search.space, trial)
 
 
 def left_running(study: optuna.Study) -> list[optuna.Trial]:
@@ -78,14 +73,9 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
-def reported_numbers(trial: optuna.Trial) -> set[int]:
-    """The numbers of a trial's reports in the study."""
-    return set(trial.storage.get_trial(trial._trial_id).intermediate_values)
-
-
 def store_constraints(trial: optuna.Trial, violations: Mapping[str, float]) -> None:
-    """Store by how much a trial violates each constraint, except those that a killed search has stored already."""
-    stored = trial.storage.get_trial(trial._trial_id).constraints if violations else {}
+    """Store by how much a trial violates each constraint, except those that are stored already."""
+    stored = trial.constraints
     for constraint, violation in violations.items():
         if constraint not in stored:
             trial.set_constraint(constraint, violation)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
@@ -14,7 +15,8 @@ from optuna.trial import FixedTrial, TrialState
 
 from recipes.planning.rates import full_rate
 from recipes.search_space.open_search import OpenedSearch
-from trainers.launch.request import Prepared, prepare
+from recipes.search_space.ranges import suggested
+from trainers.launch.request import prepare
 from trainers.runs.run_folder import newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
 from trainers.search import study as studies
@@ -22,6 +24,7 @@ from trainers.search.best import FRESH_SEED, confirm_folder, confirmed_in, write
 from trainers.search.folder import run_folders
 from trainers.search.group import Group, RunEnd, TrialRun
 from trainers.search.outcome import (
+    Result,
     SearchRequest,
     diverged_result,
     goal_of,
@@ -32,7 +35,6 @@ from trainers.search.outcome import (
     trial_request,
     trial_result,
 )
-from trainers.search.report import LivePage
 from trainers.search.status import Display
 from trainers.search.wording import values_text
 
@@ -51,11 +53,9 @@ class _Work:
     trial: optuna.Trial | FixedTrial
     folders: Sequence[Path]  # of its runs
     seed: int | None = None
-    reported: set[int] = field(default_factory=set)  # numbers of the reports that the study has
     last_group: Group | None = None  # that it died on
     run: TrialRun | None = None
     index: int = 0  # of the run within its trial
-    hung: bool = False
 
     @property
     def name(self) -> str:
@@ -66,27 +66,19 @@ class Supervisor:
     """Runs the trials of a study on groups of ranks. One thread of one process: it changes the study in one order.
 
     Args:
-        opened, study, folder: of the search; the first trials are enqueued.
-        options: of this session.
-        display: what the user sees.
+        opened, options: the search, whose first trials are enqueued, and the command line of this session.
+        display: what the user sees; it has the study and the search's folder.
         groups: of ranks, each for one trial at a time.
     """
 
     def __init__(
-        self,
-        opened: OpenedSearch,
-        study: optuna.Study,
-        options: SearchRequest,
-        folder: Path,
-        display: Display,
-        groups: Sequence[Group],
+        self, opened: OpenedSearch, options: SearchRequest, display: Display, groups: Sequence[Group]
     ) -> None:
-        self.opened, self.search, self.study, self.options = opened, opened.search, study, options
-        self.folder, self.display, self.groups = folder, display, list(groups)
-        self._page = LivePage(folder, study, self.search, epochs=float(opened.base.recipe.epochs))
+        self.opened, self.options, self.display, self.groups = opened, options, display, groups
+        self.search, self.study, self.folder = opened.search, display.study, display.folder
         self.stopped_by = ""
         self._running: list[_Work] = []
-        self._waiting = list(map(self._work_of, studies.left_running(study)))
+        self._waiting = list(map(self._work_of, studies.left_running(self.study)))
         self._stored = time.monotonic()
 
     def run(self) -> None:
@@ -101,7 +93,7 @@ class Supervisor:
                 group.wait()
         finally:
             self.kill()
-        self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
+        self._store_time()
 
     def stop_at_signal(self, number: int, frame: object) -> None:
         """The first stop signal asks all trials to stop after their update, the second ends them."""
@@ -139,22 +131,20 @@ class Supervisor:
                 pass
             if not self._running:
                 return
-            self._periodic_work()
+            for group in self.groups:
+                group.send_heartbeat()
+            stop_file = self.folder / STOP_FILE
+            if not self.stopped_by and stop_file.exists():
+                self.request_stop(requester_text(stop_requester(stop_file), stop_file))
+            if time.monotonic() - self._stored > _STORE_SECONDS:
+                self._store_time()
+            self.display.running = {work.trial.number: (work.run.seconds, work.run.state) for work in self._running}
+            self.display.show()
             time.sleep(_POLL_SECONDS)
 
-    def _periodic_work(self) -> None:
-        """Heartbeats, the stop file, the hours, the page, and the table on the screen."""
-        for group in self.groups:
-            group.send_heartbeat()
-        stop_file = self.folder / STOP_FILE
-        if not self.stopped_by and stop_file.exists():
-            self.request_stop(requester_text(stop_requester(stop_file), stop_file))
-        if time.monotonic() - self._stored > _STORE_SECONDS:
-            self._stored = time.monotonic()
-            self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
-        self.display.running = {work.trial.number: (work.run.seconds, work.run.state) for work in self._running}
-        self.display.show()
-        self._page.write_if_due(self.display.confirmed)
+    def _store_time(self) -> None:
+        self._stored = time.monotonic()
+        self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
 
     def _free_groups(self) -> list[Group]:
         busy = [work.run.group for work in self._running]
@@ -162,7 +152,7 @@ class Supervisor:
 
     def _begin_next(self) -> bool:
         """Continue a trial that waits, else begin one; False if there is none."""
-        work = next(filter(self._can_start, self._waiting), None)
+        work = next(filter(self._group_for, self._waiting), None)
         if work is not None:
             self._waiting.remove(work)
         elif self._budget_is_spent() or len(studies.begun(self.study)) >= self.search.budget.trials:
@@ -172,27 +162,23 @@ class Supervisor:
         self._start(work)
         return True
 
-    def _can_start(self, work: _Work) -> bool:
-        """Whether a group is free that a trial did not just die on, or is the only one there is."""
-        usable = sum(not group.set_aside for group in self.groups)
-        return usable == 1 or any(group != work.last_group for group in self._free_groups())
+    def _group_for(self, work: _Work) -> Group | None:
+        """A free group that a trial did not just die on, or that is the only one there is."""
+        alone = sum(not group.set_aside for group in self.groups) == 1
+        return next((group for group in self._free_groups() if alone or group != work.last_group), None)
 
     def _budget_is_spent(self) -> bool:
         """Whether hours or device-hours are spent, or `patience`, so that no further trial may begin."""
-        budget = self.search.budget
-        if budget.hours is not None and self.display.spent_seconds >= 3600 * budget.hours:
+        budget, spent = self.search.budget, self.display.spent_seconds
+        if budget.hours is not None and spent >= 3600 * budget.hours:
             return True
-        if budget.device_hours is not None:
-            seconds = sum(it.user_attrs.get(studies.SECONDS, 0.0) for it in studies.begun(self.study))
-            seconds += sum(work.run.seconds for work in self._running)
-            if self.search.ranks_per_trial * seconds >= 3600 * budget.device_hours:
-                return True
+        if budget.device_hours is not None and self.display.device_hours() >= budget.device_hours:
+            return True
         best = studies.best_trials(self.study) if budget.patience is not None else []
         return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= budget.patience
 
     def _work_of(self, trial: optuna.Trial) -> _Work:
-        folders = run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial)
-        return _Work(trial=trial, folders=folders, reported=studies.reported_numbers(trial))
+        return _Work(trial=trial, folders=run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial))
 
     def _confirmations(self) -> list[_Work]:
         """The best trials, each with fresh seeds, without the runs that an earlier session has ended."""
@@ -212,7 +198,7 @@ class Supervisor:
     def _start(self, work: _Work) -> None:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
         trial, folders = work.trial, work.folders
-        values = studies.suggested(trial, self.search)
+        values = suggested(self.search.space, trial)
         done = [has_ended(folder, "success") or self._reached(work, folder) for folder in folders]
         index = [*done, False].index(False)
         try:
@@ -223,8 +209,8 @@ class Supervisor:
             request = trial_request(self.opened, trial.number, values, folders[last], self.options, **how)
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             violations = recipe_violations(self.search, prepared.opened.tree)
+            studies.store_constraints(trial, violations)
             if violated := studies.violated_text(violations):
-                studies.store_constraints(trial, violations)
                 raise ValueError(violated)
         except ValueError as error:  # InputRefused too
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
@@ -232,7 +218,7 @@ class Supervisor:
         # What a session wrote that was killed before it told the study.
         self._report(work, reports_in(metrics_lines(folders[0]), prepared, self.search))
         if index == len(folders):
-            self._tell_complete(work, prepared)
+            self._tell_complete(work)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
             self._tell_pruned(work)
         else:
@@ -241,9 +227,7 @@ class Supervisor:
                 rate = full_rate(formula.reference, batch, rule=formula.rule, per=formula.per)
                 trial.set_user_attr(studies.RATE, [batch, rate])
             folders[index].mkdir(parents=True, exist_ok=True)
-            free = self._free_groups()
-            group = next((group for group in free if group != work.last_group), free[0])
-            work.run, work.index, work.hung = TrialRun(group, request, prepared, self.search), index, False
+            work.run, work.index = TrialRun(self._group_for(work), request, prepared, self.search), index
             self._running.append(work)
             what = "goes on" if request.resume or index > 0 else "begins"
             self.display.say(f"{work.name} {what}: {values_text(values)}")
@@ -256,24 +240,26 @@ class Supervisor:
             self._report(work, reports)
             if end is None:
                 self._judge(work, reports[-1][0])
-        if end is None:
-            allowed = self.options.hang_seconds if run.group.joined else _JOIN_SECONDS
-            if not work.hung and time.monotonic() - run.last_news > allowed:
-                work.hung = True
-                run.group.kill()
+        if end is not None:
+            self._running.remove(work)
+            seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + run.seconds
+            work.trial.set_user_attr(studies.SECONDS, round(seconds, 2))
+            self.display.running.pop(work.trial.number, None)
+            self._finish(work, run, end)
             return
-        self._running.remove(work)
-        seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + run.seconds
-        work.trial.set_user_attr(studies.SECONDS, round(seconds, 2))
-        self.display.running.pop(work.trial.number, None)
-        self._finish(work, run, end)
+        allowed = self.options.hang_seconds if run.group.joined else _JOIN_SECONDS
+        if not run.hung and time.monotonic() - run.last_news > allowed:
+            run.hung = True
+            run.group.kill()
 
     def _report(self, work: _Work, reports: Iterable[tuple[int, float]]) -> None:
-        """Tell the study reports of a trial's first run that it has not yet; with several objectives it takes none."""
+        """Tell the study the reports of a trial's first run; with several objectives it takes none."""
         objective = self.search.reported
-        for number, value in reports if objective is not None and work.index == 0 else ():
-            if number not in work.reported:  # of a target: what is lacking, since less is better there
-                work.reported.add(number)
+        if objective is None or work.index > 0:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna keeps the first report of each number, and warns of the second
+            for number, value in reports:  # of a target: what is lacking, since less is better there
                 work.trial.report(value if objective.target is None else objective.target - value, number)
 
     def _judge(self, work: _Work, number: int) -> None:
@@ -312,18 +298,17 @@ class Supervisor:
     def _finish(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
         """Tell, continue or release a trial whose run has ended."""
         trial = work.trial
-        if work.hung and end.how != "not_started":
+        if run.hung and end.how != "not_started":
             silent = f"no update for {self.options.hang_seconds:g} s, after update {run.state.updates}"
             end = RunEnd(how="died", reason=silent)
         if end.how in ("success", "stopped", "diverged") or run.state.updates:
             run.group.failures.clear()
         if end.how == "diverged":
             trial.set_user_attr(studies.DIVERGED, end.update)
-            values, violations = diverged_result(self.search)
-            self._tell(work, values=values, violations=violations)
+            self._tell(work, diverged_result(self.search))
         elif end.how == "success" or (end.how == "stopped" and self._reached(work, run.folder)):
             if work.index + 1 == len(work.folders):
-                self._tell_complete(work, run.prepared)
+                self._tell_complete(work)
             else:
                 self._waiting.append(work)
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
@@ -357,8 +342,7 @@ class Supervisor:
                 for other in self.groups:
                     other.failures.discard(work.name)  # the trial is to blame
                 times = "once" if idle == 1 else f"{idle} times"
-                reason = f"{end.reason}; ended {times} without a new checkpoint"
-                self._tell(work, state=TrialState.FAIL, reason=reason)
+                self._tell(work, state=TrialState.FAIL, reason=f"{end.reason}; ended {times} without a new checkpoint")
                 return
             self.display.say(f"{work.name}: {end.reason}; it goes on from its last checkpoint")
         if len(group.failures) > 1:
@@ -367,12 +351,10 @@ class Supervisor:
             self.display.say(f"{group.name} is set aside: {end.reason}")
         self._waiting.append(work)
 
-    def _tell_complete(self, work: _Work, prepared: Prepared) -> None:
+    def _tell_complete(self, work: _Work) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
         hours = self.search.ranks_per_trial * work.trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
-        runs = [metrics_lines(folder) for folder in work.folders]
-        values, violations = trial_result(self.search, runs, prepared.opened.tree, device_hours=hours)
-        self._tell(work, values=values, violations=violations)
+        self._tell(work, trial_result(self.search, list(map(metrics_lines, work.folders)), device_hours=hours))
         if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
             write_best(self.folder, self.opened, self.study)
 
@@ -381,20 +363,15 @@ class Supervisor:
         self._tell(work, state=TrialState.PRUNED, reason=f"at report {number} of {self.search.reports}")
 
     def _tell(
-        self,
-        work: _Work,
-        *,
-        values: Sequence[float] | None = None,
-        violations: Mapping[str, float] | None = None,
-        state: TrialState | None = None,
-        reason: str = "",
+        self, work: _Work, result: Result = (None, {}), *, state: TrialState | None = None, reason: str = ""
     ) -> None:
-        """End a trial: with values, or with a state and a reason."""
+        """End a trial: with a result, or with a state and a reason."""
         if work.seed is not None:  # its folder has the result
             self.display.say(f"{work.name}: {reason or 'ended'}")
             self.display.confirmed = confirmed_in(self.folder, self.search)
             return
-        studies.store_constraints(work.trial, violations or {})
+        values, violations = result
+        studies.store_constraints(work.trial, violations)
         if reason:
             work.trial.set_user_attr(studies.REASON, reason)
         self.study.tell(work.trial, values, state=state)

@@ -8,11 +8,11 @@ import yaml
 
 from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Confirm, Search
-from recipes.search_space.ranges import Float
+from recipes.search_space.ranges import Float, suggested
 from trainers.launch.vocabulary import vocabulary
 from trainers.search.best import confirmed_in, confirmed_text, write_best
 from trainers.search.samplers import RandomSampler
-from trainers.search.study import best_trials, new_study, store_constraints, suggested
+from trainers.search.study import best_trials, new_study, store_constraints
 
 TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
 TEXT = """\
@@ -35,7 +35,7 @@ def tell(study, opened, params, *values, **violations):
     """A trial with these values, its recipe written where it is among the best."""
     study.enqueue_trial(params)
     trial = study.ask()
-    assert suggested(trial, opened.search) == params
+    assert suggested(opened.search.space, trial) == params
     store_constraints(trial, violations)
     study.tell(trial, values)
     if any(best.number == trial.number for best in best_trials(study)):

@@ -7,9 +7,7 @@ from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.runs.run_folder import FolderRefused
-from trainers.search import start
 from trainers.search.folder import folder_record
-from trainers.search.outcome import SearchRequest
 
 pytestmark = pytest.mark.mpi
 TEXT = """\
@@ -53,21 +51,6 @@ def test_a_folder_in_which_ranks_only_waited_is_free(searching, tmp_path):
     (tmp_path / "out" / "notes").mkdir()
     with pytest.raises(FolderRefused, match="out is not empty"):
         folder_record(tmp_path / "out", opened, resume=False)
-
-
-def launched(monkeypatch, file, *, rank):
-    """A dry run as one of the four ranks that mpiexec started."""
-    for name, value in (("PMI_RANK", rank), ("PMI_SIZE", 4)):
-        monkeypatch.setenv(name, str(value))
-    return start.search(SearchRequest(search=str(file), dry_run=True))
-
-
-def test_a_dry_run_is_printed_by_one_rank(searching, monkeypatch, capsys):
-    file = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 2\n").file
-    assert launched(monkeypatch, file, rank=1) == 0
-    assert capsys.readouterr().out == ""
-    assert launched(monkeypatch, file, rank=0) == 0
-    assert "ranks: 2 trials side by side, of 2 each" in capsys.readouterr().out
 
 
 @pytest.mark.slow

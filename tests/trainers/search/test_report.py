@@ -1,5 +1,6 @@
 """The page of a search."""
 
+import io
 import math
 import re
 import time
@@ -10,13 +11,15 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
+from rich.console import Console
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.search.best import Confirmed
 from trainers.search.charts import search_charts
-from trainers.search.report import LivePage, write_search_page
+from trainers.search.report import write_search_page
 from trainers.search.samplers import RandomSampler
+from trainers.search.status import Display
 
 RATE = Float(low=0.01, high=1.0, log=True)
 MARKED = "<b>x</b>"
@@ -62,7 +65,12 @@ def study():
 @pytest.fixture
 def page(tmp_path):
     """`page(study, search, **how)`: the text of the page."""
-    return lambda study, search, **how: write_search_page(tmp_path, study, search, epochs=20, **how).read_text()
+
+    def page(study, search, **how):
+        write_search_page(tmp_path, study, search, epochs=20, **how)
+        return (tmp_path / "report.html").read_text()
+
+    return page
 
 
 def charts_of(study, search):
@@ -198,18 +206,18 @@ def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_t
     study = optuna.create_study()
     assert 'http-equiv="refresh"' not in page(study, SEARCH)
     assert "data-live=" not in page(study, SEARCH)
-    live = LivePage(tmp_path, study, SEARCH, epochs=20, every_seconds=5.0)
-    began = time.monotonic()
-    live.write_if_due()
-    took = time.monotonic() - began
-    text = (tmp_path / "report.html").read_text()
+    text = page(study, SEARCH, live=5)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in text
     assert 'data-live="5"' in text
+    shown = Display(SEARCH, study, tmp_path, Console(file=io.StringIO()), groups=1, epochs=20)
+    began = time.monotonic()
+    shown.show()
+    took = time.monotonic() - began
     (tmp_path / "report.html").unlink()
-    live.write_if_due()
+    shown.show()
     assert not (tmp_path / "report.html").exists()
     monkeypatch.setattr(time, "monotonic", lambda: began + 34 * took + 5.0)
-    live.write_if_due()
+    shown.show()
     assert (tmp_path / "report.html").exists()
 
 

@@ -8,13 +8,10 @@ import warnings
 import optuna
 import pytest
 
-from recipes.errors import RecipeError
 from recipes.schema import Budget, Constraint, Objective, Search
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.search import samplers
-from trainers.search.outcome import SearchRequest
-from trainers.search.start import search
-from trainers.search.study import best_trials, new_study, next_trial, store_constraints, suggested
+from trainers.search.study import best_trials, new_study, next_trial, store_constraints
 
 SPACE = {"a": Float(low=0.0, high=1.0, step=0.125), "b": Int(low=1, high=9), "c": Categorical(choices=("x", "y"))}
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -57,21 +54,6 @@ def test_a_seed_gives_the_same_draws_and_another_one_others(sampler):
     assert draws(sampler, seed=3) != draws(sampler, seed=4)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: samplers.TPESampler(n_startup_trials=-1), "TPESampler.n_startup_trials must be a whole number >= 0"),
-        (lambda: samplers.TPESampler(group=True), "TPESampler.group must be false where multivariate is false"),
-        (lambda: samplers.GPSampler(n_startup_trials=0), "GPSampler.n_startup_trials must be a whole number >= 1"),
-        (lambda: samplers.NSGAIISampler(population_size=1), "NSGAIISampler.population_size must be a whole"),
-        (lambda: samplers.CmaEsSampler(n_startup_trials=0), "CmaEsSampler.n_startup_trials must be a whole number"),
-    ],
-)
-def test_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 CONDITIONAL = {
     "kind": Categorical(choices=("a", "b")),
     "x": Float(low=0.0, high=1.0),
@@ -103,7 +85,7 @@ def worked(search, score):
     study = new_study(search)
     for _ in range(search.budget.trials):
         trial = next_trial(study, search)
-        values, violations = score(suggested(trial, search))
+        values, violations = score(trial.params)
         store_constraints(trial, violations)
         study.tell(trial, values)
     return study
@@ -180,46 +162,6 @@ def test_constraints_are_stored_once_although_a_killed_search_stores_them_again(
         for _ in range(2):
             store_constraints(trial, {"x <= 1": -0.5, "y <= 1": 2.0})
     assert study.tell(trial, 1.0).constraints == {"x <= 1": -0.5, "y <= 1": 2.0}
-
-
-HEAD = """\
-kilobatch: 1
-recipe: digits/batch_256
-budget: {trials: 6}
-sampler: {kind: KIND}
-space:
-  learning_rate.reference: {kind: Float, low: 0.01, high: 0.5}
-"""
-TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
-
-
-@pytest.mark.parametrize(
-    ("kind", "more", "message"),
-    [
-        ("CmaEsSampler", TWO, "CmaEsSampler cannot propose values of this search: .* multi-objective"),
-        ("BruteForceSampler", "", "BruteForceSampler cannot propose values of this search: .*step must be given"),
-        pytest.param(
-            "GPSampler",
-            "",
-            "GPSampler cannot propose values of this search: it needs PyTorch; pip install",
-            marks=pytest.mark.skipif(HAS_TORCH, reason="PyTorch is installed"),
-        ),
-    ],
-)
-def test_a_sampler_is_refused_what_it_cannot_do_before_anything_is_written(tmp_path, kind, more, message):
-    (tmp_path / "mine.yaml").write_text(HEAD.replace("KIND", kind) + more)
-    with pytest.raises(ValueError, match=message):
-        search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_more_ranks_than_all_trials_of_the_budget_need_are_refused(tmp_path):
-    with pytest.raises(RecipeError, match="-n: 25 ranks are more"):
-        search(SearchRequest(search="digits", workers=25, out=tmp_path / "out", dry_run=True))
-    with pytest.raises(RecipeError, match="-n: 99,999,999,999 ranks are more than all 24 trials .* at most 24$"):
-        search(SearchRequest(search="digits", workers=99_999_999_999, out=tmp_path / "out"))
-    assert search(SearchRequest(search="digits", workers=24, out=tmp_path / "out", dry_run=True)) == 0
-    assert not (tmp_path / "out").exists()
 
 
 def test_optuna_is_quiet(capsys):

@@ -13,13 +13,13 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from recipes.schema import Budget, Objective, Search
-from recipes.search_space.ranges import Categorical, Float
+from recipes.search_space.ranges import Categorical, Float, suggested
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.best import Confirmed
 from trainers.search.samplers import RandomSampler
 from trainers.search.status import Display, status_text, status_tree
-from trainers.search.study import DIVERGED, SECONDS, new_study, store_constraints, suggested
+from trainers.search.study import DIVERGED, SECONDS, new_study, store_constraints
 from trainers.search.wording import column_names
 
 LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}
@@ -41,7 +41,7 @@ BOTH = replace(SEARCH, objective=(Objective(), Objective(metric="device_hours"))
 def display(tmp_path):
     def made(search):
         console = Console(width=150, force_terminal=True, color_system=None)
-        return Display(search, new_study(search), tmp_path, console, groups=2)
+        return Display(search, new_study(search), tmp_path, console, groups=2, epochs=20)
 
     return made
 
@@ -50,7 +50,7 @@ def begin(shown, values=LARS, **attributes):
     """A trial with these values that has begun."""
     shown.study.enqueue_trial(values)
     trial = shown.study.ask()
-    suggested(trial, shown.search)
+    suggested(shown.search.space, trial)
     for name, value in attributes.items():
         trial.set_user_attr(name, value)
     return trial

@@ -1,0 +1,90 @@
+"""What is refused before a search starts, and what a dry run prints: the search, its cost and its first trial."""
+
+import importlib.util
+
+import pytest
+
+from recipes.errors import RecipeError
+from trainers.search.outcome import SearchRequest
+from trainers.search.start import search
+
+TEXT = """\
+kilobatch: 1
+name: mine
+recipe: digits/batch_256
+objective: [{metric: accuracy}, {metric: device_hours}]
+sampler: {kind: RandomSampler}
+budget: {trials: 6, hours: 2, device_hours: 4}
+space:
+  optimizer.weight_decay: {kind: Float, low: 1e-5, high: 1e-2, log: true}
+  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
+  optimizer.trust_coefficient: {kind: Float, low: 1e-3, high: 0.1, log: true, when: {optimizer.kind: [Lars]}}
+fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
+constraints: [{metric: loss, at_most: 0.5}, {value: optimizer.weight_decay * 2, at_least: 1e-5}]
+enqueue: [recipe]
+ranks_per_trial: 2
+"""
+
+
+def test_a_dry_run_prints_on_one_rank_the_search_as_a_file_that_opens_again_its_cost_and_the_first_trial(
+    open_text, capsys, monkeypatch
+):
+    opened = open_text(TEXT)
+    request = SearchRequest(search="mine.yaml", workers=6, dry_run=True)
+    monkeypatch.setenv("PMI_SIZE", "6")
+    outputs = []
+    for rank in range(2):
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        assert search(request) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[1] == ""
+    text, _, rest = outputs[0].partition("\n\n")
+    again = open_text(text)
+    assert (again.search, again.tree) == (opened.search, opened.tree)
+    assert "runs: 6 of 18 updates like the first, 27,648 samples" in rest
+    assert "ranks: 3 trials side by side, of 2 each; an hour is 6 device-hours" in rest
+    assert "first trial: optimizer.weight_decay 0.0001, optimizer.kind MomentumSGD\n" in rest
+    assert "memory of a device: weights " in rest
+    assert "  weight_decay: 0.0001 " in rest
+
+
+HEAD = """\
+kilobatch: 1
+recipe: digits/batch_256
+budget: {trials: 6}
+sampler: {kind: KIND}
+space:
+  learning_rate.reference: {kind: Float, low: 0.01, high: 0.5}
+"""
+TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("CmaEsSampler", TWO, "CmaEsSampler cannot propose values of this search: .* multi-objective"),
+        ("NSGAIISampler, population_size: 1", "", "NSGAIISampler cannot .*greater than or equal to 2"),
+        ("TPESampler, group: true", "", "TPESampler cannot .*can only be enabled when ``multivariate`` is enabled"),
+        ("BruteForceSampler", "", "BruteForceSampler cannot propose values of this search: .*step must be given"),
+        pytest.param(
+            "GPSampler",
+            "",
+            "GPSampler cannot propose values of this search: it needs PyTorch; pip install",
+            marks=pytest.mark.skipif(bool(importlib.util.find_spec("torch")), reason="PyTorch is installed"),
+        ),
+    ],
+)
+def test_a_sampler_is_refused_what_it_cannot_do_before_anything_is_written(tmp_path, kind, more, message):
+    (tmp_path / "mine.yaml").write_text(HEAD.replace("KIND", kind) + more)
+    with pytest.raises(ValueError, match=message):
+        search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_ranks_than_all_trials_of_the_budget_need_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="-n: 25 ranks are more"):
+        search(SearchRequest(search="digits", workers=25, out=tmp_path / "out", dry_run=True))
+    with pytest.raises(RecipeError, match="-n: 99,999,999,999 ranks are more than all 24 trials .* at most 24$"):
+        search(SearchRequest(search="digits", workers=99_999_999_999, out=tmp_path / "out"))
+    assert search(SearchRequest(search="digits", workers=24, out=tmp_path / "out", dry_run=True)) == 0
+    assert not (tmp_path / "out").exists()
