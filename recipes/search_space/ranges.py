@@ -35,8 +35,6 @@ class _Numbers:
 
     def __post_init__(self) -> None:
         name, unstepped = type(self).__name__, 1 if isinstance(self, Int) else None
-        for end in ("low", "high"):
-            require(math.isfinite(getattr(self, end)), f"{name}.{end} must be finite, got {getattr(self, end)}")
         require(self.low < self.high, f"{name}.high must be above low, got {self.high}")
         require(not self.log or self.low > 0, f"{name}.low must be above 0 where log is true, got {self.low}")
         stepped = self.step is None or 0 < self.step <= self.high - self.low
@@ -121,8 +119,7 @@ class Categorical:
         require(bool(self.choices), "Categorical.choices must hold at least one value")
         plain = all(choice is None or isinstance(choice, bool | int | float | str) for choice in self.choices)
         require(plain, "Categorical.choices must be numbers, texts, true, false or null")
-        different = len({(type(choice), choice) for choice in self.choices}) == len(self.choices)
-        require(different, "Categorical.choices must differ from each other")
+        require(len(set(self.choices)) == len(self.choices), "Categorical.choices must differ from each other")
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
@@ -130,8 +127,8 @@ class Categorical:
         return {("choices", index): choice for index, choice in enumerate(self.choices)}
 
     def holds(self, value: object) -> bool:
-        """Whether a value is one of the choices; true is not 1."""
-        return _among(value, self.choices)
+        """Whether a value is one of the choices."""
+        return value in self.choices
 
     def suggest(self, trial: Any, name: str) -> Any:
         """A value from Optuna's trial."""
@@ -149,7 +146,7 @@ def suggested(space: Space, trial: Any) -> dict[str, Any]:
 
 def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
     """Whether a trial has a value at a path, by its values of the paths before this one in the order of `suggested`."""
-    return all(other in values and _among(values[other], wanted) for other, wanted in space[path].when.items())
+    return all(other in values and values[other] in wanted for other, wanted in space[path].when.items())
 
 
 def active_values(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,8 +203,3 @@ def refuse_conditions(reading: Reading, space: Space) -> None:
 def _order(space: Space) -> list[str]:
     """The paths of a space, each after those that it depends on; CycleError where there is no such order."""
     return [*TopologicalSorter({path: range_.when for path, range_ in space.items()}).static_order()]
-
-
-def _among(value: Any, wanted: tuple[Any, ...]) -> bool:
-    """Whether a value is one of `wanted`; true is not 1."""
-    return any(type(one) is type(value) and one == value for one in wanted)

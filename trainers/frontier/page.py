@@ -19,7 +19,7 @@ from recipes.scale import scale_recipe
 from trainers.frontier.report import READ, conclusions, rows_of
 from trainers.frontier.results import Point, fit_of
 from trainers.runs.run_folder import REPORT, write_whole
-from trainers.search.best import BEST
+from trainers.search.results import BEST
 
 RECIPES = "best"  # the folder of the optima's recipes
 PICTURE = "updates.svg"

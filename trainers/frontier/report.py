@@ -16,7 +16,7 @@ from recipes.search_space.open_search import assignments
 from trainers.frontier.results import Point, fit_of
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
-from trainers.search.wording import column_names, short
+from trainers.search.results import column_names, short
 
 _ROWS, _COLUMNS = 18, 64  # of the picture in the terminal
 _MARKS = "oxv+*#@%"

@@ -13,8 +13,8 @@ from optuna.trial import FrozenTrial, TrialState
 from recipes.reports.charts import Chart, chart, curve, plain
 from recipes.reports.style import MUTED
 from recipes.schema import Search
+from trainers.search.results import column_names, metric_name, short
 from trainers.search.study import RATE, SECONDS, begun, best_trials, state_of
-from trainers.search.wording import column_names, metric_name, short
 
 _DOTS: dict[str, dict[str, Any]] = {  # state -> look
     "complete": {"look": "points"},

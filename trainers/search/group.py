@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -177,12 +178,11 @@ class Group:
 
     def wait(self) -> None:
         """Return when dismissed or killed ranks have ended; those that do not end in time are killed."""
-        end = time.monotonic() + _END_SECONDS
-        while self._job is not None and self._job.poll() is None:
-            if time.monotonic() > end:
+        if self._job is not None:
+            try:
+                self._job.process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
                 self._job.kill()
-                end += _END_SECONDS
-            time.sleep(0.02)
 
     @property
     def _runs(self) -> bool:

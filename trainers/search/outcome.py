@@ -59,28 +59,22 @@ def trial_request(
     folder: Path,
     options: SearchRequest,
     *,
-    seed: int | None = None,
-    every: str | None = None,
     stop_after: str | None = None,
 ) -> TrainRequest:
     """The request to train trial `number` in `folder`, or to resume it; with a target it ends where it reaches that.
 
-    Args:
-        seed: replaces that of the trial's recipe.
-        every: how often it is evaluated and saved; None: at the search's `reports`.
-        stop_after: where it ends at the latest; None: with its recipe.
+    It is evaluated and saved at the search's `reports`, or as `values` say, and ends at the latest at `stop_after`.
     """
-    report, target = every or f"{1 / opened.search.reports!r}run", opened.search.objectives[0].target
-    given = trial_values(opened.search, number, values) | {"evaluation.every": report}
+    target = opened.search.objectives[0].target
+    given = {"evaluation.every": f"{1 / opened.search.reports!r}run", **trial_values(opened.search, number, values)}
     given |= {"stop_at": None if target is None else {"accuracy": target}}
-    given |= {} if seed is None else {"seed": seed}
     return TrainRequest(
         recipe=os.fspath(opened.base.path),
         overrides=tuple(assignments(given)),
         overrides_from=origin_of(opened.search, number),
         out=folder,
         resume=(folder / RUN).exists(),
-        checkpoint_every=report,
+        checkpoint_every=given["evaluation.every"],
         stop_after=stop_after,
         data=opened.options["data_root"],
         allow_code=opened.options["allow_code"],

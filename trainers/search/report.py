@@ -16,10 +16,9 @@ from recipes.reports.page import document
 from recipes.reports.wording import duration, number, percent
 from recipes.schema import Search
 from trainers.runs.run_folder import REPORT, write_whole
-from trainers.search.best import Confirmed, confirmed_rows
 from trainers.search.charts import search_charts, trial_name, varying, whole_trials
+from trainers.search.results import Confirmed, column_names, confirmed_rows, metric_name, row_of, scores, short, shown
 from trainers.search.study import SECONDS, begun, best_trials, state_counts
-from trainers.search.wording import column_names, metric_name, row_of, scores, short, shown
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer

@@ -26,17 +26,16 @@ from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT, lock_folder
 from trainers.runs.stop_request import STOP_FILE, handling_signals
-from trainers.search.best import confirmed_in, confirmed_text, write_best
 from trainers.search.folder import folder_record, one_line, opened_storage, own_study
 from trainers.search.group import Group
 from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.placement import placements
 from trainers.search.prior import first_values
+from trainers.search.results import confirmed_in, confirmed_text, scores, shown, values_text, write_best
 from trainers.search.status import Display
 from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_counts
 from trainers.search.supervisor import Supervisor
-from trainers.search.wording import scores, shown, values_text
 
 
 def search(request: SearchRequest) -> int:

@@ -27,10 +27,9 @@ from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
-from trainers.search.best import Confirmed, confirmed_rows
 from trainers.search.report import write_search_page
+from trainers.search.results import Confirmed, confirmed_rows, row_of, values_text
 from trainers.search.study import SPENT, begun, best_trials
-from trainers.search.wording import row_of, values_text
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
 _SILENT_SECONDS = 60.0  # after which a supervisor on another host is taken for dead

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.trial import FixedTrial, TrialState
@@ -19,24 +20,13 @@ from recipes.search_space.ranges import suggested
 from trainers.launch.request import prepare
 from trainers.runs.run_folder import newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
+from trainers.search import outcome
 from trainers.search import study as studies
-from trainers.search.best import FRESH_SEED, confirm_folder, confirmed_in, write_best
 from trainers.search.folder import run_folders
 from trainers.search.group import Group, RunEnd, TrialRun
-from trainers.search.outcome import (
-    Result,
-    SearchRequest,
-    diverged_result,
-    goal_of,
-    has_ended,
-    metrics_lines,
-    recipe_violations,
-    reports_in,
-    trial_request,
-    trial_result,
-)
+from trainers.search.outcome import Result, SearchRequest
+from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, values_text, write_best
 from trainers.search.status import Display
-from trainers.search.wording import values_text
 
 _POLL_SECONDS = 0.02
 _STORE_SECONDS = 30.0  # between two notes of the time spent
@@ -71,9 +61,7 @@ class Supervisor:
         groups: of ranks, each for one trial at a time.
     """
 
-    def __init__(
-        self, opened: OpenedSearch, options: SearchRequest, display: Display, groups: Sequence[Group]
-    ) -> None:
+    def __init__(self, opened: OpenedSearch, options: SearchRequest, display: Display, groups: Sequence[Group]) -> None:
         self.opened, self.options, self.display, self.groups = opened, options, display, groups
         self.search, self.study, self.folder = opened.search, display.study, display.folder
         self.stopped_by = ""
@@ -189,7 +177,7 @@ class Supervisor:
         for seed in range(first, first + confirm.seeds):
             for trial in best:
                 folder = confirm_folder(self.folder, trial.number, seed)
-                if not has_ended(folder):
+                if not outcome.has_ended(folder):
                     fixed = FixedTrial(trial.params, trial.number)
                     fixed.set_user_attr(studies.LIMIT, 0 if self.search.objectives[0].spacing is None else trial.value)
                     works.append(_Work(trial=fixed, folders=[folder], seed=seed))
@@ -199,16 +187,17 @@ class Supervisor:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
         trial, folders = work.trial, work.folders
         values = suggested(self.search.space, trial)
-        done = [has_ended(folder, "success") or self._reached(work, folder) for folder in folders]
+        done = [outcome.has_ended(folder, "success") or self._reached(work, folder) for folder in folders]
         index = [*done, False].index(False)
         try:
-            last, seed = min(index, len(folders) - 1), work.seed
-            if last:
-                seed = values.get("seed", self.opened.base.recipe.seed) + last
-            how = {"seed": seed} | self._pace(work)
-            request = trial_request(self.opened, trial.number, values, folders[last], self.options, **how)
+            last, own, stop_after = min(index, len(folders) - 1), *self._pace(work)
+            if last or work.seed is not None:
+                own["seed"] = work.seed or values.get("seed", self.opened.base.recipe.seed) + last
+            request = outcome.trial_request(
+                self.opened, trial.number, values | own, folders[last], self.options, stop_after=stop_after
+            )
             prepared = prepare(request, workers=self.search.ranks_per_trial)
-            violations = recipe_violations(self.search, prepared.opened.tree)
+            violations = outcome.recipe_violations(self.search, prepared.opened.tree)
             studies.store_constraints(trial, violations)
             if violated := studies.violated_text(violations):
                 raise ValueError(violated)
@@ -216,7 +205,7 @@ class Supervisor:
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
         # What a session wrote that was killed before it told the study.
-        self._report(work, reports_in(metrics_lines(folders[0]), prepared, self.search))
+        self._report(work, outcome.reports_in(outcome.metrics_lines(folders[0]), prepared, self.search))
         if index == len(folders):
             self._tell_complete(work)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
@@ -268,32 +257,33 @@ class Supervisor:
         beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
         if objective.target is None or beside or not best or number >= self.search.reports:
             return
-        taken, lacking = goal_of(metrics_lines(work.run.folder), objective, ranks=self.search.ranks_per_trial)
+        lines = outcome.metrics_lines(work.run.folder)
+        taken, lacking = outcome.goal_of(lines, objective, ranks=self.search.ranks_per_trial)
         if lacking > 0 and taken >= best[0].value:
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             work.run.request_stop()
 
-    def _pace(self, work: _Work) -> dict[str, str | None]:
-        """How often a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
+    def _pace(self, work: _Work) -> tuple[dict[str, Any], str | None]:
+        """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
         objective, trial = self.search.objectives[0], work.trial
         if objective.spacing is None:
-            return {}
+            return {}, None
         if studies.LIMIT not in trial.user_attrs:
             best = studies.best_trials(self.study)
             trial.set_user_attr(studies.LIMIT, max(1, int(best[0].value) - 1) if best else objective.at_most or 0)
         limit = int(trial.user_attrs[studies.LIMIT])
-        every = max(1, int(objective.spacing * limit))
         if not limit:
-            return {"every": f"{objective.spacing!r}run"}
+            return {"evaluation.every": f"{objective.spacing!r}run"}, None
+        every = max(1, int(objective.spacing * limit))
         ends = work.seed is None and self.search.seeds_per_trial == 1
-        return {"every": f"{every}up", "stop_after": f"{limit // every * every}up" if ends else None}
+        return {"evaluation.every": f"{every}up"}, f"{limit // every * every}up" if ends else None
 
     def _reached(self, work: _Work, folder: Path) -> bool:
         """Whether a trial's run has reached the target of the search's one objective, which ends it."""
         objective = self.search.objectives[0]
         if objective.target is None or work.seed is not None:
             return False
-        return goal_of(metrics_lines(folder), objective, ranks=1)[1] <= 0
+        return outcome.goal_of(outcome.metrics_lines(folder), objective, ranks=1)[1] <= 0
 
     def _finish(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
         """Tell, continue or release a trial whose run has ended."""
@@ -305,7 +295,7 @@ class Supervisor:
             run.group.failures.clear()
         if end.how == "diverged":
             trial.set_user_attr(studies.DIVERGED, end.update)
-            self._tell(work, diverged_result(self.search))
+            self._tell(work, outcome.diverged_result(self.search))
         elif end.how == "success" or (end.how == "stopped" and self._reached(work, run.folder)):
             if work.index + 1 == len(work.folders):
                 self._tell_complete(work)
@@ -354,7 +344,8 @@ class Supervisor:
     def _tell_complete(self, work: _Work) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
         hours = self.search.ranks_per_trial * work.trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
-        self._tell(work, trial_result(self.search, list(map(metrics_lines, work.folders)), device_hours=hours))
+        runs = list(map(outcome.metrics_lines, work.folders))
+        self._tell(work, outcome.trial_result(self.search, runs, device_hours=hours))
         if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
             write_best(self.folder, self.opened, self.study)
 

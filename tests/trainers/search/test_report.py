@@ -15,9 +15,9 @@ from rich.console import Console
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float, Int
-from trainers.search.best import Confirmed
 from trainers.search.charts import search_charts
 from trainers.search.report import write_search_page
+from trainers.search.results import Confirmed
 from trainers.search.samplers import RandomSampler
 from trainers.search.status import Display
 

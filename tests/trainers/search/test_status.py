@@ -16,11 +16,10 @@ from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float, suggested
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.best import Confirmed
+from trainers.search.results import Confirmed, column_names
 from trainers.search.samplers import RandomSampler
 from trainers.search.status import Display, status_text, status_tree
 from trainers.search.study import DIVERGED, SECONDS, new_study, store_constraints
-from trainers.search.wording import column_names
 
 LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}
 SEARCH = Search(

@@ -10,7 +10,7 @@ from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Confirm, Search
 from recipes.search_space.ranges import Float, suggested
 from trainers.launch.vocabulary import vocabulary
-from trainers.search.best import confirmed_in, confirmed_text, write_best
+from trainers.search.results import confirmed_in, confirmed_text, write_best
 from trainers.search.samplers import RandomSampler
 from trainers.search.study import best_trials, new_study, store_constraints
 
