@@ -116,7 +116,7 @@ class Group:
         self._placement, self._messages = placement, self.folder / (messages or "")
         self._results = MessageReader(self._messages / RESULTS)
         self._job: Ranks | None = None
-        self.joined = self._killed = self._dismissed = False
+        self.joined = self._ending = False
         self._heartbeat = 0.0
         self._num_errors = self._log_start = 0  # lines of stderr before the run, bytes of the log before the ranks
 
@@ -128,9 +128,8 @@ class Group:
 
     def train(self, request: TrainRequest) -> None:
         """Begin a run; the previous one must have ended."""
-        if self._killed:
-            self.wait()
         if not self._runs:
+            self.wait()
             self._begin()
         self._num_errors = 0 if self._job is None else self._job.num_errors()
         write_message(self._messages / REQUESTS, {"train": request.as_tree()})
@@ -156,13 +155,13 @@ class Group:
 
     def kill(self) -> None:
         """End the ranks at once, also one that hangs; those of another launcher end all together, and this process."""
-        self._killed = True
         if self._job is not None:
             self._job.kill()
         elif self._runs:
             if sys.exc_info()[0] is not None:
                 traceback.print_exc()  # the next line ends this process as well
             os.kill(os.getppid(), signal.SIGKILL)
+        self._ending = True
 
     def send_heartbeat(self) -> None:
         """Show the ranks, every ten seconds, that the supervisor lives."""
@@ -174,7 +173,7 @@ class Group:
         """Begin no more runs: the ranks end by themselves."""
         if self._placement is None or self._runs:
             dismiss(self._messages)
-        self._dismissed = True
+        self._ending = True
 
     def wait(self) -> None:
         """Return when dismissed or killed ranks have ended; those that do not end in time are killed."""
@@ -186,7 +185,7 @@ class Group:
 
     @property
     def _runs(self) -> bool:
-        return self.num_starts > 0 and not self._dismissed and self.poll() is None
+        return self.num_starts > 0 and not self._ending and self.poll() is None
 
     def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -197,7 +196,7 @@ class Group:
                 shutil.rmtree(old, ignore_errors=True)
         self._messages.mkdir(exist_ok=True)
         (self._messages / REQUESTS).touch()
-        self.joined = self._killed = False
+        self.joined = self._ending = False
         self._results, self._heartbeat = MessageReader(self._messages / RESULTS), time.monotonic()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._job = self._placement and start_placed(self._placement, self._messages, self.log)

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import RecipeError
-from recipes.reading.load import load_tree
-from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from recipes.search_space.open_search import open_search
-from trainers.launch.vocabulary import search_vocabulary, vocabulary
+from trainers.launch.vocabulary import search_vocabulary
 
 HEAD = """\
 kilobatch: 1
@@ -18,7 +16,7 @@ sampler: {kind: RandomSampler}
 budget: {trials: 6}
 """
 SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.5, log: true}}\n"
-
+OWN = "enqueue: [recipe, {learning_rate.reference: 0.1}]\n"
 
 CONDITIONAL = "space:\n  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}\n"
 RATE = "  optimizer.trust_coefficient: {kind: Float, low: 1e-4, high: 1e-2, when: {optimizer.kind: [Lars]}}\n"
@@ -137,22 +135,13 @@ def test_searches_of_the_library_open(name):
     assert open_search(name, vocabulary=search_vocabulary()).search.space
 
 
-def test_what_is_left_out_is_filled_in(opened):
-    result = opened(HEAD + SPACE)
-    search = result.search
+def test_what_is_left_out_is_filled_in_and_fixed_values_are_in_the_recipe(opened):
+    result = opened(HEAD + SPACE + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n" + OWN)
+    search, recipe = result.search, result.base.recipe
     assert (search.name, search.ranks_per_trial, search.reports, search.retries) == ("mine", 1, 20, 2)
     assert (search.objective.metric, search.objective.direction) == ("accuracy", "maximize")
     assert result.tree["space"]["learning_rate.reference"]["step"] is None
-    assert result.base.recipe.learning_rate.reference == 0.05
-
-
-def test_fixed_values_are_in_the_recipe(opened):
-    result = opened(HEAD + SPACE + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n")
-    assert result.base.recipe.epochs == 3
-
-
-def test_the_recipes_own_values_are_enqueued(opened):
-    result = opened(HEAD + SPACE + "enqueue: [recipe, {learning_rate.reference: 0.1}]\n")
+    assert (recipe.learning_rate.reference, recipe.epochs) == (0.05, 3)
     assert result.enqueued == ({"learning_rate.reference": 0.05}, {"learning_rate.reference": 0.1})
 
 
@@ -206,37 +195,10 @@ def test_a_problem_of_the_recipe_has_its_line_in_the_recipe(opened, tmp_path):
         opened(HEAD.replace("digits/batch_256", "own.yaml") + SPACE + "fixed: {seed: 3}\n")
 
 
-def test_origin_of_what_a_search_sets_is_the_search():
-    opened = open_recipe(
-        "digits/baseline",
-        vocabulary=vocabulary(),
-        overrides=["epochs=3", 'optimizer.no_decay=["norm", "bias"]'],
-        overrides_from="search mine trial 17",
-    )
-    assert opened.origins["epochs"] == opened.origins["optimizer.no_decay.1"] == "search mine trial 17"
-    assert type(opened.origins["epochs"]) is str
-    assert opened.origins["model.width"].startswith("recipes/papers/digits/baseline.yaml:")
-
-
-def test_origin_of_an_option_is_the_command_line_as_before():
-    _, origins = load_tree(Path("recipes/papers/digits/baseline.yaml"), overrides=["epochs=3"])
-    assert str(origins[("epochs",)]) == "command line"
-
-
-def test_a_range_is_tried_on_the_recipe_with_the_values_that_it_needs(opened):
-    """MomentumSGD, the recipe's own, has no trust coefficient."""
-    result = opened(HEAD + CONDITIONAL + RATE)
+def test_a_range_is_tried_with_the_values_that_it_needs_and_may_have_a_fixed_value_for_all_other_trials(opened):
+    """MomentumSGD, the recipe's own, has no trust coefficient, and its trial none of these values."""
+    smoothing = "  loss.label_smoothing: {kind: Float, low: 0.0, high: 0.2, when: {optimizer.kind: [Lars]}}\n"
+    result = opened(HEAD + CONDITIONAL + RATE + smoothing + "fixed: {loss.label_smoothing: 0.1}\nenqueue: [recipe]\n")
     assert result.search.space["optimizer.trust_coefficient"].when == {"optimizer.kind": ("Lars",)}
-
-
-def test_the_recipes_own_values_are_those_of_a_trial_like_it(opened):
-    assert opened(HEAD + CONDITIONAL + RATE + "enqueue: [recipe]\n").enqueued == ({"optimizer.kind": "MomentumSGD"},)
-
-
-def test_a_conditional_range_may_have_a_fixed_value_for_all_other_trials(opened):
-    text = (
-        HEAD
-        + CONDITIONAL
-        + "  loss.label_smoothing: {kind: Float, low: 0.0, high: 0.2, when: {optimizer.kind: [Lars]}}\n"
-    )
-    assert opened(text + "fixed: {loss.label_smoothing: 0.1}\n").base.recipe.loss.label_smoothing == 0.1
+    assert result.enqueued == ({"optimizer.kind": "MomentumSGD"},)
+    assert result.base.recipe.loss.label_smoothing == 0.1

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 from socket import gethostname
 
 import pytest
@@ -14,25 +15,18 @@ from trainers.search.group import REQUESTS, RESULTS, Group, MessageReader, RunEn
 from trainers.search.placement import Placement, hosts_named, place, placements
 
 
-def test_each_message_comes_once_and_in_order(tmp_path):
+def test_each_message_comes_once_in_order_and_whole(tmp_path):
     path = tmp_path / "orders.jsonl"
     reader = MessageReader(path)
     assert reader.next() is None
     for number in range(3):
         write_message(path, {"number": number})
-    assert [reader.next() for _ in range(4)] == [{"number": 0}, {"number": 1}, {"number": 2}, None]
-    write_message(path, {"number": 3})
-    assert reader.next() == {"number": 3}
-
-
-def test_a_message_that_is_not_yet_whole_comes_later(tmp_path):
-    path = tmp_path / "orders.jsonl"
-    reader = MessageReader(path)
-    path.write_bytes(b'{"a": 1}\n{"b"')
-    assert [reader.next(), reader.next()] == [{"a": 1}, None]
     with open(path, "ab") as file:
-        file.write(b": 2}\n")
-    assert reader.next() == {"b": 2}
+        file.write(b'{"numb')
+    assert [reader.next() for _ in range(4)] == [{"number": 0}, {"number": 1}, {"number": 2}, None]
+    with open(path, "ab") as file:
+        file.write(b'er": 3}\n')
+    assert reader.next() == {"number": 3}
 
 
 def test_a_writer_is_dead_when_its_file_has_not_been_touched_for_long(tmp_path, monkeypatch):
@@ -53,17 +47,11 @@ def test_a_writer_is_dead_when_its_file_has_not_been_touched_for_long(tmp_path, 
     assert reader.writer_is_dead
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        TrainRequest(recipe="digits/ramp"),
-        TrainRequest(recipe="a.yaml", overrides=("a=1", "b=[1]"), out="x/y", data="z", resume=True, watchdog_seconds=3),
-    ],
-)
-def test_a_request_is_the_same_after_the_journey(request_):
-    sent = TrainRequest.from_tree(request_.as_tree())  # with paths
+def test_a_request_is_the_same_after_the_journey():
+    tree = {"recipe": "a.yaml", "overrides": ["a=1"], "out": "x/y", "data": "z", "resume": True, "watchdog_seconds": 3}
+    sent = TrainRequest.from_tree(TrainRequest(recipe="digits/ramp").as_tree() | tree)
+    assert (sent.out, sent.overrides) == (Path("x/y"), ("a=1",))
     assert TrainRequest.from_tree(json.loads(json.dumps(sent.as_tree()))) == sent
-    assert sent.overrides == request_.overrides
 
 
 @pytest.fixture
@@ -148,31 +136,17 @@ def test_ranks_say_where_they_joined_and_a_killed_group_leaves_the_others_alone(
     assert first.poll() == 0
 
 
+NO_SUCH = "ValueError: no such thing"
+HANGS = "rank 1 on here hangs in update 3, for 40.1 s"
+
+
 @pytest.mark.parametrize(
     ("errors", "how", "reason"),
     [
-        (
-            "rank 1 on here failed:\nTraceback (most recent call last):\n  File x\nValueError: no such thing\n\n"
-            "Abort(3) on node 1: application called MPI_Abort\n",
-            "failed",
-            "rank 1: ValueError: no such thing",
-        ),
-        (
-            "rank 0 on here failed:\nphotos/1.jpg: not a readable image (OSError: cut off)\n\nAbort(3) on node 0\n",
-            "failed",
-            "rank 0: photos/1.jpg: not a readable image (OSError: cut off)",
-        ),
-        (
-            "kilobatch: the loss is not finite at update 3 on rank 0\n",
-            "failed",
-            "the loss is not finite at update 3 on rank 0",
-        ),
-        (
-            "kilobatch: rank 1 on here hangs in update 3, for 40.1 s:\n  a/model.py:7 in __call__: wait()\n"
-            "No progress in update 3 for 40.1 s; --watchdog allows 40.\nLast good checkpoint: update-000002\n",
-            "died",
-            "rank 1 on here hangs in update 3, for 40.1 s",
-        ),
+        (f"rank 1 on here failed:\nTraceback\n  File x\n{NO_SUCH}\n\nAbort(3)\n", "failed", f"rank 1: {NO_SUCH}"),
+        ("rank 0 on here failed:\n1.jpg: cut off\n\nAbort(3) on node 0\n", "failed", "rank 0: 1.jpg: cut off"),
+        ("kilobatch: the loss is not finite\n", "failed", "the loss is not finite"),
+        (f"kilobatch: {HANGS}:\n  a.py:7\nNo progress for 40.1 s; --watchdog allows 40.\n", "died", HANGS),
         ("Traceback:\n  File x\nImportError: no module\n", "failed", "ImportError: no module"),
         ("", "failed", "the ranks ended without a word"),
     ],
@@ -181,7 +155,8 @@ def test_cause_of_a_failure(errors, how, reason):
     assert cause_of(errors) == RunEnd(how=how, reason=reason)
 
 
-HERE = {"PATH": "/nowhere"}
+HERE = gethostname()
+NO_SRUN = {"PATH": "/nowhere"}
 
 
 def launched(group):
@@ -190,21 +165,25 @@ def launched(group):
 
 
 def test_groups_of_this_machine():
-    groups = placements(each=2, workers=5, environment=HERE)
-    assert [group.hosts for group in groups] == [(gethostname(),) * 2] * 2
+    groups = placements(each=2, workers=5, environment=NO_SRUN)
+    assert [group.hosts for group in groups] == [(HERE,) * 2] * 2
     assert [group.local_ranks for group in groups] == [(0, 1), (2, 3)]
     assert launched(groups[0]) == "mpiexec -n 2"
 
 
-def test_without_a_number_there_is_one_group():
-    assert [group.hosts for group in placements(each=3, workers=None, environment=HERE)] == [(gethostname(),) * 3]
-
-
 def test_groups_are_whole_on_a_host_where_they_fit():
-    groups = placements(each=3, workers=9, hosts="a:4,b", environment=HERE)
+    groups = placements(each=3, workers=9, hosts="a:4,b", environment=NO_SRUN)
     assert [group.hosts for group in groups] == [("a",) * 3, ("b",) * 3, ("b", "b", "a")]
     assert [group.local_ranks for group in groups] == [(0, 1, 2), (0, 1, 2), (3, 4, 3)]
     assert launched(groups[2]) == "mpiexec -n 3 -hosts b:2,a:1"
+
+
+def test_without_a_number_there_is_one_group_here_or_as_many_as_the_hosts_hold():
+    in_a_container = {**NO_SRUN, "SLURM_JOB_ID": "17", "SLURM_NTASKS": "12"}
+    for environment in (NO_SRUN, in_a_container):
+        (group,) = placements(each=3, workers=None, environment=environment)
+        assert group.hosts == (HERE,) * 3
+    assert len(placements(each=2, workers=None, hosts="a:2,b:4", environment=NO_SRUN)) == 3
 
 
 @pytest.mark.parametrize(
@@ -222,16 +201,6 @@ def test_hosts_are_filled_before_groups_spread(slots, each, expected):
     assert ["".join(hosts) for hosts in placed] == expected
 
 
-def test_hosts_that_all_have_a_number_say_how_many_ranks_there_are():
-    assert len(placements(each=2, workers=None, hosts="a:2,b:4", environment=HERE)) == 3
-
-
-def test_an_allocation_without_srun_is_this_machine():
-    """As in a container."""
-    (group,) = placements(each=3, workers=None, environment={**HERE, "SLURM_JOB_ID": "17", "SLURM_NTASKS": "12"})
-    assert group.hosts == (gethostname(),) * 3
-
-
 @pytest.mark.parametrize(
     ("hosts", "workers", "expected"),
     [
@@ -245,31 +214,18 @@ def test_hosts_share_what_is_left(hosts, workers, expected):
     assert hosts_named(hosts, workers) == expected
 
 
-@pytest.mark.parametrize(
-    ("hosts", "workers"),
-    [
-        ("a,b", 3),
-        ("a,b:4", 4),
-        ("a:1,b:1", 3),
-        ("a,,b", 2),
-        ("a:x", 2),
-        ("a:0", 2),
-        ("a:", 2),
-        ("a b", 2),
-        ("a:1:2", 2),
-        ("a,a", 2),
-        ("a,b", None),
-        ("", 2),
-    ],
-)
-def test_hosts_that_make_no_sense_are_refused(hosts, workers):
+@pytest.mark.parametrize("hosts", ["a,b 3", "a,b:4 4", "a:1,b:1 3", "a,,b", "a:x", "a:0", "a:", "a:1:2", "a,a", ""])
+def test_hosts_that_make_no_sense_are_refused(hosts):
+    hosts, _, workers = hosts.partition(" ")
     with pytest.raises(RecipeError, match="does not name different hosts with"):
-        hosts_named(hosts, workers)
+        hosts_named(hosts, int(workers or 2))
 
 
-def test_fewer_ranks_than_a_trial_takes_are_refused():
+def test_fewer_ranks_than_a_trial_takes_or_hosts_without_a_number_of_ranks_are_refused():
     with pytest.raises(RecipeError, match="3 ranks are fewer than the 4 of a trial"):
-        placements(each=4, workers=3, environment=HERE)
+        placements(each=4, workers=3, environment=NO_SRUN)
+    with pytest.raises(RecipeError, match="does not name different hosts with a number of ranks"):
+        hosts_named("a,b", None)
 
 
 @pytest.fixture
@@ -327,15 +283,9 @@ def test_on_nodes_with_gpus_each_rank_has_one(allocation, gpu):
             placements(each=1, workers=10, environment=allocated)
 
 
-def test_more_ranks_than_cores_are_refused(allocation):
+def test_what_an_allocation_does_not_hold_is_refused_and_hosts_that_are_named_count_more(allocation):
     with pytest.raises(RecipeError, match="more than the 10 that the allocation has cores for"):
         placements(each=1, workers=11, environment=allocation())
-
-
-def test_slurms_words_are_shown_if_it_does_not_know_the_allocation(allocation):
     with pytest.raises(LaunchError, match="does not describe the allocation: slurm_load_jobs error"):
         placements(each=1, workers=None, environment={**allocation(), "SLURM_JOB_NODELIST": "gone"})
-
-
-def test_hosts_that_are_named_count_more_than_the_allocation(allocation):
     assert launched(placements(each=1, workers=2, hosts="a,b", environment=allocation())[0]).startswith("mpiexec")

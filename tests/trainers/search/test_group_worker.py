@@ -3,11 +3,7 @@
 import pytest
 from optuna.trial import TrialState
 
-from recipes.search_space.open_search import open_search
-from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.mpi_ranks import find_mpiexec
-from trainers.runs.run_folder import FolderRefused
-from trainers.search.folder import folder_record
 
 pytestmark = pytest.mark.mpi
 TEXT = """\
@@ -41,16 +37,6 @@ def test_an_error_is_printed_by_one_rank(searching):
     assert code == 2
     assert output.count("2 ranks are fewer than the 3 of a trial") == 1
     assert not search.folder.exists()
-
-
-def test_a_folder_in_which_ranks_only_waited_is_free(searching, tmp_path):
-    """As where the supervisor refuses the search: the mended one may have the folder."""
-    opened = open_search(searching(TEXT + "budget: {trials: 4}\n").file, vocabulary=search_vocabulary())
-    (tmp_path / "out" / "jobs" / "group-00").mkdir(parents=True)
-    folder_record(tmp_path / "out", opened, resume=False)
-    (tmp_path / "out" / "notes").mkdir()
-    with pytest.raises(FolderRefused, match="out is not empty"):
-        folder_record(tmp_path / "out", opened, resume=False)
 
 
 @pytest.mark.slow

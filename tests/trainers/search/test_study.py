@@ -21,6 +21,7 @@ from trainers.search.study import (
     next_trial,
     state_counts,
     state_of,
+    store_constraints,
 )
 
 SPACE = {"x": Float(low=0.0, high=1.0), "y": Float(low=1e-3, high=1.0, log=True), "z": Categorical(choices=("a", "b"))}
@@ -109,11 +110,13 @@ def test_what_the_second_half_of_the_trials_gained_by_hand():
     assert gain_of_second_half(study) == pytest.approx(4 - 10 / 3)
 
 
-def test_a_trial_that_diverged_is_never_the_best_and_its_state_says_so():
+def test_a_trial_that_diverged_or_breaks_a_constraint_is_never_the_best_and_its_state_says_so():
     study = new_study(search(RandomSampler()))
-    trial = study.ask()
-    trial.set_user_attr(DIVERGED, 7)
-    study.tell(trial, 0.0)
+    diverged, broken = study.ask(), study.ask()
+    diverged.set_user_attr(DIVERGED, 7)
+    store_constraints(broken, {"never": 1.0})
+    for trial in (diverged, broken):
+        study.tell(trial, 1.0)
     assert best_trials(study) == []
-    assert state_counts(study.get_trials()) == "1 trial: 1 diverged"
+    assert state_counts(study.get_trials()) == "2 trials: 1 diverged, 1 infeasible"
     assert study.trials[0].state == TrialState.COMPLETE
