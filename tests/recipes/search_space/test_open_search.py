@@ -24,8 +24,6 @@ REFUSED = """
 # Keys and values of a search
 space: {}
 => 5:8: space: holds no paths
-space: [epochs]
-=> 5:8: space: holds no paths
 space:
   learning_rate.referenec: {kind: Float, low: 0.1, high: 1}
 => 6:3: space.learning_rate.referenec: the recipe refuses this: is not a known key; did you mean reference?
@@ -35,9 +33,6 @@ space:
 space:
   optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Momentum]}
 => 6:62: space.optimizer.kind.choices.1: the recipe refuses this: there is no optimizer called Momentum; did you mean
-space:
-  seed: {kind: Flaot, low: 0, high: 3}
-=> 6:16: space.seed.kind: there is no range called Flaot; did you mean Float?
 space:
   seed: {kind: Int, low: 3, high: 3}
 => 6:35: space.seed.high: is 3; must be above low
@@ -56,8 +51,6 @@ recipe: digits/batch_257
 => 2:9: recipe: there is no recipe called 'digits/batch_257'
 recipe: gone.yaml
 => 2:9: recipe: there is no file gone.yaml
-sampler: {kind: Bayes}
-=> 3:17: sampler.kind: there is no sampler called Bayes; known: BruteForceSampler, CmaEsSampler
 budget: {trials: 0}
 => 4:18: budget.trials: is 0
 objective: {metric: updates_to, target: 90}
@@ -75,12 +68,8 @@ objective: [{metric: accuracy}, {metric: accuracy}]
 objective: [{metric: accuracy}, {metric: loss}]
 confirm: {top: 3}
 => 6:12: objective: is not possible; must be one where there is a target, `confirm` or `patience`
-seeds_per_trial: 0
-=> 6:18: seeds_per_trial: is 0; must be at least 1
 budget: {trials: 6, device_hours: 0}
 => 4:35: budget.device_hours: is 0.0; must be above 0 and finite
-prior: {draws: 3}
-=> 6:8: prior: Prior must have either `recipe` or `search`
 fixed: {stop_at: {accuracy: 0.9}}
 => 2:9: recipe: ends at its `stop_at`, where trials cannot be compared; give `fixed: {stop_at: null}`
 constraints: [{metric: accuracy}]

@@ -2,15 +2,11 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import optuna
 import pytest
@@ -18,10 +14,8 @@ from optuna.trial import TrialState
 
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.runs.storage_url import hidden
-from trainers.search.folder import PASSWORD, opened_storage
+from trainers.search.folder import opened_storage
 
-ROOT = Path(__file__).parents[3]
 HEAD = """\
 kilobatch: 1
 name: mine
@@ -111,10 +105,10 @@ class Searching:
             self.wait_for(self.run_folder(number) / "checkpoints" / "update-*")
         return [pid for number in numbers for pid in self.pids(number)]
 
-    def updates_of_ranks(self, number):
-        """The update after which each rank of a trial left it."""
-        heartbeats = sorted((self.run_folder(number) / "ranks").glob("*.json"))
-        return [json.loads(heartbeat.read_text())["update"] for heartbeat in heartbeats]
+    @staticmethod
+    def updates_of_ranks(run):
+        """The update after which each rank left a run."""
+        return [json.loads(heartbeat.read_text())["update"] for heartbeat in sorted((run / "ranks").glob("*.json"))]
 
     def metrics(self, number):
         return [json.loads(text) for text in (self.run_folder(number) / "metrics.jsonl").read_text().splitlines()]
@@ -168,43 +162,3 @@ def open_text(tmp_path, monkeypatch):
         return open_search("mine.yaml", vocabulary=search_vocabulary())
 
     return open_text
-
-
-class Server:
-    """A database server of the test's own; `url` is without its password.
-
-    Args:
-        kind: postgresql or mysql.
-        folder: of it, which is not there yet.
-    """
-
-    def __init__(self, kind, folder):
-        self._words = [ROOT / "tests" / "services" / kind, folder]
-        self.packages = folder / "packages"  # its driver, where that is not installed
-        started = subprocess.run(self._words, capture_output=True, text=True)
-        if started.returncode:
-            pytest.skip(f"no {kind}: {started.stderr.strip()}")
-        self.password = urlsplit(started.stdout.strip()).password
-        self.url = hidden(started.stdout.strip())
-
-    def remove(self):
-        subprocess.run([*self._words, "--stop"], check=True)
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """`server(kind)`: a `Server` that runs until the test has ended, installed where that is possible."""
-    above = tempfile.mkdtemp(prefix="kilobatch-")
-    os.chmod(above, 0o755)  # PostgreSQL runs as another user where this one is root
-
-    def start(kind):
-        made = Server(kind, Path(above) / kind)
-        stack.callback(made.remove)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(made.packages), os.environ.get("PYTHONPATH", "")]))
-        monkeypatch.syspath_prepend(made.packages)
-        monkeypatch.setenv(PASSWORD, made.password)
-        return made
-
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, above, ignore_errors=True)
-        yield start

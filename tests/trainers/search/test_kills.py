@@ -2,17 +2,24 @@
 
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from trainers.search.outcome import metrics_lines
+from trainers.runs.storage_url import hidden
+from trainers.search.folder import PASSWORD
+from trainers.search.outcome import has_ended
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 KILLS, HANG_SECONDS, UPDATES, REPORTS = 30, 60, 176, 5
+ENDS = ("success", "stopped", "failed")
 TEXT = f"""\
 space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
 fixed: {{epochs: 30, model.blocks: [1], model.width: 4}}
@@ -45,8 +52,7 @@ class Killing:
         while time.monotonic() < end and self.process.poll() is None:
             folder = self.search.folder  # without checkpoints, which come and go
             written = [*folder.glob("trials/*/*.jsonl"), *folder.glob("jobs/*/*/*.jsonl")]
-            newest = max(map(modified, written), default=0)
-            if time.time() - newest < 2:
+            if time.time() - max(map(modified, written), default=0) < 2:
                 self.last_news = time.monotonic()
             assert time.monotonic() - self.last_news < HANG_SECONDS, "no trial makes an update any more"
             time.sleep(0.05)
@@ -57,8 +63,7 @@ class Killing:
         for path in self.search.folder.glob("trials/trial-*/environment.json"):
             number = int(path.parent.name.rpartition("-")[2])
             pids = self.search.pids(number)
-            ended = has_ended(path.parent)  # its group may have the next trial
-            if not ended and all(map(self.search.alive, pids)):
+            if all(map(self.search.alive, pids)) and not has_ended(path.parent, *ENDS):  # else they train the next one
                 pids_of[number] = pids
         return pids_of
 
@@ -82,15 +87,13 @@ class Killing:
         self.killed.append(what)
         if what == "supervisor":
             self.process.communicate()
-            assert self.search.gone([pid for pids in running.values() for pid in pids]), (
-                "ranks outlive their supervisor"
-            )
+            assert self.search.gone(sum(running.values(), [])), "ranks outlive their supervisor"
             return True
         self.of_trial[number] = self.of_trial.get(number, 0) + 1
         others = {other: pids for other, pids in running.items() if other != number}
         self.watch(0.5)
         for other, pids in others.items():  # they go on, or their run has ended
-            assert all(map(self.search.alive, pids)) or has_ended(self.search.run_folder(other))
+            assert all(map(self.search.alive, pids)) or has_ended(self.search.run_folder(other), *ENDS)
         return True
 
 
@@ -100,11 +103,6 @@ def modified(path):
         return path.stat().st_mtime
     except FileNotFoundError:
         return 0
-
-
-def has_ended(folder):
-    lines = metrics_lines(folder)
-    return bool(lines) and lines[-1]["key"] == "run_stop"
 
 
 def ancestor(pid, name):
@@ -171,9 +169,27 @@ def test_ends_of_an_allocation_change_no_proposal_and_no_result(searching, tmp_p
     assert resumed >= 4  # the others ended meanwhile
 
 
-def test_a_search_over_postgresql_goes_on_after_a_kill(searching, server):
+@pytest.fixture
+def postgresql(monkeypatch):
+    """The URL, without its password, of a PostgreSQL of the test's own."""
+    above = Path(tempfile.mkdtemp(prefix="kilobatch-"))
+    above.chmod(0o755)  # PostgreSQL runs as another user where this one is root
+    words = [Path(__file__).parents[2] / "services" / "postgresql", above / "server"]
+    started = subprocess.run(words, capture_output=True, text=True)
+    if started.returncode:
+        pytest.skip(f"no PostgreSQL: {started.stderr.strip()}")
+    packages, url = above / "server" / "packages", started.stdout.strip()  # its driver, where that is not installed
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.setenv(PASSWORD, urlsplit(url).password)
+    yield hidden(url)
+    subprocess.run([*words, "--stop"], check=True)
+    shutil.rmtree(above, ignore_errors=True)
+
+
+def test_a_search_over_postgresql_goes_on_after_a_kill(searching, postgresql):
     text = TEXT.replace("ranks_per_trial: 2", "budget: {trials: 3}")
-    search = searching(text, "-n", 2, "--storage", server("postgresql").url)
+    search = searching(text, "-n", 2, "--storage", postgresql)
     with search.start() as process:
         search.wait_for_checkpoint(0, 1)
         process.kill()

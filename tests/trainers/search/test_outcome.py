@@ -49,24 +49,18 @@ def search(*constraints, metrics=("accuracy",)):
     )
 
 
-def test_objectives_are_those_of_the_end_in_their_order():
+def test_objectives_are_those_of_the_end_in_their_order_and_the_mean_of_several_runs():
     """The training loss is the mean of 2 and 1, the updates since the evaluation before."""
     own = search(metrics=("train_loss", "accuracy", "device_hours", "loss"))
     assert trial_result(own, [LINES], device_hours=0.5) == ([1.5, 0.75, 0.5, 1.25], {})
-
-
-def test_several_runs_count_with_their_mean():
     assert trial_result(search(), [LINES, OTHER], device_hours=0.5)[0] == [0.5]
 
 
-def test_a_score_that_is_no_number_is_the_worst():
-    lines = [*LINES, {"key": "eval_accuracy", "value": math.nan}, {"key": "eval_loss", "value": math.nan}]
-    assert trial_result(search(metrics=("accuracy", "loss")), [lines], device_hours=0.5)[0] == [0.0, math.inf]
-
-
-def test_a_trial_that_diverged_is_worse_than_any_other():
+def test_a_trial_that_diverged_is_worse_than_any_other_and_so_is_a_score_that_is_no_number():
     own = search(metrics=("accuracy", "loss", "device_hours"))
     assert diverged_result(own)[0] == [0.0, math.inf, math.inf]
+    lines = [*LINES, {"key": "eval_accuracy", "value": math.nan}, {"key": "eval_loss", "value": math.nan}]
+    assert trial_result(own, [lines], device_hours=0.5)[0] == [0.0, math.inf, 0.5]
 
 
 WAY = [
@@ -117,8 +111,8 @@ def test_a_constraint_is_measured_in_parts_of_its_end(constraint, violations, vi
 
 def test_a_score_that_is_not_finite_breaks_its_constraint():
     lines = [*LINES, {"key": "eval_loss", "value": math.nan}]
-    _, broken = trial_result(search(Constraint(metric="loss", at_least=0.1)), [lines], device_hours=0.5)
-    assert broken == {"loss >= 0.1": 1.0}
+    own = search(Constraint(metric="loss", at_least=0.1))
+    assert trial_result(own, [lines], device_hours=0.5)[1] == {"loss >= 0.1": 1.0}
 
 
 def test_before_training_only_constraints_on_values_are_checked():
@@ -132,9 +126,6 @@ def test_before_training_only_constraints_on_values_are_checked():
     )
     expected = {f"{product} <= 0.002": -0.5, f"{product} >= 0.001": 0.0, "learning_rate.reference <= 0.4": 0.25}
     assert recipe_violations(own, RECIPE) == pytest.approx(expected)
-
-
-def test_a_constraint_on_a_value_that_is_no_number_is_an_error():
     with pytest.raises(ValueError, match="optimizer.kind is 'Lars', which is no number"):
         recipe_violations(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)
 
@@ -150,21 +141,10 @@ def line(epoch, update, value=0.5, key="eval_accuracy"):
     return {"key": key, "value": value, "epoch": epoch, "update": update, "time_ms": 1}
 
 
-def test_a_report_has_the_number_of_the_last_point_that_was_reached(prepared):
-    lines = [
-        line(2.56, 15, 0.2),
-        line(2.56, 15, 1.7, "eval_loss"),
-        line(5.12, 30, 0.4),
-        line(7.51, 44),
-        line(10.07, 59),
-    ]
-    reports = list(reports_in(lines, prepared, replace(search(), reports=4)))
-    assert reports == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
-
-
-def test_the_end_of_a_run_is_its_last_report(prepared):
-    ((number, _),) = reports_in([line(9.9, 59)], prepared, replace(search(), reports=4))
-    assert number == 4
+def test_a_report_has_the_number_of_the_last_point_that_was_reached_and_the_end_is_the_last(prepared):
+    lines = [line(2.56, 15, 0.2), line(2.56, 15, 1.7, "eval_loss"), line(5.12, 30, 0.4), line(7.51, 44), line(9.9, 59)]
+    own = replace(search(), reports=4)
+    assert list(reports_in(lines, prepared, own)) == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):

@@ -141,7 +141,7 @@ def test_the_best_so_far_keeps_the_constraints(study):
 
 
 @pytest.mark.parametrize(("direction", "worst", "edge"), [("maximize", 0.0, "bottom"), ("minimize", math.inf, "top")])
-def test_a_diverged_trial_is_at_the_bad_edge_and_scales_no_axis(direction, worst, edge):
+def test_a_diverged_trial_is_at_the_bad_edge_scales_no_axis_and_is_in_the_table(direction, worst, edge, page):
     metric = {"maximize": "accuracy", "minimize": "loss"}[direction]
     search = replace(SEARCH, objective=(Objective(metric=metric),))
     study = optuna.create_study(direction=direction)
@@ -149,6 +149,9 @@ def test_a_diverged_trial_is_at_the_bad_edge_and_scales_no_axis(direction, worst
         study.add_trial(trial(TrialState.COMPLETE, [0.9 + number / 100], 0.01 + number / 1000, "a"))
     way = {1: 1e6, 2: math.inf} if direction == "minimize" else {1: 1e-3, 2: 0.0}
     study.add_trial(trial(TrialState.COMPLETE, [worst], 1.0, "a", reports=way, diverged=17))
+    text = page(study, search)
+    assert f"<td>{'inf' if math.isinf(worst) else '0.00&nbsp;%'}</td><td>diverged</td>" in text
+    assert "the loss or a weight is not finite at update 17" in text
     made, points = charts_of(study, search)
     title = {"accuracy": "accuracy (%)", "loss": "loss"}[metric]
     for name in (title, f"{title} by rate", f"{title} by word"):
@@ -157,14 +160,6 @@ def test_a_diverged_trial_is_at_the_bad_edge_and_scales_no_axis(direction, worst
     (way,) = [curve for curve in made[f"{title} on the way"]["curves"] if curve["names"] == "trial 3"]
     assert way["scales"] is False
     assert {curve["names"] for curve in made[f"{title} and values"]["curves"]} == {f"trial {at}" for at in range(3)}
-
-
-def test_a_diverged_trial_has_its_update_in_the_table_and_infinity_as_score(page):
-    study = optuna.create_study(direction="minimize")
-    study.add_trial(trial(TrialState.COMPLETE, [float("inf")], 0.1, "a", diverged=17))
-    text = page(study, replace(SEARCH, objective=(Objective(metric="loss"),)))
-    assert "<td>inf</td><td>diverged</td>" in text
-    assert "the loss or a weight is not finite at update 17" in text
 
 
 def test_parallel_coordinates_lead_each_trial_through_its_own_values():

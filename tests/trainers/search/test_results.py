@@ -53,11 +53,7 @@ def test_best_yaml_is_complete_and_names_what_the_search_set(open_text):
     for changed in ("weight_decay: 0.005", "kind: Lars", "trust_coefficient: 0.01", "epochs: 3"):
         assert changed in output
     best = open_recipe("best.yaml", vocabulary=vocabulary()).recipe
-    assert (
-        best.optimizer.weight_decay,
-        best.optimizer.trust_coefficient,
-        best.epochs,
-    ) == (0.005, 0.01, 3)
+    assert (best.optimizer.weight_decay, best.optimizer.trust_coefficient, best.epochs) == (0.005, 0.01, 3)
     assert "extends" not in yaml.safe_load(text)
 
 
@@ -113,16 +109,12 @@ def test_the_best_mean_wins_with_its_interval(tmp_path):
         write(tmp_path, 11, seed, 0.95)
     write(tmp_path, 5, 0, 0.99)  # one run has no interval
     write(tmp_path, 7, 0, 0.99, "stopped")
-    first, second = confirmed_in(tmp_path, made())
+    write(tmp_path, 2, 0, 0.9)
+    write(tmp_path, 2, 1, 0.9, "failed")  # it diverged, and counts as the worst
+    first, second, third = confirmed_in(tmp_path, made())
     assert first.trial == 11
     assert (first.mean, first.low, first.high) == pytest.approx((0.95, 0.95, 0.95))
     assert (second.trial, second.values) == (3, [0.8, 0.9, 1.0])
+    assert (third.trial, third.values) == (2, [0.9, 0.0])
     assert second.high - second.mean == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
     assert confirmed_text(made(), second) == "90.00 % (65.16 % to 114.84 %) by 3 fresh seeds"
-
-
-def test_a_run_that_diverged_counts_as_the_worst(tmp_path):
-    write(tmp_path, 3, 0, 0.9)
-    write(tmp_path, 3, 1, 0.9, "failed")
-    (one,) = confirmed_in(tmp_path, made())
-    assert one.values == [0.9, 0.0]

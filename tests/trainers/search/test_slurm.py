@@ -200,18 +200,14 @@ def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, alloc
 def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all(searching, allocation):
     search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
     launcher = (*allocation(4), "srun")
-    output = search.kill_launched_rank(*launcher)
-    assert re.search(r"a rank on \S+ \(process \d+\) has ended; the same command goes on", output)
-    search.resume_launched(*launcher)
-
-
-def test_ranks_that_do_not_join_are_refused_once_with_the_command_to_type(searching, allocation):
-    search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
-    for words, expected in (((*allocation(4), "srun"), 2), (allocation(4), 3)):  # joined, and as steps
+    for words, expected in ((launcher, 2), (launcher[:-1], 3)):  # joined, and as steps
         code, output = search.run(*words, SLURM_MPI_TYPE="none")
         assert code == expected, output
         assert "type `export SLURM_MPI_TYPE=pmi2` before the same command" in output
     assert {trial.state for trial in search.trials()} == {TrialState.RUNNING}  # none is spent on it
+    output = search.kill_launched_rank(*launcher)
+    assert re.search(r"a rank on \S+ \(process \d+\) has ended; the same command goes on", output)
+    search.resume_launched(*launcher)
 
 
 def test_a_run_is_trained_by_ranks_that_srun_started(allocation, tmp_path):
