@@ -98,13 +98,13 @@ def open_search(
 
 
 def read_search(reading: Reading, tree: Mapping[str, Any]) -> tuple[Search, dict[str, Any]]:
-    """A search's tree, without its recipe, as object and resolved tree.
-
-    Raises:
-        RecipeError: with all problems.
-    """
+    """A search's tree, without its recipe, as object and resolved tree, or RecipeError with all problems."""
     given = {key: value for key, value in tree.items() if key != "kilobatch"}
-    using = {"space": partial(read_space, reading), "objective": partial(_read_objective, reading)}
+    several = isinstance(given.get("objective"), list)
+    using = {
+        "space": partial(read_space, reading),
+        "objective": lambda raw, at, _: reading.value(tuple[Objective, ...] if several else Objective, raw, at),
+    }
     search, resolved = reading.record(Search, given, (), using=using)
     if search is not REFUSED:
         require_folder_name(reading, search.name)
@@ -131,10 +131,6 @@ def read_space(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) ->
     if any(value is REFUSED for value, _ in pairs.values()):
         return REFUSED, resolved
     return {name: value for name, (value, _) in pairs.items()}, resolved
-
-
-def _read_objective(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:
-    return reading.value(tuple[Objective, ...] if isinstance(raw, list) else Objective, raw, path)
 
 
 def recipe_file(reading: Reading, name: str, path: Path) -> Path:

@@ -46,7 +46,6 @@ def folder_record(
     """What `search.yaml` holds, or will hold: the study's storage and name, and the search.
 
     Args:
-        folder, opened: of the search.
         resume: whether there must be one.
         storage, study: of the command line; None: those of the folder, else `sqlite` and the search's name.
     Raises:
@@ -56,8 +55,8 @@ def folder_record(
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
     own = {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
     own = yaml.safe_load(yaml.safe_dump(own))
-    given = {"storage": storage and hidden(storage), "study": study}
-    given = {key: value for key, value in given.items() if value}
+    given = {"storage": hidden(storage)} if storage else {}
+    given |= {"study": study} if study else {}
     if not (folder / SEARCH).is_file():
         if resume:
             raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
@@ -121,7 +120,6 @@ def opened_storage(where: str, folder: Path) -> Iterator[optuna.storages.BaseSto
     Args:
         where: `sqlite` or `journal`, both in the search's folder; `grpc://HOST:PORT` of Optuna's proxy; or the URL of a
             database, whose password may come from `KILOBATCH_STORAGE_PASSWORD`.
-        folder: of the search.
     Raises:
         RecipeError: `where` names no storage, its driver is not installed, or it does not answer.
     """

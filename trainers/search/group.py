@@ -31,10 +31,9 @@ from trainers.runs.run_folder import LOG, METRICS
 from trainers.runs.stop_request import STOP_FILE, request_stop
 from trainers.search.folder import group_folder
 from trainers.search.outcome import metrics_lines, reports_in
-from trainers.search.placement import Placement, start_placed
+from trainers.search.placement import Placement
 
 REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
-HEARTBEAT_SECONDS = 10.0  # how often a supervisor touches each group's requests
 _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
 _OWN = "kilobatch: "  # how our messages begin
@@ -117,7 +116,6 @@ class Group:
         self._results = MessageReader(self._messages / RESULTS)
         self._job: Ranks | None = None
         self.joined = self._ending = False
-        self._heartbeat = 0.0
         self._num_errors = self._log_start = 0  # lines of stderr before the run, bytes of the log before the ranks
 
     @property
@@ -164,9 +162,8 @@ class Group:
         self._ending = True
 
     def send_heartbeat(self) -> None:
-        """Show the ranks, every ten seconds, that the supervisor lives."""
-        if self.num_starts and time.monotonic() - self._heartbeat > HEARTBEAT_SECONDS:
-            self._heartbeat = time.monotonic()
+        """Show the ranks that the supervisor lives."""
+        if self.num_starts:
             os.utime(self._messages / REQUESTS)
 
     def dismiss(self) -> None:
@@ -197,9 +194,9 @@ class Group:
         self._messages.mkdir(exist_ok=True)
         (self._messages / REQUESTS).touch()
         self.joined = self._ending = False
-        self._results, self._heartbeat = MessageReader(self._messages / RESULTS), time.monotonic()
+        self._results = MessageReader(self._messages / RESULTS)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
-        self._job = self._placement and start_placed(self._placement, self._messages, self.log)
+        self._job = self._placement and self._placement.start(self._messages, self.log)
         self.num_starts += 1
 
     def _end_without_result(self, code: int, errors: str) -> RunEnd:
@@ -228,9 +225,7 @@ class Group:
 class TrialRun:
     """A run that a group of ranks trains; creating it begins the run, whose folder exists.
 
-    Args:
-        group, request, prepared: whose ranks train it, what, and the same checked.
-        search: with the objective that is reported.
+    `prepared` is its request, checked, and `search` has the objective that is reported.
     """
 
     def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
@@ -249,10 +244,6 @@ class TrialRun:
     def seconds(self) -> float:
         """How long it has run."""
         return time.monotonic() - self._began
-
-    def ended(self) -> RunEnd | None:
-        """How it ended; None while it runs."""
-        return self.group.ended(self.folder / LOG)
 
     def reports(self, *, ended: bool) -> list[tuple[int, float]]:
         """Number and score of all reports if there is a new one since the last call; `ended`: there will be none."""

@@ -66,12 +66,11 @@ def trial_request(
     It is evaluated and saved at the search's `reports`, or as `values` say, and ends at the latest at `stop_after`.
     """
     target = opened.search.objectives[0].target
-    given = {"evaluation.every": f"{1 / opened.search.reports!r}run", **trial_values(opened.search, number, values)}
+    given = {"evaluation.every": f"{1 / opened.search.reports!r}run", **values}
     given |= {"stop_at": None if target is None else {"accuracy": target}}
     return TrainRequest(
         recipe=os.fspath(opened.base.path),
-        overrides=tuple(assignments(given)),
-        overrides_from=origin_of(opened.search, number),
+        **trial_changes(opened.search, number, given),
         out=folder,
         resume=(folder / RUN).exists(),
         checkpoint_every=given["evaluation.every"],
@@ -83,16 +82,12 @@ def trial_request(
     )
 
 
-def trial_values(search: Search, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """All that the recipe of a trial changes, by paths; the search's own claims do not hold for it."""
+def trial_changes(search: Search, number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """All that the recipe of a trial changes, as arguments of `open_recipe`; the recipe's own claims do not hold."""
     own = {"name": f"{search.name}-trial-{number}", "claims": [], "card": None}
     own["title"] = f"Trial {number} of the search {search.name} over {search.recipe}"
-    return {**search.fixed, **values, **own}
-
-
-def origin_of(search: Search, number: int) -> str:
-    """The origin of what a trial's recipe changes."""
-    return f"search {search.name} trial {number}"
+    origin = f"search {search.name} trial {number}"
+    return {"overrides": tuple(assignments({**search.fixed, **values, **own})), "overrides_from": origin}
 
 
 def metrics_lines(folder: Path) -> list[dict[str, Any]]:
@@ -170,7 +165,6 @@ def trial_result(search: Search, runs: Sequence[Sequence[Mapping[str, Any]]], *,
     part of the target that it lacks; so a sampler knows how near it came.
 
     Args:
-        search: with the objectives and constraints.
         runs: the lines of each run's `metrics.jsonl`.
         device_hours: of all runs together.
     Returns:

@@ -34,15 +34,14 @@ class Placement:
     local_ranks: tuple[int, ...]
     launcher: tuple[str, ...]
 
-
-def start_placed(placement: Placement, messages: Path, log: Path) -> Ranks:
-    """Start the ranks of a group where they are placed; they read their requests in `messages`, and print to `log`."""
-    words = ["search-ranks", str(messages), ",".join(map(str, placement.local_ranks))]
-    environment = users_environment()  # without our thread limits: each rank sets those of its own machine
-    if placement.launcher[0] == "srun":
-        environment = {name: value for name, value in environment.items() if not name.startswith(_OF_ALLOCATION)}
-    how = {"log": log, "outlive_us": False, "launcher": placement.launcher, "environment": environment}
-    return start_ranks(len(placement.hosts), words, **how)
+    def start(self, messages: Path, log: Path) -> Ranks:
+        """Start the ranks; they read their requests in `messages`, and print to `log`."""
+        words = ["search-ranks", str(messages), ",".join(map(str, self.local_ranks))]
+        environment = users_environment()  # without our thread limits: each rank sets those of its own machine
+        if self.launcher[0] == "srun":
+            environment = {name: value for name, value in environment.items() if not name.startswith(_OF_ALLOCATION)}
+        how = {"log": log, "outlive_us": False, "launcher": self.launcher, "environment": environment}
+        return start_ranks(len(self.hosts), words, **how)
 
 
 def placements(

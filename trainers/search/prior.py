@@ -55,9 +55,7 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
     says, any other number around the known one by a tenth of its range; a choice is kept four times in five.
 
     Args:
-        search: whose trial is drawn.
         known, own: resolved recipes: the known one, and that of the search with its fixed values.
-        index: of the draw, from 0.
     """
     stream, values = draws(search.seed, "prior", index), {}
     for path, range_ in search.space.items():

@@ -36,17 +36,17 @@ def write_search_page(
     """Write the page of a search into its folder, whole or not at all.
 
     Args:
-        folder, study, search: of the search.
         epochs: of a trial that does not search them.
         confirmed: trials trained again on fresh seeds, the best first, if they were.
         live: seconds after which the page looks for what is new, while the search runs; 0: it has ended.
     """
     trials = begun(study)
     best, rows = best_trials(study), confirmed_rows(search, confirmed)
+    hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
         tag("p", _verdict(search, best, confirmed), class_="verdict"),
-        tag("p", _spent(search, trials), class_="muted"),
+        tag("p", f"{state_counts(trials)}; {number(hours, digits=3)} device-hours." if trials else "", class_="muted"),
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), table([*rows[0]], [[*row.values()] for row in rows])] if rows else []),
     ]
@@ -78,12 +78,6 @@ def _verdict(search: Search, best: list[FrozenTrial], confirmed: Sequence[Confir
         return f"{len(best)} trials are beaten by no other one in everything." if len(best) > 1 else "One beats all."
     kept = " of those that keep the constraints" if search.constraints else ""
     return f"Trial {best[0].number} is best{kept}, with {scores(search, best[0].values)}."
-
-
-def _spent(search: Search, trials: list[FrozenTrial]) -> str:
-    """How many trials ended in which state, and their device-hours."""
-    hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
-    return f"{state_counts(trials)}; {number(hours, digits=3)} device-hours." if trials else ""
 
 
 def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -> Markup:

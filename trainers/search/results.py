@@ -18,12 +18,12 @@ from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.reports.wording import number, percent
 from recipes.schema import Search
-from recipes.search_space.open_search import OpenedSearch, assignments, plain_path
+from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.launch.verdict import t_quantile
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
 from trainers.search.folder import trial_folder
-from trainers.search.outcome import has_ended, metrics_lines, origin_of, trial_result, trial_values
+from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
 from trainers.search.study import SECONDS, best_trials, ranked_trials, reason_of, state_of
 
 BEST = "best.yaml"
@@ -136,12 +136,11 @@ def _recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed 
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
     """
     search, base = opened.search, opened.base
-    given = trial_values(search, trial.number, trial.params)
+    given = dict(trial.params)
     dataset = base.path.parent / base.recipe.dataset
     if dataset.suffix in (".yaml", ".yml") and dataset.is_file():  # relative to the recipe's own file
         given["dataset"] = str(dataset.resolve())
-    how = {"overrides": assignments(given), "overrides_from": origin_of(search, trial.number)}
-    recipe = open_recipe(base.path, **how, **opened.options)
+    recipe = open_recipe(base.path, **trial_changes(search, trial.number, given), **opened.options)
     seeds = f", the mean of {search.seeds_per_trial} seeds," if search.seeds_per_trial > 1 else ""
     head = f"# {scores(search, trial.values, named=True)}{seeds} in trial {trial.number} of the search {search.name}"
     if confirmed is not None:

@@ -16,6 +16,7 @@ from recipes.reading.load import resolved_text
 from recipes.reading.yaml import flow_text
 from recipes.reports.terminal import plan_text
 from recipes.reports.wording import number
+from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import require_startable
@@ -32,7 +33,7 @@ from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.placement import placements
 from trainers.search.prior import first_values
-from trainers.search.results import confirmed_in, confirmed_text, scores, shown, values_text, write_best
+from trainers.search.results import confirmed_text, scores, shown, values_text, write_best
 from trainers.search.status import Display
 from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_counts
 from trainers.search.supervisor import Supervisor
@@ -68,7 +69,8 @@ def _search(request: SearchRequest) -> int:
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
     groups, first = _groups(request, opened, folder), first_values(opened)
-    _require_trainable(opened, request)
+    _require_proposals(opened.search)
+    prepare(trial_request(opened, 0, {}, Path("trial"), request), workers=each)  # the recipe with its own values
     if request.dry_run:
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
@@ -103,7 +105,7 @@ def _search_study(
         )
         with handling_signals(supervisor.stop_at_signal):
             supervisor.run()
-        display.confirmed = confirmed = confirmed_in(folder, search)
+    confirmed = display.confirmed
     best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
     display.say(state_counts(finished(study)))
     for one in confirmed:
@@ -145,14 +147,13 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
     return [Group(number, folder, own) for number, own in enumerate(placed)]
 
 
-def _require_trainable(opened: OpenedSearch, request: SearchRequest) -> None:
-    """Refuse a recipe that cannot be trained with its own values, and a space in which the sampler proposes nothing."""
+def _require_proposals(search: Search) -> None:
+    """Refuse a space in which the sampler proposes nothing."""
     try:
-        next_trial(new_study(opened.search), opened.search)
+        next_trial(new_study(search), search)
     except ValueError as error:
-        kind = type(opened.search.sampler).__name__
+        kind = type(search.sampler).__name__
         raise InputRefused(f"{kind} cannot propose values of this search: {error}") from None
-    prepare(trial_request(opened, 0, {}, Path("trial"), request), workers=opened.search.ranks_per_trial)
 
 
 def _dry_run_text(

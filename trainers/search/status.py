@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,7 @@ from recipes.schema import Search
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.search.report import write_search_page
-from trainers.search.results import Confirmed, confirmed_rows, row_of, values_text
+from trainers.search.results import confirmed_in, confirmed_rows, row_of, values_text
 from trainers.search.study import SPENT, begun, best_trials
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
@@ -41,8 +41,6 @@ class Display:
     """Shows the progress of a search on the console, in its log, in its `status.json` and on its page.
 
     Args:
-        search, study, folder: of the search.
-        console: where to.
         groups: how many trials run side by side.
         epochs: of a trial that does not search them.
     """
@@ -54,7 +52,7 @@ class Display:
         # Filled by the supervisor: number of a trial -> seconds and state of its present run; host or group -> why.
         self.running: dict[int, tuple[float, RunState]] = {}
         self.set_aside: dict[str, str] = {}
-        self.confirmed: Sequence[Confirmed] = ()
+        self.confirmed = confirmed_in(folder, search)
         self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
         self._ended: dict[int, dict[str, Any]] = {}  # rows of trials that have, by number: they change no more
         self._shown, self._page_due, self._page_every, self._epochs = -math.inf, 0.0, _EVERY_SECONDS, epochs
@@ -85,8 +83,8 @@ class Display:
 
     def ended(self, number: int) -> None:
         """Say how a trial has ended, the best so far, and what is left."""
-        rows = self.rows()
-        row, left, best = self._ended[number], self.seconds_left(rows), self._best()
+        left, best = self.seconds_left, self._best()
+        row = self._ended[number]
         words = [f"trial {number} {row['state']}: {', '.join(filter(None, (row['text'], row['note'])))}"]
         if best and len(self.search.objectives) > 1:
             words.append(f"trials not beaten: {', '.join(str(one['trial']) for one in best)}")
@@ -125,12 +123,14 @@ class Display:
     def _best(self) -> list[dict[str, Any]]:
         return [row_of(trial, self.search) for trial in best_trials(self.study)]
 
-    def seconds_left(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
+    @property
+    def seconds_left(self) -> float | None:
         """Estimated seconds until the first limit of the budget is reached; None if no trial or all have ended.
 
         The time of the trials left is taken from the mean of those that have ended.
         """
-        budget, ended = self.search.budget, [row for row in rows if row["state"] != "running"]
+        budget, rows = self.search.budget, self.rows()
+        ended = [row for row in rows if row["state"] != "running"]
         timed, waiting = [row["seconds"] for row in ended if row["seconds"]], budget.trials - len(ended)
         if not timed or waiting <= 0:
             return None
@@ -140,12 +140,13 @@ class Display:
             left.append(3600 * budget.hours - self.spent_seconds)
         if budget.device_hours is not None:
             ranks = self.groups * self.search.ranks_per_trial
-            left.append(3600 * (budget.device_hours - self.device_hours(rows)) / ranks)
+            left.append(3600 * (budget.device_hours - self.device_hours) / ranks)
         return max(0.0, min(left))
 
-    def device_hours(self, rows: Sequence[Mapping[str, Any]] | None = None) -> float:
-        """Ranks times hours of all trials so far; `rows` are those of `rows()`."""
-        return sum(row["seconds"] for row in rows or self.rows()) * self.search.ranks_per_trial / 3600
+    @property
+    def device_hours(self) -> float:
+        """Ranks times hours of all trials so far."""
+        return sum(row["seconds"] for row in self.rows()) * self.search.ranks_per_trial / 3600
 
     def _tree(self, *, ended: bool = False) -> dict[str, Any]:
         """What the terminal and `status.json` show, as plain data."""
@@ -157,8 +158,8 @@ class Display:
             "states": Counter(row["state"] for row in rows),
             "budget": asdict(self.search.budget),
             "ranks": self.groups * self.search.ranks_per_trial,
-            "device_hours": self.device_hours(rows),
-            "seconds_left": None if ended else self.seconds_left(rows),
+            "device_hours": self.device_hours,
+            "seconds_left": None if ended else self.seconds_left,
             "best": list(map(_plain, self._best())),
             "running": [_plain(row) for row in rows if row["state"] == "running"],
             "set_aside": self.set_aside,

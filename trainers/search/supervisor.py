@@ -18,7 +18,7 @@ from recipes.planning.rates import full_rate
 from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import suggested
 from trainers.launch.request import prepare
-from trainers.runs.run_folder import newest_checkpoint_name
+from trainers.runs.run_folder import LOG, newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
 from trainers.search import outcome
 from trainers.search import study as studies
@@ -29,7 +29,7 @@ from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, va
 from trainers.search.status import Display
 
 _POLL_SECONDS = 0.02
-_STORE_SECONDS = 30.0  # between two notes of the time spent
+_HEARTBEAT_SECONDS = 20.0  # between two signs of life, in the study and to each group
 _JOIN_SECONDS = 180.0  # for started ranks to import and to join in MPI
 
 
@@ -119,13 +119,13 @@ class Supervisor:
                 pass
             if not self._running:
                 return
-            for group in self.groups:
-                group.send_heartbeat()
             stop_file = self.folder / STOP_FILE
             if not self.stopped_by and stop_file.exists():
                 self.request_stop(requester_text(stop_requester(stop_file), stop_file))
-            if time.monotonic() - self._stored > _STORE_SECONDS:
+            if time.monotonic() - self._stored > _HEARTBEAT_SECONDS:
                 self._store_time()
+                for group in self.groups:
+                    group.send_heartbeat()
             self.display.running = {work.trial.number: (work.run.seconds, work.run.state) for work in self._running}
             self.display.show()
             time.sleep(_POLL_SECONDS)
@@ -160,7 +160,7 @@ class Supervisor:
         budget, spent = self.search.budget, self.display.spent_seconds
         if budget.hours is not None and spent >= 3600 * budget.hours:
             return True
-        if budget.device_hours is not None and self.display.device_hours() >= budget.device_hours:
+        if budget.device_hours is not None and self.display.device_hours >= budget.device_hours:
             return True
         best = studies.best_trials(self.study) if budget.patience is not None else []
         return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= budget.patience
@@ -224,7 +224,7 @@ class Supervisor:
     def _check(self, work: _Work) -> None:
         """Its new reports, whether its run has ended or hangs."""
         run = work.run
-        end = run.ended()  # before the reports: all that it wrote until then is read below
+        end = run.group.ended(run.folder / LOG)  # before the reports: all that it wrote until then is read below
         if reports := run.reports(ended=end is not None):
             self._report(work, reports)
             if end is None:
@@ -251,14 +251,18 @@ class Supervisor:
             for number, value in reports:  # of a target: what is lacking, since less is better there
                 work.trial.report(value if objective.target is None else objective.target - value, number)
 
+    def _goal(self, folder: Path) -> tuple[float, float]:
+        """What a run took to the target of the search's one objective, and what it lacks of it."""
+        how = {"objective": self.search.objectives[0], "ranks": self.search.ranks_per_trial}
+        return outcome.goal_of(outcome.metrics_lines(folder), **how)
+
     def _judge(self, work: _Work, number: int) -> None:
         """End a running trial that has taken as much as the best trial took to the target."""
-        objective, best = self.search.objectives[0], studies.best_trials(self.study)
+        best = studies.best_trials(self.study) if self.search.has_goal else []
         beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
-        if objective.target is None or beside or not best or number >= self.search.reports:
+        if beside or not best or number >= self.search.reports:
             return
-        lines = outcome.metrics_lines(work.run.folder)
-        taken, lacking = outcome.goal_of(lines, objective, ranks=self.search.ranks_per_trial)
+        taken, lacking = self._goal(work.run.folder)
         if lacking > 0 and taken >= best[0].value:
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             work.run.request_stop()
@@ -280,10 +284,7 @@ class Supervisor:
 
     def _reached(self, work: _Work, folder: Path) -> bool:
         """Whether a trial's run has reached the target of the search's one objective, which ends it."""
-        objective = self.search.objectives[0]
-        if objective.target is None or work.seed is not None:
-            return False
-        return outcome.goal_of(outcome.metrics_lines(folder), objective, ranks=1)[1] <= 0
+        return self.search.has_goal and work.seed is None and self._goal(folder)[1] <= 0
 
     def _finish(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
         """Tell, continue or release a trial whose run has ended."""

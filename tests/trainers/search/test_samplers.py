@@ -62,11 +62,19 @@ def worked(search, score):
 
 
 @pytest.mark.parametrize("sampler", ALL, ids=repr)
-def test_a_trial_has_a_conditional_value_only_with_the_value_it_belongs_to(sampler):
-    study = worked(made(sampler), lambda values: ([values["x"] + values.get("y", 0.5)], {}))
+def test_every_sampler_works_with_conditions_constraints_and_several_objectives(sampler):
+    """Accuracy x, at most a half, and cost x + (1 - x) y: with x fixed a higher y only costs."""
+    search = made(sampler, metrics=("accuracy", "device_hours"))
+    study = worked(search, lambda own: ([own["x"], own["x"] + own.get("y", 0.0)], {"x <= 0.5": own["x"] - 0.5}))
     for trial in study.trials:
         assert ("y" in trial.params) == (trial.params["kind"] == "b")
     assert {trial.params["kind"] for trial in study.trials} == {"a", "b"}
+    best = best_trials(study)
+    assert any(trial.params["x"] > 0.5 for trial in study.trials)
+    assert all(trial.params["x"] <= 0.5 for trial in best)
+    assert {trial.number for trial in best} == {trial.number for trial in study.best_trials}
+    assert [trial.values[0] for trial in best] == sorted((trial.values[0] for trial in best), reverse=True)
+    assert len(best) > 1
 
 
 def test_brute_force_tries_each_combination_that_a_trial_can_have_once():
@@ -75,15 +83,6 @@ def test_brute_force_tries_each_combination_that_a_trial_can_have_once():
     study = worked(made(samplers.BruteForceSampler(), space=space, trials=11), lambda values: ([values["x"]], {}))
     tried = [tuple(trial.params.items()) for trial in study.trials]
     assert len(set(tried[:9])) == len(set(tried)) == 9
-
-
-@pytest.mark.parametrize("sampler", ALL, ids=repr)
-def test_what_breaks_a_constraint_is_never_the_best(sampler):
-    """The more x the better, and x above a half is too much."""
-    study = worked(made(sampler), lambda values: ([values["x"]], {"x <= 0.5": values["x"] - 0.5}))
-    assert any(trial.params["x"] > 0.5 for trial in study.trials)
-    kept = [trial for trial in study.trials if trial.params["x"] <= 0.5]
-    assert best_trials(study)[0].value == max(trial.value for trial in kept)
 
 
 @pytest.mark.parametrize(
@@ -102,17 +101,6 @@ def test_a_sampler_heeds_constraints(sampler):
     study = worked(search, lambda values: ([values["x"]], {"y <= 0.2": values["y"] - 0.2}))
     late = [trial.params["y"] <= 0.2 for trial in study.trials[-len(study.trials) // 3 :]]
     assert sum(late) > 0.5 * len(late)
-
-
-@pytest.mark.parametrize("sampler", ALL, ids=repr)
-def test_several_objectives_have_a_front(sampler):
-    """Accuracy x, cost x + (1 - x) y: with x fixed a higher y only costs."""
-    search = made(sampler, metrics=("accuracy", "device_hours"))
-    study = worked(search, lambda values: ([values["x"], values["x"] + values.get("y", 0.0)], {}))
-    best = best_trials(study)
-    assert {trial.number for trial in best} == {trial.number for trial in study.best_trials}
-    assert [trial.values[0] for trial in best] == sorted((trial.values[0] for trial in best), reverse=True)
-    assert len(best) > 1
 
 
 def test_constraints_are_stored_once_although_a_killed_search_stores_them_again():

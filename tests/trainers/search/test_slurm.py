@@ -21,35 +21,8 @@ space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1, log: true}}
 fixed: {epochs: 16, learning_rate.warmup: null, model.blocks: [1], model.width: 4}
 reports: 4
 """
+SHORT = TEXT.replace("epochs: 16", "epochs: 1")
 EVENT = re.compile(" is set aside: |trial 1 complete")
-# In an allocation: groups of EACH ranks train digits for an update, once for each line that this process reads.
-GROUPS = """\
-import json, sys, time
-from pathlib import Path
-from trainers.launch.request import TrainRequest
-from trainers.search.placement import placements
-from trainers.search.group import Group
-
-folder, each = Path(sys.argv[1]), int(sys.argv[2])
-groups = [Group(number, folder, placement) for number, placement in enumerate(placements(each=each, workers=None))]
-for line in sys.stdin:
-    ends = {}
-    for group in groups:
-        out = folder / f"run-{group.number}-{line.strip()}"
-        words = ("epochs=1", "learning_rate.warmup=null", "model.blocks=[1]", "model.width=4")
-        group.train(TrainRequest(recipe="digits/batch_256", overrides=words, out=out, stop_after="1up"))
-    while len(ends) < len(groups):
-        for group in groups:
-            end = None if group in ends else group.ended(folder / "run.log")
-            if end:
-                ends[group] = [end.how, group.hosts, group.gpus, end.reason]
-        time.sleep(0.05)
-    print(json.dumps([ends[group] for group in groups]), flush=True)
-for group in groups:
-    group.dismiss()
-for group in groups:
-    group.wait()
-"""
 
 
 @pytest.fixture
@@ -77,27 +50,10 @@ def allocation(slurm):
     return lambda tasks: ["salloc", "--quiet", f"--ntasks={tasks}"]
 
 
-class Groups:
-    """The process of GROUPS in an allocation; `train(name)` returns (how, hosts, GPUs, reason) of each."""
-
-    def __init__(self, folder, options, *, each, before=""):
-        self._folder = folder
-        words = [sys.executable, "-c", GROUPS, str(folder), str(each)]
-        words = ["sh", "-c", f'{before} exec "$@"', "sh", *words]
-        self.process = subprocess.Popen(
-            ["salloc", "--quiet", *options.split(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def train(self, name="a"):
-        self.process.stdin.write(f"{name}\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, [path.read_text() for path in self._folder.glob("jobs/*/log.txt")]
-        return json.loads(line)
-
-    def end(self):
-        self.process.communicate(timeout=60)
-        assert self.process.returncode == 0
+def joined(search):
+    """(hosts, GPUs) of the ranks of each group, as they have reported them."""
+    first = [path.read_text().splitlines()[0] for path in search.folder.glob("jobs/group-*/start-*/answers.jsonl")]
+    return [(tree["joined"], tree["gpus"]) for tree in map(json.loads, first)]
 
 
 @pytest.mark.parametrize(
@@ -109,49 +65,34 @@ class Groups:
         ("--gpus=16", 6),  # one of the two groups that fit takes what the other leaves
     ],
 )
-def test_groups_fill_nodes_and_have_their_gpus_for_themselves(slurm, tmp_path, options, each):
+def test_groups_fill_nodes_and_have_their_gpus_for_themselves(searching, slurm, options, each):
     slurm(4)
-    groups = Groups(tmp_path, f"--nodes=4 --ntasks=16 {options}", each=each)
-    ends = groups.train()
-    groups.end()
-    assert [end[0] for end in ends] == ["success"] * (16 // each)
-    assert [len(set(hosts)) for _, hosts, *_ in ends] == [2 if each == 6 else 1] * (16 // each)
-    devices = [device for _, hosts, gpus, _ in ends for device in zip(hosts, gpus, strict=True)]
-    assert len(set(devices)) == len(devices) == 16 // each * each
+    number = 16 // each
+    search = searching(SHORT + f"budget: {{trials: {number}}}\nranks_per_trial: {each}\n")
+    search.complete("salloc", "--quiet", "--nodes=4", "--ntasks=16", *options.split())
+    assert [trial.state for trial in search.trials()] == [TrialState.COMPLETE] * number
+    groups = joined(search)
+    assert [len(set(hosts)) for hosts, _ in groups] == [2 if each == 6 else 1] * number
+    devices = [device for hosts, gpus in groups for device in zip(hosts, gpus, strict=True)]
+    assert len(set(devices)) == len(devices) == number * each
     assert {gpu for _, gpu in devices} == {"0", "1", "2", "3"}
 
 
-def test_a_group_of_a_dead_node_is_not_started_and_the_others_go_on(slurm, tmp_path):
-    folder = slurm(2)
-    groups = Groups(tmp_path, "--no-kill --nodes=2 --ntasks=2", each=1)
-    assert [end[:2] for end in groups.train()] == [["success", ["node1"]], ["success", ["node2"]]]
-    subprocess.run([SCRIPT, folder, "--kill", "node2"], check=True)
-    alive, dead = groups.train("b")
-    assert alive[0] == "success", alive
-    assert (dead[0], dead[3]) == ("died", "srun: error: Node failure on node2")  # these ranks had joined
-    alive, dead = groups.train("c")
-    assert alive[0] == "success", alive
-    assert dead[:2] == ["not_started", ["node2"]]
-    assert "Requested node configuration is not available" in dead[3]
-    groups.end()
-
-
-def test_a_step_that_slurm_does_not_start_says_why(slurm, tmp_path):
+def test_a_step_that_slurm_does_not_start_says_why(searching, slurm):
     slurm(1)
-    other = "srun --ntasks=1 --exact --mem=0 --input=none sleep 600 & sleep 1;"
-    groups = Groups(tmp_path, "--ntasks=2", each=2, before=other)
-    ((how, hosts, gpus, words),) = groups.train()
-    assert (how, hosts, gpus) == ("not_started", ["node1", "node1"], [])
-    assert re.fullmatch(r"srun: error: Unable to create step for job \d+: Requested nodes are busy", words)
-    groups.end()
+    search = searching(SHORT + "budget: {trials: 1}\nranks_per_trial: 2\n")
+    other = 'srun --ntasks=1 --exact --mem=0 --input=none sleep 600 & sleep 1; exec "$@"'
+    code, output = search.run("salloc", "--quiet", "--ntasks=2", "sh", "-c", other, "sh")
+    assert code == 3, output
+    words = r"group 0 on node1: srun: error: Unable to create step for job \d+: Requested nodes are busy"
+    assert re.search(words, output), output
 
 
-@pytest.mark.parametrize("launcher", [(), ("srun", "--distribution=cyclic")], ids=["steps", "srun"])
-def test_trials_of_a_search_are_whole_on_a_node(searching, slurm, launcher):
+def test_ranks_that_srun_started_are_split_into_groups_that_are_whole_on_a_node(searching, slurm):
     slurm(2)
-    search = searching(TEXT + "budget: {trials: 2}\nranks_per_trial: 2\n")
+    search = searching(SHORT + "budget: {trials: 2}\nranks_per_trial: 2\n")
     options = ("--nodes=2", "--ntasks-per-node=2", "--gres=gpu:4", "--mem=2000")
-    output = search.complete("salloc", "--quiet", *options, *launcher)
+    output = search.complete("salloc", "--quiet", *options, "srun", "--distribution=cyclic")
     assert "2 trials are done, 2 side by side, 2 ranks each" in output
     records = [json.loads((search.run_folder(number) / "environment.json").read_text()) for number in range(2)]
     assert sorted([rank["host"] for rank in record["ranks"]] for record in records) == [["node1"] * 2, ["node2"] * 2]
@@ -181,6 +122,7 @@ def test_trials_of_a_dead_node_go_on_elsewhere_and_the_node_is_set_aside(searchi
     assert len(trials[1].user_attrs["deaths"]) == 1
     assert f"trial 1: srun: error: Node failure on {dead}; it goes on from its last checkpoint" in output
     assert f" on {dead} is set aside: " in output
+    assert "Requested node configuration is not available" in output  # as srun says at the second start
 
 
 def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, allocation):

@@ -48,14 +48,8 @@ def test_a_dry_run_prints_on_one_rank_the_search_as_a_file_that_opens_again_its_
     assert "  weight_decay: 0.0001 " in rest
 
 
-HEAD = """\
-kilobatch: 1
-recipe: digits/batch_256
-budget: {trials: 6}
-sampler: {kind: KIND}
-space:
-  learning_rate.reference: {kind: Float, low: 0.01, high: 0.5}
-"""
+HEAD = "kilobatch: 1\nrecipe: digits/batch_256\nbudget: {trials: 6}\nsampler: {kind: KIND}\n"
+SPACE = "space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.5}}\n"
 TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
 
 
@@ -75,15 +69,13 @@ TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
     ],
 )
 def test_a_sampler_is_refused_what_it_cannot_do_before_anything_is_written(tmp_path, kind, more, message):
-    (tmp_path / "mine.yaml").write_text(HEAD.replace("KIND", kind) + more)
+    (tmp_path / "mine.yaml").write_text(HEAD.replace("KIND", kind) + SPACE + more)
     with pytest.raises(ValueError, match=message):
         search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_more_ranks_than_all_trials_of_the_budget_need_are_refused(tmp_path):
-    with pytest.raises(RecipeError, match="-n: 25 ranks are more"):
-        search(SearchRequest(search="digits", workers=25, out=tmp_path / "out", dry_run=True))
     with pytest.raises(RecipeError, match="-n: 99,999,999,999 ranks are more than all 24 trials .* at most 24$"):
         search(SearchRequest(search="digits", workers=99_999_999_999, out=tmp_path / "out"))
     assert search(SearchRequest(search="digits", workers=24, out=tmp_path / "out", dry_run=True)) == 0
