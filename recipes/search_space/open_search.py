@@ -135,13 +135,8 @@ def read_space(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) ->
 
 def recipe_file(reading: Reading, name: str, path: Path) -> Path:
     """The file of the recipe that a search or frontier at `path` names; a path is relative to it, as in `extends`."""
-    beside = path.parent / name
     try:
-        if not name.endswith((".yaml", ".yml")):
-            return find("recipes", name)
-        if beside.is_file():
-            return beside
-        reading.refuse(("recipe",), f"there is no file {name}", "the path counts from this file")
+        return find("recipes", str(path.parent / name) if name.endswith((".yaml", ".yml")) else name)
     except UnknownNameError as error:
         reading.refuse(("recipe",), error.what, error.way_out)
     raise RecipeError(reading.problems)

@@ -51,8 +51,6 @@ recipe: digits/batch_257
 => 2:9: recipe: there is no recipe called 'digits/batch_257'
 recipe: gone.yaml
 => 2:9: recipe: there is no file gone.yaml
-budget: {trials: 0}
-=> 4:18: budget.trials: is 0
 objective: {metric: updates_to, target: 90}
 => 6:41: objective.target: is 90.0; must be an accuracy in (0, 1] for updates_to
 objective: {metric: epochs_to, target: 0.9, spacing: 0.1}
@@ -61,8 +59,6 @@ objective: {metric: updates_to, target: 0.9, at_most: 5}
 => 6:55: objective.at_most: is 5; must be at least 1, and null without spacing
 objective: {metric: accuracy, target: 0.9}
 => 6:39: objective.target: is 0.9; must be null for accuracy
-confirm: {seeds: 1}
-=> 6:18: confirm.seeds: is 1; must be at least 2
 objective: [{metric: accuracy}, {metric: accuracy}]
 => 6:12: objective: is ['accuracy', 'accuracy']; must name each metric once
 objective: [{metric: accuracy}, {metric: loss}]

@@ -31,15 +31,6 @@ def search(sampler, trials=30):
     return Search(name="mine", recipe="digits/baseline", space=SPACE, sampler=sampler, budget=Budget(trials=trials))
 
 
-def test_trials_are_counted_by_what_became_of_them():
-    study = optuna.create_study()
-    assert state_counts(study.get_trials()) == "no trial has ended yet"
-    study.tell(study.ask(), 1.0)
-    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
-    study.tell(study.ask(), 2.0)
-    assert state_counts(study.get_trials()) == "3 trials: 2 complete, 1 failed"
-
-
 def test_the_first_trials_are_enqueued_once_also_where_a_killed_search_had_enqueued_some():
     study, first = optuna.create_study(), [{"x": 0.0}, {"x": 0.0}, {"x": 1.0}]
     enqueue(study, first[:1])
@@ -112,11 +103,14 @@ def test_what_the_second_half_of_the_trials_gained_by_hand():
 
 def test_a_trial_that_diverged_or_breaks_a_constraint_is_never_the_best_and_its_state_says_so():
     study = new_study(search(RandomSampler()))
+    assert state_counts(study.get_trials()) == "no trial has ended yet"
     diverged, broken = study.ask(), study.ask()
     diverged.set_user_attr(DIVERGED, 7)
     store_constraints(broken, {"never": 1.0})
     for trial in (diverged, broken):
         study.tell(trial, 1.0)
     assert best_trials(study) == []
-    assert state_counts(study.get_trials()) == "2 trials: 1 diverged, 1 infeasible"
+    study.tell(study.ask(), state=TrialState.FAIL)
+    study.tell(study.ask(), 2.0)
+    assert state_counts(study.get_trials()) == "4 trials: 1 complete, 1 diverged, 1 failed, 1 infeasible"
     assert study.trials[0].state == TrialState.COMPLETE
