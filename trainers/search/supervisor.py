@@ -190,7 +190,8 @@ class Supervisor:
         done = [outcome.has_ended(folder, "success") or self._reached(work, folder) for folder in folders]
         index = [*done, False].index(False)
         try:
-            last, own, stop_after = min(index, len(folders) - 1), *self._pace(work)
+            last = min(index, len(folders) - 1)
+            own, stop_after = self._pace(work)
             if last or work.seed is not None:
                 own["seed"] = work.seed or values.get("seed", self.opened.base.recipe.seed) + last
             request = outcome.trial_request(
@@ -228,7 +229,7 @@ class Supervisor:
         if reports := run.reports(ended=end is not None):
             self._report(work, reports)
             if end is None:
-                self._judge(work, reports[-1][0])
+                self._judge(work)
         if end is not None:
             self._running.remove(work)
             seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + run.seconds
@@ -251,19 +252,16 @@ class Supervisor:
             for number, value in reports:  # of a target: what is lacking, since less is better there
                 work.trial.report(value if objective.target is None else objective.target - value, number)
 
-    def _goal(self, folder: Path) -> tuple[float, float]:
-        """What a run took to the target of the search's one objective, and what it lacks of it."""
-        how = {"objective": self.search.objectives[0], "ranks": self.search.ranks_per_trial}
-        return outcome.goal_of(outcome.metrics_lines(folder), **how)
-
-    def _judge(self, work: _Work, number: int) -> None:
+    def _judge(self, work: _Work) -> None:
         """End a running trial that has taken as much as the best trial took to the target."""
         best = studies.best_trials(self.study) if self.search.has_goal else []
         beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
-        if beside or not best or number >= self.search.reports:
+        if beside or not best:
             return
-        taken, lacking = self._goal(work.run.folder)
-        if lacking > 0 and taken >= best[0].value:
+        lines = outcome.metrics_lines(work.run.folder)
+        *_, (number, _) = outcome.reports_in(lines, work.run.prepared, self.search)
+        taken, lacking = outcome.goal_of(lines, self.search.objectives[0], ranks=self.search.ranks_per_trial)
+        if number < self.search.reports and lacking > 0 and taken >= best[0].value:
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             work.run.request_stop()
 
@@ -284,7 +282,9 @@ class Supervisor:
 
     def _reached(self, work: _Work, folder: Path) -> bool:
         """Whether a trial's run has reached the target of the search's one objective, which ends it."""
-        return self.search.has_goal and work.seed is None and self._goal(folder)[1] <= 0
+        if not self.search.has_goal or work.seed is not None:
+            return False
+        return outcome.goal_of(outcome.metrics_lines(folder), self.search.objectives[0], ranks=1)[1] <= 0
 
     def _finish(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
         """Tell, continue or release a trial whose run has ended."""
