@@ -1,6 +1,8 @@
 """A frontier of the digits, as a user measures it: its searches, what it says, and how it goes on."""
 
 import json
+import math
+from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,9 @@ seeds: 2
 spacing: 0.1
 accuracy_at: {epochs: [1], updates: [10]}
 """
+
+
+Reached = namedtuple("Reached", "batch figure")  # the two of a point that a curve needs
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +107,14 @@ def test_a_point_whose_seeds_are_not_all_there_is_not_finished(measured):
     point = measured.points[0]
     cut_off = replace(point, parts=(*point.parts[:-1], replace(point.parts[-1], seeds=())))
     assert "not finished" in rows_of([cut_off])[0]["note"]
+
+
+def test_smaller_batches_alone_are_judged_by_the_largest(measured):
+    points = measured.points
+    assert "smaller batches alone" not in report.conclusions(measured.opened, points)[0]  # it takes three of them
+    four = [Reached(batch, 90 * (1 + 400 / batch)) for batch in (64, 128, 256)] + [Reached(512, 200)]
+    said = report._extrapolated([*four, Reached(2048, math.inf)])
+    assert "would have said 160 updates at batch 512, and a largest useful batch of 2,000" in said
 
 
 def test_a_fitted_batch_beyond_the_measured_ones_is_said_to_be():
