@@ -149,9 +149,9 @@ def _losses(points: Sequence[Point]) -> str:
     against = [(point, found) for point, found in against if found is not None]
     if not against:
         return "too few runs with fresh seeds for a comparison of batches"
-    lower = [f"{point.batch:,} (by {100 * -found[0]:.2f} points)" for point, found in against if found[2] < 0]
-    what = f"lower than at batch {smallest.batch:,} (95 %)"
-    return f"accuracy is {what} at batch {', '.join(lower)}" if lower else f"at no batch is the accuracy {what}"
+    lower = [f"by {100 * -found[0]:.2f} points at batch {point.batch:,}" for point, found in against if found[2] < 0]
+    what = f"lower (95 %) than at batch {smallest.batch:,}"
+    return f"the accuracy is {what} {', '.join(lower)}" if lower else f"at no batch is the accuracy shown to be {what}"
 
 
 def _figure(value: float) -> str:

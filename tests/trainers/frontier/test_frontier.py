@@ -187,6 +187,15 @@ def test_a_goal_of_one_length_is_the_best_accuracy_after_it(equal_epochs):
         assert point.figure == pytest.approx(sum(seeds) / 2)
 
 
+def test_the_search_with_the_better_seeds_counts(equal_epochs):
+    (part,), point = equal_epochs.points[0].parts, equal_epochs.points[0]
+    lucky = replace(part, seeds=tuple(seed - 0.01 for seed in part.seeds), folder=part.folder / "lucky")
+    better = min(part.trials, key=lambda trial: trial.values[0])
+    assert replace(point, parts=(lucky, replace(part, trials=(better,)))).best_part.folder == part.folder
+    unconfirmed = replace(part, seeds=(), folder=part.folder / "unconfirmed")
+    assert replace(point, parts=(replace(part, trials=(better,)), unconfirmed)).best_part is unconfirmed
+
+
 def test_accuracies_are_compared_with_intervals(equal_epochs):
     small, large = equal_epochs.points
     own = ttest_ind(large.runs, small.runs, equal_var=False).confidence_interval(0.95)
@@ -197,7 +206,7 @@ def test_accuracies_are_compared_with_intervals(equal_epochs):
     assert [row["against batch 64"] for row in rows] == ["-", expected]
     assert rows[1]["against other"] == expected
     said = json.loads(equal_epochs.run("--json", name=equal_epochs.out).stdout)["conclusions"][0]
-    assert "lower than" in said
+    assert "lower (95 %) than at batch 64" in said
     assert ("at no batch" in said) == (own.high >= 0)
     assert "<svg" in (equal_epochs.out / "accuracy.svg").read_text()
 
