@@ -3,6 +3,7 @@
 import json
 import math
 from collections import namedtuple
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -189,11 +190,13 @@ def test_a_goal_of_one_length_is_the_best_accuracy_after_it(equal_epochs):
 
 def test_the_search_with_the_better_seeds_counts(equal_epochs):
     (part,), point = equal_epochs.points[0].parts, equal_epochs.points[0]
-    lucky = replace(part, seeds=tuple(seed - 0.01 for seed in part.seeds), folder=part.folder / "lucky")
-    better = min(part.trials, key=lambda trial: trial.values[0])
-    assert replace(point, parts=(lucky, replace(part, trials=(better,)))).best_part.folder == part.folder
-    unconfirmed = replace(part, seeds=(), folder=part.folder / "unconfirmed")
-    assert replace(point, parts=(replace(part, trials=(better,)), unconfirmed)).best_part is unconfirmed
+    lucky = replace(part, seeds=tuple(seed - 0.01 for seed in part.seeds))
+    lower = copy(part.best)
+    lower.values = [part.best.values[0] - 0.1]
+    steady = replace(part, trials=(lower,))
+    assert replace(point, parts=(lucky, steady)).best_part is steady
+    unconfirmed = replace(part, seeds=())
+    assert replace(point, parts=(steady, unconfirmed)).best_part is unconfirmed
 
 
 def test_accuracies_are_compared_with_intervals(equal_epochs):
