@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recipes.frontiers.fit import fit
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
 from recipes.reading.open import open_recipe
@@ -125,6 +126,19 @@ def _scaling(points: Sequence[Point]) -> str:
         f"{percent(math.expm1(curve.error))}; B_crit is {_figure(low)} to {_figure(high)} (95 %). Updates fall in "
         f"proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
         f"{_batch(curve.useful_to, batches)} ({_figure(useful * low)} to {_figure(useful * high)})"
+        f"{_extrapolated(points)}"
+    )
+
+
+def _extrapolated(points: Sequence[Point]) -> str:
+    """What the smaller batches alone say of the largest, beside what was measured."""
+    *smaller, largest = [point for point in points if point.figure not in (None, math.inf)]
+    made = fit([(point.batch, point.figure) for point in smaller])
+    if made is None:
+        return ""
+    return (
+        f". The smaller batches alone would have said {_figure(made.updates(largest.batch))} updates at batch "
+        f"{largest.batch:,}, and a largest useful batch of {_figure(made.useful_to)}"
     )
 
 
@@ -135,9 +149,9 @@ def _losses(points: Sequence[Point]) -> str:
     against = [(point, found) for point, found in against if found is not None]
     if not against:
         return "too few runs with fresh seeds for a comparison of batches"
-    lower = [f"{point.batch:,} (by {100 * -found[0]:.2f} points)" for point, found in against if found[2] < 0]
-    what = f"lower than at batch {smallest.batch:,} (95 %)"
-    return f"accuracy is {what} at batch {', '.join(lower)}" if lower else f"at no batch is the accuracy {what}"
+    lower = [f"by {100 * -found[0]:.2f} points at batch {point.batch:,}" for point, found in against if found[2] < 0]
+    what = f"lower (95 %) than at batch {smallest.batch:,}"
+    return f"the accuracy is {what} {', '.join(lower)}" if lower else f"at no batch is the accuracy shown to be {what}"
 
 
 def _figure(value: float) -> str:

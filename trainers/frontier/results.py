@@ -92,10 +92,12 @@ class Point:
 
     @property
     def best_part(self) -> Part | None:
-        """The search whose best trial is the best of all."""
+        """The search with the best figure over its seeds; while one of them has no seeds, with the best trial."""
         sign = 1 if self.has_target else -1
         found = [part for part in self.parts if part.best is not None]
-        return min(found, key=lambda part: sign * part.best.values[0], default=None)
+        with_seeds = all(part.seeds for part in found)
+        key = (lambda part: self._figure_of(part.seeds)) if with_seeds else lambda part: part.best.values[0]
+        return min(found, key=lambda part: sign * key(part), default=None)
 
     @property
     def optimum(self) -> Optimum | None:
@@ -117,9 +119,10 @@ class Point:
 
         The median of the updates, infinite where most missed the goal; or the mean accuracy.
         """
-        if not self.runs:
-            return None
-        return median(self.runs) if self.has_target else fmean(self.runs)
+        return self._figure_of(self.runs) if self.runs else None
+
+    def _figure_of(self, runs: Sequence[float]) -> float:
+        return median(runs) if self.has_target else fmean(runs)
 
     @property
     def updates(self) -> float | None:

@@ -1,6 +1,9 @@
 """A frontier of the digits, as a user measures it: its searches, what it says, and how it goes on."""
 
 import json
+import math
+from collections import namedtuple
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +34,9 @@ seeds: 2
 spacing: 0.1
 accuracy_at: {epochs: [1], updates: [10]}
 """
+
+
+Reached = namedtuple("Reached", "batch figure")  # the two of a point that a curve needs
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +110,14 @@ def test_a_point_whose_seeds_are_not_all_there_is_not_finished(measured):
     assert "not finished" in rows_of([cut_off])[0]["note"]
 
 
+def test_smaller_batches_alone_are_judged_by_the_largest(measured):
+    points = measured.points
+    assert "smaller batches alone" not in report.conclusions(measured.opened, points)[0]  # it takes three of them
+    four = [Reached(batch, 90 * (1 + 400 / batch)) for batch in (64, 128, 256)] + [Reached(512, 200)]
+    said = report._extrapolated([*four, Reached(2048, math.inf)])
+    assert "would have said 160 updates at batch 512, and a largest useful batch of 2,000" in said
+
+
 def test_a_fitted_batch_beyond_the_measured_ones_is_said_to_be():
     assert report._batch(57.1, [64, 256]) == "57.1, outside of those measured"
     assert report._batch(64.0, [64, 256]) == "64"
@@ -174,6 +188,17 @@ def test_a_goal_of_one_length_is_the_best_accuracy_after_it(equal_epochs):
         assert point.figure == pytest.approx(sum(seeds) / 2)
 
 
+def test_the_search_with_the_better_seeds_counts(equal_epochs):
+    (part,), point = equal_epochs.points[0].parts, equal_epochs.points[0]
+    lucky = replace(part, seeds=tuple(seed - 0.01 for seed in part.seeds))
+    lower = copy(part.best)
+    lower.values = [part.best.values[0] - 0.1]
+    steady = replace(part, trials=(lower,))
+    assert replace(point, parts=(lucky, steady)).best_part is steady
+    unconfirmed = replace(part, seeds=())
+    assert replace(point, parts=(steady, unconfirmed)).best_part is unconfirmed
+
+
 def test_accuracies_are_compared_with_intervals(equal_epochs):
     small, large = equal_epochs.points
     own = ttest_ind(large.runs, small.runs, equal_var=False).confidence_interval(0.95)
@@ -184,7 +209,7 @@ def test_accuracies_are_compared_with_intervals(equal_epochs):
     assert [row["against batch 64"] for row in rows] == ["-", expected]
     assert rows[1]["against other"] == expected
     said = json.loads(equal_epochs.run("--json", name=equal_epochs.out).stdout)["conclusions"][0]
-    assert "lower than" in said
+    assert "lower (95 %) than at batch 64" in said
     assert ("at no batch" in said) == (own.high >= 0)
     assert "<svg" in (equal_epochs.out / "accuracy.svg").read_text()
 
