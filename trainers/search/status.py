@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -55,6 +55,7 @@ class Display:
         self.confirmed = confirmed_in(folder, search)
         self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
         self._ended: dict[int, dict[str, Any]] = {}  # rows of trials that have, by number: they change no more
+        self._best: list[dict[str, Any]] = []
         self._shown, self._page_due, self._page_every, self._epochs = -math.inf, 0.0, _EVERY_SECONDS, epochs
         live = Live(Text("starting"), console=console, auto_refresh=False)
         self._live = live if console.is_terminal else nullcontext()
@@ -83,8 +84,7 @@ class Display:
 
     def ended(self, number: int) -> None:
         """Say how a trial has ended, the best so far, and what is left."""
-        left, best = self.seconds_left, self._best()
-        row = self._ended[number]
+        left, best, row = self.seconds_left(self.rows()), self._best, self._ended[number]
         words = [f"trial {number} {row['state']}: {', '.join(filter(None, (row['text'], row['note'])))}"]
         if best and len(self.search.objectives) > 1:
             words.append(f"trials not beaten: {', '.join(str(one['trial']) for one in best)}")
@@ -110,27 +110,24 @@ class Display:
 
     def rows(self) -> list[dict[str, Any]]:
         """All trials that have begun."""
-        rows = []
+        rows, ended = [], len(self._ended)
         for trial in begun(self.study):
             row = self._ended.get(trial.number)
             if row is None:
                 row = row_of(trial, self.search, running=self.running.get(trial.number))
-            if trial.state.is_finished():
-                self._ended[trial.number] = row
+                if trial.state.is_finished():
+                    self._ended[trial.number] = row
             rows.append(row)
+        if len(self._ended) > ended:
+            self._best = [self._ended[trial.number] for trial in best_trials(self.study)]
         return rows
 
-    def _best(self) -> list[dict[str, Any]]:
-        return [row_of(trial, self.search) for trial in best_trials(self.study)]
-
-    @property
-    def seconds_left(self) -> float | None:
+    def seconds_left(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Estimated seconds until the first limit of the budget is reached; None if no trial or all have ended.
 
         The time of the trials left is taken from the mean of those that have ended.
         """
-        budget, rows = self.search.budget, self.rows()
-        ended = [row for row in rows if row["state"] != "running"]
+        budget, ended = self.search.budget, [row for row in rows if row["state"] != "running"]
         timed, waiting = [row["seconds"] for row in ended if row["seconds"]], budget.trials - len(ended)
         if not timed or waiting <= 0:
             return None
@@ -140,13 +137,12 @@ class Display:
             left.append(3600 * budget.hours - self.spent_seconds)
         if budget.device_hours is not None:
             ranks = self.groups * self.search.ranks_per_trial
-            left.append(3600 * (budget.device_hours - self.device_hours) / ranks)
+            left.append(3600 * (budget.device_hours - self.device_hours(rows)) / ranks)
         return max(0.0, min(left))
 
-    @property
-    def device_hours(self) -> float:
-        """Ranks times hours of all trials so far."""
-        return sum(row["seconds"] for row in self.rows()) * self.search.ranks_per_trial / 3600
+    def device_hours(self, rows: Sequence[Mapping[str, Any]]) -> float:
+        """Ranks times hours of all trials."""
+        return sum(row["seconds"] for row in rows) * self.search.ranks_per_trial / 3600
 
     def _tree(self, *, ended: bool = False) -> dict[str, Any]:
         """What the terminal and `status.json` show, as plain data."""
@@ -158,9 +154,9 @@ class Display:
             "states": Counter(row["state"] for row in rows),
             "budget": asdict(self.search.budget),
             "ranks": self.groups * self.search.ranks_per_trial,
-            "device_hours": self.device_hours,
-            "seconds_left": None if ended else self.seconds_left,
-            "best": list(map(_plain, self._best())),
+            "device_hours": self.device_hours(rows),
+            "seconds_left": None if ended else self.seconds_left(rows),
+            "best": list(map(_plain, self._best)),
             "running": [_plain(row) for row in rows if row["state"] == "running"],
             "set_aside": self.set_aside,
             "confirmed": confirmed_rows(self.search, self.confirmed),

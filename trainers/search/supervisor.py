@@ -160,7 +160,8 @@ class Supervisor:
         budget, spent = self.search.budget, self.display.spent_seconds
         if budget.hours is not None and spent >= 3600 * budget.hours:
             return True
-        if budget.device_hours is not None and self.display.device_hours >= budget.device_hours:
+        limit = budget.device_hours
+        if limit is not None and self.display.device_hours(self.display.rows()) >= limit:
             return True
         best = studies.best_trials(self.study) if budget.patience is not None else []
         return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= budget.patience

@@ -92,7 +92,7 @@ def test_time_left_is_that_of_the_budget_that_ends_first(display):
         (Budget(trials=4, hours=60 / 3600), 60),
     ):
         shown.search = replace(SEARCH, budget=budget)
-        assert shown.seconds_left == pytest.approx(seconds, abs=2)
+        assert shown.seconds_left(shown.rows()) == pytest.approx(seconds, abs=2)
 
 
 def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_named(display, tmp_path):
