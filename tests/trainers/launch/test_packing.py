@@ -54,6 +54,10 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     path, digest, head = packed(tmp_path / "a.kilobatch", runs / "1", runs / "0", weights=True)
     assert packed(tmp_path / "b.kilobatch", runs / "0", runs / "1", weights=True)[1] == digest
     assert path.read_bytes() == (tmp_path / "b.kilobatch").read_bytes()
+    assert packed(path, runs / "0", runs / "1", weights=True)[1] == digest, "the same bytes once more"
+    with pytest.raises(InputRefused, match=r"a.kilobatch: exists and holds something else; remove it, or give another"):
+        packed(path, runs / "0")
+    assert sorted(file.name for file in tmp_path.glob("*kilobatch*")) == ["a.kilobatch", "b.kilobatch"]
     opened = open_pack(path)
     accuracies = [open_run(runs / str(seed)).final_accuracy for seed in (0, 1)]
     assert [run["accuracy"] for run in opened.head["runs"]] == accuracies
