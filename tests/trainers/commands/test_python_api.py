@@ -71,6 +71,8 @@ def test_the_notebook_runs_beside_packages_of_our_names(notebook):
     assert run.accuracy == run.curve("eval_accuracy")[-1][1] == run.evaluate()["accuracy"]
     assert [line["key"] for line in run.metrics][::len(run.metrics) - 1] == ["run_start", "run_stop"]
     assert repr(run).startswith(f"<run {run.folder}: accuracy ")
+    with pytest.raises(InputRefused, match="'onxx' is no format of a model; write onnx or safetensors"):
+        run.export("onxx")
 
 
 def test_the_command_runs_beside_packages_of_our_names(notebook, installation):
