@@ -120,11 +120,13 @@ def test_a_pack_trains_elsewhere_to_the_same_bits_and_other_commands_take_it(run
     assert pack_there.stat().st_size == path.stat().st_size
 
 
-def test_a_recipe_extends_a_pack_by_its_name_in_a_registry(runs, tmp_path, cache, monkeypatch):
+def test_a_recipe_extends_a_pack_by_its_name_in_a_registry(runs, tmp_path, cache, monkeypatch, kilobatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
+    assert kilobatch("registry", "search", "batch=512").stdout.startswith("nothing; kilobatch registry add and push")
     add_registry("team", str(tmp_path / "team"), signers=None).push(path, "net")
+    assert kilobatch("registry", "search", "batch=513").stdout == "no name meets all conditions\n"
     mine = tmp_path / "mine.yaml"
     mine.write_text("kilobatch: 1\nextends: team/net@1\nseed: 7\n")
     opened = open_recipe("mine.yaml", vocabulary=vocabulary())
