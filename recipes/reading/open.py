@@ -193,6 +193,10 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
     trial = dataclasses.replace(reading, problems=[], notes={})
     reader, _ = trial.component(Component("datasets"), tree["reader"], ("reader",))
     if isinstance(reader, Unbuilt):
+        if "." in reader.kind:
+            what = f"{reader.kind} is code of your own, and counts the samples"
+            reading.refuse(("reader", "kind"), what, f"pass --allow-code to run it, or write {missing[0]} here to plan")
+            tree.update(dict.fromkeys(missing, 1))
         return
     if reader is REFUSED:
         tree.update(dict.fromkeys(missing, 1))  # any value: only the reader is to be refused

@@ -74,6 +74,14 @@ def test_of_a_wrong_reader_what_it_would_count_is_not_called_missing(write):
     assert [problem.path for problem in caught.value.problems] == ["reader.num_eval"]
 
 
+def test_what_a_reader_of_own_code_would_count_is_not_called_missing_where_no_code_is_run(write):
+    write("reader: {kind: mydata.Stripes}\nchannels: 1\n", "own.yaml")
+    with pytest.raises(RecipeError) as caught:
+        open_dataset("own.yaml", vocabulary=vocabulary(), allow_code=None)
+    (problem,) = caught.value.problems
+    assert str(problem).startswith("own.yaml:1:16: reader.kind: mydata.Stripes is code of your own, and counts the sam")
+
+
 def test_a_reader_whose_images_have_other_channels_than_the_file_says_is_refused(write):
     write("reader: {kind: ImageFolder}\nchannels: 1\nnum_train: 9\nnum_eval: 3\nnum_classes: 2\n", "own.yaml")
     message = "own.yaml:2:11: channels: is 1, and ImageFolder gives images of 3; write channels: 1 in `reader` too, "
