@@ -201,7 +201,7 @@ class Registry:
             said |= {key: opened.head.get(key) for key in ("title", "ids", "facts", "claims")}
             signature = sign(canonical_json(said), key) if key else ""
             tree = {"entry": said} | ({"signature": signature} if signature else {})
-            before = {f"packs/{opened.digest}.kilobatch": path}
+            before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
             if self.store.create(f"names/{pack}/{version}.json", canonical_json(tree), before=before):
                 return Entry(name=f"{self.name}/{pack}@{version}", said=said, signature=signature)
 

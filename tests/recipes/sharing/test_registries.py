@@ -96,10 +96,12 @@ EVERY = pytest.mark.parametrize("url", ["folder", "git_url", "s3_url"], indirect
 
 
 @EVERY
-def test_names_have_versions_that_are_found_pulled_and_searched(url, packed):
+def test_names_have_versions_that_are_found_pulled_and_searched(url, packed, monkeypatch):
     team = add_registry("team", url, signers=None)
     assert team.entries() == []
-    first = team.push(packed(1, dataset="imagenet", accuracy=0.7), "net")
+    path = packed(1, dataset="imagenet", accuracy=0.7)
+    monkeypatch.chdir(path.parent)
+    first = team.push(Path(path.name), "net")
     second = team.push(packed(2, dataset="imagenet", accuracy=0.8), "net")
     other = team.push(packed(3, dataset="digits", accuracy=None), "vision/other")
     assert [entry.name for entry in (first, second, other)] == ["team/net@1", "team/net@2", "team/vision/other@1"]
