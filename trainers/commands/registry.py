@@ -36,11 +36,13 @@ def add(
 
     A folder is made if it is not there.
     """
-    from recipes.sharing.registries import add_registry
+    from recipes.sharing.registries import add_registry, settings
 
+    before = settings().get(name, {}).get("url")
     registry = add_registry(name, url, signers=signers)
     guard = registry.store.guard
-    print(f"added {name}: {registry.url}")
+    instead = f", which was {before}" if before not in (None, registry.url) else ""
+    print(f"added {name}: {registry.url}{instead}")
     print(f"Two pushes at once are kept apart by {guard}." if guard else "It can be read; pushes are refused there.")
 
 
