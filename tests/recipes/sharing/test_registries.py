@@ -118,6 +118,14 @@ def test_names_have_versions_that_are_found_pulled_and_searched(url, packed, mon
         team.entry("nett")
 
 
+def test_a_repository_may_be_named_by_a_relative_path_and_of_a_missing_one_git_says_so(tmp_path, git_url, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert add_registry("team", "git+team.git", signers=None).url == f"git+{tmp_path}/team.git"
+    assert add_registry("team", "team.git", signers=None).entries() == []
+    with pytest.raises(InputRefused, match=r"none.git: git fetch: fatal: .*none.git' does not appear to be a git rep"):
+        add_registry("team", "none.git", signers=None)
+
+
 @EVERY
 def test_reruns_are_added_to_the_record_of_a_pack(url, packed):
     team = add_registry("team", url, signers=None)
