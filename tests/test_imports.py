@@ -30,33 +30,15 @@ def loaded_by(code):
     return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import lr_schedules",
-        "import recipes",
-        "import trainers",
-        "import trainers.launch.vocabulary",
-        "import trainers.launch.start_ranks, trainers.runs.progress",
-        OPEN_ALL,
-    ],
-    ids=["lr_schedules", "recipes", "trainers", "vocabulary", "starting ranks", "opening every recipe"],
-)
-def test_nothing_heavy_is_loaded_by(code):
-    assert loaded_by(code) & HEAVY == set()
+def test_no_package_loads_anything_heavy_nor_does_opening_every_recipe():
+    packages = "import lr_schedules, recipes, trainers, trainers.launch.vocabulary"
+    assert loaded_by(f"{packages}, trainers.launch.start_ranks, trainers.runs.progress\n{OPEN_ALL}") & HEAVY == set()
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import kilobatch, trainers.commands.command_line",
-        "import trainers.runs.mpi_ranks, trainers.runs.rank_exits",
-        "import trainers.commands.train, trainers.commands.search",
-    ],
-)
-def test_a_rank_limits_the_threads_of_blas_before_numpy_is_loaded(code):
+def test_a_rank_limits_the_threads_of_blas_before_numpy_is_loaded():
     """Else every rank of mpiexec and of a search has a thread of BLAS for each core, and is six times as slow."""
-    assert "numpy" not in loaded_by(code)
+    commands = "import kilobatch, trainers.commands.command_line, trainers.commands.train, trainers.commands.search"
+    assert "numpy" not in loaded_by(f"{commands}, trainers.runs.mpi_ranks, trainers.runs.rank_exits")
 
 
 def test_public_names_of_recipes_are_those_that_are_there():
@@ -69,20 +51,11 @@ def test_schedules_load_nothing_but_the_standard_library():
     assert extra == {"lr_schedules"}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["recipes", "--help"],
-        ["recipes", "validate", "goyal2017", "digits/ramp"],
-        ["recipes", "curve", "suzuki2018", "--at", "0,30"],
-        ["recipes", "show", "akiba2017"],
-    ],
-    ids=" ".join,
-)
-def test_commands_on_recipes_load_nothing_heavy(arguments):
-    run = "try: kilobatch.main()\nexcept SystemExit as end: assert not end.code"
-    code = f"import kilobatch\nsys.argv = ['kilobatch'] + {arguments!r}\n{run}"
+def test_commands_on_recipes_load_nothing_heavy():
+    lines = ["--help", "recipes --help", "recipes validate goyal2017 digits/ramp", "recipes show akiba2017"]
+    lines.append("recipes curve suzuki2018 --at 0,30")
+    run = "    try: kilobatch.main()\n    except SystemExit as end: assert not end.code"
+    code = f"import kilobatch\nfor line in {lines}:\n    sys.argv = ['kilobatch', *line.split()]\n{run}"
     assert loaded_by(code) & HEAVY == set()
 
 

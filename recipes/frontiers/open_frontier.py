@@ -53,12 +53,15 @@ class OpenedFrontier:
             span = math.gcd(batch, *self.bases[method].recipe.batch.norm_span.sizes)
             own = {"batch.global": batch, "batch.norm_span": span, "epochs": self.longest(method, batch)[0]}
         few = frontier.quasi_random or -(-frontier.budget.trials // 2)
+        objective = {"metric": "accuracy"}
+        if (target := frontier.goal.target) is not None:
+            objective = {"metric": "updates_to", "target": target, "spacing": frontier.spacing}
         return {
             "kilobatch": 1,
             "name": f"{frontier.name}-{method}-{batch or 'own'}",
-            "title": f"Fewest updates to {frontier.goal}: {method} at batch {batch}",
+            "title": f"{str(frontier.goal).capitalize()}: {method} at batch {batch}",
             "recipe": library_name(self.recipe) or str(self.recipe.resolve()),
-            "objective": {"metric": "updates_to", "target": frontier.goal.target, "spacing": frontier.spacing},
+            "objective": objective,
             "space": {**self.tree["space"], **branch.get("space", {})},
             "fixed": {**frontier.fixed, **frontier.branches[method].fixed, **own},
             "sampler": {"kind": "TPESampler", "n_startup_trials": few, "multivariate": True},
@@ -72,11 +75,14 @@ class OpenedFrontier:
 
     def longest(self, method: str, batch: int) -> tuple[str | float, int]:
         """The longest trial of a point, as the recipe's `epochs` and in updates."""
-        budget, base = self.frontier.budget, self.bases[method]
-        epochs = base.recipe.epochs if budget.epochs is None else budget.epochs
+        frontier, base = self.frontier, self.bases[method]
+        limits = frontier.budget if frontier.goal.target is not None else frontier.goal
+        if frontier.goal.updates is not None:
+            return f"{limits.updates}up", limits.updates
+        epochs = base.recipe.epochs if limits.epochs is None else limits.epochs
         updates = math.ceil(epochs * base.dataset.num_train / batch)
-        if budget.updates is not None and budget.updates < updates:
-            return f"{budget.updates}up", budget.updates
+        if limits.updates is not None and limits.updates < updates:
+            return f"{limits.updates}up", limits.updates
         return epochs, updates
 
     def rate_factor(self, method: str, batch: int) -> float:

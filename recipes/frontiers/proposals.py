@@ -36,13 +36,13 @@ def scaled(space: Space, near: Sequence[Optimum], *, batch: int, rate_factor: fl
 
         full rate * B / b,    full rate * sqrt(B / b)
 
-    All other values stay. A value outside its range becomes the nearest inside.
+    All other values stay, and a rate that is a choice. A value outside its range becomes the nearest inside.
     """
     made: list[dict[str, Any]] = []
     for optimum in near:
         for power in (1.0, 0.5):
             values = {path: value for path, value in optimum.values.items() if path in space}
-            if RATE in values:
+            if RATE in values and not isinstance(space[RATE], Categorical):
                 grown = values[RATE] * optimum.rate_factor / rate_factor * (batch / optimum.batch) ** power
                 values[RATE] = space[RATE].nearest(float(f"{grown:.6g}"))
             values = active_values(space, values)

@@ -15,25 +15,37 @@ __all__ = ["AccuracyAt", "Branch", "Frontier", "FrontierGoal", "Ladder", "PointB
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierGoal:
-    """What every point of a frontier has to reach, on the evaluation samples of its recipe; give one of the two.
+    """What is measured at every point of a frontier, on the evaluation samples of its recipe; give one of the four.
+
+    With `accuracy` or `error` it is the fewest updates to that goal, with `epochs` or `updates` the best accuracy after
+    a run of that length: two budgets that can order methods differently.
 
     Args:
         accuracy: at least this, in (0, 1].
         error: 1 - accuracy strictly under this, in (0, 1): the form of Shallue et al. 2018.
+        epochs: of every trial, above 0.
+        updates: of every trial, at least 1.
     """
 
     accuracy: float | None = None
     error: float | None = None
+    epochs: float | None = None
+    updates: int | None = None
 
     def __post_init__(self) -> None:
-        require((self.accuracy is None) != (self.error is None), "FrontierGoal must have either accuracy or error")
+        given = [self.accuracy, self.error, self.epochs, self.updates]
+        require(given.count(None) == 3, "FrontierGoal must have one of accuracy, error, epochs and updates")
         possible = self.accuracy is None or 0 < self.accuracy <= 1
         require(possible, f"FrontierGoal.accuracy must be in (0, 1], got {self.accuracy}")
         require(self.error is None or 0 < self.error < 1, f"FrontierGoal.error must be in (0, 1), got {self.error}")
+        finite = self.epochs is None or (math.isfinite(self.epochs) and self.epochs > 0)
+        require(finite, f"FrontierGoal.epochs must be above 0 and finite, got {self.epochs}")
+        least = self.updates is None or self.updates >= 1
+        require(least, f"FrontierGoal.updates must be at least 1, got {self.updates}")
 
     @property
-    def target(self) -> float:
-        """The smallest accuracy that reaches it.
+    def target(self) -> float | None:
+        """The smallest accuracy that reaches it; None with a length.
 
         >>> FrontierGoal(error=0.1).target > 0.9 > FrontierGoal(error=0.1001).target
         True
@@ -41,9 +53,13 @@ class FrontierGoal:
         return self.accuracy if self.error is None else math.nextafter(round(1 - self.error, 12), 2)
 
     def __str__(self) -> str:
+        if self.epochs is not None:
+            return f"the best accuracy after {self.epochs:g} epochs"
+        if self.updates is not None:
+            return f"the best accuracy after {self.updates:,} updates"
         if self.error is None:
-            return f"an accuracy of at least {100 * self.accuracy:g} %"
-        return f"an error strictly under {100 * self.error:g} %"
+            return f"the fewest updates to an accuracy of at least {100 * self.accuracy:g} %"
+        return f"the fewest updates to an error strictly under {100 * self.error:g} %"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,23 +145,24 @@ class AccuracyAt:
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """A frontier: the fewest updates to a goal at every batch, with the recipe tuned anew at each.
+    """A frontier: the fewest updates to a goal, or the best accuracy, at every batch, each tuned anew.
 
     Args:
         name: names the frontier's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
         title: what is measured, in one line.
         recipe: a name of the library, or a path relative to the frontier's file.
-        goal: what has to be reached.
+        goal: what is measured.
         batches: a list of global batches, each at least 1, or a ladder such as `{from: 16, to: 16384, factor: 2}`.
-        space: dotted path into the recipe -> range, as in a search: what is tuned at each batch.
+        space: dotted path into the recipe -> range, as in a search: what is tuned at each batch, by all methods.
         fixed: dotted path into the recipe -> value, for all trials.
         methods: name -> what it changes; left out: one, the recipe as it is.
-        budget: limits of a point.
+        budget: limits of a point; its trials only, where the goal has their length.
         quasi_random: trials of a point that are spread evenly over the space, at least 1; null: half of its trials.
         neighbours: whether the optima of the nearest batches, scaled by the linear and the square root rule, are tried
-            first, and no trial may take more than 1.5 times the updates of the next smaller batch.
+            first, and no trial may take more than 1.5 times the updates to the goal of the next smaller batch.
         seeds: runs with fresh seeds at every optimum, at least 2; 0: none, and the best trial counts.
-        spacing: part of the best trial's updates between two evaluations, in (0, 1): the precision of the result.
+        spacing: part of the best trial's updates between two evaluations, in (0, 1): the precision of the updates to a
+            goal. With a goal of one length: part of the run.
         accuracy_at: budgets at which the best accuracy is told too.
         ranks_per_trial: MPI ranks that train one trial together, at least 1.
         retries: as in a search.
@@ -157,7 +174,7 @@ class Frontier:
     recipe: str
     goal: FrontierGoal
     batches: tuple[int, ...] | Ladder
-    space: Mapping[str, Annotated[object, Component("ranges")]]
+    space: Mapping[str, Annotated[object, Component("ranges")]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     methods: Mapping[str, Branch] = field(default_factory=dict)
     budget: PointBudget
@@ -176,6 +193,8 @@ class Frontier:
         require(different, f"Frontier.batches must be different and at least 1, got {list(sizes)}")
         require(0 < self.spacing < 1, f"Frontier.spacing must be in (0, 1), got {self.spacing}")
         require(self.seeds == 0 or self.seeds >= 2, f"Frontier.seeds must be 0 or at least 2, got {self.seeds}")
+        with_length, limits = self.goal.target is None, (self.budget.epochs, self.budget.updates)
+        require(not with_length or limits == (None, None), "Frontier.budget must be trials only: the goal has a length")
         for name, least in (("quasi_random", 1), ("ranks_per_trial", 1), ("retries", 0), ("seed", 0)):
             value = getattr(self, name)
             require(value is None or value >= least, f"Frontier.{name} must be at least {least}, got {value}")

@@ -16,13 +16,12 @@ from recipes.reports.html import joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.style import MUTED
 from recipes.scale import scale_recipe
-from trainers.frontier.report import READ, conclusions, rows_of
+from trainers.frontier.report import beside, conclusions, how_to_read, rows_of
 from trainers.frontier.results import Point, fit_of
 from trainers.runs.run_folder import REPORT, write_whole
 from trainers.search.best import BEST
 
 RECIPES = "best"  # the folder of the optima's recipes
-PICTURE = "updates.svg"
 _STEPS = 80  # of a drawn curve
 _DASHED, _DOTTED = [5, 3], [2, 3]
 
@@ -31,38 +30,40 @@ def write_report(folder: Path, opened: OpenedFrontier, points: Sequence[Point], 
     """Write page, picture and recipes into a frontier's folder."""
     frontier = opened.frontier
     by_method = {method: [point for point in points if point.method == method] for method in frontier.branches}
-    body = [tag("div", f"frontier over {frontier.recipe}: updates to {frontier.goal}", class_="muted")]
+    body = [tag("div", f"frontier over {frontier.recipe}: {frontier.goal}", class_="muted")]
     body += [tag("p", line) for line in conclusions(opened, points)]
     body.append(charts.drawn(_charts(by_method)))
     for method, own in by_method.items():
-        rows = rows_of(own, cluster=cluster)
+        rows = rows_of(own, beside=beside(by_method, method), cluster=cluster)
         body += [tag("h2", method), table([*rows[0]], [[*row.values()] for row in rows])]
         _write_recipes(folder / RECIPES, own)
-    body.append(tag("p", READ, class_="muted"))
+    body.append(tag("p", how_to_read(opened), class_="muted"))
     how = {"style": charts.style(), "script": charts.script()}
     write_whole(folder / REPORT, document(frontier.title or frontier.name, joined(body), **how))
-    _write_picture(folder / PICTURE, by_method)
+    _write_picture(folder, by_method)
 
 
 def _charts(by_method: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
-    """Updates, epochs and rate by batch, with the lines that they are compared with."""
+    """Figures, epochs and rate by batch, with the lines that they are compared with."""
     points: dict[str, dict[str, list[float]]] = {}
-    updates, epochs, rates = [], [], []
+    figures, epochs, rates = [], [], []
+    with_target = all(point.has_target for own in by_method.values() for point in own)
     for style, (method, own) in enumerate(by_method.items()):
         found = _found(own)
         if not found:
             continue
         batches, made = [point.batch for point in found], fit_of(own)
-        runs = [(point.batch, updates) for point in found for updates in point.runs if math.isfinite(updates)]
+        runs = [(point.batch, figure) for point in found for figure in point.runs if math.isfinite(figure)]
         points |= {method: {"batch": batches}, f"{method} seeds": {"batch": [batch for batch, _ in runs]}}
         points[f"{method} curve"] = {"batch": _grid(batches)}
-        updates.append(curve(method, [point.updates for point in found], method, style=style, look="points"))
-        updates.append(curve(f"{method} seeds", [it for _, it in runs], f"{method}, seeds", style=style, look="hollow"))
+        look = "points" if with_target else "dots"
+        figures.append(curve(method, [point.figure for point in found], method, style=style, look=look))
+        figures.append(curve(f"{method} seeds", [it for _, it in runs], f"{method}, seeds", style=style, look="hollow"))
         if made is not None:
-            fitted, perfect = _lines(made[0], _grid(batches), least=min(point.updates for point in found))
-            updates.append(curve(f"{method} curve", fitted, f"{method}, fitted", style=style))
+            fitted, perfect = _lines(made[0], _grid(batches), least=min(point.figure for point in found))
+            figures.append(curve(f"{method} curve", fitted, f"{method}, fitted", style=style))
             scaling = {"colour": MUTED, "dashes": _DASHED, "scales": False}
-            updates.append(curve(f"{method} curve", perfect, f"{method}, perfect scaling", **scaling))
+            figures.append(curve(f"{method} curve", perfect, f"{method}, perfect scaling", **scaling))
         epochs.append(curve(method, [point.epochs for point in found], method, style=style, look="dots"))
         rates.append(curve(method, [point.rate for point in found], method, style=style, look="dots"))
         for name, power, dashes in (("linear", 1.0, _DASHED), ("square root", 0.5, _DOTTED)):
@@ -70,15 +71,19 @@ def _charts(by_method: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
             rates.append(curve(method, rule, f"{method}, {name} rule", colour=MUTED, dashes=dashes, scales=False))
     how = {"axes": ("batch",), "logarithmic": "xy"}
     made = [
-        chart("Updates to the goal", "Median of the seeds at every batch; hollow: each seed.", updates, **how),
-        chart("Epochs to the goal", "What a larger batch costs.", epochs, **how),
-        chart("Tuned learning rate", "The full rate; grey: rules from the smallest batch.", rates, **how),
+        chart("Accuracy", "Mean of the seeds at every batch; hollow: each seed.", figures, **how | {"logarithmic": "x"})
     ]
-    return {"points": points, "charts": made if updates else []}
+    if with_target:
+        made = [
+            chart("Updates to the goal", "Median of the seeds at every batch; hollow: each seed.", figures, **how),
+            chart("Epochs to the goal", "What a larger batch costs.", epochs, **how),
+        ]
+    made.append(chart("Tuned learning rate", "The full rate; grey: rules from the smallest batch.", rates, **how))
+    return {"points": points, "charts": made if figures else []}
 
 
 def _found(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if point.updates is not None and math.isfinite(point.updates)]
+    return [point for point in points if point.figure not in (None, math.inf)]
 
 
 def _grid(batches: Sequence[int]) -> list[float]:
@@ -91,20 +96,22 @@ def _lines(fit: Fit, batches: Sequence[float], *, least: float) -> tuple[list[fl
     return [fit.updates(batch) for batch in batches], perfect
 
 
-def _write_picture(file: Path, by_method: Mapping[str, Sequence[Point]]) -> None:
+def _write_picture(folder: Path, by_method: Mapping[str, Sequence[Point]]) -> None:
     from recipes.reports.plots import svg_text
-    from recipes.reports.plots.of_frontier import Curve, frontier_figure
+    from recipes.reports.plots.of_frontier import Curve, accuracy_figure, updates_figure
 
-    curves = []
+    curves, with_target = [], True
     for method, own in by_method.items():
         if found := _found(own):
+            with_target = found[0].has_target
             made, grid = fit_of(own), _grid([point.batch for point in found])
-            lines = _lines(made[0], grid, least=min(point.updates for point in found)) if made else ((), ())
-            at = {"batches": [point.batch for point in found], "updates": [point.updates for point in found]}
-            runs = [[updates for updates in point.runs if math.isfinite(updates)] for point in found]
+            lines = _lines(made[0], grid, least=min(point.figure for point in found)) if made else ((), ())
+            at = {"batches": [point.batch for point in found], "figures": [point.figure for point in found]}
+            runs = [[figure for figure in point.runs if math.isfinite(figure)] for point in found]
             curves.append(Curve(method=method, runs=runs, grid=grid, fitted=lines[0], perfect=lines[1], **at))
     if curves:
-        write_whole(file, svg_text(frontier_figure(curves)))
+        name, drawn = ("updates.svg", updates_figure) if with_target else ("accuracy.svg", accuracy_figure)
+        write_whole(folder / name, svg_text(drawn(curves)))
 
 
 def _write_recipes(folder: Path, points: Sequence[Point]) -> None:

@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recipes.frontiers.fit import fit
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
 from recipes.reports.wording import counted, duration, number, percent
 from recipes.search_space.open_search import assignments
-from trainers.frontier.results import Point, fit_of
+from trainers.frontier.results import Point, difference, fit_of
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
 from trainers.search.wording import column_names, short
@@ -22,16 +23,23 @@ _ROWS, _COLUMNS = 18, 64  # of the picture in the terminal
 _MARKS = "oxv+*#@%"
 
 
-def rows_of(points: Sequence[Point], *, cluster: str | None = None) -> list[dict[str, Any]]:
-    """The table: a row for each point of a method."""
+def rows_of(
+    points: Sequence[Point], *, beside: Mapping[int, Point] | None = None, cluster: str | None = None
+) -> list[dict[str, Any]]:
+    """The table: a row for each point of a method.
+
+    Args:
+        points: of one method, the smallest batch first.
+        beside: batch -> the point of the method that this one is compared with, where the figures are accuracies.
+        cluster: on which time and cost are planned; None: neither.
+    """
     first = next((point for point in points if point.rate is not None), None)
     paths = [path for path in points[0].space if path != RATE]
     frontier, rows = points[0].opened.frontier, []
     for point in points:
         grown = math.nan if first is None else point.batch / first.batch
         values = {} if point.optimum is None else point.optimum.values
-        row = {"batch": point.batch, "updates": _count(point.updates), "seeds": _spread(point)}
-        row |= {"best trial": _count(None if point.best_part is None else point.best_part.best.values[0])}
+        row = {"batch": point.batch} | _figures(point, smallest=points[0], beside=(beside or {}).get(point.batch))
         row |= {"epochs": _short(point.epochs), "rate": _short(point.rate)}
         row |= {"linear": _short(first and first.rate * grown), "sqrt": _short(first and first.rate * math.sqrt(grown))}
         row |= {name: _short(values.get(path)) for path, name in zip(paths, column_names(paths), strict=True)}
@@ -49,8 +57,27 @@ def rows_of(points: Sequence[Point], *, cluster: str | None = None) -> list[dict
     return rows
 
 
+def _figures(point: Point, *, smallest: Point, beside: Point | None) -> dict[str, str]:
+    best = None if point.best_part is None else point.best_part.best.values[0]
+    if point.has_target:
+        return {"updates": _count(point.updates), "seeds": _spread(point), "best trial": _count(best)}
+    row = {"accuracy": percent(point.figure), "seeds": _spread(point), "best trial": percent(best)}
+    row |= {f"against batch {smallest.batch:,}": _against(point, smallest)}
+    row |= {} if beside is None else {f"against {beside.method}": _against(point, beside)}
+    return row | {"updates": str(point.updates)}
+
+
 def _count(updates: float | None) -> str:
     return "-" if updates is None else "missed" if math.isinf(updates) else f"{updates:g}"
+
+
+def _against(point: Point, other: Point) -> str:
+    """A difference in points of accuracy, and its 95 % interval."""
+    found = None if point is other else difference(point, other)
+    if found is None:
+        return "-"
+    middle, low, high = (f"{100 * it:+.2f}" for it in found)
+    return f"{middle} ({low} to {high})"
 
 
 def _short(value: Any) -> str:
@@ -61,10 +88,10 @@ def _short(value: Any) -> str:
 
 def _spread(point: Point) -> str:
     """The runs with fresh seeds: '210 to 260', and how many missed the goal."""
-    part = point.best_part
+    part, shown = point.best_part, _count if point.has_target else percent
     found = sorted(it for it in (part.seeds if part else ()) if math.isfinite(it))
     missed = len(part.seeds) - len(found) if part else 0
-    words = f"{found[0]:g} to {found[-1]:g}" if found else "-"
+    words = f"{shown(found[0])} to {shown(found[-1])}" if found else "-"
     return words + (f", {missed} missed" if missed else "")
 
 
@@ -79,23 +106,52 @@ def _note(point: Point) -> str:
 
 def conclusions(opened: OpenedFrontier, points: Sequence[Point]) -> list[str]:
     """What the points say together, a sentence for each method."""
-    lines = []
-    for method in opened.frontier.branches:
-        own = [point for point in points if point.method == method]
-        made = fit_of(own)
-        if made is None:
-            lines.append(f"{method}: too few points reached the goal for a curve; it takes three")
-            continue
-        curve, (low, high) = made
-        useful = curve.useful_to / curve.b_crit
-        batches = [point.batch for point in own if point.updates is not None]
-        lines.append(
-            f"{method}: S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), off by "
-            f"{percent(math.expm1(curve.error))}; B_crit is {_figure(low)} to {_figure(high)} (95 %). Updates fall in "
-            f"proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
-            f"{_batch(curve.useful_to, batches)} ({_figure(useful * low)} to {_figure(useful * high)})"
-        )
-    return lines
+    says = _scaling if opened.frontier.goal.target is not None else _losses
+    return [
+        f"{method}: {says([point for point in points if point.method == method])}"
+        for method in opened.frontier.branches
+    ]
+
+
+def _scaling(points: Sequence[Point]) -> str:
+    """Up to which batch the updates of a method fall."""
+    made = fit_of(points)
+    if made is None:
+        return "too few points reached the goal for a curve; it takes three"
+    curve, (low, high) = made
+    useful = curve.useful_to / curve.b_crit
+    batches = [point.batch for point in points if point.updates is not None]
+    return (
+        f"S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), off by "
+        f"{percent(math.expm1(curve.error))}; B_crit is {_figure(low)} to {_figure(high)} (95 %). Updates fall in "
+        f"proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
+        f"{_batch(curve.useful_to, batches)} ({_figure(useful * low)} to {_figure(useful * high)})"
+        f"{_extrapolated(points)}"
+    )
+
+
+def _extrapolated(points: Sequence[Point]) -> str:
+    """What the smaller batches alone say of the largest, beside what was measured."""
+    *smaller, largest = [point for point in points if point.figure not in (None, math.inf)]
+    made = fit([(point.batch, point.figure) for point in smaller])
+    if made is None:
+        return ""
+    return (
+        f". The smaller batches alone would have said {_figure(made.updates(largest.batch))} updates at batch "
+        f"{largest.batch:,}, and a largest useful batch of {_figure(made.useful_to)}"
+    )
+
+
+def _losses(points: Sequence[Point]) -> str:
+    """Which batches of a method are less accurate than its smallest."""
+    smallest = points[0]
+    against = [(point, difference(point, smallest)) for point in points[1:]]
+    against = [(point, found) for point, found in against if found is not None]
+    if not against:
+        return "too few runs with fresh seeds for a comparison of batches"
+    lower = [f"by {100 * -found[0]:.2f} points at batch {point.batch:,}" for point, found in against if found[2] < 0]
+    what = f"lower (95 %) than at batch {smallest.batch:,}"
+    return f"the accuracy is {what} {', '.join(lower)}" if lower else f"at no batch is the accuracy shown to be {what}"
 
 
 def _figure(value: float) -> str:
@@ -112,53 +168,72 @@ def frontier_text(
 ) -> str:
     """Tables, picture and conclusions for the terminal; or all of it as JSON."""
     frontier = opened.frontier
+    by_method = {method: [it for it in points if it.method == method] for method in frontier.branches}
     tables = {
-        method: rows_of([point for point in points if point.method == method], cluster=cluster)
-        for method in frontier.branches
+        method: rows_of(own, beside=beside(by_method, method), cluster=cluster) for method, own in by_method.items()
     }
     if as_json:
         found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": tables}
         return json.dumps(found | {"conclusions": conclusions(opened, points)}, indent=1)
-    parts = [f"frontier {frontier.name} over {frontier.recipe}: updates to {frontier.goal}"]
+    parts = [f"frontier {frontier.name} over {frontier.recipe}: {frontier.goal}"]
     parts += [f"{method}\n{points_text(rows)}" for method, rows in tables.items()]
-    parts += [_picture(opened, points), "\n".join(conclusions(opened, points)), READ]
+    parts += [_picture(opened, points), "\n".join(conclusions(opened, points)), how_to_read(opened)]
     return "\n\n".join(filter(None, parts))
 
 
-READ = (
-    "updates: median over the seeds, counted at evaluations; best trial: the fewest of one trial, partly luck; linear, "
-    "sqrt: the rate of the first row by these rules; largest useful batch: there the curve is 20 % above its end"
-)
+def beside(by_method: Mapping[str, Sequence[Point]], method: str) -> dict[int, Point]:
+    """Batch -> the point of the first method; empty for that method itself."""
+    first = next(iter(by_method))
+    return {} if method == first else {point.batch: point for point in by_method[first]}
+
+
+def how_to_read(opened: OpenedFrontier) -> str:
+    """What the columns are."""
+    rules = "linear, sqrt: the rate of the first row by these rules"
+    if opened.frontier.goal.target is None:
+        return (
+            "accuracy: mean over the seeds, of the last evaluation; best trial: partly luck; against: difference in "
+            f"points and its 95 % interval by Welch's t; {rules}"
+        )
+    return (
+        "updates: median over the seeds, counted at evaluations; best trial: the fewest of one trial, partly luck; "
+        f"{rules}; largest useful batch: there the curve is 20 % above its end"
+    )
 
 
 def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
-    """Updates against batch, both logarithmic, with the perfect scaling of the smallest batch as dots."""
-    found = [point for point in points if point.updates is not None and math.isfinite(point.updates)]
+    """The figures against the batch; updates with the perfect scaling of the smallest batch as dots."""
+    found = [point for point in points if point.figure not in (None, math.inf)]
     if len({point.batch for point in found}) < 2:
         return ""
-    methods = list(opened.frontier.branches)
-    batches, updates = [point.batch for point in found], [point.updates for point in found]
-    low, high = math.log(min(updates)) - 0.2, math.log(max(updates)) + 0.2
+    methods, with_target = list(opened.frontier.branches), found[0].has_target
+    y_of = math.log if with_target else float
+    batches, ys = [point.batch for point in found], [y_of(point.figure) for point in found]
+    margin = 0.2 if with_target else 0.05 * (max(ys) - min(ys)) or 0.01
+    low, high = min(ys) - margin, max(ys) + margin
     left, right = math.log(min(batches)), math.log(max(batches))
     cells = [[" "] * (_COLUMNS + 1) for _ in range(_ROWS + 1)]
 
     def put(batch: float, value: float, mark: str) -> None:
-        row = round((high - math.log(value)) / (high - low) * _ROWS)
+        row = round((high - y_of(value)) / (high - low) * _ROWS)
         if 0 <= row <= _ROWS:
             cells[row][round((math.log(batch) - left) / (right - left) * _COLUMNS)] = mark
 
-    start = min(found, key=lambda point: (point.batch, point.updates))
-    for column in range(0, _COLUMNS + 1, 2):
+    start = min(found, key=lambda point: (point.batch, point.figure))
+    for column in range(0, _COLUMNS + 1, 2) if with_target else ():
         batch = math.exp(left + (right - left) * column / _COLUMNS)
-        put(batch, start.updates * start.batch / batch, ".")
+        put(batch, start.figure * start.batch / batch, ".")
     for point in found:
-        put(point.batch, point.updates, _MARKS[methods.index(point.method) % len(_MARKS)])
-    labels = {0: f"{math.exp(high):.0f}", _ROWS: f"{math.exp(low):.0f}"}
+        put(point.batch, point.figure, _MARKS[methods.index(point.method) % len(_MARKS)])
+    labels = {row: f"{math.exp(y):.0f}" if with_target else percent(y) for row, y in ((0, high), (_ROWS, low))}
     lines = [f"{labels.get(row, ''):>8} |{''.join(cells[row]).rstrip()}" for row in range(_ROWS + 1)]
     ends = f"{min(batches):,}"
     lines += [" " * 9 + "+" + "-" * _COLUMNS, " " * 10 + ends + f"{max(batches):,}".rjust(_COLUMNS + 1 - len(ends))]
     legend = ", ".join(f"{_MARKS[at % len(_MARKS)]} {method}" for at, method in enumerate(methods))
-    return "\n".join(["updates to the goal by batch, both logarithmic", *lines, f"{legend}, . perfect scaling"])
+    title, dots = "accuracy by batch (logarithmic)", ""
+    if with_target:
+        title, dots = "updates to the goal by batch, both logarithmic", ", . perfect scaling"
+    return "\n".join([title, *lines, legend + dots])
 
 
 def planned_time(
@@ -191,15 +266,17 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None) -> str:
             total += samples
             row = {"batch": batch, "method": method, "trials": frontier.budget.trials, "seeds": frontier.seeds}
             rows.append(row | {"updates a run, at most": longest, "samples, at most": f"{samples:,}"})
+    with_target = frontier.goal.target is not None
     side = (workers or 1) // frontier.ranks_per_trial or 1
     lines = [
-        f"frontier {frontier.name} over {frontier.recipe}: updates to {frontier.goal}",
-        f"counted at evaluations {100 * frontier.spacing:g} % of the best trial's updates apart",
+        f"frontier {frontier.name} over {frontier.recipe}: {frontier.goal}",
+        *([f"counted at evaluations {100 * frontier.spacing:g} % of the best trial's updates apart"] * with_target),
         "",
         points_text(rows),
         "",
         *(f"tuned, {method}: {', '.join(opened.search_tree(method, None)['space'])}" for method in frontier.branches),
-        f"at most {number(total)} samples; a trial ends at the goal, or where it cannot beat the best of its point",
+        f"at most {number(total)} samples"
+        + with_target * "; a trial ends at the goal, or where it cannot beat the best",
         f"{counted(side, 'trial')} side by side, one point after the other: at 1,000 samples a second each, "
         f"{duration(total / 1000 / side)} at most",
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import optuna
@@ -18,9 +18,10 @@ from recipes.frontiers.fit import Fit, fit, interval
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.frontiers.proposals import EDGE, Optimum, share_of
 from recipes.search_space.ranges import Space
+from trainers.launch.verdict import Claimed, judge
 from trainers.search.best import confirm_folder
 from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
-from trainers.search.outcome import has_ended, metrics_lines
+from trainers.search.outcome import evaluations, has_ended, metrics_lines
 from trainers.search.study import DIVERGED, finished, state_of
 
 
@@ -31,7 +32,8 @@ class Part:
     Args:
         folder, file: of the search.
         trials: that have ended.
-        seeds: updates to the goal of the runs with fresh seeds, infinite where one missed it.
+        seeds: the figures of the runs with fresh seeds: updates to the goal, infinite where one missed it; or the
+            accuracy, 0 where one diverged.
     """
 
     folder: Path
@@ -46,8 +48,9 @@ class Part:
 
     @property
     def best(self) -> FrozenTrial | None:
+        sign = -1 if self.tree["objective"]["metric"] == "accuracy" else 1
         reached = [trial for trial in self.trials if state_of(trial) == "complete"]
-        return min(reached, key=lambda trial: (trial.values[0], trial.number), default=None)
+        return min(reached, key=lambda trial: (sign * trial.values[0], trial.number), default=None)
 
     @property
     def is_spent(self) -> bool:
@@ -71,6 +74,11 @@ class Point:
     parts: tuple[Part, ...]
 
     @property
+    def has_target(self) -> bool:
+        """Whether the figures are updates to a goal, and not accuracies after one length."""
+        return self.opened.frontier.goal.target is not None
+
+    @property
     def trials(self) -> list[FrozenTrial]:
         return [trial for part in self.parts for trial in part.trials]
 
@@ -84,9 +92,12 @@ class Point:
 
     @property
     def best_part(self) -> Part | None:
-        """The search whose best trial is the best of all."""
+        """The search with the best figure over its seeds; while one of them has no seeds, with the best trial."""
+        sign = 1 if self.has_target else -1
         found = [part for part in self.parts if part.best is not None]
-        return min(found, key=lambda part: part.best.values[0], default=None)
+        with_seeds = all(part.seeds for part in found)
+        key = (lambda part: self._figure_of(part.seeds)) if with_seeds else lambda part: part.best.values[0]
+        return min(found, key=lambda part: sign * key(part), default=None)
 
     @property
     def optimum(self) -> Optimum | None:
@@ -98,14 +109,25 @@ class Point:
 
     @property
     def runs(self) -> tuple[float, ...]:
-        """Updates to the goal of each run that counts: those with fresh seeds, else the best trial."""
+        """The figure of each run that counts: those with fresh seeds, else the best trial."""
         part = self.best_part
         return () if part is None else part.seeds or (part.best.values[0],)
 
     @property
+    def figure(self) -> float | None:
+        """What the runs come to; None where no trial has a figure.
+
+        The median of the updates, infinite where most missed the goal; or the mean accuracy.
+        """
+        return self._figure_of(self.runs) if self.runs else None
+
+    def _figure_of(self, runs: Sequence[float]) -> float:
+        return median(runs) if self.has_target else fmean(runs)
+
+    @property
     def updates(self) -> float | None:
-        """The median over `runs`: infinite where most of them missed the goal, None where no trial reached it."""
-        return median(self.runs) if self.runs else None
+        """To the goal, or those of every trial."""
+        return self.figure if self.has_target else self.opened.longest(self.method, self.batch)[1]
 
     @property
     def epochs(self) -> float | None:
@@ -173,7 +195,8 @@ def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
         part = Part(folder=search, file=file, trials=tuple(trials), seeds=())
         if part.best is not None:
             first = confirm_folder(search, part.best.number, 0).parent
-            seeds = [_updates_to_goal(run) for run in sorted(first.glob("seed-*")) if has_ended(run)]
+            figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal
+            seeds = [figure(run) for run in sorted(first.glob("seed-*")) if has_ended(run)]
         yield replace(part, seeds=tuple(seeds))
 
 
@@ -181,13 +204,27 @@ def _updates_to_goal(run: Path) -> float:
     return next((float(line["update"]) for line in metrics_lines(run) if line.get("key") == "goal"), math.inf)
 
 
+def _accuracy(run: Path) -> float:
+    """At its end; 0 if it diverged."""
+    return 0.0 if has_ended(run, "failed") else evaluations(metrics_lines(run))[-1]["accuracy"]
+
+
+def difference(point: Point, other: Point) -> tuple[float, float, float] | None:
+    """The mean accuracy of a point minus another's, and its 95 % interval by Welch's t; None without two runs each."""
+    if len(point.runs) < 2 or len(other.runs) < 2:
+        return None
+    spread = {"deviation": stdev(other.runs), "runs": len(other.runs), "margin": 0.0, "resolution": 0.0}
+    judged = judge(Claimed(value=fmean(other.runs), **spread), point.runs, level=0.025)
+    return judged.difference, judged.lower, judged.upper
+
+
 def fit_of(points: Sequence[Point]) -> tuple[Fit, tuple[float, float]] | None:
-    """The curve through the points of a method, and the 95 % interval of its critical batch; None if there are too few.
+    """The curve of the updates to a goal, and the 95 % interval of its critical batch; None with too few points.
 
     The interval is over the seeds of every point; without seeds over its trials, of which the best counts.
     """
-    found = [point for point in points if point.updates is not None and math.isfinite(point.updates)]
-    made = fit([(point.batch, point.updates) for point in found])
+    found = [point for point in points if point.has_target and point.figure not in (None, math.inf)]
+    made = fit([(point.batch, point.figure) for point in found])
     if made is None:
         return None
     frontier = found[0].opened.frontier

@@ -17,6 +17,7 @@ from recipes.frontiers.proposals import beyond_edge, quasi_random, scaled
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
+from recipes.reports.wording import percent
 from recipes.search_space.open_search import assignments
 from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text, frontier_text, planned_time
@@ -112,8 +113,9 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
                 return code or EXIT_FAILED  # the search has said why
         write_report(folder, opened, read_points(opened, folder))
         found = "no trial reached the goal"
-        if point.updates is not None:
-            found = f"{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
+        if point.figure is not None:
+            accuracy = "" if point.has_target else f"{percent(point.figure)} after "
+            found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
         say(f"{name}: {found}")
     return 0
 
@@ -144,7 +146,8 @@ def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | N
         optima = [other.optimum for other in near]
         first = scaled(point.space, optima, batch=point.batch, rate_factor=factor)
         first += quasi_random(point.space, tree["sampler"]["n_startup_trials"], seed=seed, point=of_this)
-        most = min((_SLACK * _best(other) for other in near if other.batch < point.batch), default=math.inf)
+        smaller = [other for other in near if other.batch < point.batch and point.has_target]
+        most = min((_SLACK * _best(other) for other in smaller), default=math.inf)
         if most < opened.longest(point.method, point.batch)[1]:
             tree["objective"]["at_most"] = math.ceil(most)
     elif (wider := _wider(opened, point)) and len(point.parts) < _MOST_PARTS:
@@ -152,7 +155,8 @@ def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | N
         ranges = {path: {"kind": type(range_).__name__, **asdict(range_)} for path, range_ in wider.items()}
         tree |= {"name": f"{tree['name']}-wider-{len(point.parts)}", "budget": few}
         tree["space"] |= ranges
-        tree["objective"]["at_most"] = max(1, _best(point) - 1)
+        if point.has_target:
+            tree["objective"]["at_most"] = max(1, _best(point) - 1)
     else:
         return None
     tree["enqueue"] = first[: tree["budget"]["trials"]]

@@ -24,7 +24,11 @@ gaol: {accuracy: 0.9}
 goal: {accuracy: 90}
 => 3:18: goal.accuracy: is 90.0; must be in (0, 1]
 goal: {accuracy: 0.9, error: 0.1}
-=> 3:7: goal: FrontierGoal must have either accuracy or error
+=> 3:7: goal: FrontierGoal must have one of accuracy, error, epochs and updates
+goal: {epochs: 0}
+=> 3:16: goal.epochs: is 0.0; must be above 0 and finite
+goal: {updates: 0}
+=> 3:17: goal.updates: is 0; must be at least 1
 batches: {from: 64, to: 32}
 => 4:25: batches.to: is 32; must be above from
 batches: {from: 64, too: 256}
@@ -128,6 +132,15 @@ def test_a_point_is_a_search_of_its_batch(opened):
     assert (tree["budget"], tree["confirm"]) == ({"trials": 6}, {"top": 1, "seeds": 3})
     assert made.longest("sgd", 64) == ("20up", 20)
     assert opened(HEAD).longest("recipe", 256) == (20.0, 118)
+
+
+def test_a_goal_of_one_length_sets_that_of_all_trials(opened):
+    made = opened(HEAD.replace("{accuracy: 0.9}", "{epochs: 6}"))
+    assert made.search_tree("recipe", 64)["objective"] == {"metric": "accuracy"}
+    assert made.longest("recipe", 64) == (6.0, 141)
+    assert opened(HEAD.replace("{accuracy: 0.9}", "{updates: 500}")).longest("recipe", 256) == ("500up", 500)
+    with pytest.raises(RecipeError, match="budget: .*the goal has a length"):
+        opened(HEAD.replace("{accuracy: 0.9}", "{epochs: 6}").replace("{trials: 4}", "{trials: 4, epochs: 6}"))
 
 
 def test_batches_below_the_norm_span_have_their_own(opened):

@@ -398,7 +398,7 @@ def test_recipe_with_this_value_anywhere_opens_or_is_refused(value, tmp_path):
     whole = open_recipe("digits/ramp", vocabulary=vocabulary()).tree
     file = tmp_path / "changed.yaml"
     refusals = []
-    for path in list(paths(whole))[1:]:
+    for path in list(paths(whole))[1 + VALUES.index(value) % 2 :: 2]:  # each path has half of the values
         changed = copy.deepcopy(whole)
         inner = changed
         for key in path[:-1]:
@@ -409,7 +409,7 @@ def test_recipe_with_this_value_anywhere_opens_or_is_refused(value, tmp_path):
             open_recipe(file, vocabulary=vocabulary())
         except RecipeError as error:
             refusals.append(error)
-    assert len(refusals) > 20
+    assert len(refusals) > 10
     for error in refusals:
         assert len(str(error).splitlines()) == len(error.problems)
         assert all(problem.way_out and problem.line == 1 for problem in error.problems)

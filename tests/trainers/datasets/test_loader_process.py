@@ -139,6 +139,7 @@ def test_a_process_that_is_killed_is_named_and_started_again(folder, alone, tmp_
     processes_of(tmp_path / "run", gone=True)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_again_ends_the_run(folder, tmp_path, processes_of):
     always = {"KILL_ALWAYS": "1"}
     done = run(folder, tmp_path / "run", "-n", 2, "--loader", "processes", "--loader-workers", 2, environment=always)

@@ -1,15 +1,19 @@
 """A frontier of the digits, as a user measures it: its searches, what it says, and how it goes on."""
 
 import json
+import math
+from collections import namedtuple
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy.stats import ttest_ind
 
 from recipes.reading.open import open_recipe
 from trainers.frontier import report
 from trainers.frontier.report import rows_of
-from trainers.frontier.results import read_point
+from trainers.frontier.results import difference, read_point
 from trainers.launch.vocabulary import vocabulary
 from trainers.search.outcome import metrics_lines
 from trainers.search.study import state_of
@@ -30,6 +34,9 @@ seeds: 2
 spacing: 0.1
 accuracy_at: {epochs: [1], updates: [10]}
 """
+
+
+Reached = namedtuple("Reached", "batch figure")  # the two of a point that a curve needs
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +110,14 @@ def test_a_point_whose_seeds_are_not_all_there_is_not_finished(measured):
     assert "not finished" in rows_of([cut_off])[0]["note"]
 
 
+def test_smaller_batches_alone_are_judged_by_the_largest(measured):
+    points = measured.points
+    assert "smaller batches alone" not in report.conclusions(measured.opened, points)[0]  # it takes three of them
+    four = [Reached(batch, 90 * (1 + 400 / batch)) for batch in (64, 128, 256)] + [Reached(512, 200)]
+    said = report._extrapolated([*four, Reached(2048, math.inf)])
+    assert "would have said 160 updates at batch 512, and a largest useful batch of 2,000" in said
+
+
 def test_a_fitted_batch_beyond_the_measured_ones_is_said_to_be():
     assert report._batch(57.1, [64, 256]) == "57.1, outside of those measured"
     assert report._batch(64.0, [64, 256]) == "64"
@@ -117,6 +132,7 @@ def test_each_optimum_is_a_whole_recipe_beside_the_scaled_one(measured):
     assert scaled.batch.global_.sizes == (256,)
 
 
+@pytest.mark.slow
 def test_the_same_command_runs_nothing_anew_and_more_trials_go_on(measured):
     before = sorted(measured.out.glob("points/*/*/trials/*/metrics.jsonl"))
     modified = [path.stat().st_mtime_ns for path in before]
@@ -141,6 +157,61 @@ def test_a_dry_run_says_what_it_may_take(measured):
     assert shown.returncode == 0
     assert "at most" in shown.stdout
     assert not Path("runs").exists() or "mine" not in [path.name for path in Path("runs").iterdir()]
+
+
+@pytest.fixture(scope="module")
+def equal_epochs(measuring):
+    ranges = "{learning_rate.reference: {kind: Categorical, choices: [0.05, 0.1]}}"  # they have no edge to go beyond
+    text = "\n".join(f"space: {ranges}" if line.startswith("space") else line for line in TEXT.splitlines())
+    text = text.replace("{accuracy: 0.6}", "{epochs: 1}").replace("[64, 128, 256]", "[64, 256]")
+    made = measuring(text.replace("{trials: 3, epochs: 6}", "{trials: 2}").replace("spacing: 0.1", "spacing: 0.5"))
+    made.first = made.run()
+    assert made.first.returncode == 0, made.first.stdout + made.first.stderr
+    return made
+
+
+def accuracies(folder):
+    return [line["value"] for line in metrics_lines(folder) if line["key"] == "eval_accuracy"]
+
+
+def test_a_goal_of_one_length_is_the_best_accuracy_after_it(equal_epochs):
+    for point, updates in zip(equal_epochs.points, (24, 6), strict=True):
+        for part in point.parts:
+            runs = {trial.number: part.folder / f"trials/trial-{trial.number:04d}" for trial in part.trials}
+            assert [trial.values[0] for trial in part.trials] == [accuracies(run)[-1] for run in runs.values()]
+            assert part.best.values[0] == max(accuracies(run)[-1] for run in runs.values())
+            assert all(len(accuracies(run)) == 2 for run in runs.values())
+            assert all(metrics_lines(run)[-1]["update"] == point.updates == updates for run in runs.values())
+        best = point.best_part
+        seeds = [accuracies(run)[-1] for run in best.folder.glob(f"confirm/trial-{best.best.number:04d}/seed-*")]
+        assert sorted(point.runs) == sorted(seeds)
+        assert point.figure == pytest.approx(sum(seeds) / 2)
+
+
+def test_the_search_with_the_better_seeds_counts(equal_epochs):
+    (part,), point = equal_epochs.points[0].parts, equal_epochs.points[0]
+    lucky = replace(part, seeds=tuple(seed - 0.01 for seed in part.seeds))
+    lower = copy(part.best)
+    lower.values = [part.best.values[0] - 0.1]
+    steady = replace(part, trials=(lower,))
+    assert replace(point, parts=(lucky, steady)).best_part is steady
+    unconfirmed = replace(part, seeds=())
+    assert replace(point, parts=(steady, unconfirmed)).best_part is unconfirmed
+
+
+def test_accuracies_are_compared_with_intervals(equal_epochs):
+    small, large = equal_epochs.points
+    own = ttest_ind(large.runs, small.runs, equal_var=False).confidence_interval(0.95)
+    middle = sum(large.runs) / 2 - sum(small.runs) / 2
+    assert difference(large, small) == pytest.approx((middle, own.low, own.high), rel=1e-3)
+    rows = rows_of([small, large], beside={256: replace(small, method="other")})
+    expected = f"{100 * middle:+.2f} ({100 * own.low:+.2f} to {100 * own.high:+.2f})"
+    assert [row["against batch 64"] for row in rows] == ["-", expected]
+    assert rows[1]["against other"] == expected
+    said = json.loads(equal_epochs.run("--json", name=equal_epochs.out).stdout)["conclusions"][0]
+    assert "lower (95 %) than at batch 64" in said
+    assert ("at no batch" in said) == (own.high >= 0)
+    assert "<svg" in (equal_epochs.out / "accuracy.svg").read_text()
 
 
 CLUSTER = """\

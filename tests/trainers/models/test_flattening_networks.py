@@ -40,6 +40,7 @@ def vgg_weights_by_formula(image_size, num_classes, *, batch_norm=False):
     return convolutions + beside + first + 4096 * 4096 + 4096 + 4096 * num_classes + num_classes
 
 
+@pytest.mark.slow
 def test_vgg16_has_the_published_number_of_weights(vgg, normed_vgg):
     assert vgg_weights_by_formula(224, 1000) == 138_357_544
     assert vgg.count_params() == vgg_weights_by_formula(32, 10)

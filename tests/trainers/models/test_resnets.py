@@ -146,6 +146,7 @@ def test_the_basic_networks_shrink_an_image_as_chainercvs_do(depth):
     assert shapes == [(64, 32, 32), (64, 16, 16), (64, 16, 16), (128, 8, 8), (256, 4, 4), (512, 2, 2), (3,)]
 
 
+@pytest.mark.slow
 def test_resnet101_gives_what_chainercvs_gives():
     """Chainer has no other ResNet with the stride on the 3x3; the softmax behind the logits is ChainerCV's default."""
     model = models.ResNet101(zero_last_gamma=False).build(num_classes=7, channels=3, image_size=64)

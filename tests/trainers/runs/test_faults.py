@@ -161,6 +161,7 @@ def test_one_ranks_trouble_ends_all(tmp_path, assert_nothing_is_left, how, ranks
     assert f"resuming from {newest}" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_rank_that_works_longer_than_the_others_may_wait_is_left_alone(tmp_path):
     done = run_in(tmp_path, "slow", "-n", "2", "--set", "evaluation.every=8up", "--stop-after", "10up")
     assert done.returncode == 0, done.stderr
