@@ -146,6 +146,9 @@ def _open_dataset(
     tree.pop("kilobatch", None)
     lacks = names_in(tree.get("lacks"))
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, lacks=lacks)
+    if "reader" not in tree and "model" in tree:
+        reading.refuse((), "is a recipe, and not the file of a data set", "name the one after its `dataset:`")
+        raise RecipeError(reading.problems)
     tree.setdefault("name", path.stem)
     root = data_root
     if root is None and isinstance(tree.get("root"), str):
