@@ -27,7 +27,10 @@ def test_runs_are_listed_and_shown(folder, kilobatch):
     assert (row["recipe"], row["ended"], row["update"], row["workers"]) == ("digits-baseline", "stopped", 5, 1)
     assert row["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert str(folder / "a") in kilobatch("runs", "list", folder).stdout
-    assert "recipe: digits-baseline\nended: stopped\n" in kilobatch("runs", "show", folder / "a").stdout
+    shown = kilobatch("runs", "show", folder / "a").stdout
+    assert "recipe: digits-baseline\nended: stopped\nupdate: 5\nepoch: 0.11\n" in shown
+    assert "less than or equal to 65535" in kilobatch("watch", folder, "--port", "65536").stderr
+    assert " MB\nfiles: checkpoints, dataset.yaml" in shown
 
 
 def test_only_runs_are_removed(folder, tmp_path, kilobatch):
@@ -36,6 +39,9 @@ def test_only_runs_are_removed(folder, tmp_path, kilobatch):
     done = kilobatch("runs", "rm", "-y", run, tmp_path)
     assert done.returncode == 2
     assert run.is_dir()
+    closed = f"{sys.executable} -P -m kilobatch runs rm {run} <&-"
+    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "Aborted!\n"), "nobody can answer"
     assert kilobatch("runs", "rm", "-y", run).stdout == f"removed {run}\n"
     assert not run.exists()
     assert kilobatch("runs", "list", tmp_path).stdout == f"no runs in {tmp_path}\n"

@@ -143,6 +143,9 @@ def _at_this_version(root: Node) -> Node:
     version = root.value.get("kilobatch")
     if version is None:
         start = replace(root.origin, line=1, column=1)
+        if "reader" in root.value:
+            what, way_out = "describes a data set, and is no recipe", "name it in a recipe: `dataset: FILE`"
+            raise RecipeError([start.problem("", what, way_out)])
         raise RecipeError([start.problem("kilobatch", "is missing", f"begin the file with `kilobatch: {VERSION}`")])
     if type(version.value) is not int or not 1 <= version.value <= VERSION:
         what = f"{_flatten(version, (), {})!r} is not a version that this program reads"

@@ -146,6 +146,9 @@ def _open_dataset(
     tree.pop("kilobatch", None)
     lacks = names_in(tree.get("lacks"))
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, lacks=lacks)
+    if "reader" not in tree and "model" in tree:
+        reading.refuse((), "is a recipe, and not the file of a data set", "name the one after its `dataset:`")
+        raise RecipeError(reading.problems)
     tree.setdefault("name", path.stem)
     root = data_root
     if root is None and isinstance(tree.get("root"), str):
@@ -193,6 +196,10 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
     trial = dataclasses.replace(reading, problems=[], notes={})
     reader, _ = trial.component(Component("datasets"), tree["reader"], ("reader",))
     if isinstance(reader, Unbuilt):
+        if "." in reader.kind:
+            what = f"{reader.kind} is code of your own, and counts the samples"
+            reading.refuse(("reader", "kind"), what, f"pass --allow-code to run it, or write {missing[0]} here to plan")
+            tree.update(dict.fromkeys(missing, 1))
         return
     if reader is REFUSED:
         tree.update(dict.fromkeys(missing, 1))  # any value: only the reader is to be refused

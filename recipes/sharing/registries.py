@@ -91,6 +91,8 @@ def add_registry(name: str, url: str, *, signers: Path | None) -> Registry:
     if "://" not in url and not url.startswith("git+") and not url.endswith(".git"):
         url = os.path.abspath(os.path.expanduser(url))
         Path(url).mkdir(parents=True, exist_ok=True)
+    elif Path(repository := url.removeprefix("git+")).is_dir():
+        url = f"git+{os.path.abspath(repository)}"  # git runs in a folder of its own
     registry = Registry(name, url, signers=signers and signers.absolute())
     registry.store.names("names")  # it answers
     known = settings() | {name: {"url": url, "signers": signers and str(signers.absolute())}}
@@ -201,7 +203,7 @@ class Registry:
             said |= {key: opened.head.get(key) for key in ("title", "ids", "facts", "claims")}
             signature = sign(canonical_json(said), key) if key else ""
             tree = {"entry": said} | ({"signature": signature} if signature else {})
-            before = {f"packs/{opened.digest}.kilobatch": path}
+            before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
             if self.store.create(f"names/{pack}/{version}.json", canonical_json(tree), before=before):
                 return Entry(name=f"{self.name}/{pack}@{version}", said=said, signature=signature)
 

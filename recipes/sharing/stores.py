@@ -150,7 +150,7 @@ class GitStore:
             self._fetched = False
             self._fetch()
             if self._head() == parent and attempt >= 3:  # nobody was faster: it is refused for another reason
-                raise Unreachable(f"{self._url}: git push: {_last_line(pushed.stderr)}")
+                raise Unreachable(f"{self._url}: git push: {_reason(pushed.stderr)}")
             time.sleep(random.uniform(0, 0.05 * min(attempt + 1, 20)))
         raise Unreachable(f"{self._url}: other pushes came first, {_ATTEMPTS} times; try again")
 
@@ -182,7 +182,7 @@ class GitStore:
                 self._git("remote", "add", "origin", self._url)
             done = self._run(["fetch", "--quiet", "origin", "+refs/heads/*:refs/heads/*"])
         if done.returncode:
-            raise Unreachable(f"{self._url}: git fetch: {_last_line(done.stderr)}")
+            raise Unreachable(f"{self._url}: git fetch: {_reason(done.stderr)}")
         self._fetched = True
 
     def _locked(self) -> Any:
@@ -194,7 +194,7 @@ class GitStore:
     def _git(self, *words: str, data: bytes | None = None, environment: Mapping[str, str] | None = None) -> str:
         done = self._run(list(words), input=data, environment=environment)
         if done.returncode:
-            raise Unreachable(f"{self._url}: git {words[0]}: {_last_line(done.stderr)}")
+            raise Unreachable(f"{self._url}: git {words[0]}: {_reason(done.stderr)}")
         return done.stdout.decode("utf-8", "replace")
 
     def _run(
@@ -217,8 +217,9 @@ class GitStore:
             raise InputRefused("a registry in git needs git; install it") from None
 
 
-def _last_line(text: bytes) -> str:
-    return (text.decode("utf-8", "replace").strip().splitlines() or ["failed"])[-1]
+def _reason(text: bytes) -> str:
+    lines = text.decode("utf-8", "replace").strip().splitlines() or ["failed"]
+    return next((line for line in lines if line.startswith("fatal: ")), lines[-1])
 
 
 class RemoteStore:

@@ -95,7 +95,7 @@ def options(version: Version = False) -> None:
 def _open_streams() -> Iterator[None]:
     """Open /dev/null for closed standard streams: a file opened later would otherwise take a stream's place."""
     for name in (name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None):
-        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
+        setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
         os.set_inheritable(getattr(sys, name).fileno(), True)
     sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show becomes a question mark
     try:

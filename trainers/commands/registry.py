@@ -20,6 +20,7 @@ Examples:
   kilobatch registry search dataset=imagenet 'batch>=8192'
   kilobatch train team/resnet50@3
 """
+_EMPTY = "nothing; kilobatch registry add and push bring something"
 app = typer.Typer(help="Share packs with a team.", epilog=EXAMPLES, **OPTIONS_OF_GROUPS)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="REGISTRY/NAME@VERSION; without @VERSION the newest.")]
@@ -35,11 +36,13 @@ def add(
 
     A folder is made if it is not there.
     """
-    from recipes.sharing.registries import add_registry
+    from recipes.sharing.registries import add_registry, settings
 
+    before = settings().get(name, {}).get("url")
     registry = add_registry(name, url, signers=signers)
     guard = registry.store.guard
-    print(f"added {name}: {registry.url}")
+    instead = f", which was {before}" if before not in (None, registry.url) else ""
+    print(f"added {name}: {registry.url}{instead}")
     print(f"Two pushes at once are kept apart by {guard}." if guard else "It can be read; pushes are refused there.")
 
 
@@ -68,7 +71,8 @@ def search(
     """
     from recipes.sharing.registries import found_in, registries
 
-    _print_entries(found_in([entry for each in registries() for entry in each.entries()], conditions), as_json)
+    there = [entry for each in registries() for entry in each.entries()]
+    _print_entries(found_in(there, conditions), as_json, none="no name meets all conditions" if there else _EMPTY)
 
 
 @app.command()
@@ -174,7 +178,7 @@ def site(
     print(f"wrote {number} pages; open {out / 'index.html'}")
 
 
-def _print_entries(entries: list, as_json: bool) -> None:
+def _print_entries(entries: list, as_json: bool, *, none: str = _EMPTY) -> None:
     from recipes.errors import printable
     from recipes.reports.curves import points_text
     from recipes.sharing.registries import FACTS
@@ -184,7 +188,7 @@ def _print_entries(entries: list, as_json: bool) -> None:
         return
     facts = {entry.name: entry.said.get("facts") or {} for entry in entries}
     rows = [{"name": name, **{key: _short(known.get(key)) for key in FACTS}} for name, known in facts.items()]
-    print(printable(points_text(rows)) if rows else "nothing; kilobatch registry add and push bring something")
+    print(printable(points_text(rows)) if rows else none)
 
 
 def _short(fact: object) -> object:

@@ -76,7 +76,7 @@ def report(
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run or a search, or one that holds such.")],
-    port: Annotated[int, typer.Option(help="0: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
 ) -> None:
     """Serve a live page of a run or a search.
 
@@ -133,7 +133,7 @@ def show(
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
-        texts = {key: ", ".join(value) if isinstance(value, list) else value for key, value in facts.items()}
+        texts = _for_people(facts) | {"files": ", ".join(facts["files"])}
         print(printable("\n".join(f"{key}: {value}" for key, value in texts.items())))
 
 

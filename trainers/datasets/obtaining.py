@@ -43,8 +43,12 @@ def get(dataset: Dataset, target: Path, *, at_hand: Path | None, showing: Showin
         at_hand: a folder that has the files: they are copied from there, and nothing is downloaded.
         showing: shows how much is done.
     Raises:
-        InputRefused: no source serves, each is named with the cause, such as a file with another SHA-256 than promised.
+        InputRefused: the reader needs no files, or no source serves: each is named with the cause, such as a file with
+            another SHA-256 than promised.
     """
+    if not getattr(dataset.reader, "reads_folder", True):
+        kind = type(dataset.reader).__name__
+        raise InputRefused(f"data set {dataset.name}: {kind} reads no folder, so there is nothing to fetch")
     if at_hand is not None:
         return _copied(dataset, at_hand, target)
     for folder in (target, *(target / each.folder for each in dataset.sources if each.folder), dataset.root):

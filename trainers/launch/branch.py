@@ -27,7 +27,16 @@ from trainers.launch.reproduce import has_diverged, train_apart
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
 from trainers.runs.identity import IDENTITY, code_folders
-from trainers.runs.run_folder import CHECKPOINTS, ENVIRONMENT, METRICS, RECIPE, require_run, truncate_records
+from trainers.runs.run_folder import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    METRICS,
+    RECIPE,
+    dataset_facts,
+    require_run,
+    require_same_recipe,
+    truncate_records,
+)
 
 BRANCHES = "branches.json"
 EPSILON = 0.01  # of the loss: Merrill et al. 2025
@@ -171,14 +180,17 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
     _require_room(asked, opened, samples=samples, window=window)
     rule, sizes = rate_rule(opened.recipe.optimizer), sorted({batch, *asked.batches})
     recipes = {size: _overrides(opened, samples=samples, batch=size, end=samples + window) for size in sizes}
-    for changes in recipes.values():
-        _open(asked, changes)  # refused now, not when others have trained
+    seeds = range(opened.recipe.seed, opened.recipe.seed + asked.seeds)
     out = asked.out or asked.run.with_name(f"{asked.run.name}-branches-{update}")
+    places = {size: {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds} for size in sizes}
+    for size, changes in recipes.items():  # refused now, not when others have trained
+        branch = _open(asked, changes)
+        for seed, folder in places[size].items():
+            require_same_recipe(folder, {**branch.tree, "seed": seed}, dataset_facts(branch.dataset))
     out.mkdir(parents=True, exist_ok=True)
     found = []
     for size, changes in recipes.items():
-        seeds = range(opened.recipe.seed, opened.recipe.seed + asked.seeds)
-        folders = {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds}
+        folders = places[size]
         runs = [_trained(asked, each, checkpoint, [*changes, f"seed={seed}"]) for seed, each in folders.items()]
         ends = [run.final_accuracy for run in runs if not has_diverged(run.folder)]
         branch = Branch(
@@ -223,13 +235,11 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
     kept = sorted((asked.run / CHECKPOINTS).glob("update-*"), key=lambda path: int(path.name.removeprefix("update-")))
     known = {int(path.name.removeprefix("update-")): path for path in kept}
     known.pop(0, None)
-    again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '1ep'}"
+    again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '0.5run'}"
     if not known:
         raise InputRefused(f"{asked.run} has no checkpoint; train up to there: {again}")
-    if asked.at is None:
-        return known[max(known)]
     try:
-        position = parse_position(
+        position = asked.at and parse_position(
             asked.at,
             num_train=opened.dataset.num_train,
             epochs=opened.recipe.epochs,
@@ -237,14 +247,17 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
         )
     except ValueError as error:
         raise InputRefused(f"--at: {error}; write it as 30ep, 500up, 1.5Msp or 0.5run") from None
-    update = timeline.first_update_at(position)
-    if update not in known:
-        there = ", ".join(f"{number}up (epoch {timeline.epoch_at(number):.2f})" for number in known)
-        raise InputRefused(
-            f"--at {asked.at}: {asked.run} has no checkpoint after update {update}; a run keeps the newest two and "
-            f"the best, here {there}. Name one of these, or train up to there and branch from that: {again}"
-        )
-    return known[update]
+    update = max(known) if position is None else timeline.first_update_at(position)
+    if update in known and update < timeline.num_updates:
+        return known[update]
+    there = ", ".join(
+        f"{number}up (epoch {timeline.epoch_at(number):.2f})" for number in known if number < timeline.num_updates
+    )
+    why = "ends at" if update in known else "has no checkpoint after"
+    raise InputRefused(
+        f"--at: {asked.run} {why} update {update}; a run keeps the newest two and the best, here {there}. Name one of "
+        f"these by --at, or train up to another place and branch from that: {again}"
+    )
 
 
 def _window(asked: Branching, opened: OpenedRecipe, batch: int) -> int:
@@ -259,7 +272,7 @@ def _window(asked: Branching, opened: OpenedRecipe, batch: int) -> int:
     except ValueError as error:
         raise InputRefused(f"--window: {error}; write it as 1ep, 500up, 1.5Msp or 0.1run") from None
     samples = round(epochs * opened.dataset.num_train)
-    largest = max(asked.batches)
+    largest = max(batch, *asked.batches)
     if samples < _FEWEST * largest:
         what = f"{samples:,} samples are fewer than {_FEWEST} updates of {largest:,}"
         raise InputRefused(f"--window {asked.window}: {what}; make it longer, or name smaller batches")

@@ -35,8 +35,11 @@ def export_run(
     Returns:
         the file, and warnings.
     Raises:
-        InputRefused: there is no such run or checkpoint; the model cannot be exported; the file cannot be written.
+        InputRefused: there is no such format, run or checkpoint; the model cannot be exported, or the file not be
+            written.
     """
+    if form not in ("onnx", "safetensors"):
+        raise InputRefused(f"{form!r} is no format of a model; write onnx or safetensors")
     require_run(folder)
     if allow_code:
         code_folders(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import filecmp
+import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
@@ -35,7 +37,7 @@ def pack(
 
     if len(names) == 1 and (Path(names[0]) / "oci-layout").is_file():
         path = _file(out, Path(names[0]).resolve().name)
-        found = _written(path, lambda: write_pack_of_layout(path, Path(names[0])))
+        found = _written(path, lambda part: write_pack_of_layout(part, Path(names[0])))
         return path, found.digest, found.head
     folders = [Path(name) for name in names if (Path(name) / RECIPE).is_file()]
     if len(folders) != len(names) and len(names) > 1:
@@ -65,7 +67,7 @@ def pack(
         weights=weights,
     )
     path = _file(out, head["name"])
-    return path, _written(path, lambda: write_pack(path, head, files)), head
+    return path, _written(path, lambda part: write_pack(part, head, files)), head
 
 
 def _file(out: Path | None, name: str) -> Path:
@@ -75,8 +77,16 @@ def _file(out: Path | None, name: str) -> Path:
     return path
 
 
-def _written(path: Path, write: Callable[[], Any]) -> Any:
+def _written(path: Path, write: Callable[[Path], Any]) -> Any:
+    """What `write` returns; the file that it makes never takes the place of another one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
-        return write()
+        written = write(part)
+        if path.exists() and not filecmp.cmp(path, part, shallow=False):
+            raise InputRefused(f"{path}: exists and holds something else; remove it, or give another -o")
+        part.replace(path)
+        return written
     except OSError as error:
         raise InputRefused(f"{path} cannot be written: {error.strerror}; give another -o") from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.errors import InputRefused
 from recipes.planning.planner import Plan
 from recipes.reading.open import OpenedRecipe
 
@@ -41,6 +42,13 @@ class TrainRequest:
     verbosity: int = 0  # -1 quiet, 1 verbose
     loader_workers: int | None = None  # of each rank; None: as it pays
     loader: str | None = None  # threads or processes
+
+    def __post_init__(self) -> None:
+        least = {"workers": 1, "profile": 1, "loader_workers": 0, "watchdog_seconds": 0}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and value >= bound):
+                raise InputRefused(f"{'ranks' if name == 'workers' else name} is {value!r}; write {bound} or more")
 
     def as_tree(self) -> dict[str, Any]:
         """The same request as plain data."""

@@ -96,10 +96,12 @@ EVERY = pytest.mark.parametrize("url", ["folder", "git_url", "s3_url"], indirect
 
 
 @EVERY
-def test_names_have_versions_that_are_found_pulled_and_searched(url, packed):
+def test_names_have_versions_that_are_found_pulled_and_searched(url, packed, monkeypatch):
     team = add_registry("team", url, signers=None)
     assert team.entries() == []
-    first = team.push(packed(1, dataset="imagenet", accuracy=0.7), "net")
+    path = packed(1, dataset="imagenet", accuracy=0.7)
+    monkeypatch.chdir(path.parent)
+    first = team.push(Path(path.name), "net")
     second = team.push(packed(2, dataset="imagenet", accuracy=0.8), "net")
     other = team.push(packed(3, dataset="digits", accuracy=None), "vision/other")
     assert [entry.name for entry in (first, second, other)] == ["team/net@1", "team/net@2", "team/vision/other@1"]
@@ -114,6 +116,14 @@ def test_names_have_versions_that_are_found_pulled_and_searched(url, packed):
         team.entry("net", 7)
     with pytest.raises(InputRefused, match="did you mean net"):
         team.entry("nett")
+
+
+def test_a_repository_may_be_named_by_a_relative_path_and_of_a_missing_one_git_says_so(tmp_path, git_url, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert add_registry("team", "git+team.git", signers=None).url == f"git+{tmp_path}/team.git"
+    assert add_registry("team", "team.git", signers=None).entries() == []
+    with pytest.raises(InputRefused, match=r"none.git: git fetch: fatal: .*none.git' does not appear to be a git rep"):
+        add_registry("team", "none.git", signers=None)
 
 
 @EVERY

@@ -130,6 +130,8 @@ def test_each_source_that_does_not_serve_is_named(web, tmp_path):
         got(opened(tmp_path, gone, missing))
     with pytest.raises(InputRefused, match="small: its file names no source; ask Ada"):
         got(opened(tmp_path, more="obtain: ask Ada\n"))
+    with pytest.raises(InputRefused, match="data set digits: Digits reads no folder, so there is nothing to fetch"):
+        got(open_dataset("digits", vocabulary=vocabulary()))
 
 
 def test_an_archive_is_unpacked_and_leads_nowhere_else(web, tmp_path):

@@ -117,6 +117,9 @@ def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, k
     done = kilobatch("branch", folder / "a", "--batches", "192", *words, cwd=folder)
     assert json.loads(done.stdout) == result
     assert (branches / "batch-96-seed-0/metrics.jsonl").read_bytes() == before
+    longer = kilobatch("branch", folder / "a", "--batches", "192", "--at", "20up", "--window", "9up", cwd=folder)
+    assert longer.returncode == 2
+    assert "batch-96-seed-0 holds a run of another recipe; evaluation.offset: 1.792 in the run, 1.856" in longer.stderr
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,7 @@ def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, k
         (("--at", "soon", "--batches", "192"), "--at: 'soon' is not a position"),
         (("--batches", "100"), "the batch of 100 from 1.792 on is no multiple of 32"),
         (("--batches", "192", "--window", "2up"), "192 samples are fewer than 4 updates of 192"),
+        (("--at", "20up", "--batches", "32", "--window", "2up"), "192 samples are fewer than 4 updates of 96"),
         (("--batches", "192", "--window", "1run"), "go past the end of the run"),
     ],
 )
@@ -135,6 +139,15 @@ def test_refused_before_anything_is_trained(parent, kilobatch, words, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert not (folder / "none").exists()
+
+
+def test_the_end_of_a_run_is_no_place_to_branch(parent, kilobatch):
+    folder, _ = parent
+    ended = shutil.copytree(folder / "a", folder / "ended")
+    text = (ended / "recipe.yaml").read_text().replace("\nepochs: 20\n", "\nepochs: 1.792\n")
+    (ended / "recipe.yaml").write_text(text)
+    done = kilobatch("branch", ended, "--batches", "192", cwd=folder)
+    assert "ended ends at update 28; a run keeps the newest two and the best, here 20up (epoch 1.28)" in done.stderr
 
 
 def test_a_ramp_of_branches_stays_below_the_critical_batch(tmp_path, monkeypatch):

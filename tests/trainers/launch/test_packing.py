@@ -54,6 +54,10 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     path, digest, head = packed(tmp_path / "a.kilobatch", runs / "1", runs / "0", weights=True)
     assert packed(tmp_path / "b.kilobatch", runs / "0", runs / "1", weights=True)[1] == digest
     assert path.read_bytes() == (tmp_path / "b.kilobatch").read_bytes()
+    assert packed(path, runs / "0", runs / "1", weights=True)[1] == digest, "the same bytes once more"
+    with pytest.raises(InputRefused, match=r"a.kilobatch: exists and holds something else; remove it, or give another"):
+        packed(path, runs / "0")
+    assert sorted(file.name for file in tmp_path.glob("*kilobatch*")) == ["a.kilobatch", "b.kilobatch"]
     opened = open_pack(path)
     accuracies = [open_run(runs / str(seed)).final_accuracy for seed in (0, 1)]
     assert [run["accuracy"] for run in opened.head["runs"]] == accuracies
@@ -116,11 +120,16 @@ def test_a_pack_trains_elsewhere_to_the_same_bits_and_other_commands_take_it(run
     assert pack_there.stat().st_size == path.stat().st_size
 
 
-def test_a_recipe_extends_a_pack_by_its_name_in_a_registry(runs, tmp_path, cache, monkeypatch):
+def test_a_recipe_extends_a_pack_by_its_name_in_a_registry(runs, tmp_path, cache, monkeypatch, kilobatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     path, *_ = packed(tmp_path / "a.kilobatch", runs / "0")
+    assert kilobatch("registry", "search", "batch=512").stdout.startswith("nothing; kilobatch registry add and push")
     add_registry("team", str(tmp_path / "team"), signers=None).push(path, "net")
+    assert kilobatch("registry", "search", "batch=513").stdout == "no name meets all conditions\n"
+    for place in ("team", "other", "team"):
+        added = kilobatch("registry", "add", "team", tmp_path / place).stdout.splitlines()[0]
+    assert added == f"added team: {tmp_path}/team, which was {tmp_path}/other"
     mine = tmp_path / "mine.yaml"
     mine.write_text("kilobatch: 1\nextends: team/net@1\nseed: 7\n")
     opened = open_recipe("mine.yaml", vocabulary=vocabulary())
