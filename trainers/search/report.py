@@ -18,7 +18,7 @@ from recipes.schema import Search
 from trainers.runs.run_folder import REPORT, write_whole
 from trainers.search.charts import search_charts, trial_name, varying, whole_trials
 from trainers.search.results import Confirmed, column_names, confirmed_rows, metric_name, row_of, scores, short, shown
-from trainers.search.study import SECONDS, begun, best_trials, state_counts
+from trainers.search.study import SECONDS, begun, best_trials, state_counts, state_of
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
@@ -46,15 +46,15 @@ def write_search_page(
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
         tag("p", _verdict(search, best, confirmed), class_="verdict"),
-        tag("p", f"{state_counts(trials)}; {number(hours, digits=3)} device-hours." if trials else "", class_="muted"),
+        tag("p", f"{state_counts(trials, live=live > 0)}; {number(hours, digits=3)} device-hours." if trials else "", class_="muted"),
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), table([*rows[0]], [[*row.values()] for row in rows])] if rows else []),
     ]
     tables = [
-        *([tag("h2", "Not beaten in everything"), _table(best, search, best)] if len(search.objectives) > 1 else []),
+        *([tag("h2", "Not beaten in everything"), _table(best, search, best, live=live > 0)] if len(search.objectives) > 1 else []),
         *(_importances(search, at, trials) for at in range(len(search.objectives))),
         tag("h2", "Trials"),
-        _table(trials, search, best),
+        _table(trials, search, best, live=live > 0),
     ]
     body = [
         tag("div", f"search over {search.recipe}", class_="muted"),
@@ -80,7 +80,7 @@ def _verdict(search: Search, best: list[FrozenTrial], confirmed: Sequence[Confir
     return f"Trial {best[0].number} is best{kept}, with {scores(search, best[0].values)}."
 
 
-def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -> Markup:
+def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial], *, live: bool) -> Markup:
     metrics, best = [objective.metric for objective in search.objectives], {trial.number for trial in best}
     heads = ("trial", *column_names(search.space), *map(metric_name, metrics), "state", "time", "")
     rows = []
@@ -91,7 +91,7 @@ def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial]) -
             tag("a", str(trial.number), href=f"{row['folder']}/"),
             *(short(row["values"][path]) if path in row["values"] else "" for path in search.space),
             *(tag("b", text) if trial.number in best else text for text in own),
-            *(row["state"], duration(row["seconds"]), row["note"]),
+            *(state_of(trial, live=live), duration(row["seconds"]), row["note"]),
         )
         rows.append(tag("tr", *(tag("td", text) for text in texts), data_name=trial_name(trial)))
     return table(heads, rows, class_="trials")

@@ -190,7 +190,8 @@ def status_text(tree: Mapping[str, Any]) -> str:
     """The same in lines; those on the log and on whether it runs only if the tree has them."""
     states, budget, left = tree["states"], tree["budget"], ""
     ended = sum(states.values()) - states.get("running", 0)
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    begun = "running" if tree.get("state", "running").startswith("running") else "stopped"
+    counts = ", ".join(f"{count} {begun if state == 'running' else state}" for state, count in sorted(states.items()))
     limit = f" of {budget['device_hours']:g}" if budget["device_hours"] else ""
     if tree["seconds_left"]:
         hours = number(tree["seconds_left"] * tree["ranks"] / 3600, digits=2)
@@ -200,7 +201,7 @@ def status_text(tree: Mapping[str, Any]) -> str:
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
     lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
     lines += ["confirmed: " + ", ".join(map(" ".join, row.items())) for row in tree["confirmed"]]
-    lines += [f"running: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
+    lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]
     return "\n".join(lines + (["log:", *(f"  {line}" for line in tree["log"])] if "log" in tree else []))
 

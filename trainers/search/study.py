@@ -114,13 +114,15 @@ def gain_of_second_half(study: optuna.Study) -> float:
     return abs(values[0] - sum(map(operator.mul, values, chances)))
 
 
-def state_of(trial: FrozenTrial) -> str:
-    """One of complete, diverged, infeasible, pruned, failed, running, waiting."""
+def state_of(trial: FrozenTrial, *, live: bool = True) -> str:
+    """One of complete, diverged, infeasible, pruned, failed, running, waiting; stopped for running if not `live`."""
     if DIVERGED in trial.user_attrs:
         return "diverged"
     not_trained = trial.state == TrialState.PRUNED and PRUNED_AT not in trial.user_attrs
     if not_trained or any(violation > 0 for violation in trial.constraints.values()):
         return "infeasible"
+    if trial.state == TrialState.RUNNING and not live:
+        return "stopped"
     return "failed" if trial.state == TrialState.FAIL else trial.state.name.lower()
 
 
@@ -136,9 +138,9 @@ def violated_text(violations: Mapping[str, float]) -> str:
     return ", ".join(f"not {constraint}" for constraint, violation in violations.items() if violation > 0)
 
 
-def state_counts(trials: Sequence[FrozenTrial]) -> str:
+def state_counts(trials: Sequence[FrozenTrial], *, live: bool = True) -> str:
     """How many trials ended in which state: '14 trials: 3 complete, 7 infeasible, 4 pruned'."""
-    states = [state_of(trial) for trial in trials]
+    states = [state_of(trial, live=live) for trial in trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     return f"{len(trials)} trial{'s' if len(trials) > 1 else ''}: {counts}" if trials else "no trial has ended yet"
 

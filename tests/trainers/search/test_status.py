@@ -79,7 +79,11 @@ def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, 
             "running: trial 2, for 3 min 00 s, 50.00 %, report 3 of 20",
             "set aside: node3, two trials failed on it",
         ]
-    assert status(tmp_path)[0] == "search mine over digits/baseline: stopped; the same command goes on with it"
+    stopped, counts, *_, last, _ = status(tmp_path)
+    assert stopped == "search mine over digits/baseline: stopped; the same command goes on with it"
+    assert counts == "trials: 2 of 4 ended (1 complete, 1 diverged, 1 stopped)"
+    assert last == "stopped: trial 2, for 3 min 00 s, 50.00 %, report 3 of 20"
+    assert "running" not in (tmp_path / "report.html").read_text().partition('id="now"')[2].partition("<script")[0]
 
 
 def test_time_left_is_that_of_the_budget_that_ends_first(display):
@@ -155,7 +159,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
     before = sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*"))
     first, *others = status(copy)
     assert "not running, without a word for 2 min 00 s; the same command goes on with it" in first
-    assert others[-1] == running
+    assert others[-1] == running.replace("running", "stopped")
     assert sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*")) == before
 
 
