@@ -111,7 +111,7 @@ def open_frontier(
         RecipeError: with the problems of the frontier, or of its recipe.
     """
     path = find_or_refuse("frontiers", str(name_or_path))
-    tree, origins = load_tree(path, overrides=overrides)
+    tree, origins = load_tree(path, overrides=overrides, kind="frontier")
     reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
     using = {
         "space": partial(read_space, reading),

@@ -25,6 +25,8 @@ VERSION = 1
 # recipe is that of the oldest one.
 RENAMED: dict[int, dict[str, str]] = {}
 _GONE = object()
+# A key that only files of one kind have -> that kind; the first that a file has decides.
+_KINDS = {"reader": "data set", "model": "recipe", "goal": "frontier", "space": "search"}
 _LONGEST_CHAIN = 32  # files that extend one another
 # Keys that are not inherited: a derived recipe is another run, which nobody has measured.
 _OWN_KEYS = ("name", "claims", "card")
@@ -36,7 +38,7 @@ def load_tree(
     overrides: Sequence[str | None] = (),
     overrides_from: str = "command line",
     within: str = "",
-    versioned: bool = True,
+    kind: str | None = "recipe",
 ) -> tuple[dict[str, object], Origins]:
     """The merged tree of a recipe, a data set or a cluster.
 
@@ -45,14 +47,17 @@ def load_tree(
         overrides: `a.b=c` as given to `--set`; c is read as YAML. None for an option that is for another file.
         within: first key of all overrides, such as `cluster`, which names the file and is not in it.
         overrides_from: who gave the overrides, for the origins.
-        versioned: the file must say `kilobatch: 1`, as recipes do, or a later version up to `VERSION`.
+        kind: what the file must be: recipe, search, frontier, data set or cluster; None for any other file. The first
+            three must say `kilobatch: 1`, or a later version up to `VERSION`.
     Returns:
         Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and indices; the empty
         path stands for the file itself.
     Raises:
-        RecipeError: a file is missing, is not the YAML we read, extends itself, or an override cannot be applied.
+        RecipeError: a file is missing, is not the YAML we read, is of another kind, extends itself, or an override
+            cannot be applied.
     """
-    root = _load(path, versioned=versioned)
+    root = _load(path, kind=kind)
+    _require_kind(root, kind)
     for number, override in enumerate(overrides, 1):
         if override is not None:
             root = _merge(root, _override(override, number, root, within, OverrideSource(overrides_from)))
@@ -81,7 +86,7 @@ def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
     return [(path, None)] if link is None else [(path, link.origin), *chain_of(_base(link, path))]
 
 
-def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
+def _load(path: Path, *, kind: str | None, chain: tuple[Path, ...] = ()) -> Node:
     file = shown(path)
     try:
         data = path.read_bytes()
@@ -91,8 +96,8 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
     root = _parsed(data, file)
     if not isinstance(root.value, dict):
         raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])
-    if versioned or "kilobatch" in root.value:
-        root = _at_this_version(root)
+    if kind in ("recipe", "search", "frontier") or "kilobatch" in root.value:
+        root = _at_this_version(root, kind)
     root = _with_absolute_weights(root, path.parent)
     if "extends" not in root.value:
         return root
@@ -105,7 +110,7 @@ def _load(path: Path, *, versioned: bool, chain: tuple[Path, ...] = ()) -> Node:
     if len(chain) >= _LONGEST_CHAIN:
         what = f"over {_LONGEST_CHAIN} files extend one another"
         raise RecipeError([link.origin.problem("extends", what, "write some of them as one file")])
-    inherited = _beside(base, _load(base, versioned=versioned, chain=chain))
+    inherited = _beside(base, _load(base, kind=kind, chain=chain))
     return _merge(_without(inherited, *_OWN_KEYS), root)
 
 
@@ -138,14 +143,29 @@ def _with_absolute_weights(root: Node, folder: Path) -> Node:
     return _put(root, ["init", "weights"], replace(weights, value=file))
 
 
-def _at_this_version(root: Node) -> Node:
+def _require_kind(root: Node, kind: str | None) -> None:
+    """Refuse a file of another kind in one line: its keys would be unknown, each in a line of its own."""
+    found = next((known for key, known in _KINDS.items() if key in root.value), kind)
+    if kind is None or found == kind:
+        return
+    start = replace(root.origin, line=1, column=1)
+    if found == "data set":
+        way_out = f"name it in a recipe: `dataset: {start.file}`"
+    elif found != "recipe":
+        way_out = f"it is for `kilobatch {found} {start.file}`"
+    elif kind in ("data set", "cluster"):
+        way_out = "name the one after its `dataset:`" if kind == "data set" else "see docs/clusters.md"
+    else:
+        way_out = f"write a {kind} that names it, `recipe: {start.file}`, see docs/{kind}.md"
+    raise RecipeError([start.problem("", f"is the file of a {found}, and not of a {kind}", way_out)])
+
+
+def _at_this_version(root: Node, kind: str | None) -> Node:
     """A file's tree, with the keys of an older version under their names of today."""
     version = root.value.get("kilobatch")
     if version is None:
+        _require_kind(root, kind)
         start = replace(root.origin, line=1, column=1)
-        if "reader" in root.value:
-            what, way_out = "describes a data set, and is no recipe", "name it in a recipe: `dataset: FILE`"
-            raise RecipeError([start.problem("", what, way_out)])
         raise RecipeError([start.problem("kilobatch", "is missing", f"begin the file with `kilobatch: {VERSION}`")])
     if type(version.value) is not int or not 1 <= version.value <= VERSION:
         what = f"{_flatten(version, (), {})!r} is not a version that this program reads"

@@ -130,7 +130,7 @@ def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
 def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> tuple[Cluster, Reading]:
     """A cluster, see `open_cluster`, and its `Reading`, for later checks that refuse a value."""
     path = find_or_refuse("clusters", name)
-    tree, origins = load_tree(path, overrides=overrides, within="cluster", versioned=False)
+    tree, origins = load_tree(path, overrides=overrides, within="cluster", kind="cluster")
     tree.pop("kilobatch", None)
     reading = Reading(origins=origins, vocabulary=vocabulary)
     cluster, _ = reading.record(Cluster, tree, ())
@@ -142,13 +142,10 @@ def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
 def _open_dataset(
     path: Path, *, vocabulary: Vocabulary, allow_code: bool | None, data_root: Path | None
 ) -> tuple[Dataset, dict[str, Any]]:
-    tree, origins = load_tree(path, versioned=False)
+    tree, origins = load_tree(path, kind="data set")
     tree.pop("kilobatch", None)
     lacks = names_in(tree.get("lacks"))
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, lacks=lacks)
-    if "reader" not in tree and "model" in tree:
-        reading.refuse((), "is a recipe, and not the file of a data set", "name the one after its `dataset:`")
-        raise RecipeError(reading.problems)
     tree.setdefault("name", path.stem)
     root = data_root
     if root is None and isinstance(tree.get("root"), str):

@@ -81,7 +81,7 @@ def open_search(
         RecipeError: with all problems of the search, or of its recipe.
     """
     path = find_or_refuse("searches", str(name_or_path))
-    tree, origins = load_tree(path)
+    tree, origins = load_tree(path, kind="search")
     reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
     search, resolved = read_search(reading, {"name": path.stem} | tree)
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}

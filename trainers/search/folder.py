@@ -94,7 +94,7 @@ def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> N
 
 def read_record(folder: Path) -> dict[str, Any]:
     """What `search.yaml` holds; RecipeError, with the place, where it is damaged."""
-    return load_tree(folder / SEARCH, versioned=False)[0]
+    return load_tree(folder / SEARCH, kind=None)[0]
 
 
 def trial_folder(number: int) -> str:

@@ -157,3 +157,21 @@ def test_a_long_chain_of_files_is_refused_where_it_becomes_too_long(tmp_path):
         (tmp_path / f"f{number}.yaml").write_text(f"kilobatch: 1\nextends: f{number + 1}.yaml\n")
     with pytest.raises(RecipeError, match=r"f31\.yaml:2:10: extends: over 32 files extend one another; write some"):
         load_tree(tmp_path / "f0.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "way_out"),
+    [
+        ("kilobatch: 1\nextends: digits/baseline\n", "search", "names it, `recipe: own.yaml`, see docs/search.md"),
+        ("kilobatch: 1\nextends: digits/baseline\n", "frontier", "names it, `recipe: own.yaml`, see docs/frontier.md"),
+        ("kilobatch: 1\nextends: digits/baseline\n", "cluster", "see docs/clusters.md"),
+        ("kilobatch: 1\nextends: digits/baseline\n", "data set", "name the one after its `dataset:`"),
+        ("reader: {kind: ImageFolder}\nroot: photos\n", "recipe", "name it in a recipe: `dataset: own.yaml`"),
+        ("reader: {kind: ImageFolder}\nroot: photos\n", "search", "name it in a recipe: `dataset: own.yaml`"),
+        ("kilobatch: 1\nrecipe: digits/baseline\nspace: {}\n", "recipe", "it is for `kilobatch search own.yaml`"),
+        ("kilobatch: 1\ngoal: {epochs: 1}\nspace: {}\n", "search", "it is for `kilobatch frontier own.yaml`"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_in_one_line(write, text, kind, way_out):
+    with pytest.raises(RecipeError, match=rf"^own.yaml:1:1: is the file of a .*, and not of a {kind}; .*{way_out}$"):
+        load_tree(write(text, "own.yaml"), kind=kind)

@@ -7,7 +7,7 @@ import pytest
 from recipes.errors import RecipeError
 from recipes.planning.cluster import GradientExchange
 from recipes.reading.load import overrides_by_file
-from recipes.reading.open import open_cluster, open_dataset, open_recipe
+from recipes.reading.open import open_cluster, open_dataset
 from trainers.communicators import Ring
 from trainers.launch.vocabulary import vocabulary
 
@@ -80,15 +80,6 @@ def test_what_a_reader_of_own_code_would_count_is_not_called_missing_where_no_co
         open_dataset("own.yaml", vocabulary=vocabulary(), allow_code=None)
     (problem,) = caught.value.problems
     assert str(problem).startswith("own.yaml:1:16: reader.kind: mydata.Stripes is code of your own, and counts the sam")
-
-
-def test_a_recipe_in_place_of_a_data_set_and_the_reverse_are_refused_in_one_line(write):
-    write("kilobatch: 1\nextends: digits/baseline\nmodel: {width: 8}\n", "recipe.yaml")
-    with pytest.raises(RecipeError, match=r"^recipe.yaml:1:1: is a recipe, .*; name the one after its `dataset:`$"):
-        open_dataset("recipe.yaml", vocabulary=vocabulary())
-    write(FOLDER, "own.yaml")
-    with pytest.raises(RecipeError, match=r"^own.yaml:1:1: describes a data set, .* in a recipe: `dataset: FILE`$"):
-        open_recipe("own.yaml", vocabulary=vocabulary())
 
 
 def test_a_reader_whose_images_have_other_channels_than_the_file_says_is_refused(write):
