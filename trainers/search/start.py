@@ -15,7 +15,7 @@ from recipes.errors import InputRefused
 from recipes.reading.load import resolved_text
 from recipes.reading.yaml import flow_text
 from recipes.reports.terminal import plan_text
-from recipes.reports.wording import number
+from recipes.reports.wording import counted, number
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, open_search
 from trainers.launch.model_costs import model_of
@@ -121,8 +121,11 @@ def _search_study(
     if supervisor.stopped_by:
         print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")
         return EXIT_STOPPED
-    kept = " and kept the constraints" if search.constraints or search.has_goal else ""
+    kept = " and kept the constraints" if search.constraints else ""
     unspent = supervisor.unspent()
+    if not (unspent or best) and search.has_goal:  # an outcome, and in a frontier one among others
+        display.say("no trial reached the target")
+        return EXIT_FAILED
     if unspent or not best:
         what = f"{unspent}; mend that, and the same command goes on" if unspent else f"no trial was completed{kept}"
         print_error(f"kilobatch: {what}; log: {folder / LOG}")
@@ -166,13 +169,14 @@ def _dry_run_text(
     prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
     timeline, runs = prepared.plan.timeline, search.budget.trials * search.seeds_per_trial
     side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
+    hours = counted(groups * search.ranks_per_trial, "device-hour")
     lines = [
         *(f"{key}: {flow_text(value)}" for key, value in opened.tree.items() if key != "space"),
         "space:",
         *(f"  {path}: {flow_text(tree)}" for path, tree in opened.tree["space"].items()),
         "",
         f"runs: {runs} of {timeline.num_updates} updates like the first, {number(runs * timeline.num_samples)} samples",
-        f"ranks: {side}, of {search.ranks_per_trial} each; an hour is {groups * search.ranks_per_trial} device-hours",
+        f"ranks: {side}, of {search.ranks_per_trial} each; an hour is {hours}",
         f"first trial: {values_text(values)}",
         "",
         plan_text(replace(prepared.plan, model=model_of(prepared.opened))),

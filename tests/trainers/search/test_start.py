@@ -3,10 +3,12 @@
 import importlib.util
 
 import pytest
+from optuna.trial import TrialState, create_trial
 
 from recipes.errors import RecipeError
 from trainers.search.outcome import SearchRequest
-from trainers.search.start import search
+from trainers.search.start import _search_study, search
+from trainers.search.study import new_study
 
 TEXT = """\
 kilobatch: 1
@@ -46,6 +48,19 @@ def test_a_dry_run_prints_on_one_rank_the_search_as_a_file_that_opens_again_its_
     assert "first trial: optimizer.weight_decay 0.0001, optimizer.kind MomentumSGD\n" in rest
     assert "memory of a device: weights " in rest
     assert "  weight_decay: 0.0001 " in rest
+
+
+def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, tmp_path, capsys):
+    text = "objective: {metric: updates_to, target: 0.9}\nbudget: {trials: 1}\n"
+    opened = open_text(HEAD.replace("KIND", "RandomSampler").replace("budget: {trials: 6}\n", text) + SPACE)
+    study = new_study(opened.search)
+    study.add_trial(create_trial(state=TrialState.PRUNED))
+    assert _search_study(opened, study, SearchRequest(search="mine.yaml"), tmp_path, []) == 3
+    written = capsys.readouterr()
+    assert written.err == "" and "no trial reached the target" in written.out
+    dry = SearchRequest(search="mine.yaml", workers=1, dry_run=True)
+    assert search(dry) == 0
+    assert "1 trial at a time, of 1 each; an hour is 1 device-hour\n" in capsys.readouterr().out
 
 
 HEAD = "kilobatch: 1\nrecipe: digits/batch_256\nbudget: {trials: 6}\nsampler: {kind: KIND}\n"
