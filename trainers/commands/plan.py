@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,6 +123,11 @@ def plan(
             raise error from None
         tree["forecast"] = None
         texts.append(f"time: not planned: {error}")
+    cores = len(os.sched_getaffinity(0))
+    if tree["forecast"] and cluster is None and where.device == "cpu" and made.workers > cores:
+        crowded = f"{made.workers} ranks would share the {cores} cores of this machine, and this time is without that"
+        tree["warnings"].append(crowded)
+        texts.append(f"warning: {crowded}")
     if wanted is not None:
         answer, text = _target(opened, made, wanted, words)
         tree["target"] = answer

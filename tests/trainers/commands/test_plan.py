@@ -1,6 +1,7 @@
 """`kilobatch plan` as it is typed: time, targets, advice, trials, a run's own rates, and pictures."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,13 @@ def test_a_run_teaches_its_rate(run: Path) -> None:
     middle = sorted(seconds)[len(seconds) // 2]
     assert made["segments"][0]["seconds_per_update"] == pytest.approx(middle, rel=0.2)
     assert any(str(run) in line for line in made["rests_on"])
+
+
+def test_a_time_on_more_ranks_than_this_machine_has_cores_comes_with_a_warning(run: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert not any("share" in line for line in tree_of("digits/large_batch", "--from", run, "-n", 1)["warnings"])
+    crowded = tree_of("digits/large_batch", "--from", run, "-n", cores + 1)["warnings"][-1]
+    assert crowded.startswith(f"{cores + 1} ranks would share the {cores} cores of this machine")
 
 
 def test_a_run_of_another_model_teaches_nothing(run: Path) -> None:
