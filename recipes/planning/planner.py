@@ -130,14 +130,19 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the plan can do, yet not as the user would want it."""
+        return self.warnings_after(0)
+
+    def warnings_after(self, update: int) -> tuple[str, ...]:
+        """Those of a run that goes on after so many updates."""
         rows = []
         for planned in self.segments:
-            idle = planned.division.idle_workers
-            if idle:
+            idle, end = planned.division.idle_workers, planned.segment.update + planned.segment.num_updates
+            if idle and update < end:
+                groups = planned.division.num_groups
                 rows.append(
                     f"from update {planned.segment.update} on {idle} of {self.workers} workers have no samples, "
-                    f"because batch.norm_span {planned.segment.norm_span} makes {planned.division.num_groups} norm "
-                    f"group(s) of an update; fewer workers or a smaller batch.norm_span would use them all"
+                    f"because batch.norm_span {planned.segment.norm_span} makes {groups} norm "
+                    f"group{'s' if groups > 1 else ''} of an update; fewer workers or a smaller batch.norm_span would use them all"
                     + (", or --fast, where workers share norm groups" if self.exact else "")
                 )
         return (*rows, *([too_large] if (too_large := _too_large(self)) else []))

@@ -240,7 +240,8 @@ class _Run:
         unmeasured = self.plan.without_noise_scale if self.request.measure_noise else ()
         notes += self._notes_on_bits()
         notes += notes_on(self.device, self.opened.recipe.precision.compute)
-        warnings = (*self.heartbeat.warnings, *self.plan.warnings, *unmeasured, *filter(None, [self.drifting]))
+        late = self.plan.warnings_after(self.updater.iteration)
+        warnings = (*self.heartbeat.warnings, *late, *unmeasured, *filter(None, [self.drifting]))
         notes += [f"warning: {warning}" for warning in warnings]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(exist_ok=True)

@@ -93,6 +93,9 @@ def test_more_workers_than_norm_groups_leave_some_without(monkeypatch):
     made = planned(monkeypatch, workers=5)
     assert [segment.division.idle_workers for segment in made.segments] == [2, 0]
     assert "2 of 5 workers have no samples" in made.warnings[0]
+    assert len(made.warnings) == 1
+    end = made.segments[1].segment.update
+    assert made.warnings_after(end - 1) == made.warnings and made.warnings_after(end) == ()
 
 
 def test_a_norm_group_that_no_worker_holds_cannot(monkeypatch):
