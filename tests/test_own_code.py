@@ -64,13 +64,25 @@ def test_entry_points_offer_names_without_the_flag(folder, monkeypatch):
     sys.modules.pop("mymodule", None)
 
 
-def test_a_subset_of_imagenet_opens_under_a_published_recipe(folder):
+def write_images(folder):
     for split, count in (("train", 200), ("val", 2)):
         for name in ("a", "b"):
-            (folder / "imagenet100" / split / name).mkdir(parents=True)
+            (folder / split / name).mkdir(parents=True)
             for number in range(count):
-                file = folder / "imagenet100" / split / name / f"{number}.png"
-                Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(file)
+                Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / split / name / f"{number}.png")
+
+
+def test_the_recipe_for_own_images_opens_and_one_with_the_augmentation_of_other_data_is_refused_in_one_line(folder):
+    write_images(folder / "photos")
+    opened = open_recipe(folder / "mine_photos.yaml", vocabulary=vocabulary())
+    assert (opened.dataset.name, opened.recipe.augmentation.eval[-1].with_) == ("photos", "photos")
+    (folder / "short.yaml").write_text("kilobatch: 1\nextends: goyal2017/256\ndataset: photos.yaml\n")
+    with pytest.raises(RecipeError, match=r"short.yaml:3:10: dataset: .*; write `augmentation` anew beside `dataset`$"):
+        open_recipe(folder / "short.yaml", vocabulary=vocabulary())
+
+
+def test_a_subset_of_imagenet_opens_under_a_published_recipe(folder):
+    write_images(folder / "imagenet100")
     words = (f"dataset={folder / 'imagenet100.yaml'}",)
     opened = open_recipe("goyal2017/256", vocabulary=vocabulary(), overrides=words)
     assert (opened.dataset.num_train, opened.dataset.num_classes) == (400, 2)

@@ -24,6 +24,7 @@ from recipes.errors import Problem, nearest
 from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins
 from recipes.reading.other_frameworks import key_here, kind_here, value_here
+from recipes.reading.yaml import Origin
 from recipes.schema import Recipe
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
@@ -168,12 +169,15 @@ class Reading:
 
     def refuse(self, path: Path, what: str, way_out: str, *, at_key: bool = False) -> Any:
         """Notes a problem at a path, or at the nearest path above it that was written in a file; returns REFUSED."""
-        written = path
-        while written not in self.origins:
-            written = written[:-1]
-        at_key = at_key and written == path
-        self.problems.append(self.origins[written].problem(dotted(path), what, way_out, at_key=at_key))
+        at_key = at_key and path in self.origins
+        self.problems.append(self.origin(path).problem(dotted(path), what, way_out, at_key=at_key))
         return REFUSED
+
+    def origin(self, path: Path) -> Origin:
+        """Where the value at a path, or the nearest path above it, was written."""
+        while path not in self.origins:
+            path = path[:-1]
+        return self.origins[path]
 
     def record(
         self, cls: type, raw: object, path: Path, *, using: Mapping[str, Reader] | None = None, beside: tuple = ()

@@ -459,6 +459,10 @@ def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> N
                     numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
                     entry.bound(**numbers)
             except ValueError as error:
+                if hasattr(entry, "bound") and (at := reading.origin(path)).file != reading.origin(("dataset",)).file:
+                    what = f"does not go with the inherited `augmentation`, {at}: {error}"
+                    reading.refuse(("dataset",), what, "write `augmentation` anew beside `dataset`")
+                    return
                 reading.refuse_error(error, type(entry), path)
     if end is not None:
         _check_augmentation_end(reading, recipe, end.at)
