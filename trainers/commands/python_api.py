@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, nearest
 from recipes.planning.forecast import forecast_tree
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
@@ -24,6 +24,8 @@ from trainers.runs.run_folder import METRICS, RECIPE, default_folder, require_ru
 from trainers.training.request import TrainRequest
 
 __all__ = ["OpenRecipe", "Run", "open", "plan", "runs", "train"]
+
+_OF_EACH_RUN = ("train_loss", "eval_accuracy", "eval_loss")  # keys, sooner or later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +82,17 @@ class Run:
         return [line for _, line in read_metrics(self.folder / METRICS)]
 
     def curve(self, key: str) -> list[tuple[float, float]]:
-        """Epoch and value of one key, such as `train_loss` or `eval_accuracy`; nan where the value is not finite."""
-        lines = (line for line in self.metrics if line["key"] == key)
-        return [(line["epoch"], math.nan if line["value"] is None else line["value"]) for line in lines]
+        """Epoch and value of one key, such as `train_loss` or `eval_accuracy`; nan where the value is not finite.
+
+        Raises:
+            InputRefused: the run has no such key, and it is none that each run gets.
+        """
+        lines = [line for line in self.metrics if "epoch" in line]
+        keys = dict.fromkeys((*_OF_EACH_RUN, *(line["key"] for line in lines)))
+        if key not in keys:
+            raise InputRefused(f"{self.folder / METRICS} has no key {key}; it has {', '.join(keys)}")
+        pairs = ((line["epoch"], line["value"]) for line in lines if line["key"] == key)
+        return [(epoch, math.nan if value is None else value) for epoch, value in pairs]
 
     @property
     def accuracy(self) -> float | None:
@@ -189,9 +199,13 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
     Returns:
         the run; also where a signal or the file `stop` ended it.
     Raises:
-        InputRefused: before anything was started.
+        InputRefused: before anything was started; or an option is unknown.
         RunFailed: the run failed; the message names its log.
     """
+    known = [field.name for field in fields(TrainRequest) if field.name not in ("recipe", "out", "workers")]
+    for option in options:
+        if option not in known:
+            raise InputRefused(f"kilobatch.train has no option {option}; {nearest(option, known, called='options')}")
     given = _opened(recipe)
     folder = default_folder(given.opened.recipe.name) if out is None else Path(out)
     code = start_or_join(replace(given.request, workers=ranks, out=folder, **options))

@@ -71,6 +71,8 @@ def test_the_notebook_runs_beside_packages_of_our_names(notebook):
     assert run.accuracy == run.curve("eval_accuracy")[-1][1] == run.evaluate()["accuracy"]
     assert [line["key"] for line in run.metrics][::len(run.metrics) - 1] == ["run_start", "run_stop"]
     assert repr(run).startswith(f"<run {run.folder}: accuracy ")
+    with pytest.raises(InputRefused, match="has no key train_los; it has train_loss, eval_accuracy, eval_loss, "):
+        run.curve("train_los")
     with pytest.raises(InputRefused, match="'onxx' is no format of a model; write onnx or safetensors"):
         run.export("onxx")
 
@@ -85,6 +87,9 @@ def test_the_command_runs_beside_packages_of_our_names(notebook, installation):
 def test_a_run_that_cannot_start_raises(tmp_path):
     with pytest.raises(InputRefused, match="needs the folder of the data"):
         kb.train("wightman2021", out=tmp_path / "run")
+    for option, words in (("resme", "did you mean resume"), ("foo", "options: cluster, overrides, ")):
+        with pytest.raises(InputRefused, match=f"kilobatch.train has no option {option}; {words}"):
+            kb.train("digits/large_batch", **{option: True})
     for options, words in (({"ranks": 0}, "ranks is 0; write 1"), ({"loader_workers": -1}, "is -1; write 0 or more")):
         with pytest.raises(InputRefused, match=words):
             kb.train("digits/large_batch", out=tmp_path / "run", **options)
