@@ -33,6 +33,12 @@ def test_runs_are_listed_and_shown(folder, kilobatch):
     assert " MB\nfiles: checkpoints, dataset.yaml" in shown
 
 
+def test_a_report_on_a_folder_of_runs_is_refused_with_what_to_type(folder, kilobatch):
+    refused = kilobatch("report", folder)
+    said = f"kilobatch: {folder} holds 1 run, and is none; type: kilobatch report {folder / 'a'}\n"
+    assert (refused.returncode, refused.stderr) == (2, said)
+
+
 def test_only_runs_are_removed(folder, tmp_path, kilobatch):
     run = shutil.copytree(folder / "a", tmp_path / "b")
     assert "is no run's folder" in kilobatch("runs", "rm", "-y", tmp_path).stderr

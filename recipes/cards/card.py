@@ -13,7 +13,7 @@ from lr_schedules import BatchRamp
 from recipes.planning.rates import learning_rate_at
 from recipes.planning.timeline import timeline_of
 from recipes.reading.open import OpenedRecipe
-from recipes.reports.wording import duration, number, percent
+from recipes.reports.wording import counted, duration, number, percent
 from recipes.schema import Card, Claim, Recipe
 
 _NUM_POINTS = 1000
@@ -69,7 +69,7 @@ def claim_text(claim: Claim) -> str:
     >>> claim_text(Claim(metric="hours", kind="time_to_train", value=0.25, status="not run"))
     '15 min 00 s'
     """
-    runs = f" ({claim.runs} runs)" if claim.runs else ""
+    runs = f" ({counted(claim.runs, 'run')})" if claim.runs else ""
     if claim.kind == "accuracy":
         deviation = "" if claim.deviation is None else f" ± {100 * claim.deviation:.2f}"
         return f"{claim.metric.replace('top', 'top-')} {percent(claim.value)}{deviation}{runs}"

@@ -63,7 +63,8 @@ def epochs_to_target(batch: int) -> tuple[float, float, float]:
     sizes = [point.batch for point in CONVERGENCE]
     if not sizes[0] <= batch <= sizes[-1]:
         known = f"{sizes[0]:,} to {sizes[-1]:,}"
-        raise InputRefused(f"epochs to {CONVERGENCE_TARGET:.1%} are published for batches of {known}, not of {batch:,}")
+        goal = f"{100 * CONVERGENCE_TARGET:.1f} %"
+        raise InputRefused(f"epochs to {goal} are published for batches of {known}, not of {batch:,}")
     at = min(bisect_right(sizes, batch), len(sizes) - 1)
     low, high = CONVERGENCE[at - 1], CONVERGENCE[at]
     share = math.log(batch / low.batch) / math.log(high.batch / low.batch)

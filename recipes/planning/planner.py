@@ -142,7 +142,7 @@ class Plan:
                 rows.append(
                     f"from update {planned.segment.update} on {idle} of {self.workers} workers have no samples, "
                     f"because batch.norm_span {planned.segment.norm_span} makes {groups} norm "
-                    f"group{'s' if groups > 1 else ''} of an update; fewer workers or a smaller batch.norm_span would use them all"
+                    f"group{'s' * (groups > 1)} of an update; fewer workers or a smaller norm_span would use them all"
                     + (", or --fast, where workers share norm groups" if self.exact else "")
                 )
         return (*rows, *([too_large] if (too_large := _too_large(self)) else []))

@@ -12,7 +12,7 @@ from recipes.planning.phase_times import PHASES
 from recipes.reports.curves import points_text
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.record import Run
-from recipes.reports.wording import duration, number
+from recipes.reports.wording import duration, number, percent
 
 _PART_WORDS = {
     "compute": "compute",
@@ -38,14 +38,15 @@ def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, Forecast] | N
     cost = f", {dollars(forecast.dollars)} {range_text(ranges['dollars'])}" if "dollars" in ranges else ""
     hours = f"{rate(forecast.device_hours)} device-hours {range_text(ranges['device_hours'])}"
     efficiency = forecast.efficiency
-    of = [f"{efficiency['one_device']:.0%} of one device's rate"]
+    of = [f"{percent(efficiency['one_device'], digits=0)} of one device's rate"]
     if workers > node > 1:
-        of.append(f"{efficiency['one_node']:.0%} of one node's")
+        of.append(f"{percent(efficiency['one_node'], digits=0)} of one node's")
     lines = [
         f"time: {duration(forecast.seconds)}, expected between {duration(low)} and {duration(high)}; {hours}{cost}",
         f"rate: {rate(forecast.samples_per_second)} samples/s {range_text(ranges['samples_per_second'])}, "
         f"{', '.join(of)} for each device",
-        f"bound by: {_PART_WORDS[forecast.bound_by]}, {forecast.share(forecast.bound_by):.0%} of the updates' time",
+        f"bound by: {_PART_WORDS[forecast.bound_by]}, {percent(forecast.share(forecast.bound_by), digits=0)} of the "
+        "updates' time",
         "",
         points_text([_row(each) for each in forecast.segments]),
         "",

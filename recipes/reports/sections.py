@@ -76,7 +76,7 @@ def claims(run: Run) -> Markup:
     for claim in promised:
         claimed, got, difference = _compared(claim, run)
         behind = [str(claim[key]) for key in ("on", "source", "status") if claim.get(key)]
-        behind += [f"{number(claim['runs'])} runs"] if claim.get("runs") else []
+        behind += [counted(claim["runs"], "run")] if claim.get("runs") else []
         rows.append((number(claim.get("metric")), claimed, got, difference, "; ".join(behind)))
     notes = "One run is one draw: a verdict takes several seeds. A time holds for its hardware only."
     if changed := [path for path, text in run.origins.items() if path and text.startswith("command line")]:

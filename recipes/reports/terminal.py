@@ -11,7 +11,7 @@ import numpy as np
 
 from recipes.planning.planner import Plan
 from recipes.reports.curves import points_text, reads_better_in_decades, recipe_curves
-from recipes.reports.wording import counted, size
+from recipes.reports.wording import counted, percent, size
 from recipes.schema import Dataset, Recipe
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille cell: four rows of two dots
@@ -145,7 +145,8 @@ def plan_text(plan: Plan) -> str:
     lines.append(f"bits: {'the same on any number of workers' if plan.exact else why}")
     if plan.busy < 1:
         fit = " or ".join(map(str, plan.workers_all_busy))
-        lines.append(f"workers compute {plan.busy:.0%} of the time, and wait for others the rest; {fit} would not wait")
+        busy = percent(plan.busy, digits=0)
+        lines.append(f"workers compute {busy} of the time, and wait for others the rest; {fit} would not wait")
     lines += _memory_lines(tree["memory"])
     return "\n".join(lines + [f"warning: {warning}" for warning in tree["warnings"]])
 

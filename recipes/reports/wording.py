@@ -9,13 +9,13 @@ from typing import Any
 MEMORY = {"resident_bytes": "resident set", "gpu_pool_bytes": "on the GPU"}
 
 
-def percent(fraction: float | None) -> str:
-    """A fraction in percent.
+def percent(fraction: float | None, *, digits: int = 2) -> str:
+    """A fraction in percent, with so many digits after the point.
 
-    >>> percent(0.98611), percent(None)
-    ('98.61 %', '–')
+    >>> percent(0.98611), percent(0.98611, digits=0), percent(None)
+    ('98.61 %', '99 %', '–')
     """
-    return "–" if fraction is None or math.isnan(fraction) else f"{100 * fraction:.2f} %"
+    return "–" if fraction is None or math.isnan(fraction) else f"{100 * fraction:.{digits}f} %"
 
 
 def duration(seconds: float) -> str:

@@ -160,9 +160,9 @@ def use(kind: str | None) -> str:
     global _in_use
     kind = kind or os.environ.get(VARIABLE) or next(each for each in ("turbo", "pillow") if not missing(each))
     if kind not in KINDS:
-        raise InputRefused(f"no decoder is called {kind} ({VARIABLE}); there are {', '.join(KINDS)}")
+        raise InputRefused(f"no decoder is called {kind} (--decoder, {VARIABLE}); there are {', '.join(KINDS)}")
     if lacks := missing(kind):
-        raise InputRefused(f"decoder {kind} needs {', '.join(lacks)} ({VARIABLE}); type: pip install {' '.join(lacks)}")
+        raise InputRefused(f"--decoder {kind} needs {', '.join(lacks)}; type: pip install {' '.join(lacks)}")
     _in_use = kind
     return kind
 

@@ -84,6 +84,7 @@ def _add_ranks(file: Path, request: ProbeRequest) -> None:
     import yaml
 
     from recipes.errors import InputRefused
+    from recipes.reports.wording import counted
     from trainers.launch.join_ranks import join_world
     from trainers.launch.probe import cluster_text, measure_as_rank, with_ranks
     from trainers.runs.mpi_ranks import launched_ranks
@@ -99,7 +100,8 @@ def _add_ranks(file: Path, request: ProbeRequest) -> None:
         tree = with_ranks(yaml.safe_load(file.read_text(encoding="utf-8")), measured, request.recipe)
         new = file.with_suffix(".new")
         written(lambda: [_write_new(new, cluster_text(tree)).replace(file)], "-o")
-        print(f"{file}: what {measured['workers']} ranks on {measured['nodes']} node(s) reach together", flush=True)
+        nodes = counted(measured["nodes"], "node")
+        print(f"{file}: what {measured['workers']} ranks on {nodes} reach together", flush=True)
 
 
 def probe_ranks(asked: str) -> None:

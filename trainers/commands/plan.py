@@ -227,15 +227,15 @@ def _devices_text(ends: tuple[int | None, int | None]) -> str:
 
 def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
     from recipes.reports.curves import points_text
-    from recipes.reports.wording import duration
+    from recipes.reports.wording import duration, percent
 
-    goal = f"{wanted.top1:.1%} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
     if not found:
         return f"{goal}: no recipe that claims it does so on {made.workers:,} devices of {made.cluster.name}"
     rows = [
         {
             "recipe": each.recipe,
-            "top-1": f"{each.top1:.1%}",
+            "top-1": percent(each.top1, digits=1),
             "here": each.status,
             "epochs": round(each.epochs, 1),
             "batch": each.batch,
@@ -252,9 +252,9 @@ def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
 
 def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     from recipes.reports.curves import points_text
-    from recipes.reports.wording import duration
+    from recipes.reports.wording import duration, percent
 
-    goal = f"{wanted.top1:.1%} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
     if not found:
         return f"{goal}: no batch reaches it on {made.workers:,} devices of {made.cluster.name}; try more devices"
     best = min(found, key=(lambda c: c.devices) if wanted.seconds else (lambda c: c.seconds[0]))
@@ -276,6 +276,7 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
 
 
 def _advice_text(advice: Advice) -> str:
+    from recipes.reading.yaml import flow_text
     from recipes.reports.wording import duration
 
     steps = f" x {advice.steps} steps" if advice.steps > 1 else ""
@@ -289,9 +290,11 @@ def _advice_text(advice: Advice) -> str:
     moving = [change for change in advice.changes if change.moves]
     if moving:
         lines.append("set these, or write the file with `kilobatch recipes scale`:")
-        lines += [f"  {change.key}: {change.before} -> {change.after}   {change.reason}" for change in moving]
+        for change in moving:
+            values = f"{flow_text(change.before)} -> {flow_text(change.after)}"
+            lines.append(f"  {change.key}: {values}   {change.reason}")
     stays = [change for change in advice.changes if not change.moves and change.key.startswith("learning_rate.")]
-    lines += [f"  {change.key} stays {change.after}: {change.reason}" for change in stays]
+    lines += [f"  {change.key} stays {flow_text(change.after)}: {change.reason}" for change in stays]
     if not advice.changes:
         lines.append("the recipe's own batch: its rates and its warmup stay as they are")
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from recipes.planning.forecast import forecast_tree
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import read_metrics
+from recipes.reports.wording import percent
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
@@ -129,7 +130,7 @@ class Run:
         return export_run(self.folder, form=form, **options)[0]
 
     def __repr__(self) -> str:
-        scored = "not evaluated yet" if self.accuracy is None else f"accuracy {self.accuracy:.2%}"
+        scored = "not evaluated yet" if self.accuracy is None else f"accuracy {percent(self.accuracy)}"
         return f"<run {self.folder}: {scored}>"
 
 

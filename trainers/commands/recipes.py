@@ -163,10 +163,11 @@ def pack(
     It holds sources, the data set's facts, runs, claims and card, not the data. The same input gives the same bytes.
     Every command that takes a recipe takes the file.
     """
+    from recipes.reports.wording import counted
     from trainers.launch.packing import pack as pack_into
 
     path, digest, head = pack_into(names, out=out, weights=weights, data=data, allow_code=allow_code)
-    print(f"wrote {path}: {head['name']}, {len(head['runs'])} run(s), digest {digest[:12]}")
+    print(f"wrote {path}: {head['name']}, {counted(len(head['runs']), 'run')}, digest {digest[:12]}")
     print(f"It opens anywhere: kilobatch recipes show {quote(str(path))}; kilobatch train {quote(str(path))}")
 
 

@@ -110,10 +110,12 @@ def list_runs(
 
 def _for_people(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts of a run in the units in which they are read."""
+    from recipes.reports.wording import percent
+
     epoch, accuracy, size = (facts[key] for key in ("epoch", "accuracy", "bytes"))
     return facts | {
         "epoch": None if epoch is None else f"{epoch:.2f}",
-        "accuracy": None if accuracy is None else f"{accuracy:.2%}",
+        "accuracy": None if accuracy is None else percent(accuracy),
         "bytes": f"{size / 1e6:.1f} MB",
     }
 
@@ -161,9 +163,15 @@ def _folders(name: str) -> list[Path]:
     """The folder of a run, or those of all runs in a pack."""
     from recipes.errors import InputRefused
     from recipes.reading.registry import path_of_pack
+    from recipes.reports.wording import counted
+    from trainers.commands.python_api import runs
+    from trainers.runs.run_folder import RECIPE
 
     path = path_of_pack(name)
     if path == name:
+        if Path(name).is_dir() and not Path(name, RECIPE).is_file() and (found := runs(name)):
+            some = " ".join(str(run.folder) for run in found[:8])
+            raise InputRefused(f"{name} holds {counted(len(found), 'run')}, and is none; type: kilobatch report {some}")
         return [Path(name)]
     folders = sorted(Path(path).parent.glob("runs/*"), key=lambda folder: int(folder.name))
     if not folders:

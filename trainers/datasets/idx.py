@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recipes.reports.wording import counted
 from trainers.datasets.samples import SamplesInMemory, require_root, require_split, sha256_of
 
 _PREFIXES = {"train": "train", "eval": "t10k"}
@@ -85,7 +86,7 @@ def _values(path: Path, num_dimensions: int) -> np.ndarray:
     data = _bytes(path)
     header = 4 + 4 * num_dimensions
     if data[:4] != bytes([0, 0, _UINT8, num_dimensions]) or len(data) < header:
-        what = f"an IDX file of {num_dimensions} dimension(s)"
+        what = f"an IDX file of {counted(num_dimensions, 'dimension')}"
         raise ValueError(f"{path}: begins with {data[:4].hex(' ')}, not as {what}; copy it again")
     shape = tuple(np.frombuffer(data[4:header], ">u4").tolist())
     if len(data) - header != math.prod(shape) or not shape[0]:

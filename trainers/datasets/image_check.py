@@ -127,7 +127,8 @@ class _Check:
         except Exception as error:
             return f"{type(error).__name__}: {error}", True
         if image_HWC.ndim != 3 or image_HWC.shape[2] != self._dataset.channels:
-            return f"an array of {image_HWC.shape}, and the data set has {self._dataset.channels} channel(s)", True
+            channels = counted(self._dataset.channels, "channel")
+            return f"an array of {image_HWC.shape}, and the data set has {channels}", True
         if image_HWC.dtype != np.uint8 and not (image_HWC.min() >= 0 and image_HWC.max() <= 255):  # or NaN
             return f"pixels of {image_HWC.dtype} outside 0..255", True
         if not 0 <= label < self._dataset.num_classes:

@@ -19,6 +19,7 @@ from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run, open_run
+from recipes.reports.wording import percent
 from recipes.scale import Measured, Request, Scaled, ramp_recipe, step_changes, stepped_recipe
 from recipes.scale.ramp import MERRILL
 from recipes.schema.positions import parse_position
@@ -365,7 +366,7 @@ def branches_text(result: Branches) -> str:
     for branch in result.branches:
         diverged = branch.loss == math.inf
         spread = f" ± {statistics.stdev(branch.losses):.4f}" if len(branch.losses) > 1 and not diverged else ""
-        accuracy = f"{statistics.fmean(branch.accuracies):.2%}" if branch.accuracies else "-"
+        accuracy = percent(statistics.fmean(branch.accuracies)) if branch.accuracies else "-"
         verdict = "diverged" if diverged else "as good" if result.holds(branch) else "worse"
         cells = (f"{branch.batch:,}", f"x{branch.rate_factor:.3g}", f"{branch.updates}", f"{branch.loss:.4f}{spread}")
         rows.append((*cells, accuracy, verdict))

@@ -127,8 +127,8 @@ def require_room(dataset: Dataset, *, ranks: int) -> None:
     if installed is not None and ranks * needed > installed:
         raise DataRefused(
             f"data set {dataset.name}: to draw the order of {dataset.num_train:,} training samples takes {needed:,} "
-            f"bytes of memory in each of {ranks} rank(s) here, and this machine has {installed:,}; take fewer samples "
-            "(num_train), fewer ranks on a machine, or a larger machine"
+            f"bytes of memory in each rank here, {ranks} in all, and this machine has {installed:,}; take fewer "
+            "samples (num_train), fewer ranks on a machine, or a larger machine"
         )
 
 

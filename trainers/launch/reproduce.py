@@ -26,6 +26,7 @@ from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import path_of_pack
 from recipes.reading.tree_diff import WORDS
 from recipes.reports.record import Run, open_run
+from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
 from recipes.sharing.pack_file import HEAD
 from trainers.launch.identity import made_of
@@ -306,13 +307,14 @@ def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, *, whole: b
 
 def _shown(claimed: Claimed, part: float) -> str:
     spread = "" if claimed.deviation is None else f" ± {_number(claimed.deviation, part)}"
-    over = f" over {claimed.runs} run(s)" if claimed.runs else ""
+    over = f" over {counted(claimed.runs, 'run')}" if claimed.runs else ""
     margin = f"; a rerun may fall short by {_number(claimed.margin, part)}"
     return f"{_value_words(claimed.value, part)}{spread}{over}{margin}"
 
 
 def _value_words(value: float, part: float) -> str:
-    return f"accuracy {value:.2%}" if part == 1 else f"training loss {-value:.4f} after {part:.0%} of the run"
+    share = percent(part, digits=0)
+    return f"accuracy {percent(value)}" if part == 1 else f"training loss {-value:.4f} after {share} of the run"
 
 
 def _number(value: float, part: float) -> str:
@@ -321,7 +323,7 @@ def _number(value: float, part: float) -> str:
 
 def _words(verdict: str, judgement: Judgement | None, more: int | None, part: float) -> str:
     """The verdict with its numbers."""
-    so_far = "" if part == 1 else f", after {part:.0%} of it"
+    so_far = "" if part == 1 else f", after {percent(part, digits=0)} of it"
     if verdict == SAME_BITS:
         return f"the same bits: every loss{'' if part != 1 else ' and every weight'} is equal{so_far}"
     if verdict == SAME_RUN:
@@ -333,7 +335,7 @@ def _words(verdict: str, judgement: Judgement | None, more: int | None, part: fl
     if verdict != UNDECIDED:
         return words
     return words + (
-        f"; {more} more seed(s) would decide if they went on like this"
+        f"; {counted(more, 'more seed')} would decide if they went on like this"
         if more is not None
         else "; more seeds would not decide: the claim itself rests on too few runs"
     )

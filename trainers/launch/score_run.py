@@ -7,6 +7,7 @@ from typing import Any
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.open import open_recipe
+from recipes.reports.wording import percent
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.launch.preflight import refuse_folder, require_data
@@ -123,7 +124,7 @@ def scored_text(scored: dict[str, Any]) -> str:
     """A score in one line."""
     is_held_out = scored["split"] == "held out"
     return (
-        f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {scored['accuracy']:.2%}, "
+        f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {percent(scored['accuracy'])}, "
         f"loss {scored['loss']:.4f} over {scored['num_samples']} {'held-out ' * is_held_out}samples"
     )
 

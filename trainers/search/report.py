@@ -43,15 +43,16 @@ def write_search_page(
     trials = begun(study)
     best, rows = best_trials(study), confirmed_rows(search, confirmed)
     hours = sum(trial.user_attrs.get(SECONDS, 0.0) for trial in trials) * search.ranks_per_trial / 3600
+    counts = state_counts(trials, live=live > 0)
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
         tag("p", _verdict(search, best, confirmed), class_="verdict"),
-        tag("p", f"{state_counts(trials, live=live > 0)}; {number(hours, digits=3)} device-hours." if trials else "", class_="muted"),
+        tag("p", f"{counts}; {number(hours, digits=3)} device-hours." if trials else "", class_="muted"),
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), table([*rows[0]], [[*row.values()] for row in rows])] if rows else []),
     ]
     tables = [
-        *([tag("h2", "Not beaten in everything"), _table(best, search, best, live=live > 0)] if len(search.objectives) > 1 else []),
+        *([tag("h2", "Not beaten in everything"), _table(best, search, best)] if len(search.objectives) > 1 else []),
         *(_importances(search, at, trials) for at in range(len(search.objectives))),
         tag("h2", "Trials"),
         _table(trials, search, best, live=live > 0),
@@ -80,7 +81,7 @@ def _verdict(search: Search, best: list[FrozenTrial], confirmed: Sequence[Confir
     return f"Trial {best[0].number} is best{kept}, with {scores(search, best[0].values)}."
 
 
-def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial], *, live: bool) -> Markup:
+def _table(trials: list[FrozenTrial], search: Search, best: list[FrozenTrial], *, live: bool = False) -> Markup:
     metrics, best = [objective.metric for objective in search.objectives], {trial.number for trial in best}
     heads = ("trial", *column_names(search.space), *map(metric_name, metrics), "state", "time", "")
     rows = []

@@ -19,6 +19,7 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import stream_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.load import chain_of
+from recipes.reports.wording import counted
 from recipes.schema.image_size import image_sizes
 from trainers import kernels
 from trainers.augmentations import decoders
@@ -174,14 +175,15 @@ class _Run:
             image_size=image_sizes(self.opened.recipe)[-1],
         )
         if kind == "threads":
-            return LoaderWorkers(number, moved=moved), f"{number} loader thread(s)" if number else "no loader workers"
+            said = counted(number, "loader thread") if number else "no loader workers"
+            return LoaderWorkers(number, moved=moved), said
         tree = {"train": request.as_tree(), "recipe_sha256": sha256_of_tree(self.opened.tree)}
         name = f"loader worker {{}} of rank {self.mpi.rank} on {socket.gethostname()}"
 
         def place(number: int) -> LoaderProcess:
             return LoaderProcess(tree, name=name.format(number))
 
-        return LoaderWorkers(number, place=place, moved=moved), f"{number} loader process(es)"
+        return LoaderWorkers(number, place=place, moved=moved), f"{number} loader process{'es' if number > 1 else ''}"
 
     def _averaged(self) -> AveragedWeights | EvaluationPoint | None:
         """The weights that are evaluated, where they are not those that are trained."""
@@ -259,10 +261,10 @@ class _Run:
         for note in notes:
             log.info("%s", note)
         log.info(
-            "training %s on %d worker(s), %d thread(s) each, %s, %s kernels, updates %d to %d of %d",
+            "training %s on %s, %s each, %s, %s kernels, updates %d to %d of %d",
             self.opened.recipe.name,
-            self.mpi.size,
-            self.threads,
+            counted(self.mpi.size, "worker"),
+            counted(self.threads, "thread"),
             self.loads_by,
             kernels.in_use(),
             self.updater.iteration,
@@ -463,7 +465,7 @@ class _Run:
         reached |= {} if goal is None else {"goal": goal}
         self._write_samples()
         self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached, **peaks)
-        log.log(ENDING, "%s at update %d", how, self.updater.iteration)
+        log.log(ENDING, "%s at update %d; run: %s", how, self.updater.iteration, self.folder)
         return EXIT_STOPPED if stopped else 0
 
     def _write_samples(self) -> None:

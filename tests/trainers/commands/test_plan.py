@@ -166,7 +166,9 @@ def test_advice_follows_the_published_rules() -> None:
     assert advice["seconds"][1] < advice["seconds"][0]
     assert any("linear scaling is published up to a batch of 8,192" in reason for reason in advice["reasons"])
     assert any(change["key"] == "batch.global" for change in advice["changes"])
-    assert "batch.global: 256 ->" in planned(*words)
+    text = planned(*words)
+    assert "batch.global: 256 ->" in text
+    assert 'learning_rate.warmup: null -> {"kind": "GradualWarmup", ' in text  # as a recipe takes it
 
 
 @pytest.fixture(scope="module")

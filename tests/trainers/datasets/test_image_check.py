@@ -122,7 +122,7 @@ def test_samples_of_ones_own_reader_are_held_to_what_a_run_needs():
     assert causes == [
         "label 7, and the data set has 2 classes",
         "pixels of float32 outside 0..255",
-        "an array of (2, 1), and the data set has 1 channel(s)",
+        "an array of (2, 1), and the data set has 1 channel",
         "KeyError: 'lost'",
     ]
 

@@ -74,7 +74,7 @@ def test_other_kernels_give_the_same_run_and_are_named(packed, reproduce):
 def test_a_part_of_a_run_is_compared_with_the_recorded_losses(packed, reproduce):
     code, lines, evidence = reproduce(packed, "-n", "1", "--part", "0.5")
     assert (code, evidence["verdict"]) == (0, "the same bits"), lines
-    assert "after 50% of it" in evidence["words"]
+    assert "after 50 % of it" in evidence["words"]
 
 
 def test_a_claim_that_is_not_that_of_the_runs_is_named_and_held_against_them(packed, reproduce, tmp_path):

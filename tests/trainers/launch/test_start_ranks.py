@@ -265,7 +265,7 @@ def test_under_a_foreign_mpiexec_it_joins_the_ranks(whole, tmp_path):
     assert (tmp_path / "run" / "trace.jsonl").read_text().splitlines() == (
         (whole / "trace.jsonl").read_text().splitlines()[:20]
     )
-    assert "training digits-ramp on 2 worker(s)" in (tmp_path / "run" / "log.txt").read_text()
+    assert "training digits-ramp on 2 workers" in (tmp_path / "run" / "log.txt").read_text()
     assert '<script type="application/json"' in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -328,9 +328,9 @@ def test_mpiexec_shows_the_folder_at_once_then_lines_and_scores_as_the_log_does(
     assert done.returncode == 0, done.stderr
     said = [line.split(" rank 0 ")[1] for line in done.stdout.splitlines()]
     assert said[0] == f"run: {folder}"
-    assert said[1].startswith("training digits-ramp on 2 worker(s)")
+    assert said[1].startswith("training digits-ramp on 2 workers")
     without_scores = [line.split("  ")[0] for line in said[2:] if "accuracy" not in line]
-    assert without_scores == ["update 1/165", "stopped at update 8"]
+    assert without_scores == ["update 1/165", f"stopped at update 8; run: {folder}"]
     assert sum("accuracy" in line for line in said) == 2
     assert (folder / "log.txt").read_text() == done.stdout
 

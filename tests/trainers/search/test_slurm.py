@@ -162,5 +162,5 @@ def test_a_run_is_trained_by_ranks_that_srun_started(allocation, tmp_path):
     assert not (tmp_path / "out").exists()
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "on 2 worker(s)" in done.stdout
-    assert "success at update 36" in done.stdout
+    assert "on 2 workers" in done.stdout
+    assert "success at update 36; run: " in done.stdout

@@ -57,7 +57,8 @@ def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_err
     study.add_trial(create_trial(state=TrialState.PRUNED))
     assert _search_study(opened, study, SearchRequest(search="mine.yaml"), tmp_path, []) == 3
     written = capsys.readouterr()
-    assert written.err == "" and "no trial reached the target" in written.out
+    assert written.err == ""
+    assert "no trial reached the target" in written.out
     dry = SearchRequest(search="mine.yaml", workers=1, dry_run=True)
     assert search(dry) == 0
     assert "1 trial at a time, of 1 each; an hour is 1 device-hour\n" in capsys.readouterr().out

@@ -95,7 +95,7 @@ def test_more_workers_than_norm_groups_leave_some_without(monkeypatch):
     assert "2 of 5 workers have no samples" in made.warnings[0]
     assert len(made.warnings) == 1
     end = made.segments[1].segment.update
-    assert made.warnings_after(end - 1) == made.warnings and made.warnings_after(end) == ()
+    assert (made.warnings_after(end - 1), made.warnings_after(end)) == (made.warnings, ())
 
 
 def test_a_norm_group_that_no_worker_holds_cannot(monkeypatch):
