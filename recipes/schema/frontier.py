@@ -54,9 +54,9 @@ class FrontierGoal:
 
     def __str__(self) -> str:
         if self.epochs is not None:
-            return f"the best accuracy after {self.epochs:g} epochs"
+            return f"the best accuracy after {self.epochs:g} epoch{'s' * (self.epochs != 1)}"
         if self.updates is not None:
-            return f"the best accuracy after {self.updates:,} updates"
+            return f"the best accuracy after {self.updates:,} update{'s' * (self.updates != 1)}"
         if self.error is None:
             return f"the fewest updates to an accuracy of at least {100 * self.accuracy:g} %"
         return f"the fewest updates to an error strictly under {100 * self.error:g} %"

@@ -12,7 +12,7 @@ from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
-from recipes.reports.wording import counted, duration, number, percent
+from recipes.reports.wording import duration, number, percent
 from recipes.search_space.open_search import assignments
 from trainers.frontier.results import Point, difference, fit_of
 from trainers.launch.model_costs import model_of
@@ -277,7 +277,7 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None) -> str:
         *(f"tuned, {method}: {', '.join(opened.search_tree(method, None)['space'])}" for method in frontier.branches),
         f"at most {number(total)} samples"
         + with_target * "; a trial ends at the goal, or where it cannot beat the best",
-        f"{counted(side, 'trial')} side by side, one point after the other: at 1,000 samples a second each, "
-        f"{duration(total / 1000 / side)} at most",
+        f"{f'{side} trials side by side' if side > 1 else '1 trial at a time'}, one point after the other: "
+        f"at 1,000 samples a second each, {duration(total / 1000 / side)} at most",
     ]
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """A frontier is refused before anything starts, with the place of what is wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,7 @@ def test_a_goal_of_one_length_sets_that_of_all_trials(opened):
     made = opened(HEAD.replace("{accuracy: 0.9}", "{epochs: 6}"))
     assert made.search_tree("recipe", 64)["objective"] == {"metric": "accuracy"}
     assert made.longest("recipe", 64) == (6.0, 141)
+    assert str(replace(made.frontier.goal, epochs=1)) == "the best accuracy after 1 epoch"
     assert opened(HEAD.replace("{accuracy: 0.9}", "{updates: 500}")).longest("recipe", 256) == ("500up", 500)
     with pytest.raises(RecipeError, match="budget: .*the goal has a length"):
         opened(HEAD.replace("{accuracy: 0.9}", "{epochs: 6}").replace("{trials: 4}", "{trials: 4, epochs: 6}"))
