@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from recipes.errors import InputRefused
 from trainers.augmentations import resampling
@@ -109,6 +109,8 @@ def _decoding() -> Iterator[_Family]:
     family = _FAMILIES[in_use()]
     try:
         yield family
+    except UnidentifiedImageError as error:  # its text has the address of the bytes
+        raise UndecodableImage(f"not a readable image (it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]})") from error
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and more for broken files
         raise UndecodableImage(f"not a readable image ({type(error).__name__}: {error})") from error
 
