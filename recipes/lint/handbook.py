@@ -39,7 +39,8 @@ batch: {global: 16384}    # lint: ignore linear-beyond-8k a point of the paper's
 
 Commas separate several rules. The reason is required (`bare-ignore`). A comment on the line of `extends` covers
 everything that the extended recipe brings. A recipe inherits the comments of the file that it extends, with their
-keys. A comment whose rule does not fire there is reported (`unused-ignore`).
+keys. A comment whose rule does not fire there is reported (`unused-ignore`). Resolved recipes, such as those of runs
+and of searches, have no such comments: lint the file that you wrote.
 
 Each rule below has two examples, one that it reports and one that it accepts. They extend `goyal2017`, which has batch
 8,192, rate 0.1 per 256 samples and five epochs of warmup. The rules are functions of `recipes/lint/rules`, and this
