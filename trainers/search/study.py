@@ -152,7 +152,7 @@ class _SeededSampler(BaseSampler):
     same proposals whether the search was stopped before it or not.
 
     A proposal whose nearest trial diverged is drawn again, by the sampler and then at random: else TPE puts half of its
-    trials into the gaps between those that diverged.
+    trials into the gaps between those that diverged. Of several such proposals the farthest from all trials is taken.
     """
 
     def __init__(self, search: Search) -> None:
@@ -165,7 +165,7 @@ class _SeededSampler(BaseSampler):
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
         seen = [it for it in study.get_trials(deepcopy=False) if it.number != trial.number and it.values]
-        values: dict[str, Any] = {}
+        proposed: list[tuple[float, dict[str, Any]]] = []
         for attempt in range(self._attempts):
             sampler = self._built(trial, f"attempt {attempt}", at_random=attempt >= _ATTEMPTS)
             relative = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
@@ -174,10 +174,11 @@ class _SeededSampler(BaseSampler):
             for path in [path for path in search_space if path not in relative]:
                 own.params = values
                 values[path] = sampler.sample_independent(study, own, path, search_space[path])
-            near = min(seen, key=lambda it: _distance(search_space, values, it.params), default=None)
-            if near is None or DIVERGED not in near.user_attrs:
-                break
-        return values
+            distances = [_distance(search_space, values, it.params) for it in seen]
+            if not seen or DIVERGED not in seen[distances.index(min(distances))].user_attrs:
+                return values
+            proposed.append((min(distances), values))
+        return max(proposed, key=lambda one: one[0])[1]
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, name: str, distribution: Any) -> Any:
         """A value with a condition: the others are known before."""
