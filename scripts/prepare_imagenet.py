@@ -111,7 +111,8 @@ def prepare(
     else:
         how = f"--set dataset={_convert(source, root, dataset, console, conversion, workers)}"
     console.print(f"{dataset.num_train:,} + {dataset.num_eval:,} images of {dataset.num_classes:,} classes are there.")
-    console.print(f"To train on them: kilobatch train goyal2017 {how}")
+    recipe = "goyal2017" if "imagenet" in (dataset.name, dataset.subset_of) else "RECIPE"  # which normalises by it
+    console.print(f"To train on them: kilobatch train {recipe} {how}")
 
 
 def _convert(

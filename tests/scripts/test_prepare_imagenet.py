@@ -135,7 +135,7 @@ def test_archives_become_class_folders_and_stay_as_they_are(archives, prepare):
     require_right("root")
     assert files_below(archives) == before
     assert "9 + 6 images of 3 classes are there" in output
-    assert "kilobatch train goyal2017 --data root" in output
+    assert "kilobatch train RECIPE --data root" in output
 
 
 def test_a_finished_folder_needs_no_source_and_is_checked_again(archives, prepare):
@@ -325,7 +325,7 @@ def test_a_download_becomes_each_form_and_is_trained_by_its_file(request, prepar
     assert code == 0, output
     assert files_below(source) == before
     of_colors(reader, "root")
-    assert "to train on them: kilobatch train goyal2017 --set dataset=root/small.yaml" in output.lower()
+    assert "to train on them: kilobatch train recipe --set dataset=root/small.yaml" in output.lower()
     dataset = open_dataset("root/small.yaml", vocabulary=vocabulary())
     assert (dataset.name, dataset.reader, dataset.num_train) == ("small", reader, 9)
     assert "shorter side" in dataset.title
