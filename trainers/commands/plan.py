@@ -277,11 +277,11 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
 
 def _advice_text(advice: Advice) -> str:
     from recipes.reading.yaml import flow_text
-    from recipes.reports.wording import duration
+    from recipes.reports.wording import counted, duration
 
     steps = f" x {advice.steps} steps" if advice.steps > 1 else ""
     lines = [
-        f"advice for {advice.workers} workers: batch.global {advice.batch:,}, micro-batch "
+        f"advice for {counted(advice.workers, 'worker')}: batch.global {advice.batch:,}, micro-batch "
         f"{advice.micro_batch_size}{steps}; {duration(advice.seconds[1])} "
         f"({' to '.join(map(duration, advice.range_seconds))})",
         *(f"  - {reason}" for reason in advice.reasons),
@@ -320,11 +320,12 @@ def _trials_text(shared: list, trials: int) -> str:
     random, sequential = (best_sharing(shared, sequential=kind) for kind in (False, True))
     return "\n".join(
         [
-            f"{trials} trials, if each runs as long as this recipe; the choices below are rules, nothing was measured:",
+            f"{counted(trials, 'trial')}, if each runs as long as this recipe; "
+            "the choices below are rules, nothing was measured:",
             points_text(rows),
             f"random search: {counted(random.devices_each, 'device')} a trial, {duration(random.seconds)}",
             f"a sampler that learns from ended trials: {counted(sequential.devices_each, 'device')} a trial, "
-            f"{duration(sequential.seconds)}, so that it learns in {sequential.rounds} rounds "
+            f"{duration(sequential.seconds)}, so that it learns in {counted(sequential.rounds, 'round')} "
             f"(of at least {SEQUENTIAL_ROUNDS}, assumed)",
         ]
     )

@@ -13,6 +13,7 @@ from recipes.planning.planner import NormGroupTooLarge, Plan, plan
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.reading.read import Reading
+from recipes.reports.wording import counted
 from recipes.schema.positions import parse_position
 from recipes.schema.vocabulary import Vocabulary
 from trainers import kernels
@@ -158,7 +159,7 @@ def require_replicas(made: Plan) -> None:
         return
     if made.workers != local.replicas:
         what = f"the recipe trains {local.replicas} replicas (updater.local_steps), one on each worker"
-        raise refused("-n", f"{made.workers} workers: {what}", f"write -n {local.replicas}")
+        raise refused("-n", f"{counted(made.workers, 'worker')}: {what}", f"write -n {local.replicas}")
     if (wire := made.cluster.exchange.wire) != "float32":
         what = f"weights cross here (updater.local_steps), and {wire} would round them"
         raise refused("exchange.wire", what, "leave it out, or write float32")

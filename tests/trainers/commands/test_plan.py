@@ -157,6 +157,7 @@ def test_trials_are_compared_side_by_side_and_one_after_another() -> None:
     text = planned(*words)
     assert "random search: 1 device a trial" in text
     assert "a sampler that learns from ended trials: 8 devices a trial" in text
+    assert "so that it learns in 1 round (" in planned(*words[:3], "--trials", 1, "--devices", 1)
 
 
 def test_advice_follows_the_published_rules() -> None:
