@@ -33,8 +33,9 @@ class FrontierGoal:
     updates: int | None = None
 
     def __post_init__(self) -> None:
-        given = [self.accuracy, self.error, self.epochs, self.updates]
-        require(given.count(None) == 3, "FrontierGoal must have one of accuracy, error, epochs and updates")
+        given = [key for key, value in vars(self).items() if value is not None]
+        one = f"FrontierGoal must have one of accuracy, error, epochs and updates, got {' and '.join(given) or 'none'}"
+        require(len(given) == 1, one)
         possible = self.accuracy is None or 0 < self.accuracy <= 1
         require(possible, f"FrontierGoal.accuracy must be in (0, 1], got {self.accuracy}")
         require(self.error is None or 0 < self.error < 1, f"FrontierGoal.error must be in (0, 1), got {self.error}")

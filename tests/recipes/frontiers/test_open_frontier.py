@@ -25,7 +25,7 @@ gaol: {accuracy: 0.9}
 goal: {accuracy: 90}
 => 3:18: goal.accuracy: is 90.0; must be in (0, 1]
 goal: {accuracy: 0.9, error: 0.1}
-=> 3:7: goal: FrontierGoal must have one of accuracy, error, epochs and updates
+=> 3:7: goal: FrontierGoal must have one of accuracy, error, epochs and updates, got accuracy and error
 goal: {epochs: 0}
 => 3:16: goal.epochs: is 0.0; must be above 0 and finite
 goal: {updates: 0}
