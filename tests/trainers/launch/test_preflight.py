@@ -203,5 +203,5 @@ def test_the_ranks_of_a_machine_share_its_memory(own):
     dataset = prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened.dataset
     dataset = replace(dataset, num_train=installed_bytes() // 20 // 3)
     require_room(dataset, ranks=3)
-    with pytest.raises(DataRefused, match="in each of 4 rank"):
+    with pytest.raises(DataRefused, match="in each rank here, 4 in all"):
         require_room(dataset, ranks=4)
