@@ -161,7 +161,7 @@ def remove(
 
 def _folders(name: str) -> list[Path]:
     """The folder of a run, or those of all runs in a pack."""
-    from recipes.errors import InputRefused
+    from recipes.errors import InputRefused, refuse_unreachable
     from recipes.reading.registry import path_of_pack
     from recipes.reports.wording import counted
     from trainers.commands.python_api import runs
@@ -169,7 +169,9 @@ def _folders(name: str) -> list[Path]:
 
     path = path_of_pack(name)
     if path == name:
-        if Path(name).is_dir() and not Path(name, RECIPE).is_file() and (found := runs(name)):
+        with refuse_unreachable():
+            is_run = not Path(name).is_dir() or Path(name, RECIPE).is_file()
+        if not is_run and (found := runs(name)):
             some = " ".join(str(run.folder) for run in found[:8])
             raise InputRefused(f"{name} holds {counted(len(found), 'run')}, and is none; type: kilobatch report {some}")
         return [Path(name)]
