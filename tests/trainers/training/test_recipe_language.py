@@ -14,11 +14,13 @@ from safetensors.numpy import load_file
 
 from recipes.planning.stream import Stream
 from recipes.reading.open import open_recipe
+from recipes.schema import StopAt
 from trainers.datasets import Digits
 from trainers.launch.score_run import score_run
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint
 from trainers.training.build import build
+from trainers.training.extensions.evaluation import Evaluation
 
 pytestmark = pytest.mark.mpi
 
@@ -139,6 +141,13 @@ def logits_of(w, images_NCHW):
         h = F.relu(F.batch_normalization(h, w[f"/bn{layer}/gamma"], w[f"/bn{layer}/beta"], eps=2e-5))
         h = h if layer == "3" else F.max_pooling_2d(h, 2)
     return F.linear(F.average(h, axis=(2, 3)), w["/fc/W"], w["/fc/b"])
+
+
+def test_a_goal_that_a_checkpoint_has_reached_ends_only_a_run_that_has_it():
+    """A branch resumes its parent's checkpoint and has no goal: it was over before its first update."""
+    reached = {"goal": {"accuracy": 0.6, "update": 20}}
+    assert Evaluation(lambda: None, None, stop_at=StopAt(accuracy=0.5), resumed=reached).goal == reached["goal"]
+    assert Evaluation(lambda: None, None, resumed=reached).goal is None
 
 
 def digits():

@@ -66,7 +66,8 @@ class Evaluation(Extension):
         self._score = score
         self._metrics = metrics
         self._stop_at = stop_at
-        self.goal: dict[str, Any] | None = resumed and resumed.get("goal")
+        # A branch goes on from a checkpoint that has reached the goal of its parent, and has none itself.
+        self.goal: dict[str, Any] | None = resumed.get("goal") if resumed and stop_at else None
         self._scores: dict[int, Score] = {}
 
     def score_after(self, update: int) -> Score | None:
