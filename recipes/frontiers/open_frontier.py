@@ -75,10 +75,10 @@ class OpenedFrontier:
 
     def longest(self, method: str, batch: int) -> tuple[str | float, int]:
         """The longest trial of a point, as the recipe's `epochs` and in updates."""
-        frontier, base = self.frontier, self.bases[method]
-        limits = frontier.budget if frontier.goal.target is not None else frontier.goal
-        if frontier.goal.updates is not None:
-            return f"{limits.updates}up", limits.updates
+        goal, base = self.frontier.goal, self.bases[method]
+        if goal.updates is not None:
+            return f"{goal.updates}up", goal.updates
+        limits = self.frontier.budget if goal.epochs is None else goal
         epochs = base.recipe.epochs if limits.epochs is None else limits.epochs
         updates = math.ceil(epochs * base.dataset.num_train / batch)
         if limits.updates is not None and limits.updates < updates:

@@ -188,6 +188,8 @@ def refuse_conditions(reading: Reading, space: Space) -> None:
                 reading.refuse(at, f"{other} is not in the space", "name another path of `space`", at_key=True)
             elif isinstance(space[other], Float):
                 reading.refuse(at, f"{other} can be any number", "name a Categorical or an Int", at_key=True)
+            elif not wanted:  # else the range would never be searched, without a word
+                reading.refuse(at, "holds no values", "name those with which this range is searched")
             else:
                 for index, value in enumerate(wanted):
                     if not space[other].holds(value):

@@ -47,7 +47,8 @@ def rows_of(
         at |= {f"at {updates} updates": {"updates": updates} for updates in frontier.accuracy_at.updates}
         row |= {name: percent(point.accuracy_at(**budget)) for name, budget in at.items()}
         row |= {"trials": f"{len(point.trials)}/{sum(part.tree['budget']['trials'] for part in point.parts)}"}
-        row |= {"reached": point.reached, "diverged": point.diverged, "note": _note(point)}
+        row |= {"reached": point.reached} if point.has_target else {}
+        row |= {"diverged": point.diverged, "note": _note(point)}
         if cluster:
             row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), "-")
             if point.updates is not None and math.isfinite(point.updates):

@@ -112,7 +112,7 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
             if not all(part.is_spent for part in point.parts if part.file == file):
                 return code or EXIT_FAILED  # the search has said why
         write_report(folder, opened, read_points(opened, folder))
-        found = "no trial reached the goal"
+        found = "no trial reached the goal" if point.has_target else "every trial diverged"
         if point.figure is not None:
             accuracy = "" if point.has_target else f"{percent(point.figure)} after "
             found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"

@@ -159,9 +159,10 @@ def confirmed_in(folder: Path, search: Search) -> list[Confirmed]:
     for trial in sorted((folder / CONFIRM).glob("trial-*")):
         values: list[float] = []
         for run in filter(has_ended, sorted(trial.glob("seed-*"))):
-            diverged = has_ended(run, "failed")
-            result = trial_result(search, [metrics_lines(run)], device_hours=math.nan)
-            values += [objective.worst] if diverged else result[0]
+            if has_ended(run, "failed"):  # it diverged, perhaps before its first evaluation
+                values.append(objective.worst)
+            else:
+                values += trial_result(search, [metrics_lines(run)], device_hours=math.nan)[0]
         if len(values) > 1:
             mean, half = fmean(values), math.inf
             if all(map(math.isfinite, values)):

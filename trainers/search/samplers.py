@@ -13,7 +13,10 @@ from typing import Any, ClassVar
 
 import optuna
 
+from recipes.arguments import require_count
+
 __all__ = ["BruteForceSampler", "CmaEsSampler", "GPSampler", "NSGAIISampler", "RandomSampler", "TPESampler"]
+
 
 _QUIET = {"warn_independent_sampling": False}
 
@@ -23,9 +26,14 @@ class _OfOptuna:
     """Builds the class of `optuna.samplers` that has the same name."""
 
     given: ClassVar[dict[str, Any]] = {}  # arguments that are no keys
+    least: ClassVar[dict[str, int]] = {}  # of its counts
+
+    def __post_init__(self) -> None:
+        for name, least in self.least.items():
+            require_count(f"{type(self).__name__}.{name}", getattr(self, name), at_least=least)
 
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
-        """Optuna's sampler; ValueError for arguments that it refuses."""
+        """Optuna's sampler."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return getattr(optuna.samplers, type(self).__name__)(seed=seed, **asdict(self), **self.given)
@@ -43,11 +51,12 @@ class CmaEsSampler(_OfOptuna):
     Categorical values and ranges with `when` are drawn at random; in a space with a single range, so is everything.
 
     Args:
-        n_startup_trials: random draws before the first generation.
+        n_startup_trials: random draws before the first generation, at least 1.
     Source: Hansen 2016, arXiv:1604.00772 (not checked).
     """
 
     given = _QUIET
+    least = {"n_startup_trials": 1}
     n_startup_trials: int = 1
 
 
@@ -58,11 +67,12 @@ class GPSampler(_OfOptuna):
     For few and costly trials. A range with `when` is drawn at random.
 
     Args:
-        n_startup_trials: random draws before the first fit.
+        n_startup_trials: random draws before the first fit, at least 1.
     Source: Jones et al. 1998 (not checked).
     """
 
     given = _QUIET
+    least = {"n_startup_trials": 1}
     n_startup_trials: int = 10
 
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
@@ -83,6 +93,7 @@ class NSGAIISampler(_OfOptuna):
     Source: Deb et al. 2002 (not checked).
     """
 
+    least = {"population_size": 2}
     population_size: int = 50
 
 
@@ -100,13 +111,19 @@ class TPESampler(_OfOptuna):
     Running trials count as bad ones, so that parallel trials do not all try the same values.
 
     Args:
-        n_startup_trials: random draws before the estimate begins.
+        n_startup_trials: random draws before the estimate begins, at least 0.
         multivariate: one joint density over all values instead of one for each.
-        group: needs `multivariate`; with `when`, a density over each group of values that trials have together.
+        group: with `multivariate` and `when`, a density over each group of values that trials have together.
     Source: Bergstra et al. 2011 (NeurIPS), section 4.
     """
 
     given = {"constant_liar": True}
+    least = {"n_startup_trials": 0}
     n_startup_trials: int = 10
     multivariate: bool = False
     group: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group and not self.multivariate:
+            raise ValueError("TPESampler.group must be false where multivariate is false, got true")

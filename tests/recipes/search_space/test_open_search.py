@@ -87,6 +87,8 @@ name: a/b
 => 7:47: space.epochs.when.optimizer.sort: optimizer.sort is not in the space; name another path
   epochs: {kind: Int, low: 5, high: 9, when: {optimizer.kind: [MomentumSGD, Adam]}}
 => 7:77: space.epochs.when.optimizer.kind.1: "Adam" is never the value of optimizer.kind
+  epochs: {kind: Int, low: 5, high: 9, when: {optimizer.kind: []}}
+=> 7:63: space.epochs.when.optimizer.kind: holds no values
   epochs: {kind: Int, low: 5, high: 9, when: {seed: [1]}}
   seed: {kind: Int, low: 0, high: 3, when: {epochs: [5]}}
 => 7:40: space.epochs.when: depends on itself; remove one of these conditions

@@ -99,6 +99,7 @@ def write(folder, number, seed, accuracy, ending="success"):
     run = folder / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
     run.mkdir(parents=True)
     pairs = [("train_loss", 1.0), ("eval_accuracy", accuracy), ("run_stop", ending)]
+    pairs = [pair for pair in pairs if pair[1] is not None]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps({'key': key, 'value': value})}\n" for key, value in pairs))
 
 
@@ -110,7 +111,7 @@ def test_the_best_mean_wins_with_its_interval(tmp_path):
     write(tmp_path, 5, 0, 0.99)  # one run has no interval
     write(tmp_path, 7, 0, 0.99, "stopped")
     write(tmp_path, 2, 0, 0.9)
-    write(tmp_path, 2, 1, 0.9, "failed")  # it diverged, and counts as the worst
+    write(tmp_path, 2, 1, None, "failed")  # it diverged before it was evaluated, and counts as the worst
     first, second, third = confirmed_in(tmp_path, made())
     assert first.trial == 11
     assert (first.mean, first.low, first.high) == pytest.approx((0.95, 0.95, 0.95))

@@ -73,8 +73,9 @@ TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
     ("kind", "more", "message"),
     [
         ("CmaEsSampler", TWO, "CmaEsSampler cannot propose values of this search: .* multi-objective"),
-        ("NSGAIISampler, population_size: 1", "", "NSGAIISampler cannot .*greater than or equal to 2"),
-        ("TPESampler, group: true", "", "TPESampler cannot .*can only be enabled when ``multivariate`` is enabled"),
+        ("NSGAIISampler, population_size: 1", "", "mine.yaml:4:49: sampler.population_size: .* >= 2"),
+        ("TPESampler, n_startup_trials: -1", "", "mine.yaml:4:47: sampler.n_startup_trials: .* >= 0"),
+        ("TPESampler, group: true", "", "mine.yaml:4:36: sampler.group: .*must be false where multivariate is false"),
         ("BruteForceSampler", "", "BruteForceSampler cannot propose values of this search: .*step must be given"),
         pytest.param(
             "GPSampler",
