@@ -83,7 +83,7 @@ def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
     """The frontier's file in its folder."""
     recipe = library_name(opened.recipe) or str(opened.recipe.resolve())
     tree = {**opened.tree, "recipe": recipe}
-    return {key: value for key, value in tree.items() if key != "methods" or value}
+    return {key: value for key, value in tree.items() if key not in ("methods", "space") or value}
 
 
 def _require_same(opened: OpenedFrontier, folder: Path) -> None:

@@ -162,7 +162,8 @@ def test_a_dry_run_says_what_it_may_take(measured):
 @pytest.fixture(scope="module")
 def equal_epochs(measuring):
     ranges = "{learning_rate.reference: {kind: Categorical, choices: [0.05, 0.1]}}"  # they have no edge to go beyond
-    text = "\n".join(f"space: {ranges}" if line.startswith("space") else line for line in TEXT.splitlines())
+    own = f"methods: {{own: {{space: {ranges}}}}}"  # and no space of all methods
+    text = "\n".join(own if line.startswith("space") else line for line in TEXT.splitlines())
     text = text.replace("{accuracy: 0.6}", "{epochs: 1}").replace("[64, 128, 256]", "[64, 256]")
     made = measuring(text.replace("{trials: 3, epochs: 6}", "{trials: 2}").replace("spacing: 0.1", "spacing: 0.5"))
     made.first = made.run()
