@@ -112,15 +112,15 @@ class ImageFolder:
         for split in (getattr(self, name) for name in splits_of(self)):
             index = _index(root, split, classes, mirror)
 
-            def path_of(name: str, split: str = split) -> Path:
-                return root / split / name if mirror is None else mirror.fetch(f"{split}/{name}")
+            def bytes_of(name: str, split: str = split) -> bytes:
+                return (root / split / name).read_bytes() if mirror is None else mirror.read(f"{split}/{name}")
 
             paths, sizes, start = FilePaths.of_arrays(index), index["sizes"].tolist(), 0
             if mirror is not None:
                 mirror.will_need((f"{split}/{paths[number]}", 0, None) for number in _all_read(index["counts"]))
             for name, count in zip(_in_order(classes), index["counts"].tolist(), strict=True):
                 samples = range(start, start + count)
-                found[f"{split}/{name}"] = sha256_of(_identity(path_of, paths, sizes, samples))
+                found[f"{split}/{name}"] = sha256_of(_identity(bytes_of, paths, sizes, samples))
                 start += count
         return found
 
@@ -202,15 +202,14 @@ def _index(root: Path, split: str, classes: list[str], mirror: Mirror | None) ->
 
 
 def _identity(
-    path_of: Callable[[str], Path], paths: FilePaths, sizes: list[int], samples: range
+    bytes_of: Callable[[str], bytes], paths: FilePaths, sizes: list[int], samples: range
 ) -> Iterator[str | bytes]:
     read = _read(samples)
     for index in samples:
         path = os.fsencode(paths[index])
         yield from (path.rpartition(b"/")[2], str(sizes[index]))
         if index in read:
-            with path_of(paths[index]).open("rb") as file:
-                yield hashlib.file_digest(file, "sha256").digest()
+            yield hashlib.sha256(bytes_of(paths[index])).digest()
 
 
 def _read(samples: range) -> set[int]:
