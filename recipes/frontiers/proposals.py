@@ -45,7 +45,7 @@ def scaled(space: Space, near: Sequence[Optimum], *, batch: int, rate_factor: fl
             if RATE in values and not isinstance(space[RATE], Categorical):
                 grown = values[RATE] * optimum.rate_factor / rate_factor * (batch / optimum.batch) ** power
                 values[RATE] = space[RATE].nearest(float(f"{grown:.6g}"))
-            values = active_values(space, values)
+            values = active_values(space, values.__getitem__)
             if values not in made:
                 made.append(values)
     return made
@@ -63,7 +63,7 @@ def quasi_random(space: Space, count: int, *, seed: int, point: str) -> list[dic
         values = {}
         for place, (path, range_) in enumerate(space.items()):
             values[path] = value_at(range_, (_radical_inverse(index, _PRIMES[place % 10]) + shifts[path]) % 1.0)
-        made.append(active_values(space, values))
+        made.append(active_values(space, values.__getitem__))
     return made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from lr_schedules.units import require_number
 from recipes.arguments import younger
 from recipes.schema.batch_and_rate import require
 from recipes.schema.constraints import Expression
@@ -40,11 +41,9 @@ class Objective:
     at_most: int | None = younger(None)
 
     def __post_init__(self) -> None:
-        if self.metric.endswith("_to"):
-            possible = self.target is not None and 0 < self.target <= 1
-            require(possible, f"Objective.target must be an accuracy in (0, 1] for {self.metric}, got {self.target}")
-        else:
-            require(self.target is None, f"Objective.target must be null for {self.metric}, got {self.target}")
+        needed = "an accuracy in (0, 1]" if self.metric.endswith("_to") else "null"
+        possible = self.target is None if needed == "null" else self.target is not None and 0 < self.target <= 1
+        require(possible, f"Objective.target must be {needed} for {self.metric}, got {self.target}")
         possible = self.spacing is None or (self.metric == "updates_to" and 0 < self.spacing < 1)
         require(possible, f"Objective.spacing must be in (0, 1), and null but for updates_to, got {self.spacing}")
         possible = self.at_most is None or (self.spacing is not None and self.at_most >= 1)
@@ -125,9 +124,8 @@ class Budget:
     def __post_init__(self) -> None:
         _require_least(self, trials=1, patience=1)
         for name in ("hours", "device_hours"):
-            hours = getattr(self, name)
-            possible = hours is None or (math.isfinite(hours) and hours > 0)
-            require(possible, f"Budget.{name} must be above 0 and finite, got {hours}")
+            if (hours := getattr(self, name)) is not None:
+                require_number(f"Budget.{name}", hours, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,12 +229,6 @@ class Search:
     def has_goal(self) -> bool:
         """Whether an objective is what it takes to reach a target."""
         return any(objective.target is not None for objective in self.objectives)
-
-    @property
-    def reported(self) -> Objective | None:
-        """The objective that running trials report; None if reports cannot be compared."""
-        only = self.objectives[0]
-        return None if len(self.objectives) > 1 or only.metric == "device_hours" else only
 
 
 def _require_least(made: Any, **least_of: int) -> None:

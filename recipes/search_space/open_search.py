@@ -210,7 +210,10 @@ class SearchChecks:
         trials, space = [], self.search.space
         for index, given in enumerate(self.search.enqueue):
             at = ("enqueue", index)
-            values = self._own_values(base, at) if given == "recipe" else dict(given)
+            values = active_values(space, partial(value_in, base.tree)) if given == "recipe" else dict(given)
+            for path in space if given == "recipe" else ():
+                if path not in values and not space[path].when:
+                    self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
             for path, value in values.items():
                 place = at if given == "recipe" else (*at, path)
                 if path not in space:
@@ -223,17 +226,6 @@ class SearchChecks:
                     self.reading.refuse(place, f"a trial has {path} only with others", way_out)
             trials.append(values)
         return tuple(trials)
-
-    def _own_values(self, base: OpenedRecipe, at: tuple) -> dict[str, Any]:
-        """The recipe's own values, at those paths of the space that are active with them."""
-        space, values = self.search.space, {}
-        for path in space:
-            try:
-                values[path] = value_in(base.tree, path)
-            except LookupError:
-                if not space[path].when:
-                    self.reading.refuse(at, f"the recipe has no value at {path}", "enqueue values of your own")
-        return active_values(space, values)
 
     def _require_free(self, key: str, path: str) -> None:
         """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""

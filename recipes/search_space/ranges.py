@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -61,6 +62,11 @@ class _Numbers:
         last = int((self.high - self.low) / self.step + 1e-9)
         return self.low + self.step * min(round((inside - self.low) / self.step), last)
 
+    def suggest(self, trial: Any, name: str) -> Any:
+        """A value from Optuna's trial."""
+        drawn = trial.suggest_int if isinstance(self, Int) else trial.suggest_float
+        return drawn(name, self.low, self.high, log=self.log, step=self.step)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Float(_Numbers):
@@ -78,10 +84,6 @@ class Float(_Numbers):
     high: float
     step: float | None = None
 
-    def suggest(self, trial: Any, name: str) -> float:
-        """A value from Optuna's trial."""
-        return trial.suggest_float(name, self.low, self.high, log=self.log, step=self.step)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Int(_Numbers):
@@ -97,10 +99,6 @@ class Int(_Numbers):
     low: int
     high: int
     step: int = 1
-
-    def suggest(self, trial: Any, name: str) -> int:
-        """A value from Optuna's trial."""
-        return trial.suggest_int(name, self.low, self.high, log=self.log, step=self.step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +135,7 @@ class Categorical:
 
 def suggested(space: Space, trial: Any) -> dict[str, Any]:
     """A value from Optuna's trial for each active path, those that others depend on first."""
-    values: dict[str, Any] = {}
-    for path in _order(space):
-        if is_active(space, path, values):
-            values[path] = space[path].suggest(trial, path)
-    return values
+    return active_values(space, lambda path: space[path].suggest(trial, path))
 
 
 def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
@@ -149,13 +143,14 @@ def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
     return all(other in values and values[other] in wanted for other, wanted in space[path].when.items())
 
 
-def active_values(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some values whose path is active with them."""
-    kept: dict[str, Any] = {}
+def active_values(space: Space, value_of: Callable[[str], Any]) -> dict[str, Any]:
+    """The values of all paths that are active with those before them; not where `value_of` raises LookupError."""
+    values: dict[str, Any] = {}
     for path in _order(space):
-        if path in values and is_active(space, path, kept):
-            kept[path] = values[path]
-    return kept
+        if is_active(space, path, values):
+            with suppress(LookupError):
+                values[path] = value_of(path)
+    return values
 
 
 def condition_values(space: Space, path: str) -> list[dict[str, Any]]:
@@ -171,12 +166,17 @@ def condition_values(space: Space, path: str) -> list[dict[str, Any]]:
 
 
 def values_text(values: Mapping[str, Any]) -> str:
-    """Values in a message.
+    """Values in a line.
 
-    >>> values_text({"optimizer.kind": "Lars", "epochs": 3})
-    'optimizer.kind "Lars" and epochs 3'
+    >>> values_text({"optimizer.kind": "Lars", "learning_rate.reference": 0.123456, "seed": None})
+    'optimizer.kind Lars, learning_rate.reference 0.1235, seed null'
     """
-    return " and ".join(f"{path} {json.dumps(value)}" for path, value in values.items())
+    return ", ".join(f"{path} {short(value)}" for path, value in values.items())
+
+
+def short(value: Any) -> str:
+    """A value of a recipe in a few characters."""
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def refuse_conditions(reading: Reading, space: Space) -> None:

@@ -24,9 +24,6 @@ def search(
     storage: Annotated[
         str | None, typer.Option(metavar="WHERE", help="Storage of the study: sqlite, journal, a URL, grpc://H:P.")
     ] = None,
-    study: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the study, where a storage holds several.")
-    ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
     joined: Annotated[str | None, typer.Option("--joined", hidden=True)] = None,  # from rank 0 of a foreign launcher
@@ -52,7 +49,6 @@ def search(
         data=data,
         allow_code=allow_code,
         storage=storage,
-        study=study,
     )
     raise typer.Exit(run_search(request))
 
@@ -78,7 +74,10 @@ def search_ranks(messages: Path, local_ranks: str) -> None:
 
     hold_exit_socket(launched_rank())
     threads = limit_threads(threads=1)
-    from trainers.search.group_worker import run_worker
+    from trainers.launch.join_ranks import join_world
+    from trainers.search.group_worker import worker_loop
+    from trainers.training.device import choose_gpu
 
-    numbers = [int(number) for number in local_ranks.split(",")]
-    run_worker(messages, ranks=launched_ranks() or 1, threads=threads, local_ranks=numbers)
+    world = join_world(launched_ranks() or 1)
+    choose_gpu(int(local_ranks.split(",")[world.rank]))
+    worker_loop(world, messages, threads=threads)

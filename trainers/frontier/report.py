@@ -14,10 +14,11 @@ from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
 from recipes.reports.wording import duration, number, percent
 from recipes.search_space.open_search import assignments
+from recipes.search_space.ranges import short
 from trainers.frontier.results import Point, difference, fit_of
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
-from trainers.search.results import column_names, short
+from trainers.search.results import column_names
 
 _ROWS, _COLUMNS = 18, 64  # of the picture in the terminal
 _MARKS = "oxv+*#@%"

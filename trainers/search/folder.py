@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # ranks need no more of this file than where their group's fo
     import optuna
 
 SEARCH, JOBS, TRIALS = "search.yaml", "jobs", "trials"
-DATABASE, JOURNAL = "study.db", "study.journal"
 PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
 # Keys that may change between two sessions of one search: no trial depends on them.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
@@ -40,38 +39,31 @@ _PROXY_SECONDS = 10  # for a proxy to answer
 
 
 @refuse_unreachable()
-def folder_record(
-    folder: Path, opened: OpenedSearch, *, resume: bool, storage: str | None = None, study: str | None = None
-) -> dict[str, Any]:
+def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: str | None = None) -> dict[str, Any]:
     """What `search.yaml` holds, or will hold: the study's storage and name, and the search.
 
     Args:
         resume: whether there must be one.
-        storage, study: of the command line; None: those of the folder, else `sqlite` and the search's name.
+        storage: of the command line; None: that of the folder, else `sqlite`.
     Raises:
         InputRefused: the folder holds something else, its study is elsewhere, `--resume` finds no search there, or
             `search.yaml` is damaged.
     """
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
     own = {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
-    own = yaml.safe_load(yaml.safe_dump(own))
-    given = {"storage": hidden(storage)} if storage else {}
-    given |= {"study": study} if study else {}
+    own = {**yaml.safe_load(yaml.safe_dump(own)), **({"storage": hidden(storage)} if storage else {})}
     if not (folder / SEARCH).is_file():
         if resume:
             raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
         begun = (LOG, "study.", JOBS)  # what is written before `search.yaml`
         if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
             require_usable(folder, resume=False)
-        return {"storage": "sqlite", "study": opened.search.name, **given, **own}
+        return {"storage": "sqlite", "study": opened.search.name, **own}
     before = read_record(folder)
-    for what, now, way_out in (
-        ("holds another search", own, "go on with the search it began with"),
-        ("has its study elsewhere", given, "leave the option out"),
-    ):
-        both = ({**it, "recipe": run_identity(it.get("recipe", {}))} for it in (before, before | now))  # without texts
-        if changed := differences(*both):
-            raise FolderRefused(f"{folder} {what}; {'; '.join(changed)}; {way_out}, or begin anew in another --out")
+    both = ({**it, "recipe": run_identity(it.get("recipe", {}))} for it in (before, before | own))  # without texts
+    if changed := differences(*both):
+        way_out = "go on with the search it began with, or begin anew in another --out"
+        raise FolderRefused(f"{folder} holds another search; {'; '.join(changed)}; {way_out}")
     return before
 
 
@@ -87,7 +79,7 @@ def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> N
         raise FolderRefused(f"{what}; put it back, or begin anew in another --out")
     if filled and not begun:
         what = f"the study {record['study']} in this storage was begun in another folder, and one search owns it"
-        raise FolderRefused(f"{what}; choose another --study")
+        raise FolderRefused(f"{what}; give the search another name")
     if not begun:
         write_whole(folder / SEARCH, yaml.safe_dump(dict(record), sort_keys=False, width=120))
 
@@ -97,14 +89,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     return load_tree(folder / SEARCH, kind=None)[0]
 
 
-def trial_folder(number: int) -> str:
-    """The folder of a trial, within that of its search."""
-    return f"{TRIALS}/trial-{number:04d}"
-
-
 def run_folders(folder: Path, number: int, *, seeds: int) -> list[Path]:
     """The folders of a trial's runs: its own, or with several seeds one for each in it; `folder` is the search's."""
-    own = folder / trial_folder(number)
+    own = folder / TRIALS / f"trial-{number:04d}"
     return [own / f"run-{run}" for run in range(seeds)] if seeds > 1 else [own]
 
 
@@ -129,13 +116,12 @@ def opened_storage(where: str, folder: Path) -> Iterator[optuna.storages.BaseSto
     try:
         storage = _storage(where, folder)
         cached = optuna.storages.get_storage(storage)  # a database gets Optuna's cache
-    except ImportError as error:
-        way_out = "pip install 'kilobatch[postgresql]', [mysql] or [grpc], or what the URL names"
-        raise refused("--storage", f"the driver of {hidden(where)} is not installed: {error}", way_out) from None
     except RecipeError:
         raise
     except Exception as error:
         way_out = f"check host, user and database; the password is that of the URL, or in {PASSWORD}"
+        if isinstance(error, ImportError):
+            way_out = "install its driver, such as with pip install 'kilobatch[postgresql]', [mysql] or [grpc]"
         what = f"{hidden(where)} cannot be used: {one_line(error, where)}"
         raise refused("--storage", what, way_out) from None
     try:
@@ -161,9 +147,9 @@ def _storage(where: str, folder: Path) -> optuna.storages.BaseStorage:
     from optuna import exceptions, storages
 
     if where == "journal":
-        return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / JOURNAL)))
+        return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / "study.journal")))
     if where == "sqlite":
-        where = f"sqlite:///{folder.resolve() / DATABASE}"
+        where = f"sqlite:///{folder.resolve() / 'study.db'}"
     parts = urlsplit(where) if is_well_formed(where) else None
     if parts is None or not parts.scheme or "://" not in where:
         way_out = "give sqlite, journal, postgresql://USER@HOST/DATABASE, another database's URL, or grpc://HOST:PORT"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,16 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from recipes.schema import Search
-from trainers.launch.request import Prepared, TrainRequest
+from trainers.launch.request import TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import Ranks
-from trainers.runs.progress import Tail
-from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import LOG, METRICS
-from trainers.runs.stop_request import STOP_FILE, request_stop
+from trainers.runs.run_folder import LOG
 from trainers.search.folder import group_folder
-from trainers.search.outcome import metrics_lines, reports_in
 from trainers.search.placement import Placement
 
 REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
@@ -108,21 +102,19 @@ class Group:
     def __init__(self, number: int, folder: Path, placement: Placement | None, *, messages: str | None = None) -> None:
         self.number, self.folder = number, group_folder(folder, number)
         self.log, self.num_starts = self.folder / LOG, 0
-        self.hosts = placement.hosts if placement else ()  # of each rank, as placed; then as they report
-        self.gpus: tuple[str, ...] = ()  # of each rank, once they have joined; empty text: none
+        self.hosts = placement.hosts if placement else ()  # of each rank, as placed; then as it reports, with its GPU
         self.failures: set[str] = set()  # trials and starts in turn that made no progress here
         self.set_aside = ""  # why no trial is given to it any more
         self._placement, self._messages = placement, self.folder / (messages or "")
         self._results = MessageReader(self._messages / RESULTS)
         self._job: Ranks | None = None
         self.joined = self._ending = False
-        self._num_errors = self._log_start = 0  # lines of stderr before the run, bytes of the log before the ranks
+        self._num_errors = 0  # lines that the ranks wrote to stderr before the run
 
     @property
     def name(self) -> str:
         """Its number, and its hosts and GPUs if they are known."""
-        hosts, gpus = ", ".join(dict.fromkeys(self.hosts)), ", ".join(filter(None, self.gpus))
-        return f"group {self.number}" + (f" on {hosts}" if hosts else "") + (f" (GPU {gpus})" if gpus else "")
+        return f"group {self.number}" + (f" on {', '.join(dict.fromkeys(self.hosts))}" if self.hosts else "")
 
     def train(self, request: TrainRequest) -> None:
         """Begin a run; the previous one must have ended."""
@@ -136,7 +128,8 @@ class Group:
         """How the run ended, None while it goes on; `log` is the run's, for what its ranks wrote to stderr."""
         code = self.poll()  # before the result: ranks may write it and then end
         if not self.joined and (message := self._results.next()) is not None:
-            self.joined, self.hosts, self.gpus = True, tuple(message["joined"]), tuple(message["gpus"])
+            places = zip(message["joined"], message["gpus"], strict=True)
+            self.joined, self.hosts = True, tuple(f"{host} (GPU {gpu})" if gpu else host for host, gpu in places)
         result = self._results.next() if self.joined else None
         if result is not None:
             return RunEnd(**result)
@@ -188,77 +181,32 @@ class Group:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._placement is not None:  # a new folder: ranks of an earlier start must not read the requests
             self._messages = self.folder / f"start-{time.time_ns()}"
-        for old in self.folder.iterdir():
-            if old.is_dir() and old != self._messages:
-                shutil.rmtree(old, ignore_errors=True)
         self._messages.mkdir(exist_ok=True)
         (self._messages / REQUESTS).touch()
         self.joined = self._ending = False
         self._results = MessageReader(self._messages / RESULTS)
-        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._job = self._placement and self._placement.start(self._messages, self.log)
         self.num_starts += 1
 
     def _end_without_result(self, code: int, errors: str) -> RunEnd:
         """By the launcher's exit code: of a signal mpiexec returns the number, srun 128 more, as a shell does."""
-        lines = self.log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
-        lines = [line for line in dict.fromkeys(lines) if line.strip()]
-        launcher = [line for line in lines if _LAUNCHERS.match(line)]
+        lines = [line for line in dict.fromkeys(self._job.errors().splitlines()) if line.strip()]
         if not self.joined:
+            lines = [line for line in lines if not _HYDRA.match(line)] or lines
             ours = [line for line in lines if line.startswith(_OWN)][:1]
-            words, others = ([line for line in own if not _HYDRA.match(line)] for own in (launcher, lines))
-            said = ours or words or others or lines or [_SILENT]
+            said = ours or [line for line in lines if _LAUNCHERS.match(line)] or lines or [_SILENT]
             return RunEnd(how="not_started", reason=" | ".join(said[:2]))
         if code in (_EXIT_PYTHON, EXIT_FAILED, EXIT_INPUT):
             return cause_of(errors)
         rank = self._job.first_exit()
         who = "the launcher of the ranks" if code < 0 else "a rank" if rank is None else f"rank {rank}"
         if code == 0:  # the launcher has words where a node died
-            words = [*launcher, f"{who} left before the run ended, without an error of its own"]
-            return RunEnd(how="died", reason=words[0])
+            said = filter(_LAUNCHERS.match, lines)
+            reason = next(said, f"{who} left before the run ended, without an error of its own")
+            return RunEnd(how="died", reason=reason)
         number = -code if code < 0 else code % 128
-        known = number in {member.value for member in signal.Signals}
-        by = f"by {signal.Signals(number).name}" if known else f"with code {code}"
+        by = f"by {signal.Signals(number).name}" if number in list(signal.Signals) else f"with code {code}"
         return RunEnd(how="died", reason=f"{who} was ended {by}")
-
-
-class TrialRun:
-    """A run that a group of ranks trains; creating it begins the run, whose folder exists.
-
-    `prepared` is its request, checked, and `search` has the objective that is reported.
-    """
-
-    def __init__(self, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
-        assert request.out is not None
-        self.group, self.folder, self.prepared, self._search = group, request.out, prepared, search
-        (self.folder / STOP_FILE).unlink(missing_ok=True)
-        self._began = self.last_news = time.monotonic()
-        self.hung = False  # it was ended for that
-        timeline = prepared.plan.timeline
-        self.state = RunState(total_updates=timeline.num_updates, total_samples=timeline.num_samples)
-        # All lines of a new run are new, whatever the clock of the host that writes them says.
-        self._tail = Tail(self.folder / METRICS, int(time.time() * 1000) if request.resume else 0)
-        group.train(request)
-
-    @property
-    def seconds(self) -> float:
-        """How long it has run."""
-        return time.monotonic() - self._began
-
-    def reports(self, *, ended: bool) -> list[tuple[int, float]]:
-        """Number and score of all reports if there is a new one since the last call; `ended`: there will be none."""
-        lines = self._tail.lines(ended=ended)
-        for line in lines:
-            self.last_news = time.monotonic()
-            self.state.take(line)
-        if ended:
-            self._tail.close()
-        evaluated = any(line["key"].startswith("eval_") for line in lines)
-        return list(reports_in(metrics_lines(self.folder), self.prepared, self._search)) if evaluated else []
-
-    def request_stop(self) -> None:
-        """All ranks end the run after the same update, with a checkpoint."""
-        request_stop(self.folder / STOP_FILE, "search")
 
 
 def dismiss(messages: Path) -> None:

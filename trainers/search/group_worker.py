@@ -1,6 +1,6 @@
 """The ranks of a group: they train one run after another, as the supervisor requests, in one MPI job.
 
-The supervisor starts a group (`run_worker`), or a foreign launcher starts the ranks of all (`run_launched_worker`).
+The supervisor starts a group, or a foreign launcher starts the ranks of all of them (`run_launched_worker`).
 """
 
 from __future__ import annotations
@@ -35,21 +35,7 @@ _POLL_SECONDS = 0.005  # ranks wait for hours if need be, and leave the core to 
 _LAUNCHER_SECONDS = 1.0  # time for a launcher to end the ranks itself
 
 
-def run_worker(messages: Path, *, ranks: int, threads: int, local_ranks: Sequence[int]) -> None:
-    """Run one of the `ranks` of a group with an MPI job of its own, see `worker_loop`; its GPU is its local rank."""
-    world = join_world(ranks)
-    choose_gpu(local_ranks[world.rank])
-    worker_loop(world, messages, threads=threads)
-
-
-def worker_loop(
-    comm: Any,
-    messages: Path,
-    *,
-    threads: int,
-    supervisor_is_dead: Callable[[], bool] = parent_is_gone,
-    stop: Path | None = None,
-) -> None:
+def worker_loop(comm: Any, messages: Path, *, threads: int, stop: Path | None = None) -> None:
     """Train one requested run after another, until the supervisor dismisses the group or has ended.
 
     All ranks of `comm` call this together. First the supervisor gets each rank's host and GPU. If a run ends on all of
@@ -61,31 +47,23 @@ def worker_loop(
     Args:
         comm, messages: communicator of the group's ranks, and folder of their messages.
         threads: of BLAS and OpenMP, for the log.
-        supervisor_is_dead: called on the first rank.
         stop: file that asks the whole search to stop, made when a signal reaches a rank; None: signals have no effect.
     """
     requests = MessageReader(messages / REQUESTS)  # on the first rank
 
     def abandoned() -> bool:
-        return supervisor_is_dead() or requests.writer_is_dead
-
-    def next_request() -> dict[str, Any] | None:
-        while (message := requests.next()) is None and not abandoned():
-            time.sleep(_POLL_SECONDS)
-        return message and message["train"]
-
-    def ask_to_stop(number: int, frame: object) -> None:  # a rank goes on: the others would wait for it
-        if stop is not None:
-            request_stop(stop, "signal")
+        return parent_is_gone() or requests.writer_is_dead
 
     hosts, gpus = comm.gather(socket.gethostname(), root=0), comm.gather(chosen_gpu(), root=0)
     if comm.rank == 0:
         write_message(messages / RESULTS, {"joined": hosts, "gpus": gpus})
-    with handling_signals(ask_to_stop):
+    with handling_signals(lambda *_: stop and request_stop(stop, "signal")):  # this rank goes on: others wait for it
         while True:
-            tree = next_request() if comm.rank == 0 else None
+            message = None
+            while comm.rank == 0 and (message := requests.next()) is None and not abandoned():
+                time.sleep(_POLL_SECONDS)
             wait_for([comm.Ibarrier()], longest=_POLL_SECONDS)
-            tree = comm.bcast(tree, root=0)
+            tree = comm.bcast(message and message["train"], root=0)
             if tree is None:
                 return
             orphaned = abandoned if comm.rank == 0 else parent_is_gone
@@ -124,22 +102,18 @@ def run_launched_worker(folder: Path, *, each: int, ranks: int) -> int:
     world = join_world(ranks)
     choose_gpu(local_rank_of(world))
     messages, search_ended = world.bcast(f"world-{time.time_ns()}", root=0), _watch_next_rank(world)
-    supervisor = _start_supervisor(messages, ranks) if world.rank == 0 else None
+    of_groups = [group_folder(folder, number) / messages for number in range(ranks // each)]
+    supervisor = _start_supervisor(f"{ranks}:{messages}", of_groups) if world.rank == 0 else None
     number = _group_of(world.rank, world.allgather(socket.gethostname()), each=each)
     group = world.Split(MPI.UNDEFINED if number is None else number, world.rank)
     if number is not None:
-        own = group_folder(folder, number)
-        (own / messages).mkdir(parents=True, exist_ok=True)
+        own = of_groups[number]
+        own.mkdir(parents=True, exist_ok=True)
         sys.stdout.flush()
-        with open(own / LOG, "ab") as log:
+        with open(own.with_name(LOG), "ab") as log:
             os.dup2(log.fileno(), sys.stdout.fileno())  # stderr still goes to the launcher
-        is_dead = (lambda: supervisor.poll() is not None) if supervisor else (lambda: False)
-        worker_loop(group, own / messages, threads=threads, supervisor_is_dead=is_dead, stop=folder / STOP_FILE)
-    code = None
-    if supervisor is not None:
-        code = supervisor.wait()
-        for other in range(ranks // each):  # in case the supervisor ended before it dismissed them
-            dismiss(group_folder(folder, other) / messages)
+        worker_loop(group, own, threads=threads, stop=folder / STOP_FILE)
+    code = supervisor and supervisor.wait()
     wait_for([world.Ibarrier()], longest=_POLL_SECONDS)
     search_ended.set()
     return world.bcast(code, root=0)
@@ -157,15 +131,17 @@ def _group_of(rank: int, hosts: Sequence[str], *, each: int) -> int | None:
     return numbers[own] if own < len(numbers) else None
 
 
-def _start_supervisor(messages: str, ranks: int) -> subprocess.Popen[Any]:
-    """Start the same command with `--joined`, as the supervisor; each of the two processes ends with the other."""
-    command = [sys.executable, "-P", "-m", "kilobatch", *sys.argv[1:], "--joined", f"{ranks}:{messages}"]
+def _start_supervisor(joined: str, of_groups: Sequence[Path]) -> subprocess.Popen[Any]:
+    """Start the same command with `--joined`, as the supervisor; when it ends, so do the groups of these messages."""
+    command = [sys.executable, "-P", "-m", "kilobatch", *sys.argv[1:], "--joined", joined]
     process = subprocess.Popen(killed_with_parent(command), env=without_launcher(), stdin=subprocess.DEVNULL)
 
     def watch() -> None:
         if process.wait() < 0:
             print_and_drain(f"kilobatch: the supervisor was ended by signal {-process.returncode}")
             abort_all_ranks()
+        for messages in of_groups:  # in case it ended before it dismissed them
+            dismiss(messages)
 
     threading.Thread(target=watch, daemon=True).start()
     return process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from recipes.reading.read import value_at
+from recipes.reports.record import read_metrics
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from recipes.schema.positions import last_multiple
@@ -49,7 +49,6 @@ class SearchRequest:
     cluster: str | None = None
     device: str | None = None
     storage: str | None = None
-    study: str | None = None
 
 
 def trial_request(
@@ -92,11 +91,8 @@ def trial_changes(search: Search, number: int, values: Mapping[str, Any]) -> dic
 
 def metrics_lines(folder: Path) -> list[dict[str, Any]]:
     """What a run has written so far; a line cut off by a crash is left out."""
-    path, lines = folder / METRICS, []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        with suppress(ValueError):
-            lines.append(json.loads(text))
-    return lines
+    path = folder / METRICS
+    return [line for _, line in read_metrics(path)] if path.is_file() else []
 
 
 def has_ended(folder: Path, *how: str) -> bool:
@@ -112,12 +108,11 @@ def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     `train_loss`, the mean over the updates since the evaluation before.
     """
     found: list[dict[str, Any]] = []
-    losses, hours, last_ms = [], 0.0, None
+    losses, hours, now_ms = [], 0.0, 0
     for line in lines:
-        key, now_ms = line["key"], line.get("time_ms")
-        if key != "run_start" and None not in (now_ms, last_ms):  # not the time between two sessions
+        key, last_ms, now_ms = line["key"], now_ms, line["time_ms"]
+        if key != "run_start":  # not the time before the run, or between two sessions
             hours += (now_ms - last_ms) / 3.6e6
-        last_ms = now_ms
         if key == "train_loss":
             losses.append(line["value"])
         elif key == "eval_accuracy":
@@ -132,11 +127,11 @@ def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def reports_in(lines: Iterable[Mapping[str, Any]], prepared: Prepared, search: Search) -> Iterable[tuple[int, float]]:
     """The reports among all lines of a run's metrics: the last point of the run that its update reached, and a score.
 
-    Points count from 1 to the search's `reports`, the end of the run. The score is that of the objective; with a
-    target, or several objectives, it is the accuracy.
+    Points count from 1 to the search's `reports`, the end of the run. The score is that of the first objective, such as
+    the accuracy, and with a target the accuracy; device-hours are no report.
     """
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
-    metric = search.reported.metric if search.reported and not search.has_goal else "accuracy"
+    metric = "accuracy" if search.has_goal else search.objectives[0].metric
     for own in evaluations(lines):
         passed = round(last_multiple(own["epoch"], every) / every)
         if metric in own:  # its loss is written after its accuracy

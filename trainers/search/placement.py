@@ -40,8 +40,8 @@ class Placement:
         environment = users_environment()  # without our thread limits: each rank sets those of its own machine
         if self.launcher[0] == "srun":
             environment = {name: value for name, value in environment.items() if not name.startswith(_OF_ALLOCATION)}
-        how = {"log": log, "outlive_us": False, "launcher": self.launcher, "environment": environment}
-        return start_ranks(len(self.hosts), words, **how)
+        how = {"launcher": self.launcher, "environment": environment}
+        return start_ranks(len(self.hosts), words, log=log, outlive_us=False, **how)
 
 
 def placements(
@@ -121,8 +121,7 @@ def _slurm(workers: int | None, environment: Mapping[str, str]) -> tuple[dict[st
     """Slots of each node of an allocation, and options of a step beside its nodes.
 
     A slot is a GPU; without GPUs it is one of the allocation's tasks, or a core if there are more ranks than tasks.
-    `--exact` limits a step to the cores and GPUs that it asks for, and `--mem=0` lets the steps share the memory, so
-    that the groups run side by side. `SLURM_MPI_TYPE` selects Slurm's MPI plugin.
+    With `--exact` and `--mem=0` a step takes only what it asks for, and the groups run side by side.
     """
 
     def show(*words: str) -> str:
@@ -148,8 +147,7 @@ def _slurm(workers: int | None, environment: Mapping[str, str]) -> tuple[dict[st
     elif (workers or 0) > sum(slots.values()):
         slots = cores
     if workers is not None and workers > (held := sum(slots.values())):
-        kind = "GPUs and cores" if any(gpus.values()) else "cores"
-        what = f"{workers} ranks are more than the {held} that the allocation has {kind} for"
+        what = f"{workers} ranks are more than the {held} that the allocation has cores and GPUs for"
         raise refused("-n", what, f"ask for at most {held}, or request a larger allocation")
     options = ["--exact", f"--cpus-per-task={min(cores[node] // slots[node] for node in nodes if slots[node])}"]
     options += ["--mem=0"] + (["--gpus-per-task=1"] if any(gpus.values()) else [])

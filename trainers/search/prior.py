@@ -1,7 +1,4 @@
-"""What is known before a search: good recipes, at any batch, around which its first trials are drawn.
-
-Known are a recipe, or the best trials of an earlier search.
-"""
+"""What is known before a search, a recipe or the best trials of another one: its first trials are drawn around it."""
 
 from __future__ import annotations
 
@@ -79,15 +76,13 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
             else:
                 value += _WIDTH * noise * (range_.high - range_.low)
             values[path] = range_.nearest(value)
-    return active_values(search.space, values)
+    return active_values(search.space, values.__getitem__)
 
 
 def _rate(known: Mapping[str, Any], own: Mapping[str, Any], *, share: float) -> float:
-    """The reference rate of `own` at which its full rate is a share of the way between two rules for the known one.
+    """The reference rate of `own` with which its full rate lies, in the logarithm, at a share of the way between
 
-    With the known full rate r at batch b, the full rate at the batch B of `own` lies, in the logarithm, at `share` of
-
-        r sqrt(B / b) .. 2 r B / b
+        r sqrt(B / b) .. 2 r B / b      r: the known full rate at batch b; B: the batch of `own`
     """
     (batch, scale), (own_batch, own_scale) = map(_batch_and_scale, (known, own))
     growth = own_batch / batch

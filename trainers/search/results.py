@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,6 @@ from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.launch.verdict import t_quantile
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
-from trainers.search.folder import trial_folder
 from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
 from trainers.search.study import SECONDS, best_trials, ranked_trials, reason_of, state_of
 
@@ -33,15 +31,16 @@ FRESH_SEED = 1000  # added to the recipe's seed, to confirm: far from those of `
 
 
 def row_of(trial: FrozenTrial, search: Search, *, running: tuple[float, RunState] | None = None) -> dict[str, Any]:
-    """A trial as the terminal, `status.json` and the page show it; one that runs has its last report as score.
+    """A trial as the terminal, `status.json` and the page show it; `running`: seconds and state of its present run.
 
-    `running` has the seconds and the state of its present run.
+    One that runs has its last report as score, but none with a target: it reports what it lacks of that.
     """
-    last, own, note = trial.last_step, trial.values or (), reason_of(trial)
-    if not trial.state.is_finished() and last is not None:
-        own, note = [trial.intermediate_values[last]], f"report {last} of {search.reports}"
-    if search.has_goal and trial.state != TrialState.COMPLETE:
-        own = ()  # it reported what it lacks of the target
+    last, own, note = trial.last_step, (), reason_of(trial)
+    if trial.state == TrialState.COMPLETE:
+        own = trial.values
+    elif trial.state == TrialState.RUNNING and last is not None:
+        own = () if search.has_goal else [trial.intermediate_values[last]]
+        note = f"report {last} of {search.reports}"
     row = {
         "trial": trial.number,
         "state": state_of(trial),
@@ -50,13 +49,19 @@ def row_of(trial: FrozenTrial, search: Search, *, running: tuple[float, RunState
         "note": note,
         "values": dict(trial.params),
         "seconds": trial.user_attrs.get(SECONDS, 0.0),
-        "folder": trial_folder(trial.number),
     }
     if running is not None:
         seconds, run = running
         row |= {"seconds": row["seconds"] + seconds, "seconds_left": run.seconds_left}
         row |= {"update": run.updates, "updates": run.total_updates, "epoch": run.epoch}
     return row
+
+
+def trials_text(states: Mapping[str, int], of: int) -> str:
+    """How many trials ended: 'trials: 5 of 20 ended (3 complete, 2 infeasible, 1 running)'; `states` counts all."""
+    ended = sum(count for state, count in states.items() if state not in ("running", "stopped"))
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return f"trials: {ended} of {of} ended" + (f" ({counts})" if counts else "")
 
 
 def metric_name(metric: str) -> str:
@@ -74,16 +79,6 @@ def scores(search: Search, values: Iterable[float], *, named: bool = False) -> s
     pairs = [(objective.metric, value) for objective, value in zip(search.objectives, values, strict=True)]
     named = named or len(pairs) > 1
     return ", ".join(f"{metric_name(pair[0])} {shown(*pair)}" if named else shown(*pair) for pair in pairs)
-
-
-def values_text(values: Mapping[str, Any]) -> str:
-    """A trial's values in a line."""
-    return ", ".join(f"{path} {short(value)}" for path, value in values.items())
-
-
-def short(value: Any) -> str:
-    """A value of a recipe in a few characters."""
-    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def column_names(paths: Iterable[str]) -> list[str]:
@@ -174,21 +169,8 @@ def confirmed_in(folder: Path, search: Search) -> list[Confirmed]:
 
 
 def confirmed_text(search: Search, confirmed: Confirmed) -> str:
-    """A confirmed trial in words: '98.40 % (97.90 % to 98.90 %) by 5 fresh seeds'."""
-    metric = search.objectives[0].metric
-    mean, low, high = (shown(metric, value) for value in (confirmed.mean, confirmed.low, confirmed.high))
-    return f"{mean} ({low} to {high}) by {len(confirmed.values)} fresh seeds"
-
-
-def confirmed_rows(search: Search, confirmed: Sequence[Confirmed]) -> list[dict[str, str]]:
-    """The table of confirmed trials, on the page and on the terminal: a row each, by column."""
-    metric = search.objectives[0].metric
-    return [
-        {
-            "trial": str(one.trial),
-            f"mean {metric_name(metric)}": shown(metric, one.mean),
-            "95 % interval": f"{shown(metric, one.low)} to {shown(metric, one.high)}",
-            f"{len(one.values)} fresh seeds": ", ".join(shown(metric, value) for value in one.values),
-        }
-        for one in confirmed
-    ]
+    """A confirmed trial in words: 'trial 7: 98.40 % (95 %: 97.90 % to 98.90 %) by 2 fresh seeds, 98.20 %, 98.60 %'."""
+    figures = (confirmed.mean, confirmed.low, confirmed.high, *confirmed.values)
+    mean, low, high, *values = (shown(search.objectives[0].metric, figure) for figure in figures)
+    by = f"{len(values)} fresh seeds, {', '.join(values)}"
+    return f"trial {confirmed.trial}: {mean} (95 %: {low} to {high}) by {by}"

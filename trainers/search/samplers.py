@@ -18,9 +18,6 @@ from recipes.arguments import require_count
 __all__ = ["BruteForceSampler", "CmaEsSampler", "GPSampler", "NSGAIISampler", "RandomSampler", "TPESampler"]
 
 
-_QUIET = {"warn_independent_sampling": False}
-
-
 @dataclass(frozen=True, kw_only=True)
 class _OfOptuna:
     """Builds the class of `optuna.samplers` that has the same name."""
@@ -55,7 +52,7 @@ class CmaEsSampler(_OfOptuna):
     Source: Hansen 2016, arXiv:1604.00772 (not checked).
     """
 
-    given = _QUIET
+    given = {"warn_independent_sampling": False}
     least = {"n_startup_trials": 1}
     n_startup_trials: int = 1
 
@@ -71,7 +68,7 @@ class GPSampler(_OfOptuna):
     Source: Jones et al. 1998 (not checked).
     """
 
-    given = _QUIET
+    given = {"warn_independent_sampling": False}
     least = {"n_startup_trials": 1}
     n_startup_trials: int = 10
 
@@ -122,8 +119,3 @@ class TPESampler(_OfOptuna):
     n_startup_trials: int = 10
     multivariate: bool = False
     group: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.group and not self.multivariate:
-            raise ValueError("TPESampler.group must be false where multivariate is false, got true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,17 @@ from optuna.exceptions import StorageInternalError
 
 from recipes.errors import InputRefused
 from recipes.reading.load import resolved_text
-from recipes.reading.yaml import flow_text
+from recipes.reading.yaml import block_text
 from recipes.reports.terminal import plan_text
 from recipes.reports.wording import counted, number
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, open_search
+from recipes.search_space.ranges import values_text
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import prepare, refused
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
+from trainers.runs.errors import EXIT_FAILED, EXIT_STOPPED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT, lock_folder
@@ -33,9 +35,9 @@ from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.placement import placements
 from trainers.search.prior import first_values
-from trainers.search.results import confirmed_text, scores, shown, values_text, write_best
+from trainers.search.results import confirmed_text, scores, shown, trials_text, write_best
 from trainers.search.status import Display
-from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_counts
+from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_of
 from trainers.search.supervisor import Supervisor
 
 
@@ -45,26 +47,16 @@ def search(request: SearchRequest) -> int:
     Raises:
         InputRefused: before anything was started or written.
     """
-    try:
-        return _search(request)
-    except InputRefused:
-        if launched_rank():
-            return EXIT_INPUT  # rank 0 says why
-        raise
-
-
-def _search(request: SearchRequest) -> int:
     words = search_vocabulary(allow_code=request.allow_code)
     opened = open_search(request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data)
     folder = request.out or Path("runs", f"search-{opened.search.name}")
-    where = {"resume": request.resume, "storage": request.storage, "study": request.study}
     each, launched = opened.search.ranks_per_trial, launched_ranks()
     if launched is not None and not request.dry_run:
         if request.workers not in (None, launched) or request.hosts is not None:
             raise LaunchError(f"{launched} ranks were launched; leave -n and --hosts out")
         if launched < each:
             raise refused("-n", f"{launched} ranks are fewer than the {each} of a trial", f"launch {each} or more")
-        folder_record(folder, opened, **where)
+        folder_record(folder, opened, resume=request.resume, storage=request.storage)
         return run_launched_worker(folder, each=each, ranks=launched)
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
@@ -74,7 +66,7 @@ def _search(request: SearchRequest) -> int:
     if request.dry_run:
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
-    record = folder_record(folder, opened, **where)
+    record = folder_record(folder, opened, resume=request.resume, storage=request.storage)
     require_startable(opened.base, ranks=1, files=not request.resume)
     storage_name = request.storage or record["storage"]
     with lock_folder(folder):
@@ -101,15 +93,15 @@ def _search_study(
     with display:
         display.say(
             f"search {search.name}: {len(finished(study))} of {search.budget.trials} trials are done, "
-            f"{len(groups)} side by side, {search.ranks_per_trial} rank{'s' if search.ranks_per_trial > 1 else ''} each"
+            f"{len(groups)} side by side, {counted(search.ranks_per_trial, 'rank')} each"
         )
         with handling_signals(supervisor.stop_at_signal):
             supervisor.run()
     confirmed = display.confirmed
     best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
-    display.say(state_counts(finished(study)))
+    display.say(trials_text(Counter(map(state_of, finished(study))), search.budget.trials))
     for one in confirmed:
-        display.say(f"confirmed: trial {one.trial}, {confirmed_text(search, one)}")
+        display.say(f"confirmed: {confirmed_text(search, one)}")
     ranks = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
     for trial, path in best:
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
@@ -121,16 +113,12 @@ def _search_study(
     if supervisor.stopped_by:
         print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")
         return EXIT_STOPPED
-    kept = " and kept the constraints" if search.constraints else ""
-    unspent = supervisor.unspent()
-    if not (unspent or best) and search.has_goal:  # an outcome, and in a frontier one among others
-        display.say("no trial reached the target")
-        return EXIT_FAILED
-    if unspent or not best:
-        what = f"{unspent}; mend that, and the same command goes on" if unspent else f"no trial was completed{kept}"
-        print_error(f"kilobatch: {what}; log: {folder / LOG}")
-        return EXIT_FAILED
-    return 0
+    if unspent := supervisor.unspent():
+        print_error(f"kilobatch: {unspent}; mend that, and the same command goes on; log: {folder / LOG}")
+    elif not best:  # an outcome, and in a frontier one among others
+        kept = " and kept the constraints" if search.constraints else ""
+        display.say("no trial reached the target" if search.has_goal else f"no trial was completed{kept}")
+    return 0 if best and not unspent else EXIT_FAILED
 
 
 def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[Group]:
@@ -171,9 +159,7 @@ def _dry_run_text(
     side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
     hours = counted(groups * search.ranks_per_trial, "device-hour")
     lines = [
-        *(f"{key}: {flow_text(value)}" for key, value in opened.tree.items() if key != "space"),
-        "space:",
-        *(f"  {path}: {flow_text(tree)}" for path, tree in opened.tree["space"].items()),
+        block_text(opened.tree).rstrip(),
         "",
         f"runs: {runs} of {timeline.num_updates} updates like the first, {number(runs * timeline.num_samples)} samples",
         f"ranks: {side}, of {search.ranks_per_trial} each; an hour is {hours}",

@@ -25,10 +25,11 @@ from rich.text import Text
 from recipes.errors import printable
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
+from recipes.search_space.ranges import values_text
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
-from trainers.search.report import write_search_page
-from trainers.search.results import confirmed_in, confirmed_rows, row_of, values_text
+from trainers.search.page import write_search_page
+from trainers.search.results import confirmed_in, confirmed_text, row_of, trials_text
 from trainers.search.study import SPENT, begun, best_trials
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
@@ -127,18 +128,20 @@ class Display:
 
         The time of the trials left is taken from the mean of those that have ended.
         """
-        budget, ended = self.search.budget, [row for row in rows if row["state"] != "running"]
-        timed, waiting = [row["seconds"] for row in ended if row["seconds"]], budget.trials - len(ended)
+        ended = [row for row in rows if row["state"] != "running"]
+        timed, waiting = [row["seconds"] for row in ended if row["seconds"]], self.search.budget.trials - len(ended)
         if not timed or waiting <= 0:
             return None
         running = sum(row["seconds"] for row in rows if row["state"] == "running")
-        left = [(waiting * sum(timed) / len(timed) - running) / self.groups]
-        if budget.hours is not None:
-            left.append(3600 * budget.hours - self.spent_seconds)
-        if budget.device_hours is not None:
-            ranks = self.groups * self.search.ranks_per_trial
-            left.append(3600 * (budget.device_hours - self.device_hours(rows)) / ranks)
-        return max(0.0, min(left))
+        left = (waiting * sum(timed) / len(timed) - running) / self.groups
+        return max(0.0, min(left, *self.limits_left(rows)))
+
+    def limits_left(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Seconds until the hours and the device-hours of the budget are spent, infinite without such a limit."""
+        budget, ranks = self.search.budget, self.groups * self.search.ranks_per_trial
+        hours = math.inf if budget.hours is None else budget.hours - self.spent_seconds / 3600
+        device_hours = math.inf if budget.device_hours is None else budget.device_hours - self.device_hours(rows)
+        return [3600 * hours, 3600 * device_hours / ranks]
 
     def device_hours(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """Ranks times hours of all trials."""
@@ -159,7 +162,7 @@ class Display:
             "best": list(map(_plain, self._best)),
             "running": [_plain(row) for row in rows if row["state"] == "running"],
             "set_aside": self.set_aside,
-            "confirmed": confirmed_rows(self.search, self.confirmed),
+            "confirmed": [confirmed_text(self.search, one) for one in self.confirmed],
             "written": time.time(),
             "host": socket.gethostname(),
             "process": os.getpid(),
@@ -188,19 +191,18 @@ def status_tree(folder: Path) -> dict[str, Any]:
 
 def status_text(tree: Mapping[str, Any]) -> str:
     """The same in lines; those on the log and on whether it runs only if the tree has them."""
-    states, budget, left = tree["states"], tree["budget"], ""
-    ended = sum(states.values()) - states.get("running", 0)
+    budget, left = tree["budget"], ""
     begun = "running" if tree.get("state", "running").startswith("running") else "stopped"
-    counts = ", ".join(f"{count} {begun if state == 'running' else state}" for state, count in sorted(states.items()))
+    states = {state.replace("running", begun): count for state, count in tree["states"].items()}
     limit = f" of {budget['device_hours']:g}" if budget["device_hours"] else ""
     if tree["seconds_left"]:
         hours = number(tree["seconds_left"] * tree["ranks"] / 3600, digits=2)
         left = f", about {duration(tree['seconds_left'])} and {hours} device-hours left"
     lines = [f"search {tree['search']} over {tree['recipe']}: {tree['state']}"] if "state" in tree else []
-    lines.append(f"trials: {ended} of {budget['trials']} ended{f' ({counts})' if counts else ''}{left}")
+    lines.append(trials_text(states, budget["trials"]) + left)
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
     lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
-    lines += ["confirmed: " + ", ".join(map(" ".join, row.items())) for row in tree["confirmed"]]
+    lines += [f"confirmed: {text}" for text in tree["confirmed"]]
     lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]
     return "\n".join(lines + (["log:", *(f"  {line}" for line in tree["log"])] if "log" in tree else []))

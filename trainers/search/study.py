@@ -26,7 +26,6 @@ DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its r
 PRUNED_AT = "pruned_at"  # the number of a report
 LIMIT = "limit"  # updates that it may make, as the best trial so far had it when it began; 0: all
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
-RATE = "batch_and_rate"  # [largest batch, full learning rate there], where the batch is searched
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched
 _ATTEMPTS, _AT_RANDOM = 4, 30  # at a proposal that is not next to a trial that diverged
 
@@ -39,7 +38,6 @@ def new_study(search: Search, *, storage: Any = None, name: str | None = None) -
         storage=storage,
         directions=[objective.direction for objective in search.objectives],
         sampler=_SeededSampler(search),
-        pruner=optuna.pruners.NopPruner(),  # a trial that cannot reach the target is ended by the supervisor
         load_if_exists=True,
     )
 
@@ -106,7 +104,7 @@ def gain_of_second_half(study: optuna.Study) -> float:
 
     A guide to what as many trials again would gain: usually no more than this.
     """
-    values = [trial.values[0] for trial in ranked_trials(study) if math.isfinite(trial.values[0])]
+    values = [trial.values[0] for trial in ranked_trials(study)]
     n, k = len(values), len(values) // 2
     if n < 4:
         return 0.0
@@ -114,15 +112,13 @@ def gain_of_second_half(study: optuna.Study) -> float:
     return abs(values[0] - sum(map(operator.mul, values, chances)))
 
 
-def state_of(trial: FrozenTrial, *, live: bool = True) -> str:
-    """One of complete, diverged, infeasible, pruned, failed, running, waiting; stopped for running if not `live`."""
-    if DIVERGED in trial.user_attrs:
+def state_of(trial: FrozenTrial) -> str:
+    """One of complete, diverged (also: no finite score), infeasible, pruned, failed, running, waiting."""
+    if DIVERGED in trial.user_attrs or not all(map(math.isfinite, trial.values or ())):
         return "diverged"
     not_trained = trial.state == TrialState.PRUNED and PRUNED_AT not in trial.user_attrs
     if not_trained or any(violation > 0 for violation in trial.constraints.values()):
         return "infeasible"
-    if trial.state == TrialState.RUNNING and not live:
-        return "stopped"
     return "failed" if trial.state == TrialState.FAIL else trial.state.name.lower()
 
 
@@ -130,6 +126,8 @@ def reason_of(trial: FrozenTrial) -> str:
     """Why a trial is not complete, or which constraints it violates; empty otherwise."""
     if DIVERGED in trial.user_attrs:
         return f"the loss or a weight is not finite at update {trial.user_attrs[DIVERGED]}"
+    if PRUNED_AT in trial.user_attrs:
+        return f"not better than the best, at report {trial.user_attrs[PRUNED_AT]}"
     return trial.user_attrs.get(REASON, "") or violated_text(trial.constraints)
 
 
@@ -138,21 +136,12 @@ def violated_text(violations: Mapping[str, float]) -> str:
     return ", ".join(f"not {constraint}" for constraint, violation in violations.items() if violation > 0)
 
 
-def state_counts(trials: Sequence[FrozenTrial], *, live: bool = True) -> str:
-    """How many trials ended in which state: '14 trials: 3 complete, 7 infeasible, 4 pruned'."""
-    states = [state_of(trial, live=live) for trial in trials]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
-    return f"{len(trials)} trial{'s' if len(trials) > 1 else ''}: {counts}" if trials else "no trial has ended yet"
-
-
 class _SeededSampler(BaseSampler):
     """The search's sampler, with draws that depend only on seed, trial number and the trials so far.
 
-    A sampler of Optuna keeps a random state, which a stopped search loses. Here each trial has a new one, and so the
-    same proposals whether the search was stopped before it or not.
-
-    A proposal whose nearest trial diverged is drawn again, by the sampler and then at random: else TPE puts half of its
-    trials into the gaps between those that diverged. Of several such proposals the farthest from all trials is taken.
+    Samplers of Optuna keep a random state that a stopped search loses. A proposal whose nearest trial diverged is drawn
+    again, by the sampler and then at random: else TPE puts half of its trials into the gaps between those that
+    diverged. Of several such proposals the farthest from all trials is taken.
     """
 
     def __init__(self, search: Search) -> None:

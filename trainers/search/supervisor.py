@@ -5,27 +5,28 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import FixedTrial, TrialState
 
-from recipes.planning.rates import full_rate
+from recipes.reports.wording import counted
 from recipes.search_space.open_search import OpenedSearch
-from recipes.search_space.ranges import suggested
-from trainers.launch.request import prepare
-from trainers.runs.run_folder import LOG, newest_checkpoint_name
-from trainers.runs.stop_request import STOP_FILE, requester_text, stop_requester
+from recipes.search_space.ranges import suggested, values_text
+from trainers.launch.request import Prepared, TrainRequest, prepare
+from trainers.runs.progress import Tail
+from trainers.runs.progress_lines import RunState
+from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name
+from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
 from trainers.search import outcome
 from trainers.search import study as studies
 from trainers.search.folder import run_folders
-from trainers.search.group import Group, RunEnd, TrialRun
+from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import Result, SearchRequest
-from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, values_text, write_best
+from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, write_best
 from trainers.search.status import Display
 
 _POLL_SECONDS = 0.02
@@ -33,23 +34,50 @@ _HEARTBEAT_SECONDS = 20.0  # between two signs of life, in the study and to each
 _JOIN_SECONDS = 180.0  # for started ranks to import and to join in MPI
 
 
-@dataclass(kw_only=True)
 class _Work:
-    """A trial that has begun and not ended, or one of the best that is trained once more with a fresh `seed`.
+    """A trial that has begun and not ended, in the folders of its runs; `group` trains it, or did so last.
 
-    The study has no part in the second kind: its trial is Optuna's `FixedTrial`, which no one is told about.
+    Or one of the best once more, with a fresh `seed`. The study is not told: that trial is Optuna's `FixedTrial`.
     """
 
-    trial: optuna.Trial | FixedTrial
-    folders: Sequence[Path]  # of its runs
-    seed: int | None = None
-    last_group: Group | None = None  # that it died on
-    run: TrialRun | None = None
-    index: int = 0  # of the run within its trial
+    def __init__(self, trial: optuna.Trial | FixedTrial, folders: Sequence[Path], seed: int | None = None) -> None:
+        self.trial, self.folders, self.seed = trial, folders, seed
+        self.index, self.group = 0, None
 
     @property
     def name(self) -> str:
         return f"trial {self.trial.number}" + (f" with seed {self.seed}" if self.seed is not None else "")
+
+    @property
+    def folder(self) -> Path:
+        return self.folders[self.index]
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def begin_run(self, index: int, group: Group, request: TrainRequest, prepared: Prepared) -> None:
+        """Train the run of this index; `prepared` is its request, checked."""
+        self.index, self.group, self.prepared = index, group, prepared
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / STOP_FILE).unlink(missing_ok=True)
+        self._began = self.last_news = time.monotonic()
+        self.hung = False  # it was ended for that
+        timeline = prepared.plan.timeline
+        self.state = RunState(total_updates=timeline.num_updates, total_samples=timeline.num_samples)
+        # All lines of a new run are new, whatever the clock of the host that writes them says.
+        self._tail = Tail(self.folder / METRICS, int(time.time() * 1000) if request.resume else 0)
+        group.train(request)
+
+    def has_new_report(self, *, ended: bool) -> bool:
+        """Whether the run has written an evaluation since the last call; `ended`: there will be none."""
+        lines = self._tail.lines(ended=ended)
+        for line in lines:
+            self.last_news = time.monotonic()
+            self.state.take(line)
+        if ended:
+            self._tail.close()
+        return any(line["key"].startswith("eval_") for line in lines)
 
 
 class Supervisor:
@@ -96,7 +124,7 @@ class Supervisor:
         """No trial begins; those that run write a checkpoint and stay in the study as running, for the next session."""
         self.stopped_by = by
         for work in self._running:
-            work.run.request_stop()
+            request_stop(work.folder / STOP_FILE, "search")
 
     def kill(self) -> None:
         """End all ranks at once."""
@@ -126,7 +154,7 @@ class Supervisor:
                 self._store_time()
                 for group in self.groups:
                     group.send_heartbeat()
-            self.display.running = {work.trial.number: (work.run.seconds, work.run.state) for work in self._running}
+            self.display.running = {work.trial.number: (work.seconds, work.state) for work in self._running}
             self.display.show()
             time.sleep(_POLL_SECONDS)
 
@@ -135,7 +163,7 @@ class Supervisor:
         self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
 
     def _free_groups(self) -> list[Group]:
-        busy = [work.run.group for work in self._running]
+        busy = [work.group for work in self._running]
         return [group for group in self.groups if group not in busy and not group.set_aside]
 
     def _begin_next(self) -> bool:
@@ -143,7 +171,7 @@ class Supervisor:
         work = next(filter(self._group_for, self._waiting), None)
         if work is not None:
             self._waiting.remove(work)
-        elif self._budget_is_spent() or len(studies.begun(self.study)) >= self.search.budget.trials:
+        elif len(studies.begun(self.study)) >= self.search.budget.trials or self._budget_is_spent():
             return False
         else:
             work = self._work_of(studies.next_trial(self.study, self.search))
@@ -153,21 +181,18 @@ class Supervisor:
     def _group_for(self, work: _Work) -> Group | None:
         """A free group that a trial did not just die on, or that is the only one there is."""
         alone = sum(not group.set_aside for group in self.groups) == 1
-        return next((group for group in self._free_groups() if alone or group != work.last_group), None)
+        return next((group for group in self._free_groups() if alone or group != work.group), None)
 
     def _budget_is_spent(self) -> bool:
         """Whether hours or device-hours are spent, or `patience`, so that no further trial may begin."""
-        budget, spent = self.search.budget, self.display.spent_seconds
-        if budget.hours is not None and spent >= 3600 * budget.hours:
+        if min(self.display.limits_left(self.display.rows())) <= 0:
             return True
-        limit = budget.device_hours
-        if limit is not None and self.display.device_hours(self.display.rows()) >= limit:
-            return True
-        best = studies.best_trials(self.study) if budget.patience is not None else []
-        return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= budget.patience
+        patience = self.search.budget.patience
+        best = studies.best_trials(self.study) if patience is not None else []
+        return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= patience
 
     def _work_of(self, trial: optuna.Trial) -> _Work:
-        return _Work(trial=trial, folders=run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial))
+        return _Work(trial, run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial))
 
     def _confirmations(self) -> list[_Work]:
         """The best trials, each with fresh seeds, without the runs that an earlier session has ended."""
@@ -181,15 +206,14 @@ class Supervisor:
                 if not outcome.has_ended(folder):
                     fixed = FixedTrial(trial.params, trial.number)
                     fixed.set_user_attr(studies.LIMIT, 0 if self.search.objectives[0].spacing is None else trial.value)
-                    works.append(_Work(trial=fixed, folders=[folder], seed=seed))
+                    works.append(_Work(fixed, [folder], seed))
         return works
 
     def _start(self, work: _Work) -> None:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
         trial, folders = work.trial, work.folders
         values = suggested(self.search.space, trial)
-        done = [outcome.has_ended(folder, "success") or self._reached(work, folder) for folder in folders]
-        index = [*done, False].index(False)
+        index = [*(outcome.has_ended(folder, "success") for folder in folders), False].index(False)
         try:
             last = min(index, len(folders) - 1)
             own, stop_after = self._pace(work)
@@ -206,52 +230,45 @@ class Supervisor:
         except ValueError as error:  # InputRefused too
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
-        # What a session wrote that was killed before it told the study.
-        self._report(work, outcome.reports_in(outcome.metrics_lines(folders[0]), prepared, self.search))
+        self._report(work, prepared)  # what a session wrote that was killed before it told the study
         if index == len(folders):
             self._tell_complete(work)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
-            self._tell_pruned(work)
+            self._tell(work, state=TrialState.PRUNED)
         else:
-            if any(path.startswith("batch.") for path in self.search.space):
-                formula, batch = prepared.opened.recipe.learning_rate, max(prepared.opened.recipe.batch.global_.sizes)
-                rate = full_rate(formula.reference, batch, rule=formula.rule, per=formula.per)
-                trial.set_user_attr(studies.RATE, [batch, rate])
-            folders[index].mkdir(parents=True, exist_ok=True)
-            work.run, work.index = TrialRun(self._group_for(work), request, prepared, self.search), index
+            work.begin_run(index, self._group_for(work), request, prepared)
             self._running.append(work)
             what = "goes on" if request.resume or index > 0 else "begins"
             self.display.say(f"{work.name} {what}: {values_text(values)}")
 
     def _check(self, work: _Work) -> None:
         """Its new reports, whether its run has ended or hangs."""
-        run = work.run
-        end = run.group.ended(run.folder / LOG)  # before the reports: all that it wrote until then is read below
-        if reports := run.reports(ended=end is not None):
-            self._report(work, reports)
+        allowed = self.options.hang_seconds if work.group.joined else _JOIN_SECONDS
+        end = work.group.ended(work.folder / LOG)  # before the reports: all that it wrote until then is read below
+        if work.has_new_report(ended=end is not None):
+            self._report(work, work.prepared)
             if end is None:
                 self._judge(work)
         if end is not None:
             self._running.remove(work)
-            seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + run.seconds
+            seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + work.seconds
             work.trial.set_user_attr(studies.SECONDS, round(seconds, 2))
             self.display.running.pop(work.trial.number, None)
-            self._finish(work, run, end)
-            return
-        allowed = self.options.hang_seconds if run.group.joined else _JOIN_SECONDS
-        if not run.hung and time.monotonic() - run.last_news > allowed:
-            run.hung = True
-            run.group.kill()
+            self._finish(work, end)
+        elif not work.hung and time.monotonic() - work.last_news > allowed:
+            work.hung = True
+            work.group.kill()
 
-    def _report(self, work: _Work, reports: Iterable[tuple[int, float]]) -> None:
+    def _report(self, work: _Work, prepared: Prepared) -> None:
         """Tell the study the reports of a trial's first run; with several objectives it takes none."""
-        objective = self.search.reported
-        if objective is None or work.index > 0:
+        if len(self.search.objectives) > 1 or work.index > 0:
             return
+        target = self.search.objectives[0].target
+        reports = outcome.reports_in(outcome.metrics_lines(work.folders[0]), prepared, self.search)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna keeps the first report of each number, and warns of the second
             for number, value in reports:  # of a target: what is lacking, since less is better there
-                work.trial.report(value if objective.target is None else objective.target - value, number)
+                work.trial.report(value if target is None else target - value, number)
 
     def _judge(self, work: _Work) -> None:
         """End a running trial that has taken as much as the best trial took to the target."""
@@ -259,12 +276,12 @@ class Supervisor:
         beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
         if beside or not best:
             return
-        lines = outcome.metrics_lines(work.run.folder)
-        *_, (number, _) = outcome.reports_in(lines, work.run.prepared, self.search)
+        lines = outcome.metrics_lines(work.folder)
+        *_, (number, _) = outcome.reports_in(lines, work.prepared, self.search)
         taken, lacking = outcome.goal_of(lines, self.search.objectives[0], ranks=self.search.ranks_per_trial)
         if number < self.search.reports and lacking > 0 and taken >= best[0].value:
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
-            work.run.request_stop()
+            request_stop(work.folder / STOP_FILE, "search")
 
     def _pace(self, work: _Work) -> tuple[dict[str, Any], str | None]:
         """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
@@ -281,60 +298,54 @@ class Supervisor:
         ends = work.seed is None and self.search.seeds_per_trial == 1
         return {"evaluation.every": f"{every}up"}, f"{limit // every * every}up" if ends else None
 
-    def _reached(self, work: _Work, folder: Path) -> bool:
-        """Whether a trial's run has reached the target of the search's one objective, which ends it."""
-        if not self.search.has_goal or work.seed is not None:
-            return False
-        return outcome.goal_of(outcome.metrics_lines(folder), self.search.objectives[0], ranks=1)[1] <= 0
-
-    def _finish(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
+    def _finish(self, work: _Work, end: RunEnd) -> None:
         """Tell, continue or release a trial whose run has ended."""
         trial = work.trial
-        if run.hung and end.how != "not_started":
-            silent = f"no update for {self.options.hang_seconds:g} s, after update {run.state.updates}"
+        if work.hung and end.how != "not_started":
+            silent = f"no update for {self.options.hang_seconds:g} s, after update {work.state.updates}"
             end = RunEnd(how="died", reason=silent)
-        if end.how in ("success", "stopped", "diverged") or run.state.updates:
-            run.group.failures.clear()
+        if end.how in ("success", "stopped", "diverged") or work.state.updates:
+            work.group.failures.clear()
         if end.how == "diverged":
             trial.set_user_attr(studies.DIVERGED, end.update)
             self._tell(work, outcome.diverged_result(self.search))
-        elif end.how == "success" or (end.how == "stopped" and self._reached(work, run.folder)):
+        elif end.how == "success":
             if work.index + 1 == len(work.folders):
                 self._tell_complete(work)
             else:
+                work.group = None  # any one may train its next run
                 self._waiting.append(work)
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
-            self._tell_pruned(work)
+            self._tell(work, state=TrialState.PRUNED)
         elif end.how == "failed":
             self._tell(work, state=TrialState.FAIL, reason=end.reason)
         elif self.stopped_by:
             if end.how == "stopped":
-                self.display.say(f"{work.name} stopped at update {run.state.updates}, with a checkpoint")
+                self.display.say(f"{work.name} stopped at update {work.state.updates}, with a checkpoint")
         else:
-            self._retry(work, run, end)
+            self._retry(work, end)
 
-    def _retry(self, work: _Work, run: TrialRun, end: RunEnd) -> None:
+    def _retry(self, work: _Work, end: RunEnd) -> None:
         """Let a trial whose ranks have died wait for a group, before all new ones, or fail after too many deaths.
 
-        Only deaths without progress count: those since its newest checkpoint moved. A group on which two trials in turn
-        made none is set aside. Ranks that were not started cost their group a failure, and the trial nothing.
+        Only deaths since its newest checkpoint moved count. A group on which two trials in turn made no progress is set
+        aside. Ranks that were not started cost their group a failure, and the trial nothing.
         """
-        trial, group = work.trial, run.group
-        work.last_group = group
+        trial, group = work.trial, work.group
         if end.how == "not_started":
             group.failures.add(f"start {group.num_starts}")
             self.display.say(f"{work.name}: its ranks were not started on {group.name}: {end.reason}")
         else:
             group.failures.add(work.name)
-            at = Path(newest_checkpoint_name(run.folder) or "none").name
+            at = Path(newest_checkpoint_name(work.folder) or "none").name
             deaths = [*trial.user_attrs.get(studies.DEATHS, []), [end.reason, at]]
             trial.set_user_attr(studies.DEATHS, deaths)
             idle = sum(place == at for _, place in deaths)
             if idle > self.search.retries:
                 for other in self.groups:
                     other.failures.discard(work.name)  # the trial is to blame
-                times = "once" if idle == 1 else f"{idle} times"
-                self._tell(work, state=TrialState.FAIL, reason=f"{end.reason}; ended {times} without a new checkpoint")
+                reason = f"{end.reason}; {counted(idle, 'death')} without a new checkpoint"
+                self._tell(work, state=TrialState.FAIL, reason=reason)
                 return
             self.display.say(f"{work.name}: {end.reason}; it goes on from its last checkpoint")
         if len(group.failures) > 1:
@@ -350,10 +361,6 @@ class Supervisor:
         self._tell(work, outcome.trial_result(self.search, runs, device_hours=hours))
         if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
             write_best(self.folder, self.opened, self.study)
-
-    def _tell_pruned(self, work: _Work) -> None:
-        number = work.trial.user_attrs[studies.PRUNED_AT]
-        self._tell(work, state=TrialState.PRUNED, reason=f"at report {number} of {self.search.reports}")
 
     def _tell(
         self, work: _Work, result: Result = (None, {}), *, state: TrialState | None = None, reason: str = ""

@@ -65,7 +65,7 @@ objective: [{metric: accuracy}, {metric: loss}]
 confirm: {top: 3}
 => 6:12: objective: is not possible; must be one where there is a target, `confirm` or `patience`
 budget: {trials: 6, device_hours: 0}
-=> 4:35: budget.device_hours: is 0.0; must be above 0 and finite
+=> 4:35: budget.device_hours: is 0.0; must be > 0
 fixed: {stop_at: {accuracy: 0.9}}
 => 2:9: recipe: ends at its `stop_at`, where trials cannot be compared; give `fixed: {stop_at: null}`
 constraints: [{metric: accuracy}]

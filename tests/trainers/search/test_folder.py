@@ -58,20 +58,20 @@ def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_pa
 
 def test_a_study_and_a_folder_are_each_others_only_one(tmp_path, digits):
     study = optuna.create_study()
-    own_study(study, tmp_path, folder_record(tmp_path, digits, resume=False, study="mine"))
+    own_study(study, tmp_path, folder_record(tmp_path, digits, resume=False))
     record = folder_record(tmp_path, digits, resume=True)
-    assert (record["storage"], record["study"]) == ("sqlite", "mine")
+    assert (record["storage"], record["study"]) == ("sqlite", "digits")
     own_study(study, tmp_path, record)  # it ended before its first trial
     study.ask()
     (tmp_path / "trials").mkdir()
     own_study(study, tmp_path, record)
-    with pytest.raises(FolderRefused, match="has its study elsewhere; storage: "):
+    with pytest.raises(FolderRefused, match="holds another search; storage: "):
         folder_record(tmp_path, digits, resume=False, storage="journal")
     with pytest.raises(FolderRefused, match="is no longer in its storage; put it back"):
         own_study(optuna.create_study(), tmp_path, record)
     (tmp_path / "other").mkdir()
-    with pytest.raises(FolderRefused, match="was begun in another folder, and one search owns it; choose another"):
-        own_study(study, tmp_path / "other", folder_record(tmp_path / "other", digits, resume=False, study="mine"))
+    with pytest.raises(FolderRefused, match="was begun in another folder, and one search owns it; give the search"):
+        own_study(study, tmp_path / "other", folder_record(tmp_path / "other", digits, resume=False))
 
 
 @pytest.mark.parametrize("where", ["sqlite", "journal", "url"])

@@ -1,9 +1,7 @@
 """The messages of groups of ranks, and where the groups are placed."""
 
-import json
 import os
 import time
-from pathlib import Path
 from socket import gethostname
 
 import pytest
@@ -47,13 +45,6 @@ def test_a_writer_is_dead_when_its_file_has_not_been_touched_for_long(tmp_path, 
     assert reader.writer_is_dead
 
 
-def test_a_request_is_the_same_after_the_journey():
-    tree = {"recipe": "a.yaml", "overrides": ["a=1"], "out": "x/y", "data": "z", "resume": True, "watchdog_seconds": 3}
-    sent = TrainRequest.from_tree(TrainRequest(recipe="digits/ramp").as_tree() | tree)
-    assert (sent.out, sent.overrides) == (Path("x/y"), ("a=1",))
-    assert TrainRequest.from_tree(json.loads(json.dumps(sent.as_tree()))) == sent
-
-
 @pytest.fixture
 def started(tmp_path):
     """`started(script)`: a group whose launcher runs this, and the file of its results."""
@@ -78,7 +69,7 @@ def test_only_ends_of_runs_are_results(started):
     write_message(results, {"joined": ["b", "c"], "gpus": ["0", "1"]})
     write_message(results, {"how": "success"})
     assert group.ended(group.log) == RunEnd(how="success")
-    assert (group.hosts, group.gpus, group.name) == (("b", "c"), ("0", "1"), "group 0 on b, c (GPU 0, 1)")
+    assert group.name == "group 0 on b (GPU 0), c (GPU 1)"
     assert group.ended(group.log) is None
     group.kill()
     group.wait()
@@ -103,8 +94,7 @@ def test_ranks_that_end_before_they_join_were_not_started_by_the_launchers_words
     log = tmp_path / "log.txt"
     assert group.ended(log) == RunEnd(how="not_started", reason=reason)
     assert log.read_text() == f"{text}\n"
-    assert group.poll() == 1
-    assert (group.hosts, group.gpus) == (("a", "a"), ())
+    assert (group.poll(), group.name) == (1, "group 0 on a")
 
 
 @pytest.mark.mpi
@@ -164,26 +154,26 @@ def launched(group):
     return " ".join(group.launcher).rpartition("/")[2]
 
 
-def test_groups_of_this_machine():
-    groups = placements(each=2, workers=5, environment=NO_SRUN)
-    assert [group.hosts for group in groups] == [(HERE,) * 2] * 2
-    assert [group.local_ranks for group in groups] == [(0, 1), (2, 3)]
-    assert launched(groups[0]) == "mpiexec -n 2"
-
-
-def test_groups_are_whole_on_a_host_where_they_fit():
-    groups = placements(each=3, workers=9, hosts="a:4,b", environment=NO_SRUN)
-    assert [group.hosts for group in groups] == [("a",) * 3, ("b",) * 3, ("b", "b", "a")]
-    assert [group.local_ranks for group in groups] == [(0, 1, 2), (0, 1, 2), (3, 4, 3)]
-    assert launched(groups[2]) == "mpiexec -n 3 -hosts b:2,a:1"
-
-
-def test_without_a_number_there_is_one_group_here_or_as_many_as_the_hosts_hold():
-    in_a_container = {**NO_SRUN, "SLURM_JOB_ID": "17", "SLURM_NTASKS": "12"}
-    for environment in (NO_SRUN, in_a_container):
-        (group,) = placements(each=3, workers=None, environment=environment)
-        assert group.hosts == (HERE,) * 3
-    assert len(placements(each=2, workers=None, hosts="a:2,b:4", environment=NO_SRUN)) == 3
+@pytest.mark.parametrize(
+    ("asked", "hosts", "local_ranks", "last"),
+    [
+        ({"each": 2, "workers": 5}, [HERE * 2, HERE * 2], [(0, 1), (2, 3)], "mpiexec -n 2"),
+        ({"each": 3, "workers": None}, [HERE * 3], [(0, 1, 2)], "mpiexec -n 3"),
+        (
+            {"each": 3, "workers": 9, "hosts": "a:4,b"},
+            ["aaa", "bbb", "bba"],
+            [(0, 1, 2), (0, 1, 2), (3, 4, 3)],
+            "mpiexec -n 3 -hosts b:2,a:1",
+        ),
+        ({"each": 2, "workers": None, "hosts": "a:2,b:2"}, ["aa", "bb"], [(0, 1)] * 2, "mpiexec -n 2 -hosts b:2"),
+    ],
+)
+def test_groups_by_mpiexec_are_whole_on_a_host_where_they_fit(asked, hosts, local_ranks, last):
+    for container in ({}, {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "12"}):  # where no srun is
+        groups = placements(**asked, environment={**NO_SRUN, **container})
+        assert ["".join(group.hosts) for group in groups] == hosts
+        assert [group.local_ranks for group in groups] == local_ranks
+        assert launched(groups[-1]) == last
 
 
 @pytest.mark.parametrize(
@@ -201,31 +191,19 @@ def test_hosts_are_filled_before_groups_spread(slots, each, expected):
     assert ["".join(hosts) for hosts in placed] == expected
 
 
+def test_hosts_share_what_is_left():
+    assert hosts_named("a,b,c:4", 8) == {"a": 2, "b": 2, "c": 4}
+    assert hosts_named("a:1, b:2", None) == {"a": 1, "b": 2}
+    assert hosts_named("10.0.0.1,node-7.cluster", 4) == {"10.0.0.1": 2, "node-7.cluster": 2}
+
+
 @pytest.mark.parametrize(
-    ("hosts", "workers", "expected"),
-    [
-        ("a,b,c:4", 8, {"a": 2, "b": 2, "c": 4}),
-        ("a", 3, {"a": 3}),
-        ("a:1, b:2", None, {"a": 1, "b": 2}),
-        ("10.0.0.1,node-7.cluster", 4, {"10.0.0.1": 2, "node-7.cluster": 2}),
-    ],
+    "hosts", ["a,b 3", "a,b:4 4", "a:1,b:1 3", "a,b ", "a,,b 2", "a:x 2", "a:0 2", "a: 2", "a:1:2 2", "a,a 2", " 2"]
 )
-def test_hosts_share_what_is_left(hosts, workers, expected):
-    assert hosts_named(hosts, workers) == expected
-
-
-@pytest.mark.parametrize("hosts", ["a,b 3", "a,b:4 4", "a:1,b:1 3", "a,,b", "a:x", "a:0", "a:", "a:1:2", "a,a", ""])
 def test_hosts_that_make_no_sense_are_refused(hosts):
     hosts, _, workers = hosts.partition(" ")
     with pytest.raises(RecipeError, match="does not name different hosts with"):
-        hosts_named(hosts, int(workers or 2))
-
-
-def test_fewer_ranks_than_a_trial_takes_or_hosts_without_a_number_of_ranks_are_refused():
-    with pytest.raises(RecipeError, match="3 ranks are fewer than the 4 of a trial"):
-        placements(each=4, workers=3, environment=NO_SRUN)
-    with pytest.raises(RecipeError, match="does not name different hosts with a number of ranks"):
-        hosts_named("a,b", None)
+        hosts_named(hosts, int(workers) if workers else None)
 
 
 @pytest.fixture
@@ -253,7 +231,8 @@ esac
     return allocate
 
 
-def test_groups_are_steps_on_nodes_of_the_allocation(allocation):
+def test_groups_are_steps_on_nodes_of_the_allocation_unless_hosts_are_named(allocation):
+    assert launched(placements(each=1, workers=2, hosts="a,b", environment=allocation())[0]).startswith("mpiexec")
     groups = placements(each=3, workers=None, environment=allocation())
     assert [group.hosts for group in groups] == [("n1",) * 3, ("n2",) * 3, ("n3", "n3", "n1")]
     rest = "--exact --cpus-per-task=1 --mem=0 --immediate=45 --kill-on-bad-exit=1 --input=none"
@@ -279,13 +258,14 @@ def test_on_nodes_with_gpus_each_rank_has_one(allocation, gpu):
         groups = placements(each=4, workers=workers, environment=allocated)
         assert [group.hosts for group in groups] == [("n1",) * 4, ("n2",) * 4]
         assert {"--cpus-per-task=4", "--gpus-per-task=1"} <= set(groups[0].launcher)
-        with pytest.raises(RecipeError, match="more than the 9 that the allocation has GPUs and cores for"):
+        with pytest.raises(RecipeError, match="more than the 9 that the allocation has cores and GPUs for"):
             placements(each=1, workers=10, environment=allocated)
 
 
-def test_what_an_allocation_does_not_hold_is_refused_and_hosts_that_are_named_count_more(allocation):
-    with pytest.raises(RecipeError, match="more than the 10 that the allocation has cores for"):
+def test_what_an_allocation_or_the_number_of_ranks_does_not_hold_is_refused(allocation):
+    with pytest.raises(RecipeError, match="3 ranks are fewer than the 4 of a trial"):
+        placements(each=4, workers=3, environment=NO_SRUN)
+    with pytest.raises(RecipeError, match="more than the 10 that the allocation has cores and GPUs for"):
         placements(each=1, workers=11, environment=allocation())
     with pytest.raises(LaunchError, match="does not describe the allocation: slurm_load_jobs error"):
         placements(each=1, workers=None, environment={**allocation(), "SLURM_JOB_NODELIST": "gone"})
-    assert launched(placements(each=1, workers=2, hosts="a,b", environment=allocation())[0]).startswith("mpiexec")

@@ -22,18 +22,23 @@ from trainers.search.outcome import (
 from trainers.search.samplers import RandomSampler
 from trainers.search.study import violated_text
 
+
+def line(key, value, update=0, epoch=0.0, time_ms=0):
+    return {"key": key, "value": value, "update": update, "epoch": epoch, "time_ms": time_ms}
+
+
 LINES = [
-    {"key": "run_start", "value": "x"},
-    {"key": "train_loss", "value": 4.0},
-    {"key": "eval_accuracy", "value": 0.5},
-    {"key": "eval_loss", "value": 2.0},
-    {"key": "train_loss", "value": 2.0},
-    {"key": "train_loss", "value": 1.0},
-    {"key": "eval_accuracy", "value": 0.75},
-    {"key": "eval_loss", "value": 1.25},
-    {"key": "run_stop", "value": "success"},
+    line("run_start", "x"),
+    line("train_loss", 4.0),
+    line("eval_accuracy", 0.5),
+    line("eval_loss", 2.0),
+    line("train_loss", 2.0),
+    line("train_loss", 1.0),
+    line("eval_accuracy", 0.75),
+    line("eval_loss", 1.25),
+    line("run_stop", "success"),
 ]
-OTHER = [{**line, "value": 0.25} if line["key"] == "eval_accuracy" else line for line in LINES]
+OTHER = [{**one, "value": 0.25} if one["key"] == "eval_accuracy" else one for one in LINES]
 RECIPE = {"optimizer": {"kind": "Lars", "weight_decay": 0.002}, "learning_rate": {"reference": 0.5}}
 
 
@@ -59,19 +64,18 @@ def test_objectives_are_those_of_the_end_in_their_order_and_the_mean_of_several_
 def test_a_trial_that_diverged_is_worse_than_any_other_and_so_is_a_score_that_is_no_number():
     own = search(metrics=("accuracy", "loss", "device_hours"))
     assert diverged_result(own)[0] == [0.0, math.inf, math.inf]
-    lines = [*LINES, {"key": "eval_accuracy", "value": math.nan}, {"key": "eval_loss", "value": math.nan}]
+    lines = [*LINES, line("eval_accuracy", math.nan), line("eval_loss", math.nan)]
     assert trial_result(own, [lines], device_hours=0.5)[0] == [0.0, math.inf, 0.5]
+    own = search(Constraint(metric="loss", at_least=0.1))
+    assert trial_result(own, [lines], device_hours=0.5)[1] == {"loss >= 0.1": 1.0}
 
 
 WAY = [
-    {"key": key, "value": value, "update": update, "epoch": epoch, "time_ms": ms}
-    for key, value, update, epoch, ms in [
-        ("run_start", 0, 0, 0.0, 0),
-        ("eval_accuracy", 0.6, 10, 1.0, 3_600_000),
-        ("run_start", 0, 10, 1.0, 90_000_000),  # a day later, after a resume
-        ("eval_accuracy", 0.9, 20, 2.0, 93_600_000),
-        ("eval_accuracy", 0.8, 30, 3.0, 97_200_000),
-    ]
+    line("run_start", 0, 0, 0.0, 0),
+    line("eval_accuracy", 0.6, 10, 1.0, 3_600_000),
+    line("run_start", 0, 10, 1.0, 90_000_000),  # a day later, after a resume
+    line("eval_accuracy", 0.9, 20, 2.0, 93_600_000),
+    line("eval_accuracy", 0.8, 30, 3.0, 97_200_000),
 ]
 
 
@@ -91,8 +95,7 @@ def test_a_target_is_reached_at_the_first_evaluation_that_has_it(metric, target,
 
 def test_a_trial_that_misses_its_target_breaks_a_constraint_by_what_it_lacks():
     own = replace(search(), objective=Objective(metric="updates_to", target=1.0))
-    result = trial_result(own, [[*LINES[:2], *LINES[4:5], *WAY, *LINES[7:]]], device_hours=0.5)
-    assert result == ([30.0], {"accuracy >= 1": pytest.approx(0.1)})
+    assert trial_result(own, [WAY], device_hours=0.5) == ([30.0], {"accuracy >= 1": pytest.approx(0.1)})
     assert diverged_result(own)[1] == {"accuracy >= 1": 1.0}
 
 
@@ -107,12 +110,6 @@ def test_a_trial_that_misses_its_target_breaks_a_constraint_by_what_it_lacks():
 def test_a_constraint_is_measured_in_parts_of_its_end(constraint, violations, violated):
     broken = trial_result(search(constraint), [LINES], device_hours=0.5)[1]
     assert (broken, violated_text(broken)) == (violations, violated)
-
-
-def test_a_score_that_is_not_finite_breaks_its_constraint():
-    lines = [*LINES, {"key": "eval_loss", "value": math.nan}]
-    own = search(Constraint(metric="loss", at_least=0.1))
-    assert trial_result(own, [lines], device_hours=0.5)[1] == {"loss >= 0.1": 1.0}
 
 
 def test_before_training_only_constraints_on_values_are_checked():
@@ -130,25 +127,17 @@ def test_before_training_only_constraints_on_values_are_checked():
         recipe_violations(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)
 
 
-@pytest.fixture(scope="module")
-def prepared():
+def test_a_report_has_the_number_of_the_last_point_that_was_reached_and_the_end_is_the_last():
     """Ten epochs of 1,500 samples at batch 256: 59 updates."""
     request = TrainRequest(recipe="digits/batch_256", overrides=("epochs=10", "evaluation.every=0.25run"))
-    return prepare(request, workers=1)
-
-
-def line(epoch, update, value=0.5, key="eval_accuracy"):
-    return {"key": key, "value": value, "epoch": epoch, "update": update, "time_ms": 1}
-
-
-def test_a_report_has_the_number_of_the_last_point_that_was_reached_and_the_end_is_the_last(prepared):
-    lines = [line(2.56, 15, 0.2), line(2.56, 15, 1.7, "eval_loss"), line(5.12, 30, 0.4), line(7.51, 44), line(9.9, 59)]
-    own = replace(search(), reports=4)
-    assert list(reports_in(lines, prepared, own)) == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
+    points = [(0.2, 15, 2.56), (0.4, 30, 5.12), (0.5, 44, 7.51), (0.5, 59, 9.9)]
+    lines = [line(key, *point) for point in points for key in ("eval_accuracy", "eval_loss")]
+    reports = reports_in(lines, prepare(request, workers=1), replace(search(), reports=4))
+    assert list(reports) == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line(1, 6)) + '\n{"key": "train_l')
-    assert metrics_lines(tmp_path) == [line(1, 6)]
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(LINES[0]) + '\n{"key": "train_l')
+    assert metrics_lines(tmp_path) == LINES[:1]
     assert not has_ended(tmp_path, "success")
     assert metrics_lines(Path("/nowhere")) == []

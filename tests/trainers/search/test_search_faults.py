@@ -143,7 +143,7 @@ enqueue:
     assert (trials[1].value, update < 3) == (0.0, True)  # the fifth forward, however groups are put together
     assert memory.startswith("rank 1: memory ran out")
     assert "MemoryError: Unable to allocate" in memory
-    assert left == "rank 1 left before the run ended, without an error of its own; ended once without a new checkpoint"
+    assert left == "rank 1 left before the run ended, without an error of its own; 1 death without a new checkpoint"
     assert "norm_span" in unplanned
     assert "search mine trial 4" in unplanned
     assert not search.run_folder(4).exists()

@@ -75,7 +75,7 @@ TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
         ("CmaEsSampler", TWO, "CmaEsSampler cannot propose values of this search: .* multi-objective"),
         ("NSGAIISampler, population_size: 1", "", "mine.yaml:4:49: sampler.population_size: .* >= 2"),
         ("TPESampler, n_startup_trials: -1", "", "mine.yaml:4:47: sampler.n_startup_trials: .* >= 0"),
-        ("TPESampler, group: true", "", "mine.yaml:4:36: sampler.group: .*must be false where multivariate is false"),
+        ("TPESampler, group: true", "", "TPESampler cannot propose values of this search: .*group"),
         ("BruteForceSampler", "", "BruteForceSampler cannot propose values of this search: .*step must be given"),
         pytest.param(
             "GPSampler",

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -14,9 +12,10 @@ from rich.console import Console
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float, suggested
+from trainers.commands.search import search_status
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.results import Confirmed, column_names
+from trainers.search.results import Confirmed
 from trainers.search.samplers import RandomSampler
 from trainers.search.status import Display, status_text, status_tree
 from trainers.search.study import DIVERGED, SECONDS, new_study, store_constraints
@@ -131,13 +130,6 @@ def test_a_trial_without_its_target_has_no_score(display):
     assert [(row["scores"], row["state"]) for row in shown.rows()] == [((), "pruned")]
 
 
-def test_columns_are_as_short_as_they_are_clear():
-    paths = ["epochs", "learning_rate.warmup.epochs", "learning_rate.reference"]
-    assert column_names(paths) == ["epochs", "warmup.epochs", "reference"]
-    paths = ["learning_rate.warmup.start", "learning_rate.schedule.start"]
-    assert column_names(paths) == ["warmup.start", "schedule.start"]
-
-
 def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_copy_that_cannot_be_written(
     display, tmp_path
 ):
@@ -163,7 +155,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
     assert sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*")) == before
 
 
-def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(display, tmp_path):
+def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(display, tmp_path, capsys):
     with pytest.raises(FolderRefused, match="name the folder of one"):
         status_tree(tmp_path)
     with display(replace(SEARCH, objective=Objective(metric="loss"))) as shown:
@@ -171,10 +163,9 @@ def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(di
         shown.confirmed = [Confirmed(trial=0, values=(0.25, 0.75), mean=0.5, low=0.125, high=0.875)]
         for number in range(9):
             shown.say(f"{os.fsdecode(bytes([0xFC]))} line {number}")  # such as of a folder's name
-    line = [sys.executable, "-P", "-m", "kilobatch", "search", "status", str(tmp_path), "--json"]
-    output = subprocess.run(line, check=True, capture_output=True, text=True).stdout
-    tree = json.loads(output, parse_constant=pytest.fail)
+    capsys.readouterr()
+    search_status(tmp_path, as_json=True)
+    tree = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert (tree["state"], tree["states"], tree["best"]) == ("ended", {"diverged": 1}, [])
     assert [text[-13:] for text in tree["log"]] == [f"\\udcfc line {number}" for number in range(4, 9)]
-    row = {"trial": "0", "mean loss": "0.5", "95 % interval": "0.125 to 0.875", "2 fresh seeds": "0.25, 0.75"}
-    assert tree["confirmed"] == [row]
+    assert tree["confirmed"] == ["trial 0: 0.5 (95 %: 0.125 to 0.875) by 2 fresh seeds, 0.25, 0.75"]

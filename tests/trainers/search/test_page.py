@@ -15,8 +15,7 @@ from rich.console import Console
 
 from recipes.schema import Budget, Objective, Search
 from recipes.search_space.ranges import Categorical, Float, Int
-from trainers.search.charts import search_charts
-from trainers.search.report import write_search_page
+from trainers.search.page import search_charts, write_search_page
 from trainers.search.results import Confirmed
 from trainers.search.samplers import RandomSampler
 from trainers.search.status import Display
@@ -54,7 +53,7 @@ def study():
     made.add_trials(
         [
             trial(TrialState.COMPLETE, [0.9], 0.1, "a"),
-            trial(TrialState.PRUNED, [0.2], 0.01, MARKED, reason="pruned at report 2 of 20", pruned_at=2),
+            trial(TrialState.PRUNED, [0.2], 0.01, MARKED, pruned_at=2),
             trial(TrialState.FAIL, None, 1.0, "a", reason="the loss <is> not finite"),
             trial(TrialState.COMPLETE, [0.95], 0.2, "a", constraints={"loss <= 1": 0.1}),
         ]
@@ -89,8 +88,8 @@ def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page):
     assert "the loss &lt;is&gt; not finite" in text
     assert "Trial 0 is best, with 90.00&nbsp;%." in text
     assert re.findall(r'<tr data-name="trial (\d)">', text) == list("0123")
-    assert "4 trials: 1 complete, 1 failed, 1 infeasible, 1 pruned; 0.0678 device-hours." in text
-    assert "pruned at report 2 of 20" in text
+    assert "trials: 4 of 4 ended (1 complete, 1 failed, 1 infeasible, 1 pruned); 0.0678 device-hours" in text
+    assert "not better than the best, at report 2" in text
     assert "<td>not loss &lt;= 1</td>" in text
     assert "<td>infeasible</td>" in text
     assert "1 min 01 s" in text
@@ -98,12 +97,6 @@ def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page):
     curves = charts_of(study, SEARCH)[0]["accuracy (%) on the way"]["curves"]
     assert {curve["names"]: curve["group"] for curve in curves} == {
         "trial 0": "best", "trial 1": "pruned", "trial 3": "infeasible"}  # fmt: skip
-
-
-def test_a_search_without_a_score_has_a_page(page):
-    text = page(optuna.create_study(), SEARCH)
-    assert "No trial is complete." in text
-    assert charts_of(optuna.create_study(), SEARCH)[0] == {}
 
 
 def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study):
@@ -133,8 +126,8 @@ def test_the_best_so_far_keeps_the_constraints(study):
     """An infeasible one (0.95) is never the best."""
     history = charts_of(study, SEARCH)[0]["accuracy (%)"]
     curves = by_label(history)
-    assert sorted(curves) == ["best so far", "complete", "infeasible", "pruned"]
-    assert (curves["best so far"]["look"], curves["pruned"]["look"]) == ("highest", "hollow")
+    assert sorted(curves) == ["best so far", "complete", "infeasible"]
+    assert curves["best so far"]["look"] == "highest"
     assert [value for value in curves["best so far"]["values"] if value is not None] == [90]
     assert curves["infeasible"]["names"] == ["trial 3"]
     assert history["axes"] == ["trial", "time", "device-hours"]
@@ -182,25 +175,16 @@ def test_slices_have_the_axis_of_their_range(study):
     rate, word = made["accuracy (%) by rate"], made["accuracy (%) by word"]
     assert (rate["logarithmic"], rate["ticks"]) == ("x", ())
     assert (word["mayBe"], word["ticks"]) == ("y", ["a", MARKED])
-    assert points["accuracy (%) by word pruned"]["word"] == [pytest.approx(1, abs=0.25)]
-
-
-def test_rates_are_compared_with_the_rules_where_batches_differ(study):
-    for number in range(6):
-        batch, rate = 64 * 2 ** (number % 3), 0.1 + number
-        study.add_trial(trial(TrialState.COMPLETE, [number / 12], 0.1, "a", batch_and_rate=[batch, rate]))
-    made, points = charts_of(study, SEARCH)
-    lines = by_label(made["full learning rate"])
-    assert points["batches"]["global batch size (samples)"] == [64, 128, 256]
-    assert lines["best"]["values"] == pytest.approx([3.1, 4.1, 5.1])
-    assert lines["linear"]["values"] == pytest.approx([3.1, 6.2, 12.4])
-    assert lines["square root"]["values"] == pytest.approx([3.1, 3.1 * 2**0.5, 6.2], rel=1e-5)
+    assert points["accuracy (%) by word complete"]["word"] == [0]
 
 
 def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_time(page, tmp_path, monkeypatch):
     study = optuna.create_study()
-    assert 'http-equiv="refresh"' not in page(study, SEARCH)
-    assert "data-live=" not in page(study, SEARCH)
+    text = page(study, SEARCH)  # before there is a score
+    assert "No trial is complete." in text
+    assert 'http-equiv="refresh"' not in text
+    assert "data-live=" not in text
+    assert charts_of(study, SEARCH)[0] == {}
     text = page(study, SEARCH, live=5)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in text
     assert 'data-live="5"' in text
@@ -220,8 +204,8 @@ def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(page):
     confirmed = [Confirmed(trial=3, values=(0.9, 0.92), mean=0.91, low=0.9, high=0.92)]
     confirmed.append(Confirmed(trial=0, values=(0.8, 0.9), mean=0.85, low=0.81, high=0.89))
     text = page(optuna.create_study(), SEARCH, confirmed=confirmed)
-    assert "Trial 3 is best, with 91.00&nbsp;% in the mean of 2 fresh seeds." in text
-    assert text.index("81.00&nbsp;% to 89.00&nbsp;%") < text.index("<h2>Trials</h2>")
+    assert "Best on fresh seeds is trial 3." in text
+    assert text.index("trial 0: 85.00&nbsp;% (95&nbsp;%: 81.00&nbsp;% to 89.00&nbsp;%)") < text.index("<h2>Trials</h2>")
 
 
 def test_importances_are_of_each_objective_in_its_own_direction(page):
@@ -242,7 +226,7 @@ def test_several_objectives_have_a_front_and_a_table_of_it(page):
         study.add_trial(trial(TrialState.COMPLETE, values, 0.1, "a"))
     study.add_trial(trial(TrialState.FAIL, None, 1.0, "a", reason="gone"))
     text = page(study, BOTH)
-    assert "2 trials are beaten by no other one in everything." in text
+    assert "2 trials that no other one beats in everything." in text
     assert re.findall(r'<tr data-name="trial (\d)">', text) == ["0", "1", "0", "1", "2", "3"]
     made, points = charts_of(study, BOTH)
     assert list(made) == ["accuracy (%) by rate", "accuracy (%) by word", "accuracy (%) against device-hours",
