@@ -27,27 +27,30 @@ sampler: {kind: RandomSampler}
 class Searching:
     """A search in a folder of its own; `options` go to every start of it."""
 
-    name = "mine"
-
-    def __init__(self, folder, text, *options):
+    def __init__(self, kilobatch, folder, text, *options):
         self.file, self.folder, self.options = folder / "mine.yaml", folder / "out", options
         self.file.write_text(HEAD + text)
         self.storage = options[options.index("--storage") + 1] if "--storage" in options else "sqlite"
+        self.kilobatch, self.process = kilobatch, None
+
+    @property
+    def words(self):
+        return ["search", str(self.file), "--out", str(self.folder), *map(str, self.options)]
 
     def start(self, *before, **variables):
         """The process of `kilobatch search`, after the words of a launcher, with these environment variables."""
-        command = [sys.executable, "-P", "-m", "kilobatch", "search", str(self.file), "--out", str(self.folder)]
-        self.process = subprocess.Popen(
-            [*map(str, before), *command, *map(str, self.options)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=self.file.parent,  # where code of one's own is found
-            env={**os.environ, **variables},
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        command = [*map(str, before), sys.executable, "-P", "-m", "kilobatch", *self.words]
+        own = {"cwd": self.file.parent, "env": {**os.environ, **variables}}  # where code of one's own is found
+        self.process = subprocess.Popen(command, **streams, **own)
         return self.process
 
     def run(self, *before, **variables):
+        """Exit code and output of the whole search; without a launcher in a process that is there."""
+        if not before:
+            how = {"environment": variables, "cwd": str(self.file.parent), "timeout": 1200}
+            done = self.kilobatch(*self.words, **how)
+            return done.returncode, done.stdout + done.stderr
         with self.start(*before, **variables) as process:
             output = process.communicate(timeout=1200)[0]
         return process.returncode, output
@@ -60,7 +63,7 @@ class Searching:
     def trials(self):
         """All trials of its study, read anew."""
         with opened_storage(self.storage, self.folder) as storage:
-            return optuna.load_study(study_name=self.name, storage=storage).get_trials()
+            return optuna.load_study(study_name="mine", storage=storage).get_trials()
 
     def kill_launched_rank(self, *launcher):
         """Kill a rank of two trials on a foreign launcher's ranks: all ranks end; returns what was printed."""
@@ -124,32 +127,29 @@ class Searching:
         except OSError:
             return False
 
-    def gone(self, pids, seconds=30):
-        """Whether none of these processes works any more, after at most so many seconds."""
-        end = time.monotonic() + seconds
+    def gone(self, pids):
+        """Whether none of these processes works any more, after at most half a minute."""
+        end = time.monotonic() + 30
         while any(map(self.alive, pids)) and time.monotonic() < end:
             time.sleep(0.05)
         return not any(map(self.alive, pids))
 
-    def wait_for(self, path, seconds=600):
+    def wait_for(self, path):
         """The path, or the first that a pattern in its name finds; while the search runs."""
-        end = time.monotonic() + seconds
-        over = False
+        end, over = time.monotonic() + 600, False
         while not over:
-            over = self.process.poll() is not None or time.monotonic() > end
-            paths = sorted(Path(path).parent.glob(Path(path).name))
-            if paths:
+            over = self.process is None or self.process.poll() is not None or time.monotonic() > end
+            if paths := sorted(Path(path).parent.glob(Path(path).name)):
                 return paths[0]
             time.sleep(0.02)
-        output = "" if self.process.poll() is None else self.process.communicate()[0]
-        raise AssertionError(f"there is no {path}: {output}")
+        raise AssertionError(f"there is no {path}")
 
 
 @pytest.fixture
-def searching(tmp_path):
+def searching(kilobatch, tmp_path):
     """`searching(text, *options)`: a `Searching`, whose study can be read while warnings are errors."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return lambda text, *options: Searching(tmp_path, text, *options)
+    return lambda text, *options: Searching(kilobatch, tmp_path, text, *options)
 
 
 @pytest.fixture

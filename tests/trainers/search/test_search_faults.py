@@ -90,28 +90,22 @@ def test_a_killed_rank_and_then_a_killed_search_cost_a_checkpoint_at_most(search
     assert resumed["notes"][0].startswith("resuming from update-")
 
 
-def test_a_search_that_its_stop_file_ended_names_the_file(searching):
-    search = searching(LONG.replace("epochs: 8", "epochs: 40") + "budget: {trials: 1}\n", "-n", 1)
-    with search.start() as process:
-        search.wait_for(search.run_folder(0) / "metrics.jsonl")
-        (search.folder / "stop").touch()
-        output = process.communicate(timeout=600)[0]
-    assert process.returncode == 4, output
-    assert f"kilobatch: stopped by the file {search.folder}/stop; the same command goes on" in output
-
-
-@pytest.mark.slow
-def test_a_stopped_search_goes_on(searching):
-    search = searching(LONG + "budget: {trials: 1}\n", "-n", 1)
-    with search.start() as process:
-        search.wait_for_checkpoint(0)
-        process.send_signal(signal.SIGTERM)
-        output = process.communicate(timeout=600)[0]
-    assert process.returncode == 4, output
-    assert "kilobatch: stopped by a signal; the same command goes on" in output
-    search.options = ("-n", 1, "--resume")
-    search.complete()
-    (trial,) = search.require_complete(1, updates=UPDATES, reports=4)
+def test_a_search_that_a_file_or_a_signal_stopped_says_so_and_goes_on(searching):
+    search, pids = searching(LONG.replace("epochs: 8", "epochs: 40") + "budget: {trials: 1}\n", "-n", 1), None
+    stops = (lambda process: (search.folder / "stop").touch(), lambda process: process.send_signal(signal.SIGTERM))
+    for stop, by in zip(stops, (f"the file {search.folder}/stop", "a signal"), strict=True):
+        with search.start() as process:
+            while search.pids(0) == pids:
+                time.sleep(0.02)
+            pids = search.pids(0)
+            stop(process)
+            output = process.communicate(timeout=600)[0]
+        assert process.returncode == 4, output
+        assert f"kilobatch: stopped by {by}; the same command goes on" in output
+        assert "trial 0 stopped at update " in output
+        search.options = ("-n", 1, "--resume")
+    (trial,) = search.trials()
+    assert trial.state == TrialState.RUNNING
     assert "deaths" not in trial.user_attrs
 
 
@@ -135,7 +129,7 @@ enqueue:
     trials = search.trials()
     fail, complete = TrialState.FAIL, TrialState.COMPLETE
     assert [trial.state for trial in trials] == [fail, complete, fail, fail, TrialState.PRUNED, complete]
-    raised, nan, memory, left, unplanned = (reason_of(trial) for trial in trials[:5])
+    raised, nan, memory, left, unplanned = map(reason_of, trials[:5])
     assert raised == "rank 1: ValueError: trouble on purpose"
     assert "ValueError: trouble on purpose" in (search.run_folder(0) / "log.txt").read_text()
     update = trials[1].user_attrs["diverged"]

@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from statistics import fmean
 
 import pytest
@@ -12,8 +10,7 @@ from optuna.trial import TrialState
 
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
-from trainers.search import start
-from trainers.search.outcome import SearchRequest, evaluations, metrics_lines
+from trainers.search.outcome import evaluations, metrics_lines
 
 pytestmark = pytest.mark.mpi
 TINY = """\
@@ -41,7 +38,7 @@ space:
 """
 
 
-def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_alone(searching, capsys, tmp_path):
+def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_alone(searching, kilobatch, tmp_path):
     (tmp_path / "slow.yaml").write_text(SLOW)
     search = searching(SPACE + TINY, "-n", 4, "--cluster", tmp_path / "slow.yaml")
     output = search.complete()
@@ -74,8 +71,7 @@ def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_a
     alone = search.folder / "alone"
     words = shlex.split(re.search(r"to train it: kilobatch (.*)", output)[1])
     assert words == ["train", str(search.folder / "best.yaml"), "-n", "2"]
-    command = [sys.executable, "-P", "-m", "kilobatch", *words[:2], "-n", "1", "--out", str(alone)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    done = kilobatch(*words[:2], "-n", 1, "--out", alone)
     assert done.returncode == 0, done.stdout + done.stderr
     recipe = yaml.safe_load((alone / "run.yaml").read_text())["recipe"]
     assert recipe["learning_rate"]["reference"] == best.params["learning_rate.reference"]
@@ -84,10 +80,9 @@ def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_a
     assert (alone / weights).read_bytes() == (search.run_folder(best.number) / weights).read_bytes()
 
     before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
-    assert start.search(SearchRequest(search=str(search.file), out=search.folder, workers=4)) == 0
+    assert "search mine: 4 of 4 trials are done" in search.complete()
     assert len(search.trials()) == 4  # the budget is spent: nothing is done again
     assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
-    assert "search mine: 4 of 4 trials are done" in capsys.readouterr().out
 
 
 def test_a_trial_is_the_mean_of_its_seeds_and_one_that_cannot_beat_it_is_ended_on_all_its_ranks(searching):
