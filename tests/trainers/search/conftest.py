@@ -12,9 +12,12 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from recipes.schema import Budget, Search
 from recipes.search_space.open_search import open_search
+from recipes.search_space.ranges import Float
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.search.folder import opened_storage
+from trainers.search.samplers import RandomSampler
 
 HEAD = """\
 kilobatch: 1
@@ -150,6 +153,14 @@ def searching(kilobatch, tmp_path):
     """`searching(text, *options)`: a `Searching`, whose study can be read while warnings are errors."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return lambda text, *options: Searching(kilobatch, tmp_path, text, *options)
+
+
+@pytest.fixture(scope="session")
+def made():
+    """`made(**keys)`: a search of the rate by random draws, with these keys."""
+    space = {"learning_rate.reference": Float(low=0.01, high=1.0)}
+    own = {"name": "mine", "recipe": "digits/baseline", "space": space, "sampler": RandomSampler()}
+    return lambda **keys: Search(**{**own, "budget": Budget(trials=4), **keys})
 
 
 @pytest.fixture

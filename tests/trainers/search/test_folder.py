@@ -22,7 +22,7 @@ def digits():
     return open_search("digits", vocabulary=search_vocabulary())
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path, digits):
+def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(tmp_path, digits):
     (tmp_path / "jobs" / "group-00").mkdir(parents=True)  # where only ranks of another launcher waited
     folder_record(tmp_path, digits, resume=False)
     with pytest.raises(FolderRefused, match="there is no search in .* to go on with"):
@@ -30,13 +30,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path, digits):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(FolderRefused, match="is not empty, and holds no run; choose another --out"):
         folder_record(tmp_path, digits, resume=False)
-
-
-@pytest.mark.parametrize("text", [b"", b"search: [", b"just words", b"\xff\xfe"])
-def test_a_folder_with_a_damaged_file_is_refused(tmp_path, digits, text):
-    (tmp_path / "search.yaml").write_bytes(text)
-    with pytest.raises(RecipeError, match="search.yaml:1:"):
-        folder_record(tmp_path, digits, resume=False)
+    for text in (b"", b"search: [", b"just words", b"\xff\xfe"):
+        (tmp_path / "search.yaml").write_bytes(text)
+        with pytest.raises(RecipeError, match="search.yaml:1:"):
+            folder_record(tmp_path, digits, resume=False)
 
 
 def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_path):
@@ -64,7 +61,6 @@ def test_a_study_and_a_folder_are_each_others_only_one(tmp_path, digits):
     own_study(study, tmp_path, record)  # it ended before its first trial
     study.ask()
     (tmp_path / "trials").mkdir()
-    own_study(study, tmp_path, record)
     with pytest.raises(FolderRefused, match="holds another search; storage: "):
         folder_record(tmp_path, digits, resume=False, storage="journal")
     with pytest.raises(FolderRefused, match="is no longer in its storage; put it back"):

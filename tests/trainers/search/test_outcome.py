@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.schema import Budget, Constraint, Objective, Search
-from recipes.search_space.ranges import Float
+from recipes.schema import Constraint, Objective
 from trainers.launch.request import TrainRequest, prepare
 from trainers.search.outcome import (
     diverged_result,
@@ -19,7 +18,6 @@ from trainers.search.outcome import (
     reports_in,
     trial_result,
 )
-from trainers.search.samplers import RandomSampler
 from trainers.search.study import violated_text
 
 
@@ -42,26 +40,21 @@ OTHER = [{**one, "value": 0.25} if one["key"] == "eval_accuracy" else one for on
 RECIPE = {"optimizer": {"kind": "Lars", "weight_decay": 0.002}, "learning_rate": {"reference": 0.5}}
 
 
-def search(*constraints, metrics=("accuracy",)):
-    return Search(
-        name="mine",
-        recipe="digits/baseline",
-        objective=tuple(Objective(metric=each) for each in metrics),
-        space={"learning_rate.reference": Float(low=0.1, high=1.0)},
-        constraints=constraints,
-        sampler=RandomSampler(),
-        budget=Budget(trials=4),
+@pytest.fixture
+def search(made):
+    return lambda *constraints, metrics=("accuracy",): made(
+        objective=tuple(Objective(metric=each) for each in metrics), constraints=constraints
     )
 
 
-def test_objectives_are_those_of_the_end_in_their_order_and_the_mean_of_several_runs():
+def test_objectives_are_those_of_the_end_in_their_order_and_the_mean_of_several_runs(search):
     """The training loss is the mean of 2 and 1, the updates since the evaluation before."""
     own = search(metrics=("train_loss", "accuracy", "device_hours", "loss"))
     assert trial_result(own, [LINES], device_hours=0.5) == ([1.5, 0.75, 0.5, 1.25], {})
     assert trial_result(search(), [LINES, OTHER], device_hours=0.5)[0] == [0.5]
 
 
-def test_a_trial_that_diverged_is_worse_than_any_other_and_so_is_a_score_that_is_no_number():
+def test_a_trial_that_diverged_is_worse_than_any_other_and_so_is_a_score_that_is_no_number(search):
     own = search(metrics=("accuracy", "loss", "device_hours"))
     assert diverged_result(own)[0] == [0.0, math.inf, math.inf]
     lines = [*LINES, line("eval_accuracy", math.nan), line("eval_loss", math.nan)]
@@ -93,7 +86,7 @@ def test_a_target_is_reached_at_the_first_evaluation_that_has_it(metric, target,
     assert goal_of(WAY, objective, ranks=2) == (taken, pytest.approx(lacking))
 
 
-def test_a_trial_that_misses_its_target_breaks_a_constraint_by_what_it_lacks():
+def test_a_trial_that_misses_its_target_breaks_a_constraint_by_what_it_lacks(search):
     own = replace(search(), objective=Objective(metric="updates_to", target=1.0))
     assert trial_result(own, [WAY], device_hours=0.5) == ([30.0], {"accuracy >= 1": pytest.approx(0.1)})
     assert diverged_result(own)[1] == {"accuracy >= 1": 1.0}
@@ -107,12 +100,12 @@ def test_a_trial_that_misses_its_target_breaks_a_constraint_by_what_it_lacks():
         (Constraint(metric="loss", at_most=0.0), {"loss <= 0": 1.25}, "not loss <= 0"),
     ],
 )
-def test_a_constraint_is_measured_in_parts_of_its_end(constraint, violations, violated):
+def test_a_constraint_is_measured_in_parts_of_its_end(search, constraint, violations, violated):
     broken = trial_result(search(constraint), [LINES], device_hours=0.5)[1]
     assert (broken, violated_text(broken)) == (violations, violated)
 
 
-def test_before_training_only_constraints_on_values_are_checked():
+def test_before_training_only_constraints_on_values_are_checked(search):
     """The recipe has no momentum: nothing is demanded of it."""
     product = "optimizer.weight_decay * learning_rate.reference"
     own = search(
@@ -127,12 +120,12 @@ def test_before_training_only_constraints_on_values_are_checked():
         recipe_violations(search(Constraint(value="optimizer.kind * 2", at_most=1)), RECIPE)
 
 
-def test_a_report_has_the_number_of_the_last_point_that_was_reached_and_the_end_is_the_last():
+def test_a_report_has_the_number_of_the_last_point_that_was_reached_and_the_end_is_the_last(made):
     """Ten epochs of 1,500 samples at batch 256: 59 updates."""
     request = TrainRequest(recipe="digits/batch_256", overrides=("epochs=10", "evaluation.every=0.25run"))
     points = [(0.2, 15, 2.56), (0.4, 30, 5.12), (0.5, 44, 7.51), (0.5, 59, 9.9)]
     lines = [line(key, *point) for point in points for key in ("eval_accuracy", "eval_loss")]
-    reports = reports_in(lines, prepare(request, workers=1), replace(search(), reports=4))
+    reports = reports_in(lines, prepare(request, workers=1), made(reports=4))
     assert list(reports) == [(1, 0.2), (2, 0.4), (3, 0.5), (4, 0.5)]
 
 

@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
-from recipes.schema import Budget, Prior, Search
+from recipes.schema import Prior
 from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.run_folder import RECIPE
 from trainers.search.folder import folder_record, opened_storage, own_study, run_folders
 from trainers.search.prior import drawn_values, first_values
-from trainers.search.samplers import TPESampler
 from trainers.search.study import new_study, next_trial
 
 RATE = "learning_rate.reference"
@@ -32,21 +30,19 @@ def tree(*overrides):
     return open_recipe("digits/batch_256", vocabulary=vocabulary(), overrides=overrides).tree
 
 
-def drawn(known, own, *, draws=200):
-    """The values of the first trials of a search at the batch of `own`."""
-    made = Search(
-        name="mine",
-        recipe="digits/batch_256",
-        space=SPACE,
-        sampler=TPESampler(),
-        prior=Prior(recipe="digits/batch_256", draws=draws),
-        budget=Budget(trials=draws),
-    )
-    return [drawn_values(made, known, own, index=index) for index in range(draws)]
+@pytest.fixture
+def drawn(made):
+    """`drawn(known, own)`: the values of the first trials of a search at the batch of `own`."""
+
+    def drawn(known, own, *, draws=200):
+        search = made(space=SPACE, prior=Prior(recipe="digits/batch_256", draws=draws))
+        return [drawn_values(search, known, own, index=index) for index in range(draws)]
+
+    return drawn
 
 
 @pytest.mark.parametrize("rule", ["linear", "sqrt", "none"])
-def test_the_full_rate_lies_between_the_square_root_and_twice_the_linear_rule(rule):
+def test_the_full_rate_lies_between_the_square_root_and_twice_the_linear_rule(drawn, rule):
     """Known at batch 32: 0.05 in full; at 512, 16 times as much, 0.2 to 1.6."""
     large = tree("batch.global=512", f"learning_rate.rule={rule}")
     values = drawn(tree("batch.global=32"), large)
@@ -59,7 +55,7 @@ def test_the_full_rate_lies_between_the_square_root_and_twice_the_linear_rule(ru
     assert abs(middle - 100) <= 1  # evenly, in the logarithm
 
 
-def test_other_values_lie_around_the_known_ones_and_inside_their_ranges():
+def test_other_values_lie_around_the_known_ones_and_inside_their_ranges(drawn):
     values = drawn(tree("optimizer.momentum=0.9", "learning_rate.warmup.epochs=4"), tree("batch.global=1024"))
     for one in values:
         assert all(range_.holds(one[path]) for path, range_ in SPACE.items())
@@ -68,9 +64,7 @@ def test_other_values_lie_around_the_known_ones_and_inside_their_ranges():
     assert lacking[100] == pytest.approx(0.1, rel=0.2)
     assert 0.01 < lacking[0] < lacking[-1] < 0.4
     assert 120 < sum(one["loss.label_smoothing"] == 0.0 for one in values) < 195  # 0.8 and half of the rest
-
-
-def test_a_value_that_the_known_recipe_lacks_is_left_to_the_sampler():
+    # What the known recipe lacks is left to the sampler.
     (one,) = drawn(tree("learning_rate.warmup=null"), tree("batch.global=1024"), draws=1)
     assert "learning_rate.warmup.epochs" not in one
 
@@ -114,21 +108,19 @@ def test_an_earlier_search_at_a_small_batch_informs_a_large_one(open_text):
     assert rates == pytest.approx([0.08 * low * (high / low) ** 0.25 / 8, 0.02 * low * (high / low) ** 0.75 / 8])
 
 
+BATCHES = "  batch.global: {kind: Categorical, choices: [64, 128]}\nfixed:\n"
+BATCHES = TEXT.replace("fixed:\n  batch.global: 512\n", BATCHES)
+
+
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("text", "prior", "message"),
     [
-        ("prior: {search: nowhere}\n", "prior: there is no search in .*nowhere; a search's folder has a file search"),
-        ("prior: {recipe: nothing}\n", "unknown recipe|no recipe|nothing"),
-        ("prior: {recipe: digits/baseline, search: x}\n", "must have either `recipe` or `search`"),
+        (TEXT, "search: nowhere", "prior: there is no search in .*nowhere; a search's folder has a file search"),
+        (TEXT, "recipe: nothing", "unknown recipe|no recipe|nothing"),
+        (TEXT, "recipe: digits/baseline, search: x", "must have either `recipe` or `search`"),
+        (BATCHES, "recipe: digits/baseline", "the batch is searched, and a prior needs one batch"),
     ],
 )
-def test_a_prior_that_is_not_there_is_refused(open_text, more, message):
+def test_a_prior_that_is_not_there_or_has_no_one_batch_is_refused(open_text, text, prior, message):
     with pytest.raises(ValueError, match=message):
-        first_values(open_text(HEAD + TEXT + more))
-
-
-def test_a_prior_needs_one_batch(open_text):
-    searched = "  batch.global: {kind: Categorical, choices: [64, 128]}\nfixed:\n"
-    text = TEXT.replace("fixed:\n  batch.global: 512\n", searched)
-    with pytest.raises(InputRefused, match="the batch is searched, and a prior needs one batch"):
-        first_values(open_text(HEAD + text + "prior: {recipe: digits/baseline}\n"))
+        first_values(open_text(f"{HEAD}{text}prior: {{{prior}}}\n"))

@@ -4,14 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from recipes.reading.open import open_recipe
-from recipes.schema import Budget, Confirm, Search
-from recipes.search_space.ranges import Float, suggested
+from recipes.search_space.ranges import suggested
 from trainers.launch.vocabulary import vocabulary
 from trainers.search.results import confirmed_in, confirmed_text, write_best
-from trainers.search.samplers import RandomSampler
 from trainers.search.study import best_trials, new_study, store_constraints
 
 TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
@@ -42,21 +39,6 @@ def tell(study, opened, params, *values, **violations):
         write_best(Path(), opened, study)
 
 
-def test_best_yaml_is_complete_and_names_what_the_search_set(open_text):
-    """The kind comes first, or the decay that was searched would go with the optimizer it replaces."""
-    search = open_text(TEXT)
-    study = new_study(search.search)
-    tell(study, search, LARS, 0.9)
-    text = Path("best.yaml").read_text()
-    assert text.startswith("# accuracy 90.00 % in trial 0 of the search mine (")
-    output = [line.split("#")[0].strip() for line in text.splitlines() if line.endswith("# search mine trial 0")]
-    for changed in ("weight_decay: 0.005", "kind: Lars", "trust_coefficient: 0.01", "epochs: 3"):
-        assert changed in output
-    best = open_recipe("best.yaml", vocabulary=vocabulary()).recipe
-    assert (best.optimizer.weight_decay, best.optimizer.trust_coefficient, best.epochs) == (0.005, 0.01, 3)
-    assert "extends" not in yaml.safe_load(text)
-
-
 def test_only_a_better_trial_that_keeps_the_constraints_takes_the_place(open_text):
     search = open_text(TEXT)
     study = new_study(search.search)
@@ -81,20 +63,6 @@ def test_several_objectives_leave_a_recipe_for_each_trial_of_the_front(open_text
     assert open_recipe("pareto/trial-0003.yaml", vocabulary=vocabulary()).recipe.name == "mine-trial-3"
 
 
-SPACE = {"learning_rate.reference": Float(low=0.01, high=1.0)}
-
-
-def made():
-    return Search(
-        name="mine",
-        recipe="digits/baseline",
-        space=SPACE,
-        sampler=RandomSampler(),
-        budget=Budget(trials=4),
-        confirm=Confirm(top=2, seeds=3),
-    )
-
-
 def write(folder, number, seed, accuracy, ending="success"):
     run = folder / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
     run.mkdir(parents=True)
@@ -104,7 +72,7 @@ def write(folder, number, seed, accuracy, ending="success"):
     (run / "metrics.jsonl").write_text("".join(lines))
 
 
-def test_the_best_mean_wins_with_its_interval(tmp_path):
+def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     """Student's 0.975 quantile for 2 degrees of freedom is 4.303; the deviation of 0.8, 0.9, 1.0 is 0.1."""
     for seed, value in enumerate((0.8, 0.9, 1.0)):
         write(tmp_path, 3, seed, value)

@@ -1,5 +1,6 @@
 """A search on real ranks: trials side by side, a best recipe that trains, and the same command twice."""
 
+import operator
 import re
 import shlex
 from statistics import fmean
@@ -165,7 +166,7 @@ def test_two_objectives_with_constraints_and_a_conditional_range(searching):
     assert own["kind"] == "MomentumSGD"
 
     one, other = (trial.values for trial in trained)
-    better = [own[0] < others[0] or own[1] < others[1] for own, others in ((one, other), (other, one))]
+    better = [any(map(operator.lt, own, others)) for own, others in ((one, other), (other, one))]
     paths = [search.folder / "pareto" / f"trial-{number:04d}.yaml" for number in range(2) if better[number]]
     assert sorted((search.folder / "pareto").iterdir()) == paths
     for path in paths:

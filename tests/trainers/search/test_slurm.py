@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -124,20 +123,6 @@ def test_trials_of_a_dead_node_go_on_elsewhere_and_the_node_is_set_aside(searchi
     assert f"trial 1: srun: error: Node failure on {dead}; it goes on from its last checkpoint" in output
     assert f" on {dead} is set aside: " in output
     assert "Requested node configuration is not available" in output  # as srun says at the second start
-
-
-def test_groups_are_steps_and_the_death_of_a_rank_is_one_groups(searching, allocation):
-    search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 2\n")
-    with search.start(*allocation(4)) as process:
-        os.kill(search.wait_for_checkpoint(0, 1)[1], signal.SIGKILL)
-        output = process.communicate(timeout=600)[0]
-    assert process.returncode == 0, output
-    assert "4 trials are done, 2 side by side, 2 ranks each" in output
-    trials = search.trials()
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 4
-    assert len(trials[0].user_attrs["deaths"]) == 1
-    assert "ended by SIGKILL" in trials[0].user_attrs["deaths"][0][0]
-    assert not any("deaths" in trial.user_attrs for trial in trials[1:])
 
 
 def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all(searching, allocation):

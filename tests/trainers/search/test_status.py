@@ -100,22 +100,15 @@ def test_time_left_is_that_of_the_budget_that_ends_first(display):
 
 def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_named(display, tmp_path):
     shown = display(BOTH)
-    for values in [(0.9, 0.5), (0.8, 0.1), (0.7, 0.2)]:
-        trial = begin(shown)
-        shown.study.tell(trial, values)
+    trials = [begin(shown) for _ in range(4)] + [begin(shown, reason="rank 1: ValueError")]
+    store_constraints(trials[3], {"loss <= 1": 0.5, "accuracy >= 0": -1.0})
+    for trial, values in zip(trials, [(0.9, 0.5), (0.8, 0.1), (0.7, 0.2), (0.99, 0.01), None], strict=True):
+        shown.study.tell(trial, values, state=None if values else TrialState.FAIL)
         shown.ended(trial.number)
-    trial = begin(shown)
-    store_constraints(trial, {"loss <= 1": 0.5, "accuracy >= 0": -1.0})
-    shown.study.tell(trial, (0.99, 0.01))
-    shown.ended(trial.number)
-    trial = begin(shown, reason="rank 1: ValueError")
-    shown.study.tell(trial, state=TrialState.FAIL)
-    shown.ended(trial.number)
-    lines = (tmp_path / "log.txt").read_text().splitlines()
-    assert "trial 2 complete: accuracy 70.00 %, device-hours 0.2; trials not beaten: 0, 1; 3/4 trials" in lines[-3]
-    output = "trial 3 infeasible: accuracy 99.00 %, device-hours 0.01, not loss <= 1; trials not beaten: 0, 1"
-    assert output in lines[-2]
-    assert lines[-1].endswith("trial 4 failed: rank 1: ValueError; trials not beaten: 0, 1; 5/4 trials")
+    *_, complete, infeasible, failed = (tmp_path / "log.txt").read_text().splitlines()
+    assert "trial 2 complete: accuracy 70.00 %, device-hours 0.2; trials not beaten: 0, 1; 3/4 trials" in complete
+    assert "trial 3 infeasible: accuracy 99.00 %, device-hours 0.01, not loss <= 1; trials not" in infeasible
+    assert failed.endswith("trial 4 failed: rank 1: ValueError; trials not beaten: 0, 1; 5/4 trials")
     shown.show()
     assert [row["scores"] for row in status_tree(tmp_path)["best"]] == [[0.9, 0.5], [0.8, 0.1]]
 
@@ -135,10 +128,10 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
 ):
     """Of 20 updates of 1 s, 5 are done; the copy's supervisor is silent."""
     state = RunState(total_updates=20, total_samples=160)
+    line = {"key": "train_loss", "value": 2.0, "global_batch_size": 8, "learning_rate": 0.1, "update_seconds": 1.0}
     for update in range(5):
-        line = {"key": "train_loss", "value": 2.0, "time_ms": 2000 + 1000 * update, "update": update}
-        how = {"global_batch_size": 8, "learning_rate": 0.1, "update_seconds": 1.0}
-        state.take({**line, **how, "epoch": update / 4, "samples": 8 * update})
+        at = {"update": update, "time_ms": 2000 + 1000 * update, "epoch": update / 4, "samples": 8 * update}
+        state.take(line | at)
     with display(SEARCH) as shown:
         begin(shown)
         shown.running = {0: (5.0, state)}
