@@ -6,12 +6,6 @@ from optuna.trial import FixedTrial
 from recipes.search_space.ranges import Categorical, Float, Int, active_values, condition_values, suggested
 
 
-def test_ends_are_what_a_recipe_must_allow():
-    assert Float(low=0.1, high=1.0).ends == {("low",): 0.1, ("high",): 1.0}
-    assert Int(low=1, high=5).ends == {("low",): 1, ("high",): 5}
-    assert Categorical(choices=("a", None)).ends == {("choices", 0): "a", ("choices", 1): None}
-
-
 @pytest.mark.parametrize(
     ("made", "inside", "outside"),
     [

@@ -80,11 +80,10 @@ class Searching:
         return output
 
     def resume_launched(self, *launcher):
-        """The same command completes all three trials; returns what was printed."""
+        """The same command completes all trials; returns what was printed."""
         output = self.complete(*launcher)
-        trials = self.trials()
-        assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
-        assert [trial.user_attrs.get("deaths") for trial in trials] == [None] * 3
+        for trial in self.trials():
+            assert (trial.state, trial.user_attrs.get("deaths")) == (TrialState.COMPLETE, None)
         return output
 
     def require_complete(self, num_trials, *, updates, reports):

@@ -233,16 +233,3 @@ def test_several_objectives_have_a_front_and_a_table_of_it(page):
                           "device-hours by rate", "device-hours by word"]  # fmt: skip
     assert points["accuracy (%) against device-hours best"] == {"device-hours": [1, 3]}
     assert "Not beaten in everything" in text
-
-
-@pytest.mark.slow
-def test_a_page_of_a_thousand_trials_is_drawn_in_seconds(page):
-    study = optuna.create_study(direction="maximize")
-    for number in range(1000):
-        score = number % 97 / 97
-        reports = {report: score * report / 20 for report in range(1, 21)}
-        rate, word = 0.01 * 10 ** (2 * number / 1000), ("a", MARKED)[number % 2]
-        study.add_trial(trial(TrialState.COMPLETE, [score], rate, word, reports=reports))
-    began = time.monotonic()
-    assert len(page(study, SEARCH)) < 5e6
-    assert time.monotonic() - began < 20
