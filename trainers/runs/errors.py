@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TextIO
 
 from recipes.errors import InputRefused, RecipeError, printable
-from trainers.runs.mpi_ranks import launched_rank, launched_ranks
+from trainers.runs.mpi_ranks import launched_by_us, launched_rank, launched_ranks
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
 _EXTRAS = {"matplotlib": "plots", "onnx": "onnx"} | dict.fromkeys(("cmaes", "optuna", "sqlalchemy"), "search")
@@ -192,7 +192,7 @@ def exit_on_error(error: Exception) -> None:
     code 1. On a rank, `abort_on_exception` handles an error in printing and ends all ranks.
     """
     if isinstance(error, InputRefused):
-        if launched_rank() == 0:  # the other ranks of a launcher have met the same
+        if launched_rank() == 0 or launched_by_us():  # the other ranks of a foreign launcher have met the same
             print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")
         sys.exit(EXIT_INPUT)
     name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""

@@ -70,9 +70,8 @@ def test_a_study_and_a_folder_are_each_others_only_one(tmp_path, digits):
         own_study(study, tmp_path / "other", folder_record(tmp_path / "other", digits, resume=False))
 
 
-@pytest.mark.parametrize("where", ["sqlite", "journal", "url"])
-def test_a_study_is_found_again(where, tmp_path):
-    where = f"sqlite:///{tmp_path / 'with %{brace}.db'}" if where == "url" else where
+def test_a_study_is_found_again_by_its_url(tmp_path):
+    where = f"sqlite:///{tmp_path / 'with %{brace}.db'}"
     with opened_storage(where, tmp_path) as storage:
         study = optuna.create_study(study_name="mine", storage=storage)
         study.tell(study.ask(), float("inf"))  # a loss that diverged

@@ -174,5 +174,7 @@ def test_a_search_over_postgresql_goes_on_after_a_kill(searching, postgresql):
         search.wait_for_checkpoint(0, 1)
         process.kill()
         process.communicate()
-    search.complete()
+    with search.start() as process:  # a process of its own finds the driver
+        output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
     search.require_complete(3, updates=UPDATES, reports=REPORTS)

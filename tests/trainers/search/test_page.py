@@ -122,15 +122,19 @@ def test_trials_are_shown_when_they_ended(study):
     assert points["device-hours"] == pytest.approx([2 * 61 / 3600, 4 * 61 / 3600, 6 * 61 / 3600], rel=1e-5)
 
 
-def test_the_best_so_far_keeps_the_constraints(study):
+def test_the_best_so_far_keeps_the_constraints_and_slices_have_the_axis_of_their_range(study):
     """An infeasible one (0.95) is never the best."""
-    history = charts_of(study, SEARCH)[0]["accuracy (%)"]
+    made, points = charts_of(study, SEARCH)
+    history, rate, word = (made[f"accuracy (%){by}"] for by in ("", " by rate", " by word"))
     curves = by_label(history)
     assert sorted(curves) == ["best so far", "complete", "infeasible"]
     assert curves["best so far"]["look"] == "highest"
     assert [value for value in curves["best so far"]["values"] if value is not None] == [90]
     assert curves["infeasible"]["names"] == ["trial 3"]
     assert history["axes"] == ["trial", "time", "device-hours"]
+    assert (rate["logarithmic"], rate["ticks"]) == ("x", ())
+    assert (word["mayBe"], word["ticks"]) == ("y", ["a", MARKED])
+    assert points["accuracy (%) by word complete"]["word"] == [0]
 
 
 @pytest.mark.parametrize(("direction", "worst", "edge"), [("maximize", 0.0, "bottom"), ("minimize", math.inf, "top")])
@@ -168,14 +172,6 @@ def test_parallel_coordinates_lead_each_trial_through_its_own_values():
     for number in range(4):
         assert lines[f"trial {number}"]["values"] == pytest.approx([number / 3, number / 3, number % 2], rel=1e-5)
     assert [name for name, line in lines.items() if line["group"] == "best fifth"] == ["trial 3"]
-
-
-def test_slices_have_the_axis_of_their_range(study):
-    made, points = charts_of(study, SEARCH)
-    rate, word = made["accuracy (%) by rate"], made["accuracy (%) by word"]
-    assert (rate["logarithmic"], rate["ticks"]) == ("x", ())
-    assert (word["mayBe"], word["ticks"]) == ("y", ["a", MARKED])
-    assert points["accuracy (%) by word complete"]["word"] == [0]
 
 
 def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_time(page, tmp_path, monkeypatch):
