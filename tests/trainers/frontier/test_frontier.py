@@ -29,7 +29,7 @@ fixed:
   learning_rate.schedule: {kind: Constant}
   model: {kind: SmallCNN, width: 4}
 space: {learning_rate.reference: {kind: Float, low: 0.05, high: 5, log: true}}
-budget: {trials: 3, epochs: 6}
+budget: {trials: 3, epochs: 10}
 seeds: 2
 spacing: 0.1
 accuracy_at: {epochs: [1], updates: [10]}
@@ -165,7 +165,7 @@ def equal_epochs(measuring):
     own = f"methods: {{own: {{space: {ranges}}}}}"  # and no space of all methods
     text = "\n".join(own if line.startswith("space") else line for line in TEXT.splitlines())
     text = text.replace("{accuracy: 0.5}", "{epochs: 1}").replace("[128, 256, 512]", "[64, 256]")
-    made = measuring(text.replace("{trials: 3, epochs: 6}", "{trials: 2}").replace("spacing: 0.1", "spacing: 0.5"))
+    made = measuring(text.replace("{trials: 3, epochs: 10}", "{trials: 2}").replace("spacing: 0.1", "spacing: 0.5"))
     made.first = made.run()
     assert made.first.returncode == 0, made.first.stdout + made.first.stderr
     return made
