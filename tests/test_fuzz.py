@@ -15,7 +15,7 @@ from recipes.errors import InputRefused, RecipeError
 
 ROOT = Path(__file__).parent.parent
 SEED = 22
-QUICK, CHUNK = 60, 1000  # cases of the default suite, and of one of the ten slow tests
+QUICK, CHUNK = 30, 1000  # cases of the default suite, and of one of the ten slow tests
 SECONDS = 2.0  # on the CPU
 PAPERS = ("digits/baseline", "digits/ramp", "digits/large_batch", "goyal2017", "smith2017/cifar10_grow", "ffcv2022")
 PAPERS += ("you2019", "hoffer2017/regime_adaptation", "suzuki2018", "mlperf/lars_32768")

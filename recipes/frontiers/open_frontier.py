@@ -137,7 +137,7 @@ def open_frontier(
     for method in frontier.branches:
         view = replace(reading, origins=_of_method(origins, method))
         for name in (*frontier.fixed, *frontier.branches[method].fixed):
-            if name == "batch" or name.startswith("batch."):
+            if name != "batch.norm_span" and name.split(".")[0] == "batch":
                 view.refuse(("fixed", name), "the frontier sets the batch", "give `batches`", at_key=True)
         for batch in (None, frontier.sizes[0], frontier.sizes[-1]):
             search, _ = read_search(view, opened.search_tree(method, batch))

@@ -218,7 +218,9 @@ def _links_known(case: Case, devices: int) -> _LinksKnown:
     if link is None:
         inside = hardware.node_link
         lines = () if inside is None else (f"links in a node: {inside.source}",)
-        return _LinksKnown(spreads=(0.2, 0.2), basis="spec sheet", rests_on=lines)
+        timed = any(each.nodes == 1 for each in hardware.all_reduces)
+        basis = "links fitted to a probe" if timed else "spec sheet"
+        return _LinksKnown(spreads=(0.2, 0.2), basis=basis, rests_on=lines)
     if link.measured_gb_per_second is not None:
         line = f"network: measured, {link.transport}; {link.source}"
         return _LinksKnown(spreads=(0.1, 0.1), basis="probe", rests_on=(line,))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,18 +143,28 @@ def _parse_part(part: str, opened: OpenedRecipe) -> float:
     )
 
 
-def points_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of the same keys as a table: numbers to the right, text to the left."""
+def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:
+    """Rows of the same keys as a table: numbers to the right, text to the left.
+
+    Args:
+        width: characters of a line, of the terminal by default, if there is one. Columns that do not fit go on in
+            a table below, behind the first column again.
+    """
     if not rows:
         return ""
-    cells = [[_cell(row[key]) for key in rows[0]] for row in rows]
-    widths = [max(map(len, column)) for column in zip(rows[0], *cells, strict=True)]
-    aligned = [">" if isinstance(value, int | float) else "<" for value in rows[0].values()]
-    lines = [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(line, aligned, widths, strict=True)).rstrip()
-        for line in [list(rows[0]), *cells]
-    ]
-    return "\n".join(lines)
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    columns = []
+    for key, value in rows[0].items():
+        cells = [key, *(_cell(row[key]) for row in rows)]
+        side, longest = ">" if isinstance(value, int | float) else "<", max(map(len, cells))
+        columns.append([f"{cell:{side}{longest}}" for cell in cells])
+    tables = [columns[:1]]
+    for column in columns[1:]:
+        if width and len(tables[-1]) > 1 and sum(len(each[0]) + 2 for each in [*tables[-1], column]) - 2 > width:
+            tables.append(columns[:1])
+        tables[-1].append(column)
+    return "\n\n".join("\n".join("  ".join(line).rstrip() for line in zip(*table, strict=True)) for table in tables)
 
 
 def _cell(value: Any) -> str:

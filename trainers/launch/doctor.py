@@ -243,7 +243,9 @@ def _machine(problems: list[Problem]) -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": cores,
         "core_quota": quota,
-        "threads_per_rank": {f"{ranks} ranks": threads_per_rank(ranks) for ranks in sorted({1, 2, cores})},
+        "threads_per_rank": {
+            f"{ranks} rank{'s' * (ranks > 1)}": threads_per_rank(ranks) for ranks in sorted({1, 2, cores})
+        },
         "omp_num_threads": threads,
         **_shared_memory(problems, Path("/dev/shm")),
     }
@@ -302,7 +304,7 @@ def _in_words(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{number} with {ranks}" for ranks, number in value.items())
+        return ", ".join(f"{number} for {ranks}" for ranks, number in value.items())
     if name.endswith("_bytes"):
         return f"{value / 2**30:.1f} GiB"
     return ", ".join(value) if isinstance(value, list) else str(value)

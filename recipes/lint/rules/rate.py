@@ -45,6 +45,29 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
         )
 
 
+def decay_of_schedule_free(case: Case) -> Iterator[Fault]:
+    """Schedule-free SGD whose rate falls after its warmup.
+
+    The average of the iterates, which is evaluated, does what a decay does. With a decay on top, the late iterates move
+    too little to bring the average forward, and the run must know its length again.
+
+    Way out: `schedule: {kind: Constant}` behind the warmup.
+    Source: Defazio et al. 2024, arXiv 2405.15682, whose rate is constant behind its warmup.
+    Fires:
+        optimizer: {kind: ScheduleFreeSGD, weight_decay: 1e-4, no_decay: [norm]}
+    Quiet:
+        learning_rate: {schedule: {kind: Constant}}
+        optimizer: {kind: ScheduleFreeSGD, weight_decay: 1e-4, no_decay: [norm]}
+    """
+    last = learning_rate_at(case.recipe, case.recipe.epochs * (1 - 1e-9))
+    if case.optimizer["kind"] == "ScheduleFreeSGD" and last < 0.9 * case.peak[0]:
+        yield Fault(
+            keys=("learning_rate.schedule", "optimizer.kind"),
+            what=f"the rate of schedule-free SGD falls from {case.peak[0]:g} to {last:g}",
+            way_out="write `schedule: {kind: Constant}`",
+        )
+
+
 def scaled_twice(case: Case) -> Iterator[Fault]:
     """A rate that follows the batch by rule and once more by hand.
 

@@ -149,6 +149,8 @@ def test_batches_below_the_norm_span_have_their_own(opened):
     made = opened(HEAD.replace("batch_256", "baseline").replace("[64, 256]", "[8, 48]"))
     assert made.search_tree("recipe", 48)["fixed"]["batch.norm_span"] == 16
     assert made.search_tree("recipe", 8)["fixed"]["batch.norm_span"] == 8
+    made = opened(HEAD + "fixed: {batch.norm_span: 128}\n")
+    assert [made.search_tree("recipe", batch)["fixed"]["batch.norm_span"] for batch in (64, 256)] == [64, 128]
 
 
 def test_a_method_can_be_taken_away(opened):

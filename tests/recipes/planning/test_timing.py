@@ -101,7 +101,7 @@ def test_ranks_that_computed_beside_each_other_and_sent_nothing_are_taken_as_the
     case = _probed(planned)
     timing = timing_of(case, micro_batch_size=64, devices=2)
     assert timing.rate.exchanged is False
-    assert timing.bases["contention"] == "probe"
+    assert timing.bases["contention"] == timing.bases["exposed"] == "probe"
     update = timing.update(devices=2, micro_batch_size=64)
     assert float(update.compute) == pytest.approx(64 / 80)
     # In buckets: 600 kB are ready after a quarter of the last half, and hidden; 400 kB at the end, and not.
@@ -118,6 +118,7 @@ def test_ranks_that_computed_beside_each_other_and_sent_nothing_are_taken_as_the
 def test_exact_mode_overlaps_nothing_and_takes_the_rate_of_a_trained_run(planned: Callable) -> None:
     timing = timing_of(_probed(planned, exact=True), micro_batch_size=64, devices=2)
     assert timing.rate.exchanged
+    assert timing.bases["exposed"] == "links fitted to a probe"  # its own all-reduces were not timed
     update = timing.update(devices=2, micro_batch_size=64)
     assert 128 / float(update.total) == pytest.approx(140.0)
     assert float(update.exposed) == float(update.communication) > 0

@@ -235,7 +235,7 @@ def shift_for_ever(ring):
 
 
 def check_neighbours_that_have_left_are_named(ring):
-    tcp_ring._LEAVING_SECONDS = 0.1
+    tcp_ring._LEAVING_SECONDS = 0.5
     WORLD.Barrier()
     if RANK != 1:
         errors = []
@@ -245,7 +245,7 @@ def check_neighbours_that_have_left_are_named(ring):
                 shift_for_ever(ring)
             errors.append(str(raised.value))
         assert errors[0] == errors[1]
-        assert time.perf_counter() - began < 0.1, "the neighbour is not waited for twice"
+        assert time.perf_counter() - began < 0.5, "the neighbour is not waited for twice"
         left = r"\d" if SIZE == 3 else "1"
         assert re.match(rf"rank {left} on {HOST} has left: ", errors[0])
     ring.close()

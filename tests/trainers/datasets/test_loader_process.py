@@ -170,7 +170,8 @@ def parent_of(process):
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 100))])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(100))
 def test_starts_and_ends_leave_nothing(folder, tmp_path, processes_of, number):
     """Runs that end by themselves, by an exception, by a kill of a loader, of a rank, of the parent."""
     how = ("ends", "raises", "kill a loader", "kill a rank", "kill the parent", "stop")[number % 6]

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.mpi
 TEXT = """\
 kilobatch: 1
 recipe: digits/baseline
-goal: {accuracy: 0.6}
-batches: [64, 128, 256]
+goal: {accuracy: 0.5}
+batches: [128, 256, 512]
 fixed:
   learning_rate.rule: none
   learning_rate.schedule: {kind: Constant}
   model: {kind: SmallCNN, width: 4}
-space: {learning_rate.reference: {kind: Float, low: 0.02, high: 0.5, log: true}}
-budget: {trials: 3, epochs: 6}
+space: {learning_rate.reference: {kind: Float, low: 0.05, high: 5, log: true}}
+budget: {trials: 3, epochs: 10}
 seeds: 2
 spacing: 0.1
 accuracy_at: {epochs: [1], updates: [10]}
@@ -61,7 +61,7 @@ def test_updates_are_those_of_an_evaluation(measured):
         for trial in point.parts[0].trials:
             lines = metrics_lines(point.parts[0].folder / f"trials/trial-{trial.number:04d}")
             scores = [(line["update"], line["value"]) for line in lines if line["key"] == "eval_accuracy"]
-            reached = [update for update, value in scores if value >= 0.6]
+            reached = [update for update, value in scores if value >= 0.5]
             assert (state_of(trial) == "complete") == bool(reached)
             assert not reached or trial.values[0] == reached[0] == scores[-1][0]  # and the run ends there
 
@@ -85,7 +85,7 @@ def test_neighbours_optima_are_tried_first(measured):
     small, large = (point.parts[0] for point in measured.points[:2])
     rate = small.best.params["learning_rate.reference"]
     tried = [values["learning_rate.reference"] for values in large.tree["enqueue"]]
-    assert tried[:2] == pytest.approx([min(2 * rate, 0.5), min(2**0.5 * rate, 0.5)], rel=1e-5)
+    assert tried[:2] == pytest.approx([min(2 * rate, 5), min(2**0.5 * rate, 5)], rel=1e-5)
     assert large.tree["objective"]["at_most"] <= 1.5 * small.best.values[0] + 1
 
 
@@ -95,7 +95,7 @@ def test_it_says_what_it_found(measured):
     assert shown.stdout in measured.first.stdout
     tree = json.loads(measured.run("--json", name=measured.out).stdout)
     rows = tree["points"]["recipe"]
-    assert [row["batch"] for row in rows] == [64, 128, 256]
+    assert [row["batch"] for row in rows] == [128, 256, 512]
     assert [float(row["updates"]) for row in rows] == [point.updates for point in measured.points]
     assert all(float(row["at 1 epochs"].split()[0]) > 10 for row in rows)
     assert "B_crit" in tree["conclusions"][0]
@@ -128,21 +128,21 @@ def test_each_optimum_is_a_whole_recipe_beside_the_scaled_one(measured):
         own = open_recipe(measured.out / f"best/recipe-{point.batch}.yaml", vocabulary=vocabulary()).recipe
         assert own.batch.global_.sizes == (point.batch,)
         assert own.learning_rate.reference == point.optimum.values["learning_rate.reference"]
-    scaled = open_recipe(measured.out / "best/recipe-256-scaled.yaml", vocabulary=vocabulary()).recipe
-    assert scaled.batch.global_.sizes == (256,)
+    scaled = open_recipe(measured.out / "best/recipe-512-scaled.yaml", vocabulary=vocabulary()).recipe
+    assert scaled.batch.global_.sizes == (512,)
 
 
 @pytest.mark.slow
 def test_the_same_command_runs_nothing_anew_and_more_trials_go_on(measured):
     before = sorted(measured.out.glob("points/*/*/trials/*/metrics.jsonl"))
     modified = [path.stat().st_mtime_ns for path in before]
-    again = measured.run("--set", "batches=[64, 128, 256]")
+    again = measured.run("--set", "batches=[128, 256, 512]")
     assert again.returncode == 0, again.stderr
     assert "begins" not in again.stdout
     assert [path.stat().st_mtime_ns for path in before] == modified
-    more = measured.run("--set", "budget.trials=4", "--set", "batches=[64]")
+    more = measured.run("--set", "budget.trials=4", "--set", "batches=[128]")
     assert more.returncode == 0, more.stdout + more.stderr
-    assert len(read_point(measured.opened, measured.out, "recipe", 64).parts[0].trials) == 4
+    assert len(read_point(measured.opened, measured.out, "recipe", 128).parts[0].trials) == 4
     assert [path.stat().st_mtime_ns for path in before] == modified
 
 
@@ -164,8 +164,8 @@ def equal_epochs(measuring):
     ranges = "{learning_rate.reference: {kind: Categorical, choices: [0.05, 0.1]}}"  # they have no edge to go beyond
     own = f"methods: {{own: {{space: {ranges}}}}}"  # and no space of all methods
     text = "\n".join(own if line.startswith("space") else line for line in TEXT.splitlines())
-    text = text.replace("{accuracy: 0.6}", "{epochs: 1}").replace("[64, 128, 256]", "[64, 256]")
-    made = measuring(text.replace("{trials: 3, epochs: 6}", "{trials: 2}").replace("spacing: 0.1", "spacing: 0.5"))
+    text = text.replace("{accuracy: 0.5}", "{epochs: 1}").replace("[128, 256, 512]", "[64, 256]")
+    made = measuring(text.replace("{trials: 3, epochs: 10}", "{trials: 2}").replace("spacing: 0.1", "spacing: 0.5"))
     made.first = made.run()
     assert made.first.returncode == 0, made.first.stdout + made.first.stderr
     return made

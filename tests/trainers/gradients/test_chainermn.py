@@ -20,7 +20,7 @@ WORLD = MPI.COMM_WORLD
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_chainermn_with_ours_as_with_naive(run_on_ranks, ranks):
     done = run_on_ranks(ranks, __file__)
     assert done.returncode == 0, done.stdout + done.stderr

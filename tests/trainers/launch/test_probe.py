@@ -35,7 +35,8 @@ def test_ranks_add_what_they_reach_together_to_a_clusters_file(run_on_ranks, tmp
     old = {"workers": 2, "wire": "float32", "bytes": [4, 8], "milliseconds": [1, 2], "source": "before"}
     hardware = {"all_reduces": [old, old | {"workers": 4}], "rates": [{"devices": 1, "scored_per_second": 5.0}]}
     file.write_text(cluster_text({"name": "ours", "hardware": hardware}))
-    run_on_ranks(2, program, "probe", "digits/large_batch", "-o", file)
+    small = "model={kind: SmallCNN, width: 4}"
+    run_on_ranks(2, program, "probe", "digits/large_batch", "--set", small, "-o", file)
     tree = yaml.safe_load(file.read_text())
     assert (tree["name"], tree["nodes"], tree["workers_per_node"]) == ("ours", 1, 2)
     kept, timed = tree["hardware"]["all_reduces"]
@@ -49,7 +50,7 @@ def test_ranks_add_what_they_reach_together_to_a_clusters_file(run_on_ranks, tmp
     assert timed["contention"] >= 0
     assert timed["slowdown"] >= 0
     _, rate = tree["hardware"]["rates"]
-    assert (rate["model"], rate["devices"], rate["exchanged"]) == ("SmallResNet", 2, False)
+    assert (rate["model"], rate["devices"], rate["exchanged"]) == ("SmallCNN", 2, False)
     assert (rate["micro_batch_size"], rate["accumulation_steps"], rate["scored_per_second"]) == (256, 1, 5.0)
     assert 0 < rate["backward_share"] < 1
     assert len(rate["parameter_arrays"]) == len(rate["backward_microseconds"])

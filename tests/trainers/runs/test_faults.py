@@ -118,6 +118,7 @@ def run_in(folder, how, *words, **more):
 
 SOCKETS = ("--set", "cluster.exchange.communicator={kind: Ring, sockets: true}")
 SLOW = [
+    ("stop", 3, ()),
     ("hang", 3, ()),
     ("kill", 3, ()),
     ("build", 2, ()),
@@ -132,7 +133,6 @@ SLOW = [
         ("raise", 2, ()),
         ("_exit", 2, ()),
         ("kill", 3, SOCKETS),
-        ("stop", 3, ()),
         ("perturb", 2, ()),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
