@@ -60,8 +60,9 @@ def worked(made):
 def test_every_sampler_works_with_conditions_constraints_and_several_objectives(worked, sampler):
     """Accuracy x, at most a half, and cost x + (1 - x) y: with x fixed a higher y only costs."""
     both = (Objective(), Objective(metric="device_hours"))
-    score = lambda own: ([own["x"], own["x"] + own.get("y", 0.0)], {"x <= 0.5": own["x"] - 0.5})  # noqa: E731
-    study = worked(sampler, score, objective=both)
+    study = worked(
+        sampler, lambda own: ([own["x"], own["x"] + own.get("y", 0.0)], {"x <= 0.5": own["x"] - 0.5}), objective=both
+    )
     for trial in study.trials:
         assert ("y" in trial.params) == (trial.params["kind"] == "b")
     assert {trial.params["kind"] for trial in study.trials} == {"a", "b"}
@@ -94,8 +95,7 @@ def test_a_sampler_heeds_constraints(worked, sampler):
     """The more x the better, and y above a fifth is too much: a fifth of random draws keep it."""
     space = {"x": CONDITIONAL["x"], "y": Float(low=0.0, high=1.0)}
     trials = 30 if isinstance(sampler, samplers.GPSampler) else 120
-    score = lambda own: ([own["x"]], {"y <= 0.2": own["y"] - 0.2})  # noqa: E731
-    study = worked(sampler, score, space=space, trials=trials)
+    study = worked(sampler, lambda own: ([own["x"]], {"y <= 0.2": own["y"] - 0.2}), space=space, trials=trials)
     late = [trial.params["y"] <= 0.2 for trial in study.trials[-len(study.trials) // 3 :]]
     assert sum(late) > 0.5 * len(late)
 
