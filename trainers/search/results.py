@@ -162,8 +162,9 @@ def confirmed_in(folder: Path, search: Search) -> list[Confirmed]:
             mean, half = fmean(values), math.inf
             if all(map(math.isfinite, values)):
                 half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-            own = int(trial.name.removeprefix("trial-"))
-            confirmed.append(Confirmed(trial=own, values=values, mean=mean, low=mean - half, high=mean + half))
+            most = 1.0 if objective.metric == "accuracy" else math.inf
+            ends = {"low": max(0.0, mean - half), "high": min(most, mean + half)}
+            confirmed.append(Confirmed(trial=int(trial.name.removeprefix("trial-")), values=values, mean=mean, **ends))
     sign = -1 if objective.direction == "maximize" else 1
     return sorted(confirmed, key=lambda one: (sign * one.mean, one.trial))
 
