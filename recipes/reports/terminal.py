@@ -129,12 +129,12 @@ def _round_step(least: float) -> float:
     return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= least * (1 - 1e-9))
 
 
-def plan_text(plan: Plan) -> str:
-    """The plan: a row a segment, then memory and warnings."""
+def plan_text(plan: Plan, *, of_workers: str = "") -> str:
+    """The plan: a row a segment, then memory and warnings; `of_workers` is added behind their number."""
     tree = plan.as_tree()
     scored = f", {counted(tree['held_out'], 'sample')} held out to be scored" if "held_out" in tree else ""
     lines = [
-        f"{tree['recipe']} on {tree['dataset']}{scored}, {counted(tree['workers'], 'worker')} of {tree['cluster']}: "
+        f"{tree['recipe']} on {tree['dataset']}{scored}, {counted(tree['workers'], 'worker')} of {tree['cluster']}{of_workers}: "
         f"{counted(tree['num_updates'], 'update')}, {counted(tree['num_samples'], 'sample')}, "
         f"computed in {tree['compute']}",
         "",

@@ -174,7 +174,7 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
     if formula.rule in ("linear", "none") and reach > holds_to and not request.beyond:
         raise InputRefused(
             f"linear scaling is published up to a batch of {holds_to:,}, this would be {float(reach):,.0f}; "
-            f"--beyond goes on: {_GOYAL}, figure 3: {ERRORS_BEYOND}"
+            f"`recipes scale --beyond` goes on: {_GOYAL}, figure 3: {ERRORS_BEYOND}"
         )
     rule, per = formula.rule, formula.per
     if rule == "none":

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,6 @@ from trainers.commands.options import (
     MicroBatch,
     Recipe,
     SetBoth,
-    Workers,
     opened_recipe,
     written,
 )
@@ -45,7 +45,9 @@ Examples:
 def plan(
     recipe: Recipe,
     cluster: ClusterName = None,
-    workers: Workers = None,
+    workers: Annotated[
+        int | None, typer.Option("-n", min=1, metavar="N", help="Workers; left out, all of the cluster.")
+    ] = None,
     micro_batch_size: MicroBatch = None,
     target: Annotated[
         list[str] | None,
@@ -95,6 +97,7 @@ def plan(
     run = None if from_run is None else open_run(from_run)
     if run is not None:
         where = planning.learned(where, run, opened, grow=cluster is None)
+    whole = " (all of the cluster; -n N for fewer)" if workers is None and cluster is not None else ""
     if workers is None and (wanted or trials or plot):  # the question is for other numbers of devices
         workers = min(devices or where.num_workers, *opened.recipe.batch.global_.sizes, where.num_workers)
     made = planned(
@@ -106,7 +109,7 @@ def plan(
         model=model_of(opened),
     )
     tree = made.as_tree()
-    texts = [plan_text(made)]
+    texts = [plan_text(made, of_workers=whole * (made.workers == where.num_workers))]
     try:
         time = forecast(made)
         sizes = [row["micro_batch_size"] for row in (tree["memory"] or {}).get("choices", [])]
@@ -119,7 +122,7 @@ def plan(
     except NoForecast as error:
         if where.hardware is not None and run is None:  # its file lacks the figure: say where
             error = NoForecast(f"{reading.origins['hardware', 'rates']}: {error}")
-        if wanted or trials or plot or advise:
+        if wanted or trials or plot:
             raise error from None
         tree["forecast"] = None
         texts.append(f"time: not planned: {error}")
@@ -133,9 +136,10 @@ def plan(
         tree["target"] = answer
         texts.append(text)
     if advise:
-        advice = planning.advise(opened, made, noise=None if run is None else planning.noise_of_run(run))
+        noise = None if run is None else planning.noise_of_run(run)
+        advice = planning.advise(opened, made, noise=noise, timed=tree["forecast"] is not None)
         tree["advice"] = asdict(advice)
-        texts.append(_advice_text(advice))
+        texts.append(_advice_text(advice, recipe, opened.recipe.name))
     if trials is not None:
         shared = planning.shared_trials(opened, made, trials=trials, devices=devices or where.num_workers)
         tree["trials"] = [asdict(each) for each in shared]
@@ -275,28 +279,34 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     return f"{goal}; {how}; recipes mlperf/lars_* have their settings\n{points_text(rows)}"
 
 
-def _advice_text(advice: Advice) -> str:
+def _advice_text(advice: Advice, recipe: str, name: str) -> str:
     from recipes.reading.yaml import flow_text
     from recipes.reports.wording import counted, duration
 
     steps = f" x {advice.steps} steps" if advice.steps > 1 else ""
+    time = "no time is known"
+    if advice.range_seconds is not None:
+        time = f"{duration(advice.seconds[1])} ({' to '.join(map(duration, advice.range_seconds))})"
     lines = [
         f"advice for {counted(advice.workers, 'worker')}: batch.global {advice.batch:,}, micro-batch "
-        f"{advice.micro_batch_size}{steps}; {duration(advice.seconds[1])} "
-        f"({' to '.join(map(duration, advice.range_seconds))})",
+        f"{advice.micro_batch_size}{steps}; {time}",
         *(f"  - {reason}" for reason in advice.reasons),
         "  - these are rules of published scaling, not measurements of this recipe: try it on seeds of your own",
     ]
     moving = [change for change in advice.changes if change.moves]
     if moving:
-        lines.append("set these, or write the file with `kilobatch recipes scale`:")
+        lines.append("set these:")
         for change in moving:
             values = f"{flow_text(change.before)} -> {flow_text(change.after)}"
-            lines.append(f"  {change.key}: {values}   {change.reason}")
+            lines.append(f"  {change.key}: {values}" + f"   {change.reason}" * (change.key != "batch.global"))
     stays = [change for change in advice.changes if not change.moves and change.key.startswith("learning_rate.")]
     lines += [f"  {change.key} stays {flow_text(change.after)}: {change.reason}" for change in stays]
     if not advice.changes:
         lines.append("the recipe's own batch: its rates and its warmup stay as they are")
+    else:
+        stem = recipe.removesuffix(".yaml") if recipe.endswith(".yaml") else name
+        file = quote(f"{stem}_{advice.batch}.yaml")
+        lines.append(f"or write the file: kilobatch recipes scale {quote(recipe)} --batch {advice.batch} -o {file}")
     return "\n".join(lines)
 
 

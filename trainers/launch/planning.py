@@ -229,7 +229,7 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
         try:
             times = scan(_whole(opened, made.cluster), range(1, devices + 1))
         except (NoForecast, PlanError) as error:
-            missing = str(error)
+            missing = str(error).partition("; ")[0]  # --set would not change these recipes
             continue
         planned += 1
         number = times.fastest if target.seconds is None else times.fewest(target.seconds)
@@ -275,7 +275,8 @@ class Advice:
 
     Args:
         workers, batch, micro_batch_size, steps: of an update.
-        seconds: of the run at the recipe's batch (None where these workers cannot serve it), and at this one.
+        seconds: of the run at the recipe's batch (None where these workers cannot serve it), and at this one; None for
+            both where no time is known.
         range_seconds: of the latter, with every constant at the fast and at the slow end of its range.
         reasons: for the batch, one sentence each.
         changes: of the recipe at this batch, from the scaling rules; empty where it stays.
@@ -285,19 +286,21 @@ class Advice:
     batch: int
     micro_batch_size: int
     steps: int
-    seconds: tuple[float | None, float]
-    range_seconds: tuple[float, float]
+    seconds: tuple[float | None, float | None]
+    range_seconds: tuple[float, float] | None
     reasons: tuple[str, ...]
     changes: tuple[Change, ...]
 
 
-def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> Advice:
+def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, timed: bool = True) -> Advice:
     """The smallest batch on a plan's workers whose run is within 5 % of the fastest that the rules allow.
 
     Args:
         opened, made: the recipe and its plan.
         noise: gradient noise scale of a run of it, in samples; batches beyond twice that are not advised.
+        timed: its time is known; False: the largest batch that the rules allow.
     """
+    same = {"dataset": opened.dataset, "cluster": made.cluster, "workers": made.workers}
     own = made.recipe.batch.global_.sizes[0]
     span = made.recipe.batch.norm_span.sizes[0]
     candidates: dict[int, tuple[tuple[float, float, float], tuple[Change, ...]]] = {}
@@ -310,23 +313,28 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
         try:
             changes = () if batch == own else scaling_changes(opened, batch=batch, vocabulary=vocabulary())
             recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
-            times = scan(_whole(opened, made.cluster, recipe), [made.workers])
+            if timed:
+                taken = scan(_whole(opened, made.cluster, recipe), [made.workers]).at(made.workers)
+            else:
+                plan(recipe=recipe, **same)  # these workers can serve it
+                taken = (0.0, 0.0, 0.0)
         except (InputRefused, PlanError) as error:
             if batch > own:
                 reasons.append(f"not {batch:,}: {error}")
                 break
             continue
-        if np.isfinite(times.seconds[0]):
-            candidates[batch] = (times.at(made.workers), changes)
+        if np.isfinite(taken[0]):
+            candidates[batch] = (taken, changes)
     if not candidates:
         raise InputRefused(f"no batch serves {made.workers} workers; {reasons[-1] if reasons else 'ask for fewer'}")
     best = min(seconds for (seconds, *_), _ in candidates.values())
-    batch = min(size for size, ((seconds, *_), _) in candidates.items() if seconds <= 1.05 * best)
+    fast_enough = [size for size, ((seconds, *_), _) in candidates.items() if seconds <= 1.05 * best]
+    batch = min(fast_enough) if timed else max(candidates)
     (seconds, fast, slow), changes = candidates[batch]
     how = "the recipe's own" if batch == own else f"{batch / made.workers:g} samples a worker"
-    reasons.insert(0, f"{batch:,}, {how}: the smallest batch within 5 % of the fastest, and smaller is safer")
+    why = "the smallest batch within 5 % of the fastest" if timed else "the largest batch that the rules allow"
+    reasons.insert(0, f"{batch:,}, {how}: {why}, and smaller is safer")
     recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
-    same = {"dataset": opened.dataset, "cluster": made.cluster, "workers": made.workers}
     division = plan(recipe=recipe, **same).segments[0].division
     before = candidates[own][0][0] if own in candidates else None
     return Advice(
@@ -334,8 +342,8 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None) -> A
         batch=batch,
         micro_batch_size=division.largest,
         steps=division.num_micro_batches(0),
-        seconds=(before, seconds),
-        range_seconds=(fast, slow),
+        seconds=(before, seconds) if timed else (None, None),
+        range_seconds=(fast, slow) if timed else None,
         reasons=tuple(reasons),
         changes=changes,
     )

@@ -34,7 +34,7 @@ def test_there_and_back_again_is_the_same_run(scale, same_run, tmp_path):
 
 @pytest.mark.parametrize("batch", BEYOND)
 def test_beyond_8k_is_refused_with_what_the_paper_saw_and_done_when_asked(batch, scale, same_run, tmp_path):
-    with pytest.raises(InputRefused, match=f"would be {batch:,}; --beyond goes on.*27.55 % at 32,768"):
+    with pytest.raises(InputRefused, match=f"would be {batch:,}; `recipes scale --beyond` goes on.*27.55 % at 32,768"):
         scale("goyal2017", batch)
     assert list(tmp_path.iterdir()) == []
     made, opened = scale("goyal2017", batch, beyond=True)

@@ -31,6 +31,7 @@ def error_of(*words: object) -> Exception:
 
 def test_a_plan_says_its_time_its_range_and_what_it_rests_on() -> None:
     text = planned("goyal2017", "--cluster", "big-basin")
+    assert "256 workers of big-basin (all of the cluster; -n N for fewer): " in text
     assert "time: 5" in text
     assert "expected between" in text
     assert "bound by: compute" in text
@@ -137,6 +138,8 @@ def test_a_missing_rate_is_said_with_the_line_of_the_rates(tmp_path: Path) -> No
     text = planned("goyal2017", "--cluster", "h200", "-n", 8)
     assert "h200.yaml:" in text
     assert "no rate of ResNet50 in float32" in text
+    assert "add `--set precision.compute=mixed16` to plan with that rate" in text
+    assert "time: 4" in planned("goyal2017", "--cluster", "h200", "-n", 8, "--set", "precision.compute=mixed16")
     error = error_of("goyal2017", "--cluster", "h200", "-n", 8, "--target", "1h")
     assert isinstance(error, NoForecast)
     assert "h200.yaml:" in str(error)
@@ -170,6 +173,19 @@ def test_advice_follows_the_published_rules() -> None:
     text = planned(*words)
     assert "batch.global: 256 ->" in text
     assert 'learning_rate.warmup: null -> {"kind": "GradualWarmup", ' in text  # as a recipe takes it
+    assert text.endswith("kilobatch recipes scale goyal2017/256 --batch 4096 -o goyal2017-256_4096.yaml\n")
+
+
+def test_advice_without_a_time_is_the_largest_batch_of_the_rules(tmp_path: Path) -> None:
+    (tmp_path / "team.yaml").write_text("kilobatch: 1\nname: team\nextends: goyal2017/256\n")
+    words = (tmp_path / "team.yaml", "--cluster", "dgx-a100", "-n", 64, "--advise")
+    tree = tree_of(*words)
+    assert tree["forecast"] is None
+    assert tree["advice"]["batch"] == 8192
+    assert tree["advice"]["seconds"] == [None, None]
+    text = planned(*words)
+    assert "batch.global 8,192, micro-batch 128; no time is known" in text
+    assert text.endswith(f"--batch 8192 -o {tmp_path}/team_8192.yaml\n")
 
 
 @pytest.fixture(scope="module")
