@@ -246,8 +246,8 @@ def _rates_for(case: Case, micro_batch_size: int, devices: int) -> tuple[Rate, R
     if not fit:
         known = ", ".join(dict.fromkeys(f"{rate.model} in {rate.precision}" for rate in rates))
         what = f"cluster {case.cluster.name} has no rate of {case.model} in {case.precision}, only of {known}"
-        other = next((f"`--set precision.compute={rate.precision}`" for rate in rates if rate.model == case.model), None)
-        way_out = f"add {other} to plan with that rate, or measure" if other else "measure"
+        other = next((rate.precision for rate in rates if rate.model == case.model), None)
+        way_out = f"add `--set precision.compute={other}` to plan with that rate, or measure" if other else "measure"
         raise NoForecast(f"{what}; {way_out} one with `kilobatch probe RECIPE`, or add one to hardware.rates")
 
     def distance(rate: Rate) -> tuple[float, ...]:

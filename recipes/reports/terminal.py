@@ -134,7 +134,8 @@ def plan_text(plan: Plan, *, of_workers: str = "") -> str:
     tree = plan.as_tree()
     scored = f", {counted(tree['held_out'], 'sample')} held out to be scored" if "held_out" in tree else ""
     lines = [
-        f"{tree['recipe']} on {tree['dataset']}{scored}, {counted(tree['workers'], 'worker')} of {tree['cluster']}{of_workers}: "
+        f"{tree['recipe']} on {tree['dataset']}{scored}, "
+        f"{counted(tree['workers'], 'worker')} of {tree['cluster']}{of_workers}: "
         f"{counted(tree['num_updates'], 'update')}, {counted(tree['num_samples'], 'sample')}, "
         f"computed in {tree['compute']}",
         "",
