@@ -65,7 +65,7 @@ def test_a_command_whose_extra_is_not_installed_names_it(tmp_path, missing, word
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        f"kilobatch: this needs {missing}, which is not installed; pip install 'kilobatch[{extra}]'"
+        f"kilobatch: this needs {missing}, which is not installed; in the checkout, pip install '.[{extra}]'"
     ]
 
 

@@ -231,7 +231,7 @@ class RemoteStore:
         try:
             import fsspec
         except ImportError as error:
-            raise InputRefused(f'{url}: needs fsspec; type: pip install "kilobatch[remote]"') from error
+            raise InputRefused(f'{url}: needs fsspec; type in the checkout: pip install ".[remote]"') from error
         self._url = url
         scheme = url.partition("://")[0]
         self.guard = "a write on the condition that no object of the name is there" * (scheme in self._CONDITIONAL)

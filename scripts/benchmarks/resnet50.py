@@ -244,7 +244,7 @@ def main() -> None:
         serve(options.serve, options)
         return
     if (options.device == "gpu" or "pytorch" in options.against) and find_spec("torch") is None:
-        sys.exit("resnet50: no PyTorch here: pip install 'kilobatch[torch]', or --against chainer on the CPU")
+        sys.exit("resnet50: no PyTorch here: in the checkout, pip install '.[torch]', or --against chainer on the CPU")
     results = measure_on_gpu(options) if options.device == "gpu" else measure_on_cpu(options, threads)
     write_json(options.json, results)
 

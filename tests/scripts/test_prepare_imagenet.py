@@ -317,7 +317,7 @@ def of_colors(reader, root):
 @pytest.mark.parametrize(("form", "reader"), FORMS, ids=[form for form, _ in FORMS])
 def test_a_download_becomes_each_form_and_is_trained_by_its_file(request, prepare, kind, form, reader):
     if form == "parquet":
-        pytest.importorskip("pyarrow", reason="an extra: pip install 'kilobatch[parquet]'")
+        pytest.importorskip("pyarrow", reason="an extra: pip install '.[parquet]'")
     source = request.getfixturevalue(kind)
     before = files_below(source)
     words = ["--format", form, "--workers", "1", "--shorter", "9"]

@@ -36,7 +36,7 @@ class Nccl:
                 why = "" if importlib.import_module("cupy.cuda.nccl").available else "CuPy finds no libnccl"
         except ImportError as error:
             why = str(error)
-        way_out = 'pip install "kilobatch[gpu]" (for CUDA 12: kilobatch[gpu12]), or leave communicator out'
+        way_out = 'in the checkout, pip install ".[gpu]" (for CUDA 12: .[gpu12]), or leave communicator out'
         return (f"Nccl: NCCL is missing: {why}", way_out) if why else None
 
     def connect(self, mpi: Any) -> Connection:

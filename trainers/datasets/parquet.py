@@ -278,7 +278,7 @@ class RowGroups(EncodedSamples):
 def _opened(source: Any, shown: str) -> Any:
     """An opened file as one of pyarrow's."""
     if find_spec("pyarrow") is None:
-        raise ValueError(f"{shown}: Parquet is read with pyarrow; type: pip install 'kilobatch[parquet]'")
+        raise ValueError(f"{shown}: Parquet is read with pyarrow; type in the checkout: pip install '.[parquet]'")
     import pyarrow
     from pyarrow.parquet import ParquetFile
 

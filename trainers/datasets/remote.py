@@ -314,11 +314,11 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise InputRefused(f'{url}: needs fsspec; type: pip install "kilobatch[remote]"') from error
+        raise InputRefused(f'{url}: needs fsspec; type in the checkout: pip install ".[remote]"') from error
     try:
         return fsspec.core.url_to_fs(url, **_timeouts(url))
     except ImportError as error:
-        raise InputRefused(f'{url}: {error}; type: pip install "kilobatch[remote]"') from error
+        raise InputRefused(f'{url}: {error}; type in the checkout: pip install ".[remote]"') from error
     except Exception as error:  # of any driver: credentials, a missing library
         cause = f"{type(error).__name__}: {error}"
         raise InputRefused(

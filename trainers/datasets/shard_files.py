@@ -103,7 +103,7 @@ def write_parquet(path: Path, images: Iterator[StoredImage]) -> None:
         ValueError: pyarrow is not installed.
     """
     if find_spec("pyarrow") is None:
-        raise ValueError("Parquet is written with pyarrow; type: pip install 'kilobatch[parquet]'")
+        raise ValueError("Parquet is written with pyarrow; type in the checkout: pip install '.[parquet]'")
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 

@@ -5,7 +5,7 @@ On the CPU:
     chainer     Chainer's own: im2col through `numpy.pad` and `numpy.tensordot`
     numpy       the same sums by NumPy alone, images with their channels last in memory from end to end
     torch       PyTorch's CPU operators on the same memory, no copies; the default where PyTorch is installed, as by the
-                extra `kilobatch[torch]`
+                extra `torch`
 
 On a GPU:
 
@@ -187,12 +187,12 @@ def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
     if kind not in kinds:
         return f"no kernels{'' if device == 'cpu' else ' of GPUs'} are called {kind}", f"there are {', '.join(kinds)}"
     if kind == "torch" and importlib.util.find_spec("torch") is None:
-        return "torch kernels need PyTorch, which is not installed", 'pip install "kilobatch[torch]", or take numpy'
+        return "torch kernels need PyTorch, not installed", 'in the checkout, pip install ".[torch]", or take numpy'
     if kind == "cudnn":
         try:
             importlib.import_module("trainers.kernels.cuda.operators")
         except Exception as error:  # of the loader as well, where a library does not fit
-            way_out = 'pip install "kilobatch[gpu]" (for CUDA 12: kilobatch[gpu12]), or take chainer'
+            way_out = 'in the checkout, pip install ".[gpu]" (for CUDA 12: .[gpu12]), or take chainer'
             return f"cudnn kernels need NVIDIA's front end of cuDNN: {type(error).__name__}: {error}", way_out
     return None
 

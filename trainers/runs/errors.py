@@ -197,7 +197,7 @@ def exit_on_error(error: Exception) -> None:
         sys.exit(EXIT_INPUT)
     name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if (extra := _EXTRAS.get(name)) is not None:
-        print_error(f"kilobatch: this needs {name}, which is not installed; pip install 'kilobatch[{extra}]'")
+        print_error(f"kilobatch: this needs {name}, which is not installed; in the checkout, pip install '.[{extra}]'")
         sys.exit(EXIT_INPUT)
     if not isinstance(error, OSError) or error.filename is not None or launched_ranks() is not None:
         return

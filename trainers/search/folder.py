@@ -121,7 +121,7 @@ def opened_storage(where: str, folder: Path) -> Iterator[optuna.storages.BaseSto
     except Exception as error:
         way_out = f"check host, user and database; the password is that of the URL, or in {PASSWORD}"
         if isinstance(error, ImportError):
-            way_out = "install its driver, such as with pip install 'kilobatch[postgresql]', [mysql] or [grpc]"
+            way_out = "install its driver: in the checkout, pip install '.[postgresql]', '.[mysql]' or '.[grpc]'"
         what = f"{hidden(where)} cannot be used: {one_line(error, where)}"
         raise refused("--storage", what, way_out) from None
     try:

@@ -75,7 +75,7 @@ class GPSampler(_OfOptuna):
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
         """Optuna's sampler; ValueError where there is no PyTorch, with which it fits."""
         if importlib.util.find_spec("torch") is None:  # Optuna would say so after the first trials
-            raise ValueError("it needs PyTorch; pip install 'kilobatch[gp]', or use TPESampler")
+            raise ValueError("it needs PyTorch; in the checkout, pip install '.[gp]', or use TPESampler")
         return super().build(seed=seed)
 
 

@@ -17,7 +17,7 @@ from trainers.communicators.mpi_messages import first_message
 from trainers.runs.errors import RunFailed, one_line
 
 DEVICES = ("cpu", "gpu", "auto")
-INSTALL = 'pip install "kilobatch[gpu]" (for CUDA 12: kilobatch[gpu12])'
+INSTALL = 'in the checkout, pip install ".[gpu]" (for CUDA 12: .[gpu12])'
 _TF32_SINCE = 80  # compute capability of NVIDIA's Ampere
 _DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 

@@ -59,7 +59,7 @@ def s3_url():
         except ImportError:
             found = None
         if found is None:
-            pytest.skip(f"{package} is not installed: pip install kilobatch[remote] moto[server]")
+            pytest.skip(f"{package} is not installed: pip install .[remote] moto[server]")
     import s3fs
 
     with socket.socket() as free:

@@ -14,7 +14,7 @@ from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.parquet import RowGroups
 from trainers.datasets.samples import UnreadableImage
 
-pyarrow = pytest.importorskip("pyarrow", reason="an extra: pip install 'kilobatch[parquet]'")
+pyarrow = pytest.importorskip("pyarrow", reason="an extra: pip install '.[parquet]'")
 from pyarrow.parquet import read_table, write_table  # noqa: E402
 
 

@@ -14,7 +14,7 @@ from trainers.datasets.place import Place, place_of
 from trainers.datasets.remote import Mirror
 from trainers.datasets.staging import RECORD, stage
 
-pytest.importorskip("fsspec", reason="fsspec is not installed: pip install kilobatch[remote]")
+pytest.importorskip("fsspec", reason="fsspec is not installed: pip install .[remote]")
 READERS = {"folder": ImageFolder(), "tar": TarShards(), "arrays": Arrays()}
 
 

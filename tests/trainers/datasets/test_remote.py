@@ -29,7 +29,7 @@ from trainers.datasets.staging import Source, Staged, stage
 from trainers.launch.request import TrainRequest, prepare
 
 for package in ("fsspec", "s3fs", "moto.server", "gcsfs", "pyarrow"):
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install kilobatch[remote] moto[server]")
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install .[remote] moto[server]")
 
 KEY, SECRET = "AKIATESTTESTTEST", "s3cr3t-of-the-test"
 

@@ -47,7 +47,7 @@ augmentation:
 def folder(tmp_path_factory):
     """1,500 JPEGs of one size in three classes, in each form and at URLs, with a recipe for each."""
     for package in ("pyarrow", "fsspec"):
-        pytest.importorskip(package, reason=f"{package} is not installed: pip install kilobatch[remote]")
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install .[remote]")
     root, random = tmp_path_factory.mktemp("same"), np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN // 3), ("val", 2)):
         for name in ("ant", "bee", "cow"):

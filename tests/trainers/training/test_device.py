@@ -127,7 +127,7 @@ def test_the_extra_that_errors_name_has_all_that_a_gpu_needs(extra, cuda):
     packages = [re.match(r"[\w-]+", word)[0] for word in tomllib.loads(text)["project"]["optional-dependencies"][extra]]
     libraries = [f"nvidia-{name}-cu{cuda}" for name in ("cudnn", "nccl")]
     assert sorted(packages) == sorted([f"cupy-cuda{cuda}x", "ml-dtypes", "nvidia-cudnn-frontend", *libraries])
-    assert f"kilobatch[{extra}]" in INSTALL
+    assert f".[{extra}]" in INSTALL
 
 
 @without_gpu
@@ -143,7 +143,7 @@ def test_the_command_line_starts_nothing(tmp_path):
 def test_what_communicators_of_gpus_lack_here_is_named_with_a_way_out():
     what, way_out = Nccl().missing()
     assert what.startswith("Nccl: NCCL is missing: ")
-    assert 'pip install "kilobatch[gpu]"' in way_out
+    assert 'pip install ".[gpu]"' in way_out
 
 
 def test_a_cpu_is_taken_and_needs_no_word():

@@ -97,4 +97,4 @@ def _require_inside(name: str, path: str) -> None:
 
 def _require_package(kind: str, package: str, extra: str) -> None:
     if find_spec(package) is None:
-        raise InputRefused(f"{kind} needs {package}; type: pip install 'kilobatch[{extra}]'")
+        raise InputRefused(f"{kind} needs {package}; type in the checkout: pip install '.[{extra}]'")
