@@ -151,7 +151,7 @@ class Forecast:
             "straggling": found["straggling"],
             "waiting_for_input": "cluster's file",
             "coordination": "cluster's file",
-            "evaluation_seconds": "a third of training a sample" if scored is None else "probe",
+            "evaluation_seconds": "a third of a sample's training time" if scored is None else "probe",
             "checkpoint_seconds": "cluster's file",
             "start_seconds": "cluster's file",
         }

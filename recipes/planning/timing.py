@@ -166,7 +166,7 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
     if second is not None:
         fixed = _fixed_seconds(case, _network_of(case, first, of_rate=True), first, second)
     elif fixed:
-        rests_on.append(f"{fixed * 1000:g} ms of an update do not depend on the micro-batch: of a table of devices")
+        rests_on.append(f"{fixed * 1000:g} ms of an update do not depend on the micro-batch, by the planner's table")
     measured = _network_of(case, first, of_rate=True)
     per_sample = _seconds_per_sample(case, measured, first, fixed)
     if case.image_size is not None and first.image_size != case.image_size:

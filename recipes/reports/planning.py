@@ -38,13 +38,13 @@ def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, Forecast] | N
     cost = f", {dollars(forecast.dollars)} {range_text(ranges['dollars'])}" if "dollars" in ranges else ""
     hours = f"{rate(forecast.device_hours)} device-hours {range_text(ranges['device_hours'])}"
     efficiency = forecast.efficiency
-    of = [f"{percent(efficiency['one_device'], digits=0)} of one device's rate"]
+    of = [f"{percent(efficiency['one_device'], digits=0)} of what it reaches alone"]
     if workers > node > 1:
-        of.append(f"{percent(efficiency['one_node'], digits=0)} of one node's")
+        of.append(f"{percent(efficiency['one_node'], digits=0)} of what it reaches in one node")
     lines = [
         f"time: {duration(forecast.seconds)}, expected between {duration(low)} and {duration(high)}; {hours}{cost}",
-        f"rate: {rate(forecast.samples_per_second)} samples/s {range_text(ranges['samples_per_second'])}, "
-        f"{', '.join(of)} for each device",
+        f"rate: {rate(forecast.samples_per_second)} samples/s {range_text(ranges['samples_per_second'])}; "
+        f"each device reaches {', '.join(of)}",
         f"bound by: {_PART_WORDS[forecast.bound_by]}, {percent(forecast.share(forecast.bound_by), digits=0)} of the "
         "updates' time",
         "",

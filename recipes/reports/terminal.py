@@ -11,7 +11,7 @@ import numpy as np
 
 from recipes.planning.planner import Plan
 from recipes.reports.curves import points_text, reads_better_in_decades, recipe_curves
-from recipes.reports.wording import counted, percent, size
+from recipes.reports.wording import counted, number, percent, size
 from recipes.schema import Dataset, Recipe
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille cell: four rows of two dots
@@ -108,10 +108,10 @@ class _Canvas:
 def _epoch_axis(canvas: _Canvas) -> list[str]:
     axis, labels = ["─"] * canvas.columns, [" "] * (canvas.columns + _MARGIN)
     step = _round_step(canvas.end / max(2, canvas.columns // 12))
-    for number in range(int(canvas.end / step * (1 + 1e-9)) + 1):
-        index = min(round(number * step / canvas.end * canvas.columns), canvas.columns - 1)
+    for tick in range(int(canvas.end / step * (1 + 1e-9)) + 1):
+        index = min(round(tick * step / canvas.end * canvas.columns), canvas.columns - 1)
         axis[index] = "┬"
-        text = f"{number * step:g}"
+        text = f"{tick * step:g}"
         start = min(index + _MARGIN - len(text) // 2, len(labels) - len(text))
         labels[start : start + len(text)] = text
     words = "epochs"
@@ -142,18 +142,24 @@ def plan_text(plan: Plan, *, of_workers: str = "") -> str:
         points_text([_plan_row(segment) for segment in tree["segments"]]),
         "",
     ]
-    why = f"depend on the number of workers: {plan.why_not_exact}"
+    why = f"may differ with the number of workers; {plan.why_not_exact}"
     lines.append(f"bits: {'the same on any number of workers' if plan.exact else why}")
     if plan.busy < 1:
         fit = " or ".join(map(str, plan.workers_all_busy))
         busy = percent(plan.busy, digits=0)
         lines.append(f"workers compute {busy} of the time, and wait for others the rest; {fit} would not wait")
-    lines += _memory_lines(tree["memory"])
+    shares = {segment["update"]: max(segment["samples_per_worker"]) for segment in tree["segments"]}
+    lines += _memory_lines(tree["memory"], shares)
     return "\n".join(lines + [f"warning: {warning}" for warning in tree["warnings"]])
 
 
-def _memory_lines(memory: dict | None) -> list[str]:
-    """What takes memory on a device, and what other micro-batches would take."""
+def _memory_lines(memory: dict | None, shares: dict[int, int]) -> list[str]:
+    """What takes memory on a device, and what other micro-batches would take.
+
+    Args:
+        memory: of a plan.
+        shares: samples of the fullest worker in an update, by the first update of each segment.
+    """
     if memory is None:
         return ["memory of a device: not known, the model is not built yet"]
     parts = [
@@ -171,10 +177,12 @@ def _memory_lines(memory: dict | None) -> list[str]:
         for row in memory["choices"]
     )
     ends = " to ".join(map(size, memory["range_bytes"]))
+    most, share = memory["largest_that_fits"], shares[memory["update"]]
+    limit = f"a worker has only {share}" if most == share else f"the largest that fits is {most or 'none'}"
     return [
         f"memory of a device: {' + '.join(parts)} = {size(memory['total_bytes'])} ({ends}) of "
         f"{size(memory['device_bytes'])}; {memory['rests_on']}",
-        f"micro-batches: {'; '.join(rows)}; the largest that fits is {memory['largest_that_fits'] or 'none'}",
+        f"micro-batches: {'; '.join(rows)}; {limit}",
     ]
 
 
@@ -185,9 +193,9 @@ def _halves(memory: dict) -> list[str]:
 
 def _plan_row(segment: dict) -> dict:
     shares = segment["samples_per_worker"]
-    first, last = segment["learning_rate"]
+    first, last = (number(rate, digits=3) for rate in segment["learning_rate"])
     return {
-        "epoch": segment["epoch"],
+        "epoch": float(f"{segment['epoch']:.6g}"),
         "update": segment["update"],
         "updates": segment["num_updates"],
         "batch": segment["global_batch_size"],
@@ -196,7 +204,7 @@ def _plan_row(segment: dict) -> dict:
         "accumulation": segment["accumulation_steps"],
         "norm_span": segment["norm_span"],
         **({} if segment["image_size"] is None else {"image_size": segment["image_size"]}),
-        "teams": f"{segment['num_teams']} of {segment['team_size']}",
+        "teams": f"{segment['num_teams']} x {counted(segment['team_size'], 'worker')}",
         "idle": segment["idle_workers"],
-        "rate, first and last": f"{first:.6g}, {last:.6g}",
+        "rate, first and last": f"{first}, {last}",
     }

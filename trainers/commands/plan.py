@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,6 +64,9 @@ def plan(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="F.png|F.svg", help="Draw time against the number of devices.")
     ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.01, metavar="P", help="Dollars per device-hour; the cluster's if left out.")
+    ] = None,
     overrides: SetBoth = None,
     exact: Exact = None,
     data: Data = None,
@@ -75,6 +78,7 @@ def plan(
 
     limit_threads(threads=1)  # where a model is measured
     from recipes.planning.forecast import by_micro_batch, forecast
+    from recipes.planning.hardware import Price
     from recipes.planning.timing import NoForecast
     from recipes.reading.load import overrides_by_file
     from recipes.reports.planning import forecast_text
@@ -98,6 +102,9 @@ def plan(
     if run is not None:
         where = planning.learned(where, run, opened, grow=cluster is None)
     whole = " (all of the cluster; -n N for fewer)" if workers is None and cluster is not None else ""
+    if price is not None and where.hardware is not None:
+        of_user = Price(dollars_per_device_hour=price, source="--price")
+        where = replace(where, hardware=replace(where.hardware, price=of_user))
     if workers is None and (wanted or trials or plot):  # the question is for other numbers of devices
         workers = min(devices or where.num_workers, *opened.recipe.batch.global_.sizes, where.num_workers)
     made = planned(
@@ -177,7 +184,7 @@ def _within(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tup
     from trainers.launch import planning
 
     times, fewest = planning.fewest_devices(opened, made, wanted.seconds)
-    clusters = planning.cheapest_clusters(opened, made.recipe, wanted.seconds, words=words)
+    clusters = planning.cheapest_clusters(opened, made, wanted.seconds, words=words)
     micro = planning.micro_batches(opened, made, wanted.seconds)
     answer = {
         "seconds": wanted.seconds,
@@ -214,13 +221,13 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
                 "devices": each.devices,
                 "time": f"{duration(each.seconds)} ({' to '.join(map(duration, each.range_seconds))})",
                 "device-hours": f"{rate(each.device_hours)} {range_text(each.range_device_hours)}",
-                "cost": "no price known"
-                if each.dollars is None
-                else f"{dollars(each.dollars)} {range_text(each.range_dollars)}",
+                "cost": "" if each.dollars is None else f"{dollars(each.dollars)} {range_text(each.range_dollars)}",
             }
             for each in clusters
         ]
-        lines += ["on the clusters that have a name, the cheapest first:", points_text(rows)]
+        priced, unpriced = clusters[0].dollars is not None, clusters[-1].dollars is None
+        first = f"the cheapest first{', then those unpriced' * unpriced}" if priced else "fewest device-hours first"
+        lines += [f"on the named clusters, {first}:", points_text(rows)]
     return "\n".join(lines)
 
 

@@ -134,15 +134,18 @@ def of_choice(opened: OpenedRecipe, made: Plan, choice: Choice) -> Plan:
     return _whole(opened, made.cluster, at_batch(made, choice.batch, choice.epochs[0]))
 
 
-def cheapest_clusters(opened: OpenedRecipe, recipe: Any, seconds: float, *, words: Vocabulary) -> list[Priced]:
-    """Of the clusters that have a name: those with a rate of this model whose devices suffice, the cheapest first."""
+def cheapest_clusters(opened: OpenedRecipe, made: Plan, seconds: float, *, words: Vocabulary) -> list[Priced]:
+    """Of the clusters that have a name: those with a rate of this model whose devices suffice.
+
+    The cheapest first; behind them those without a price, the one of the fewest device-hours first.
+    """
     found = []
     for name in names("clusters"):
-        cluster = open_cluster(name, vocabulary=words)
+        cluster = made.cluster if name == made.cluster.name else open_cluster(name, vocabulary=words)
         if cluster.hardware is None:
             continue
         try:
-            times = scan(_whole(opened, cluster, recipe))
+            times = scan(_whole(opened, cluster, made.recipe))
         except (NoForecast, PlanError):
             continue
         if (priced := _priced(cluster, times, seconds)) is not None and not priced.beyond:

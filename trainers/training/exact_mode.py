@@ -35,18 +35,15 @@ def why_not_exact(
     if kind not in _SUMS_LIKE_IT:
         return (
             f"cluster {cluster.name} has gradients summed by {kind}, whose order depends on the ranks; "
-            "leave exchange.communicator out, or name Direct"
+            "leave exchange.communicator out of the cluster's file, or name Direct"
         )
     if exchange.wire != "float32":
         return (
             f"cluster {cluster.name} has {exchange.wire} on the wire, and what is rounded there depends on the ranks; "
-            "leave exchange.wire out"
+            "leave exchange.wire out of the cluster's file"
         )
     if cluster.device != "cpu" and not asked:
-        return (
-            f"cluster {cluster.name} has device {cluster.device}, where equal bits cost time, a forward for each norm "
-            "group by deterministic plans; --exact asks for them"
-        )
+        return "on GPUs --exact makes them equal, more slowly"
     for name in THREADS:
         if (environment.get(name) or "1") != "1":
             return (

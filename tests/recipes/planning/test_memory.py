@@ -184,7 +184,8 @@ def test_the_plan_shows_what_smaller_micro_batches_would_cost():
     text = plan_text(made("mn1", device_bytes=10**6, size=192))
     assert "activations 5.38 kB + workspace 2.3 kB = 7.9 kB (6.87 kB to 9.08 kB) of 1 MB" in text
     assert "micro-batches: 192: 7.9 kB in 1 step; 96: 4.06 kB in 2 steps; 32: 1.5 kB in 6 steps" in text
-    assert text.endswith("the largest that fits is 192")
+    assert text.endswith("in 6 steps; a worker has only 192")
+    assert plan_text(made("mn1", device_bytes=3000, size=32)).endswith("the largest that fits is 32")
 
 
 def test_sixteen_bits_fit_about_twice_as_many_samples():

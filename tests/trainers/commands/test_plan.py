@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,9 @@ def test_a_price_gives_a_cost() -> None:
     time = tree_of("goyal2017", "--cluster", "aws-p3.16xlarge", "-n", 128)["forecast"]
     assert time["dollars"] == pytest.approx(3.06 * 128 * time["seconds"] / 3600)
     assert time["device_hours"] == pytest.approx(128 * time["seconds"] / 3600)
+    other = planned("akiba2017", "--cluster", "mn1", "--price", 2.5, "--target", "15min")
+    assert re.search(r"device-hours \(188 to 285\), 57[0-9] dollars", other)
+    assert re.search(r"the cheapest first, then those unpriced:\n.* cost\nmn1 .* 57[0-9] dollars .*\n", other)
 
 
 def test_a_time_is_answered_with_the_fewest_devices_and_the_cheapest_cluster() -> None:
@@ -59,6 +63,8 @@ def test_a_time_is_answered_with_the_fewest_devices_and_the_cheapest_cluster() -
     hours = [each["device_hours"] for each in answer["clusters"] if each["dollars"] is None]
     assert hours == sorted(hours)
     assert {row["micro_batch_size"] for row in answer["micro_batches"]} >= {32, 64}
+    assert "fewest device-hours first:" in (text := planned("akiba2017", "--cluster", "mn1", "--target", "15min"))
+    assert "price" not in text
     beyond = tree_of("goyal2017", "--cluster", "aws-p3.16xlarge", "--target", "55min")["target"]["fewest"]
     assert beyond["beyond"]
     assert beyond["devices"] > 128
