@@ -143,12 +143,13 @@ def _parse_part(part: str, opened: OpenedRecipe) -> float:
     )
 
 
-def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:
+def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None, cut: str | None = None) -> str:
     """Rows of the same keys as a table: numbers to the right, text to the left; an empty column is left out.
 
     Args:
         width: characters of a line, of the terminal by default, if there is one. Columns that do not fit go on in
             a table below, behind the first column again.
+        cut: the last column, of text, which is cut to what is left of a line where that has 20 characters or more.
     """
     if not rows:
         return ""
@@ -160,14 +161,24 @@ def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> 
         if not any(cells[1:]):
             continue
         side, longest = ">" if isinstance(value, int | float) else "<", max(map(len, cells))
-        columns.append([f"{cell:{side}{longest}}" for cell in cells])
-    tables = [columns[:1]]
-    for column in columns[1:]:
-        if width and len(tables[-1]) > 1 and sum(len(each[0]) + 2 for each in [*tables[-1], column]) - 2 > width:
-            tables.append(columns[:1])
+        columns.append((key, [f"{cell:{side}{longest}}" for cell in cells]))
+    first = columns[0][1]
+    tables = [[first]]
+    for key, column in columns[1:]:
+        least = min(len(column[0]), 20) if key == cut else len(column[0])
+        if width and len(tables[-1]) > 1 and least > _room(tables[-1], width):
+            tables.append([first])
+        if width and key == cut:
+            room = max(_room(tables[-1], width), 20)
+            column = [cell if len(cell.rstrip()) <= room else f"{cell[: room - 1]}…" for cell in column]
         tables[-1].append(column)
     return "\n\n".join("\n".join("  ".join(line).rstrip() for line in zip(*table, strict=True)) for table in tables)
 
 
+def _room(columns: list[list[str]], width: int) -> int:
+    """Characters that are left of a line for one more column."""
+    return width - sum(len(column[0]) + 2 for column in columns)
+
+
 def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -195,7 +195,7 @@ def _plan_row(segment: dict) -> dict:
     shares = segment["samples_per_worker"]
     first, last = (number(rate, digits=3) for rate in segment["learning_rate"])
     return {
-        "epoch": float(f"{segment['epoch']:.6g}"),
+        "epoch": segment["epoch"],
         "update": segment["update"],
         "updates": segment["num_updates"],
         "batch": segment["global_batch_size"],

@@ -43,7 +43,7 @@ def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
         print(json.dumps(rows, indent=2))
     else:
         keys = ("name", "dataset", "model", "epochs", "global_batch_size", "title")
-        print(points_text([{key: row[key] for key in keys} for row in rows]))
+        print(points_text([{key: row[key] for key in keys} for row in rows], cut="title"))
     for problem in problems:
         print(printable(str(problem)), file=sys.stderr)
 

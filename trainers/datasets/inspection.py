@@ -168,9 +168,11 @@ def inspection_text(found: dict[str, Any]) -> str:
 def _class_lines(classes: dict[str, Any], samples: int) -> list[str]:
     small, large = classes["smallest"], classes["largest"]
     among = "" if classes["counted"] == samples else f", of {number(classes['counted'])} evenly spaced ones"
-    line = f"  samples a class: {number(small['samples'])} ({small['name']}) to {number(large['samples'])}"
+    line = f"{number(small['samples'])} ({small['name']}) to {number(large['samples'])} ({large['name']})"
+    if small["samples"] == large["samples"]:
+        line = f"{number(small['samples'])} in each"
     empty = classes["without_samples"]
-    return [f"{line} ({large['name']}){among}"] + ([f"  classes without a sample: {number(empty)}"] if empty else [])
+    return [f"  samples a class: {line}{among}"] + ([f"  classes without a sample: {number(empty)}"] if empty else [])
 
 
 def _image_lines(images: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
@@ -280,18 +281,13 @@ def print_diagnosis(diagnosis: Diagnosis, *, as_json: bool = False) -> None:
         return
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
-    console = Console()
-    patches: dict[str, Any] = {}
-    for patch in diagnosis.patches:
-        if patch.name not in patches.setdefault(patch.state, []):
-            patches[patch.state].append(patch.name)
-    for title, values in {**diagnosis.sections, "patches (--json: their symptoms)": patches}.items():
-        table = Table("", "", title=title, title_justify="left", show_header=False, box=None)
+    console = Console(highlight=False, soft_wrap=True)
+    patches = Counter(state for _, state in {(patch.name, patch.state) for patch in diagnosis.patches})
+    for title, values in {**diagnosis.sections, "patches (--json: names and symptoms)": patches}.items():
+        console.print(f"[italic]{title}[/]")
         for name, value in values.items():
-            table.add_row(name.replace("_", " "), escape(_in_words(name, value)))
-        console.print(table)
+            console.print(f"{name.replace('_', ' '):<20} {escape(_in_words(name, value))}")
     for problem in diagnosis.problems:
         color = "red" if problem.stops_cpu_training else "yellow"
         console.print(f"[{color}]{escape(problem.what)}[/]\n    {escape(problem.way_out)}")

@@ -67,3 +67,8 @@ def test_a_table_that_is_wider_than_the_terminal_goes_on_below_and_has_no_empty_
     assert points_text(rows) == points_text(rows, width=22) == whole
     parts = "batch  updates\n   16  9,450\n 1024  506\n\nbatch  epochs\n   16     2.7\n 1024     9.4"
     assert points_text(rows, width=21) == points_text(rows, width=1) == parts
+    titled = [{"name": "a", "epochs": 64.24862333, "title": "A title of thirty-one characters"}]
+    assert points_text(titled).endswith("a     64.2486  A title of thirty-one characters")
+    assert points_text(titled, width=35, cut="title").endswith("a     64.2486  A title of thirty-o…")
+    below = "name   epochs\na     64.2486\n\nname  title\na     A title of thirty-one c…"
+    assert points_text(titled, width=30, cut="title") == below

@@ -80,7 +80,7 @@ def test_of_many_samples_without_labels_some_are_counted():
     reader = Synthetic(num_train=5001, num_eval=2, num_classes=2, channels=1, size=1)
     found = inspect(Dataset(name="made", channels=1, reader=reader, **reader.facts(None)))
     assert found["splits"]["train"]["classes"]["counted"] == 2000
-    assert "), of 2,000 evenly spaced ones" in inspection_text(found)
+    assert "samples a class: 1,000 in each, of 2,000 evenly spaced ones" in inspection_text(found)
 
 
 def test_classes_of_shards_have_the_names_of_their_folders(tmp_path):
