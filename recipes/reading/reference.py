@@ -84,9 +84,9 @@ background for the reader; [library.md](library.md) shows the cards of the libra
 installed packages. A package offers recipes by the entry-point group `kilobatch.recipes`, whose value is a package with
 YAML files. A name that ends in `.yaml` is a path.
 
-**Your own code.** `kind: mymodule.MyNet` imports `mymodule.py` from the working directory, and only under
-`--allow-code`. MyNet is a frozen dataclass with the method of its group, or for a model a `chainer.Chain`; the
-arguments of its constructor are then the keys. See [own-components.md](own-components.md).
+**Your own code.** `kind: mymodule.MyNet` imports `mymodule.py` from the working directory or from the folder
+of the recipe's file, and only under `--allow-code`. MyNet is a frozen dataclass with the method of its group, or for a
+model a `chainer.Chain`; the arguments of its constructor are then the keys. See [own-components.md](own-components.md).
 """
 _SECTIONS: tuple[tuple[str, type], ...] = (
     ("A recipe", schema.Recipe),

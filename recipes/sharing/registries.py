@@ -79,10 +79,10 @@ def settings() -> dict[str, dict[str, Any]]:
 
 
 def add_registry(name: str, url: str, *, signers: Path | None) -> Registry:
-    """Remember a registry by a name; a folder is made if it is not there.
+    """Remember a registry by a name; a folder is made in a folder that is there.
 
     Raises:
-        InputRefused: the name cannot be one, or the place cannot be reached.
+        InputRefused: the name cannot be one, or the place cannot be reached or made.
     """
     if not re.fullmatch(_PART, name):
         raise InputRefused(f"{name!r} cannot name a registry; use letters, digits, `_`, `.` and `-`")
@@ -90,18 +90,31 @@ def add_registry(name: str, url: str, *, signers: Path | None) -> Registry:
         raise InputRefused("the URL holds credentials; leave them to the configuration of fsspec or git")
     if "://" not in url and not url.startswith("git+") and not url.endswith(".git"):
         url = os.path.abspath(os.path.expanduser(url))
-        Path(url).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(url).mkdir(exist_ok=True)
+        except OSError as error:
+            raise InputRefused(f"{url}: cannot be made: {error.strerror}; is the folder around it mounted?") from None
     elif Path(repository := url.removeprefix("git+")).is_dir():
         url = f"git+{os.path.abspath(repository)}"  # git runs in a folder of its own
     registry = Registry(name, url, signers=signers and signers.absolute())
     registry.store.names("names")  # it answers
-    known = settings() | {name: {"url": url, "signers": signers and str(signers.absolute())}}
+    _write_settings(settings() | {name: {"url": url, "signers": signers and str(signers.absolute())}})
+    return registry
+
+
+def remove_registry(name: str) -> str:
+    """Forget a registry, and return its URL; raises InputRefused if it was not added."""
+    (registry,) = registries(name)
+    _write_settings({other: facts for other, facts in settings().items() if other != name})
+    return registry.url
+
+
+def _write_settings(known: dict[str, dict[str, Any]]) -> None:
     file = settings_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.{os.getpid()}")
     part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     part.replace(file)
-    return registry
 
 
 def registries(*names: str) -> list[Registry]:

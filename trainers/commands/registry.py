@@ -34,7 +34,7 @@ def add(
 ) -> None:
     """Remember a registry by a name.
 
-    A folder is made if it is not there.
+    A folder is made if only the folder around it is there.
     """
     from recipes.sharing.registries import add_registry, settings
 
@@ -44,6 +44,14 @@ def add(
     instead = f", which was {before}" if before not in (None, registry.url) else ""
     print(f"added {name}: {registry.url}{instead}")
     print(f"Two pushes at once are kept apart by {guard}." if guard else "It can be read; pushes are refused there.")
+
+
+@app.command()
+def remove(name: Annotated[str, typer.Argument(help="As it was added.")]) -> None:
+    """Forget a registry; its files and the cache stay."""
+    from recipes.sharing.registries import remove_registry
+
+    print(f"removed {name}: {remove_registry(name)}")
 
 
 @app.command("list")
@@ -181,6 +189,7 @@ def site(
 def _print_entries(entries: list, as_json: bool, *, none: str = _EMPTY) -> None:
     from recipes.errors import printable
     from recipes.reports.curves import points_text
+    from recipes.reports.wording import percent
     from recipes.sharing.registries import FACTS
 
     if as_json:
@@ -188,6 +197,7 @@ def _print_entries(entries: list, as_json: bool, *, none: str = _EMPTY) -> None:
         return
     facts = {entry.name: entry.said.get("facts") or {} for entry in entries}
     rows = [{"name": name, **{key: _short(known.get(key)) for key in FACTS}} for name, known in facts.items()]
+    rows = [row | {"accuracy": percent(row["accuracy"])} for row in rows]
     print(printable(points_text(rows)) if rows else none)
 
 

@@ -26,12 +26,13 @@ def verify(
     console = Console(stderr=as_json, highlight=False)
 
     def tell(check: Check) -> None:
-        mark = "[green]holds[/]" if check.holds else "[red]BROKEN[/]"
-        why = f": {check.why}" if check.why else ""
-        console.print(f"{mark} {escape(check.name + why)}", soft_wrap=True)
+        mark = "[green]holds[/]" if check.holds else f"[red]BROKEN[/], {escape(check.why)}"
+        console.print(f"{escape(check.name)}: {mark}", soft_wrap=True)
 
     with console.status("training a few updates in several ways"):
         checks = run(recipe, overrides=overrides or (), data=data, allow_code=allow_code, tell=tell)
     if as_json:
         print(json.dumps(as_tree(checks), indent=2))
-    raise typer.Exit(0 if all(check.holds for check in checks) else 1)
+    broken = sum(not check.holds for check in checks)
+    console.print(f"{broken} of {len(checks)} checks do not hold." if broken else f"All {len(checks)} checks hold.")
+    raise typer.Exit(1 if broken else 0)

@@ -97,7 +97,7 @@ def verify(
         alone = trial("--fast", ranks=1, micro=batch)
         again = trial("--fast", ranks=1, micro=batch)
         random = _why_random(opened, alone, again)
-        done("the same command again", random)
+        done("same command again", random)
         if random:
             return checks  # all others would differ as well
 
