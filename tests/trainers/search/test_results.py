@@ -8,7 +8,7 @@ import pytest
 from recipes.reading.open import open_recipe
 from recipes.search_space.ranges import suggested
 from trainers.launch.vocabulary import vocabulary
-from trainers.search.results import column_names, confirmed_in, confirmed_text, write_best
+from trainers.search.results import confirmed_in, confirmed_text, write_best
 from trainers.search.study import best_trials, new_study, store_constraints
 
 TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
@@ -37,11 +37,6 @@ def tell(study, opened, params, *values, **violations):
     study.tell(trial, values)
     if any(best.number == trial.number for best in best_trials(study)):
         write_best(Path(), opened, study)
-
-
-def test_columns_are_as_short_as_they_are_clear():
-    paths = ["epochs", "learning_rate.warmup.epochs", "learning_rate.reference", "1 - optimizer.momentum"]
-    assert column_names(paths) == ["epochs", "warmup.epochs", "reference", "1 - momentum"]
 
 
 def test_only_a_better_trial_that_keeps_the_constraints_takes_the_place(open_text):
