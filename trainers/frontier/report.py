@@ -121,7 +121,7 @@ def _scaling(points: Sequence[Point]) -> str:
     if made is None:
         first = next((point for point in points if point.figure not in (None, math.inf)), None)
         if first is not None and first.figure < FEWEST:
-            return f"{first.figure:g} to the goal at batch {first.batch:,}: too few updates for a curve; set a higher goal"
+            return f"{first.figure:g} at batch {first.batch:,}, too few updates for a curve; set a higher goal"
         return "too few points reached the goal for a curve; it takes three"
     curve, (low, high) = made
     useful = curve.useful_to / curve.b_crit
