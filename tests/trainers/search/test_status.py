@@ -108,7 +108,7 @@ def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_n
     assert [row["scores"] for row in status_tree(tmp_path)["best"]] == [[0.9, 0.5], [0.8, 0.1]]
 
 
-def test_a_trial_without_its_target_has_no_score(display):
+def test_a_trial_without_its_target_has_no_score(display, tmp_path):
     """It reports what it lacks, 0.2, which is no number of updates."""
     shown = display(Objective(metric="updates_to", target=0.9))
     trial = begin(shown, pruned_at=3)
@@ -116,6 +116,9 @@ def test_a_trial_without_its_target_has_no_score(display):
     assert [(row["scores"], row["note"]) for row in shown.rows()] == [((), "report 3 of 20")]
     shown.study.tell(trial, state=TrialState.PRUNED)
     assert [(row["scores"], row["state"]) for row in shown.rows()] == [((), "pruned")]
+    shown.study.tell(begin(shown), 210.0)
+    shown.ended(1)
+    assert "trial 1 complete: 210 updates; best 210 updates (trial 1)" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_copy_that_cannot_be_written(
