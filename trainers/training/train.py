@@ -114,12 +114,12 @@ def train_as_rank(
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before
     require_one_recipe(sha256_of_tree(prepared.opened.tree), mpi)
-    divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
-    prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
     if prepared.plan.exact and (why := unlike_hosts(mpi)) is not None:
         if request.exact:
             raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
         prepared = replace(prepared, plan=prepared.plan.without_exact(why, request.micro_batch_size))
+    divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
+    prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
     run = _Run(prepared, request, folder, mpi, threads, heartbeat or Heartbeat(folder, mpi=mpi, seconds=0))
     run.start()
     try:
