@@ -148,6 +148,8 @@ def test_the_end_of_a_run_is_no_place_to_branch(parent, kilobatch):
     (ended / "recipe.yaml").write_text(text)
     done = kilobatch("branch", ended, "--batches", "192", cwd=folder)
     assert "ended ends at update 28; a run keeps the newest two and the best, here 20up (epoch 1.28)" in done.stderr
+    words = ("--at", "20up", "--window", "8up", "--batches", "100")  # a window that ends with the run
+    assert "the batch of 100 from 1.28 on is no multiple of 32" in kilobatch("branch", ended, *words, cwd=folder).stderr
 
 
 def test_a_ramp_of_branches_stays_below_the_critical_batch(tmp_path, monkeypatch):
