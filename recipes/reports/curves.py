@@ -144,7 +144,7 @@ def _parse_part(part: str, opened: OpenedRecipe) -> float:
 
 
 def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> str:
-    """Rows of the same keys as a table: numbers to the right, text to the left.
+    """Rows of the same keys as a table: numbers to the right, text to the left; an empty column is left out.
 
     Args:
         width: characters of a line, of the terminal by default, if there is one. Columns that do not fit go on in
@@ -157,6 +157,8 @@ def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None) -> 
     columns = []
     for key, value in rows[0].items():
         cells = [key, *(_cell(row[key]) for row in rows)]
+        if not any(cells[1:]):
+            continue
         side, longest = ">" if isinstance(value, int | float) else "<", max(map(len, cells))
         columns.append([f"{cell:{side}{longest}}" for cell in cells])
     tables = [columns[:1]]

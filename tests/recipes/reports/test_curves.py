@@ -58,8 +58,11 @@ def test_rates_that_are_all_zero_need_no_decades():
     assert reads_better_in_decades(np.zeros(3)) is False
 
 
-def test_a_table_that_is_wider_than_the_terminal_goes_on_below_with_its_first_column():
-    rows = [{"batch": 16, "updates": "9,450", "epochs": 2.7}, {"batch": 1024, "updates": "506", "epochs": 9.4}]
+def test_a_table_that_is_wider_than_the_terminal_goes_on_below_and_has_no_empty_column():
+    rows = [
+        {"batch": 16, "updates": "9,450", "note": "", "epochs": 2.7},
+        {"batch": 1024, "updates": "506", "note": "", "epochs": 9.4},
+    ]
     whole = "batch  updates  epochs\n   16  9,450       2.7\n 1024  506         9.4"
     assert points_text(rows) == points_text(rows, width=22) == whole
     parts = "batch  updates\n   16  9,450\n 1024  506\n\nbatch  epochs\n   16     2.7\n 1024     9.4"
