@@ -114,7 +114,9 @@ def train_as_rank(
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before
     require_one_recipe(sha256_of_tree(prepared.opened.tree), mpi)
-    if prepared.plan.exact and (why := unlike_hosts(mpi)) is not None:
+    whys = mpi.allgather(prepared.plan.why_not_exact)  # hosts may have other environments
+    why = next(filter(None, whys), None) or unlike_hosts(mpi)
+    if prepared.plan.exact and why is not None:
         if request.exact:
             raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
         prepared = replace(prepared, plan=prepared.plan.without_exact(why, request.micro_batch_size))
