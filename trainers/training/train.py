@@ -113,7 +113,8 @@ def train_as_rank(
     if prepared.plan.cluster.device == "cpu":
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before
-    require_one_recipe(sha256_of_tree(prepared.opened.tree), mpi)
+    read = {"recipe": prepared.opened.tree, "cluster": repr(prepared.plan.cluster)}
+    require_one_recipe(sha256_of_tree(read), mpi)
     whys = mpi.allgather(prepared.plan.why_not_exact)  # hosts may have other environments
     why = next(filter(None, whys), None) or unlike_hosts(mpi)
     if prepared.plan.exact and why is not None:

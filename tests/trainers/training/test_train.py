@@ -15,19 +15,18 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture
 def on_two_hosts(tmp_path, monkeypatch):
-    """Trains two updates on two ranks, each with an environment of its own; what is printed."""
+    """Trains two updates on two ranks, each with an environment of its own; exit code and what is printed."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(*words, **of_ranks):
+    def run(*words, folders=("/", "/"), **of_ranks):
         words = ["train", "digits/ramp", *words, "--no-report", "--watchdog", "20", "--stop-after", "2up"]
         command = [find_mpiexec()]
         for rank in range(2):
             environment = [f"{name}={values[rank]}" for name, values in of_ranks.items()]
-            command += [":"] * rank + ["-n", "1", "env", *environment, sys.executable, "-P", "-m", "kilobatch", *words]
-            command += ["--out", str(tmp_path / "run")]
+            command += [":"] * rank + ["-n", "1", "env", f"--chdir={folders[rank]}", *environment]
+            command += [sys.executable, "-P", "-m", "kilobatch", *words, "--out", str(tmp_path / "run")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return done.returncode, done.stdout + done.stderr
 
     return run
 
@@ -42,9 +41,23 @@ def test_unlike_hosts_divide_updates_alike_where_one_alone_knows_that_memory_is_
     model_of(opened)  # measured, and kept
     words = ("--set", "model.width=5", "--set", "cluster.device_memory_bytes=2000000")
     caches = (tmp_path / "0", tmp_path / "1")
-    said = on_two_hosts(*words, KILOBATCH_DECODER=("pillow", "opencv"), XDG_CACHE_HOME=caches)
+    code, said = on_two_hosts(*words, KILOBATCH_DECODER=("pillow", "opencv"), XDG_CACHE_HOME=caches)
+    assert code == 0, said
     assert "the hosts differ: decoder: 'pillow' on" in said
 
 
 def test_equal_bits_are_given_up_by_all_where_the_environment_of_one_host_prevents_them(on_two_hosts):
-    assert "on the number of ranks: OMP_NUM_THREADS is 2" in on_two_hosts(OMP_NUM_THREADS=(1, 2))
+    code, said = on_two_hosts(OMP_NUM_THREADS=(1, 2))
+    assert code == 0, said
+    assert "on the number of ranks: OMP_NUM_THREADS is 2" in said
+
+
+def test_a_cluster_file_that_differs_between_hosts_is_refused(on_two_hosts, tmp_path):
+    text = "name: own\nnodes: 1\nworkers_per_node: 2\ndevice: cpu\ndevice_memory_bytes: 8000000000\n"
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder, overlap in zip(folders, ("true", "false"), strict=True):
+        folder.mkdir()
+        (folder / "own.yaml").write_text(f"{text}exchange: {{overlap: {overlap}}}\n")
+    code, said = on_two_hosts("--cluster", "own.yaml", folders=folders)
+    assert code != 0
+    assert "differs from that of rank 0 on " in said
