@@ -48,7 +48,7 @@ def require_one_recipe(digest: str, mpi: Any) -> None:
     (first_digest, first_host), *_ = digests_and_hosts
     if others := sorted({host for other, host in digests_and_hosts if other != first_digest}):
         named = ", ".join(others)
-        raise RunFailed(f"the recipe or cluster on {named} differs from that of rank 0 on {first_host}; copy one to all")
+        raise RunFailed(f"recipe or cluster on {named} differ from those of rank 0 on {first_host}; copy one to all")
 
 
 def checksums(model: chainer.Link) -> np.ndarray:
