@@ -82,7 +82,7 @@ def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str 
 
 def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
     """A recipe's file and those it extends, in order, each with the origin of its `extends`, None for the last."""
-    link = parse_yaml(path.read_bytes(), file=shown(path)).value.get("extends")
+    link = _parsed(path.read_bytes(), shown(path)).value.get("extends")
     return [(path, None)] if link is None else [(path, link.origin), *chain_of(_base(link, path))]
 
 

@@ -27,7 +27,7 @@ from recipes.schema.vocabulary import rate_rule
 from trainers.launch.reproduce import has_diverged, train_apart
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
-from trainers.runs.identity import IDENTITY, code_folders
+from trainers.runs.identity import IDENTITY
 from trainers.runs.run_folder import (
     CHECKPOINTS,
     ENVIRONMENT,
@@ -223,8 +223,6 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
 def _open(asked: Branching, overrides: Sequence[str] = ()) -> OpenedRecipe:
     """The recipe of the run, changed."""
     require_run(asked.run)
-    if asked.allow_code:
-        code_folders(asked.run)
     words = vocabulary(allow_code=asked.allow_code)
     options = {"vocabulary": words, "allow_code": asked.allow_code, "data_root": asked.data}
     return open_recipe(asked.run / RECIPE, overrides=overrides, **options)

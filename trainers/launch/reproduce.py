@@ -33,7 +33,6 @@ from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.identity import code_folders
 from trainers.runs.mpi_ranks import without_launcher
 from trainers.runs.run_folder import FolderRefused, differences, environment_of, require_another_end
 
@@ -93,8 +92,6 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     path = Path(path_of_pack(rerun.pack))
     if not (path.parent / HEAD).is_file():
         raise InputRefused(f"{rerun.pack} is no pack; make one: kilobatch recipes pack {shlex.quote(rerun.pack)}")
-    if rerun.allow_code:
-        code_folders(path.parent)
     words = vocabulary(allow_code=rerun.allow_code)
     opened = open_recipe(path, vocabulary=words, allow_code=rerun.allow_code, data_root=rerun.data)
     refuse_unbuilt(opened.recipe, opened.dataset)

@@ -19,6 +19,7 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import stream_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.load import chain_of
+from recipes.reading.open import CODE
 from recipes.reports.wording import counted
 from recipes.schema.image_size import image_sizes
 from trainers import kernels
@@ -34,7 +35,7 @@ from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
-from trainers.runs.identity import CODE, identity_of, own_code, sha256_of_tree, write_identity
+from trainers.runs.identity import identity_of, own_code, sha256_of_tree, write_identity
 from trainers.runs.memory import peak_memory, reset_peak
 from trainers.runs.mpi_ranks import command_line
 from trainers.runs.phase_clock import RankSeconds
@@ -315,8 +316,8 @@ class _Run:
         folder = self.folder
         plan = replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe))
         time = forecast_tree(plan)
-        files = own_code([opened.tree, opened.dataset_tree], self.prepared.code_folders)
-        now = identity_of([opened.tree, opened.dataset_tree], self.prepared.code_folders, opened.dataset)
+        files = own_code([opened.tree, opened.dataset_tree], opened.code_folders)
+        now = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
         self.ids = identity_ids(opened, now)
         write_run(
             folder,
