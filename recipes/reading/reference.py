@@ -12,7 +12,7 @@ from typing import Any
 from recipes import schema
 from recipes.planning import hardware
 from recipes.planning.cluster import Cluster, GradientExchange
-from recipes.reading.read import Field, component_of, fields_of, options_of, words
+from recipes.reading.read import Field, component_of, fields_of, kind_of, options_of, words
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Vocabulary
 
@@ -186,7 +186,7 @@ def _default(cls: type, field: Field) -> str:
     if field.required:
         return "required"
     if component_of(field.hint) and field.default is not None:
-        return f"`{{kind: {type(field.default).__name__}}}`"
+        return f"`{{kind: {kind_of(field.default)}}}`"
     if dataclasses.is_dataclass(field.default):
         return "its defaults"
     return f"`{json.dumps(field.default)}`" if field.default != "" else "empty"
