@@ -67,9 +67,10 @@ samples (`sp`, `ksp`, `Msp`, `Gsp`). `0.5run` is a part of the run. Opening a re
 `every: 5up` is thus the time of the first five updates; after a batch ramp the same time holds fewer updates.
 
 **`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key. A
-list replaces a list, and null removes a key. A mapping with another `kind` replaces the whole mapping. `name`, `claims`
-and `card` are not inherited, because nobody has measured the derived recipe. `--set a.b=c` on the command line is one
-more layer; `--set augmentation.train.0.size=128` changes an entry of a list.
+list replaces a list, and null removes a key. A mapping with another `kind` replaces the whole mapping. `name`, `title`,
+`source`, `claims` and `card` are not inherited, because nobody has published or measured the derived recipe, nor is
+`assumed` of a value that it gives itself. `--set a.b=c` on the command line is one more layer;
+`--set augmentation.train.0.size=128` changes an entry of a list.
 
 **`lacks`** names methods that kilobatch does not implement. The recipe may then use a `kind` of that name, or a key
 with the name in snake case (`SharpnessAware`: `sharpness_aware`). `validate`, `show`, `curve` and `plan` work;
