@@ -347,7 +347,7 @@ class _Run:
         """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""
         rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
-        state = RunState(total_updates=self.plan.timeline.num_updates, total_samples=self.plan.timeline.num_samples)
+        state = RunState(total_updates=self.plan.timeline.num_updates, total_samples=self.prepared.num_samples)
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
         shows = {"memory": self._peaks, "observe": lambda line: lines.take([line])}
         return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, **shows)
