@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -322,7 +323,8 @@ def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence
     words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", end]
     words += [word for change in changes for word in ("--set", change)]
     words += [*asked.options, *(["--data", str(asked.data)] if asked.data else [])]
-    return train_apart([*words, *(["--allow-code"] if asked.allow_code else [])], folder)
+    words += ["--allow-code"] if asked.allow_code else []
+    return train_apart(words, folder, prints_to=subprocess.DEVNULL)
 
 
 def _begin(run: Path, folder: Path, checkpoint: Path) -> None:

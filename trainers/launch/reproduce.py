@@ -243,14 +243,14 @@ def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
     return train_apart([*words, *(["--resume"] if folder.is_dir() else [])], folder)
 
 
-def train_apart(words: Sequence[str], folder: Path) -> Run:
-    """The run of `kilobatch train` with these words, in processes of its own; what it prints goes to stderr.
+def train_apart(words: Sequence[str], folder: Path, *, prints_to: int = _STDERR) -> Run:
+    """The run of `kilobatch train` with these words, in processes of its own.
 
     Raises:
         RerunFailed: it did not end, and its numbers are finite.
     """
     command = [sys.executable, "-P", "-m", "kilobatch", "train", *words]
-    done = subprocess.run(command, env=without_launcher(os.environ), stdout=_STDERR)
+    done = subprocess.run(command, env=without_launcher(os.environ), stdout=prints_to)
     if done.returncode and not has_diverged(folder):
         raise RerunFailed(folder, done.returncode)
     return open_run(folder)

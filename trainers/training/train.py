@@ -258,20 +258,13 @@ class _Run:
         self.metrics = self._metrics()
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
-        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, notes=notes, **reached)
-        for note in notes:
+        workers, threads = counted(self.mpi.size, "worker"), counted(self.threads, "thread")
+        words = f"{workers}, {threads} each, {self.loads_by}, {kernels.in_use()} kernels"
+        words = f"training {self.opened.recipe.name} on {words}, updates {self.updater.iteration} to {self.end_update}"
+        reached |= {"notes": notes, "training": f"{words} of {self.plan.timeline.num_updates}"}
+        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, **reached)
+        for note in (*notes, reached["training"]):
             log.info("%s", note)
-        log.info(
-            "training %s on %s, %s each, %s, %s kernels, updates %d to %d of %d",
-            self.opened.recipe.name,
-            counted(self.mpi.size, "worker"),
-            counted(self.threads, "thread"),
-            self.loads_by,
-            kernels.in_use(),
-            self.updater.iteration,
-            self.end_update,
-            self.plan.timeline.num_updates,
-        )
 
     def _notes_on_bits(self) -> list[str]:
         """Whether the bits of the run depend on the number of ranks, and why; sets `exact`, which the run records."""
