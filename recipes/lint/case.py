@@ -40,14 +40,12 @@ class Case:
         written: the merged tree as it was written, positions with their units.
         base: the recipe that it extends; None if it extends none.
         workers: number of workers; None if unknown.
-        wire: number format of gradients on the wire.
     """
 
     opened: OpenedRecipe
     written: Mapping[str, Any]
     base: OpenedRecipe | None = None
     workers: int | None = None
-    wire: str = "float32"
 
     @property
     def recipe(self) -> Recipe:

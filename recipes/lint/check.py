@@ -74,14 +74,12 @@ def lint_recipe(
     allow_code: bool = False,
     data_root: Path | None = None,
     workers: int | None = None,
-    wire: str = "float32",
 ) -> list[Finding]:
     """What the rules find in a recipe, in the order of its files.
 
     Args:
         name_or_path, vocabulary, overrides, allow_code, data_root: as for `recipes.open_recipe`.
         workers: number of workers; None skips the rules that depend on it.
-        wire: number format of gradients on the wire: float32, float16 or bfloat16.
     Raises:
         RecipeError: the recipe does not open.
     """
@@ -89,7 +87,7 @@ def lint_recipe(
     opened = open_recipe(name_or_path, overrides=overrides, **options)
     written, origins = load_tree(opened.path, overrides=overrides)
     chain = chain_of(opened.path)
-    case = Case(opened=opened, written=written, base=_base(chain, options), workers=workers, wire=wire)
+    case = Case(opened=opened, written=written, base=_base(chain, options), workers=workers)
     active = entries()
     if workers is None:
         active = {name: pair for name, pair in active.items() if pair[0].__module__ != worker_rules.__name__}

@@ -18,15 +18,14 @@ _INTRODUCTION = """\
 finding has its line, the reason, the source of the rule and a way out:
 
     kilobatch recipes lint mine.yaml
-    kilobatch recipes lint mine.yaml --cluster mn1            # also the rules that need the number of workers
-    kilobatch recipes lint mine.yaml -n 512 --wire float16
+    kilobatch recipes lint mine.yaml --cluster mn1            # also the rule that needs the number of workers
+    kilobatch recipes lint mine.yaml -n 512
 
 The exit code is 0 if nothing is found, 5 if something is found, and 2 if a recipe is wrong.
 
 A finding points to the key that causes it. If several keys cause it together, it points to one in the recipe's own file
-before one in a file that the recipe extends. The rules `float16-sum` and `span-over-share` need the number of workers,
-from `--cluster` or `-n`. The number format of the gradients on the wire comes from the cluster's `exchange` or from
-`--wire`.
+before one in a file that the recipe extends. The rule `span-over-share` needs the number of workers, from `--cluster`
+or `-n`.
 
 **To keep a value** that a rule reports, write a comment with the reason on the line of the key or above it:
 

@@ -1,12 +1,15 @@
-"""What contradicts between the parts of a recipe that was read: sizes of images, and ways of exchanging gradients."""
+"""What contradicts between the parts of a recipe that was read: sizes of images, exchange of gradients, rates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recipes.planning.rates import learning_rate_at
 from recipes.reading.read import Path, Reading
 from recipes.schema import Recipe
 from recipes.schema.image_size import IMAGE_SIZE, image_sizes, keys_of_image_size, late_sizes
+
+_LOOKED = 200  # positions of an optimizer's slow start at which the rate is looked at
 
 
 def check_image_size(reading: Reading, recipe: Recipe) -> None:
@@ -66,3 +69,20 @@ def check_updater(reading: Reading, recipe: Recipe) -> None:
         reading.refuse(path, "cannot be one update late", "remove it, or set `double_buffering: false`")
     if getattr(optimizer, "needs_group_gradients", False):
         reading.refuse(path, f"{kind} measures the gradients that this changes", "remove it, or take another optimizer")
+
+
+def check_rate(reading: Reading, recipe: Recipe) -> None:
+    """An optimizer that divides by the rate while it starts slowly needs one above 0 until then."""
+    optimizer, kind = recipe.optimizer, type(recipe.optimizer).__name__
+    if not hasattr(optimizer, "divides_by_rate"):
+        return
+    until = max(0.0, min(optimizer.slow_until, recipe.epochs))
+    for epoch in (until * number / _LOOKED for number in range(_LOOKED)):
+        if optimizer.divides_by_rate(epoch) and learning_rate_at(recipe, epoch) == 0:
+            what = f"is 0 at epoch {epoch:g}, and {kind} divides by it until epoch {optimizer.slow_until:g}"
+            reading.refuse(("learning_rate",), what, "it is a warmup of its own: remove `warmup`, or begin above 0")
+            break
+    for index, entry in enumerate(recipe.learning_rate.factors):
+        if entry.factor == 0 and optimizer.divides_by_rate(0.0):
+            path = ("learning_rate", "factors", index, "factor")
+            reading.refuse(path, f"is 0, and {kind} divides by the rate", "write a number above 0")

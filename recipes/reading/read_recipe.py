@@ -19,7 +19,7 @@ from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate, momentum_key, optimizer_at
-from recipes.reading.checks import check_image_size, check_updater
+from recipes.reading.checks import check_image_size, check_rate, check_updater
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init
@@ -360,6 +360,7 @@ def read_recipe(
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         check_updater(reading, recipe)
+        check_rate(reading, recipe)
         _check_batch(reading, recipe, time.dataset)
         _check_comparison(reading, recipe)
         _check_schedules(reading, recipe)

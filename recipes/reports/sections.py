@@ -18,7 +18,6 @@ from recipes.reports.wording import counted, duration, number, percent, size
 OUTCOMES = {"success": "Finished", "stopped": "Stopped", "failed": "Failed", "unfinished": "Unfinished"}
 _MOST_NAMED = 10  # images
 _SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
-_OF_CHOICES = ("update", "largest_that_fits", "choices")  # keys of a plan's memory that are no bytes
 
 
 def badge(run: Run) -> Markup:
@@ -104,7 +103,7 @@ def plan(run: Run) -> Markup:
         parts = [
             f"{key.removesuffix('_bytes').replace('_', ' ')} {size(memory[key])}"
             for key in memory
-            if key not in _OF_CHOICES
+            if key.endswith("_bytes") and key != "range_bytes"
         ]
         summary += f" Memory on a device: {', '.join(parts)}."
     summary += f" In this run: {run.memory}." if run.memory else ""
@@ -154,7 +153,7 @@ def changes(run: Run) -> Markup:
     """The values that the recipe's own file and the command line set, where the rest comes from a parent recipe."""
     tree = {key: value for key, value in run.recipe.items() if key not in (*WORDS, "claims", "kilobatch")}
     rows = [(path, text, _origin(path, run.origins)) for path, text in leaves(tree)]
-    own = _file_of(run.origins.get("name", run.origins.get("", "")))
+    own = _file_of(run.origins.get("kilobatch", ""))
     files = dict.fromkeys(_file_of(origin) for _, _, origin in rows)
     parents = [file for file in files if file.endswith((".yaml", ".yml")) and file != own]
     changed = [row for row in rows if row[2].startswith("command line") or (parents and _file_of(row[2]) == own)]
@@ -191,7 +190,8 @@ def reproduction(run: Run) -> Markup:
     commit = commit.get("commit") if isinstance(commit, dict) else commit
     lines = [f"git checkout {commit}"] if isinstance(commit, str) and commit else []
     lines.append(_begun_anew(run.command) or "# run.yaml does not say which command was typed")
-    words = "The same samples, rates and, up to rounding, weights on any number of workers. "
+    weights = "weights to the last bit" if run.plan.get("exact") is True else "up to rounding weights"
+    words = f"The same samples, rates and {weights} on any number of workers. "
     words += f"The seed is {number(run.recipe.get('seed', '–'))}."
     return joined([tag("h2", "How to reproduce"), tag("pre", tag("code", "\n".join(lines))), tag("p", words)])
 

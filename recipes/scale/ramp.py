@@ -132,9 +132,9 @@ def step_changes(
         kind = request.value("optimizer.kind")
         raise InputRefused(f"no rule says how the rate of {kind} follows the batch; known: optimizers of SGD and Adam")
     yield request.moved("batch.global", [{"from": at, "size": size} for at, size in steps], reason, source)
-    spans = recipe.batch.norm_span.sizes
-    if len(spans) > 1:
-        yield request.moved("batch.norm_span", recipe.batch.norm_span(steps[-1][0]), "that of the last step")
+    span = recipe.batch.norm_span
+    if len(span.sizes) > 1:
+        yield request.moved("batch.norm_span", [{"from": at, "size": span(at)} for at, _ in steps], "as before there")
     if formula.rule == rule and formula.scale_with == "current":
         yield request.kept("learning_rate.rule", "the rate follows the batch")
     elif len(sizes) == 1 and (warmup is None or warmup.target_batch == sizes[0]):
@@ -153,5 +153,5 @@ def step_changes(
         if reached != warmup.target_batch:
             yield request.moved("learning_rate.warmup.target_batch", reached, "the batch at its end")
     average, how = recipe.evaluation.norm_momentum, recipe.evaluation.norm_statistics
-    if average.per == "update" and how in ("moving_average", "pooled"):
+    if average.per == "update" and how in ("moving_average", "pooled") and len(sizes) == 1:  # a ramp has its own way
         yield request.moved("evaluation.norm_momentum.per", sizes[0], "forgets as fast at every batch")

@@ -88,7 +88,7 @@ Version = Annotated[bool, typer.Option("--version", callback=_show_version, is_e
 
 @app.callback()
 def options(version: Version = False) -> None:
-    """Trains with large minibatches and keeps the accuracy."""
+    """Trains with large minibatches, the same run on one worker or many."""
 
 
 @contextmanager

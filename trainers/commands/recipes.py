@@ -27,7 +27,6 @@ from trainers.commands.options import (
 app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS_OF_GROUPS)
 
 OfFile = Enum("OfFile", {name: name for name in ("recipe", "dataset", "cluster", "search", "frontier")})
-Wire = Enum("Wire", {name: name for name in ("float32", "float16", "bfloat16")})
 
 
 @app.command("list")
@@ -88,9 +87,8 @@ def validate(
 @app.command()
 def lint(
     recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...", help=NAMES)] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="For the rules that depend on workers.")] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="For the rule that depends on workers.")] = None,
     workers: Annotated[int | None, typer.Option("-n", min=1, metavar="N", help="Workers, without a cluster.")] = None,
-    wire: Annotated[Wire | None, typer.Option(help="Gradients' format on the wire; the cluster's, or float32.")] = None,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules instead.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --rules: print docs/lint.md.")] = False,
     overrides: Set = None,
@@ -109,13 +107,10 @@ def lint(
         print(handbook() if markdown else rules_text(as_json), end="")
         return
     known = vocabulary(allow_code=allow_code)
-    sent = "float32" if wire is None else wire.value
     if cluster is not None:
-        opened = open_cluster(cluster, vocabulary=known)
-        workers = workers or opened.num_workers
-        sent = opened.exchange.wire if wire is None else sent
+        workers = workers or open_cluster(cluster, vocabulary=known).num_workers
     options = {"vocabulary": known, "overrides": overrides or (), "allow_code": allow_code, "data_root": data}
-    findings = {name: lint_recipe(name, workers=workers, wire=sent, **options) for name in recipes}
+    findings = {name: lint_recipe(name, workers=workers, **options) for name in recipes}
     print(findings_text(findings, as_json), end="")
     raise typer.Exit(5 if any(findings.values()) else 0)
 

@@ -15,7 +15,7 @@ from recipes.reports.curves import points_text
 from recipes.reports.wording import duration, number, percent
 from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import short
-from trainers.frontier.results import Point, difference, fit_of
+from trainers.frontier.results import FEWEST, Point, difference, fit_of
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
 from trainers.search.results import column_names
@@ -119,6 +119,9 @@ def _scaling(points: Sequence[Point]) -> str:
     """Up to which batch the updates of a method fall."""
     made = fit_of(points)
     if made is None:
+        first = next((point for point in points if point.figure not in (None, math.inf)), None)
+        if first is not None and first.figure < FEWEST:
+            return f"{first.figure:g} at batch {first.batch:,}, too few updates for a curve; set a higher goal"
         return "too few points reached the goal for a curve; it takes three"
     curve, (low, high) = made
     useful = curve.useful_to / curve.b_crit

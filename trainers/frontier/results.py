@@ -24,6 +24,8 @@ from trainers.search.outcome import evaluations, has_ended, metrics_lines
 from trainers.search.results import confirm_folder
 from trainers.search.study import DIVERGED, finished, state_of
 
+FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -221,11 +223,13 @@ def difference(point: Point, other: Point) -> tuple[float, float, float] | None:
 def fit_of(points: Sequence[Point]) -> tuple[Fit, tuple[float, float]] | None:
     """The curve of the updates to a goal, and the 95 % interval of its critical batch; None with too few points.
 
+    None too where the smallest batch takes under `FEWEST` updates: the figures are hardly more than their rounding.
+
     The interval is over the seeds of every point; without seeds over its trials, of which the best counts.
     """
     found = [point for point in points if point.has_target and point.figure not in (None, math.inf)]
     made = fit([(point.batch, point.figure) for point in found])
-    if made is None:
+    if made is None or found[0].figure < FEWEST:
         return None
     frontier = found[0].opened.frontier
     if frontier.seeds:

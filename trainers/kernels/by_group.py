@@ -39,6 +39,7 @@ def tree_sum(parts: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
     Args:
         parts: a power of two of them, arrays or on the first axis of one.
 
+    >>> import numpy as np
     >>> tree_sum(np.arange(8.0).reshape(4, 2)).tolist()
     [12.0, 16.0]
     """

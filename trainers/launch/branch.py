@@ -193,7 +193,10 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
     found = []
     for size, changes in recipes.items():
         folders = places[size]
-        runs = [_trained(asked, each, checkpoint, [*changes, f"seed={seed}"]) for seed, each in folders.items()]
+        runs = [
+            _trained(asked, each, checkpoint, [*changes, f"seed={seed}"], end=samples + window)
+            for seed, each in folders.items()
+        ]
         ends = [run.final_accuracy for run in runs if not has_diverged(run.folder)]
         branch = Branch(
             batch=size,
@@ -296,7 +299,8 @@ def _overrides(opened: OpenedRecipe, *, samples: int, batch: int, end: int) -> l
     """The recipe of a branch, as changes of that of the run."""
     changes = step_changes(request_of(opened), steps_of(opened, samples=samples, batch=batch), "a branch")
     moved = [f"{change.key}={json.dumps(change.after)}" for change in changes if change.moves]
-    return [*moved, "stop_at=null", "evaluation.every=1run", f"evaluation.offset={end}sp"]
+    offset = end if end / opened.dataset.num_train < opened.recipe.epochs else 0  # the end of a run is scored anyway
+    return [*moved, "stop_at=null", "evaluation.every=1run", f"evaluation.offset={offset}sp"]
 
 
 def request_of(opened: OpenedRecipe) -> Request:
@@ -311,7 +315,7 @@ def steps_of(opened: OpenedRecipe, *, samples: int, batch: int) -> list[tuple[fl
     return steps if steps[-1][1] == batch else [*steps, (epoch, batch)]
 
 
-def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence[str]) -> Run:
+def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence[str], *, end: int) -> Run:
     """The run of a branch, which is trained now unless it is there."""
     if (folder / RECIPE).is_file():
         run = open_run(folder)
@@ -319,8 +323,7 @@ def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence
             return run
     else:
         _begin(asked.run, folder, checkpoint)
-    end = next(change for change in changes if change.startswith("evaluation.offset=")).partition("=")[2]
-    words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", end]
+    words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", f"{end}sp"]
     words += [word for change in changes for word in ("--set", change)]
     words += [*asked.options, *(["--data", str(asked.data)] if asked.data else [])]
     words += ["--allow-code"] if asked.allow_code else []

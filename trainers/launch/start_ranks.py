@@ -122,7 +122,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             cluster = prepared.plan.cluster
             text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}, as it pays here"
             console.print(f"{text}; -n chooses another number", markup=False, highlight=False, soft_wrap=True)
-        totals = {"total_updates": timeline.num_updates, "total_samples": prepared.num_samples}
+        end = prepared.stop_after_update or timeline.num_updates
+        totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
         totals |= {"since_ms": began_ms, "verbosity": request.verbosity}
         code = follow(folder, started.process, console=console, **totals)
     failure = watch.close()

@@ -123,6 +123,10 @@ class RmspropWarmup:
         slope = 2 if self.transition == "printed" else 1
         return min(0.5 + slope * periods, 1.0)
 
+    def divides_by_rate(self, epoch: float) -> bool:
+        """Whether an update at this epoch needs a rate above 0."""
+        return self.sgd_weight(epoch) < 1
+
     def weights(self, rate: float, epoch: float) -> tuple[float, float]:
         """a and b at this rate and epoch.
 
@@ -130,7 +134,7 @@ class RmspropWarmup:
             ValueError: the rate is 0 while the RMSprop term still has a weight.
         """
         sgd = self.sgd_weight(epoch)
-        if rate == 0 and sgd < 1:
+        if rate == 0 and self.divides_by_rate(epoch):
             raise ValueError(
                 f"RmspropWarmup divides its RMSprop rate by the learning rate, which is 0 at epoch {epoch:g}; "
                 "it is a warmup of its own, so give the recipe a rate above 0 until it is over"

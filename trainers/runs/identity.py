@@ -12,6 +12,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.reading.open import CODE
 from recipes.schema import Dataset
+from trainers.runs.run_folder import write_whole
 
 IDENTITY = "identity.json"
 WHATS = ("code", "data")
@@ -115,7 +116,7 @@ def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path],
         if file.resolve() != copy.resolve():
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(file.read_bytes())
-    (folder / IDENTITY).write_text(text, encoding="utf-8")
+    write_whole(folder / IDENTITY, text)
     return changed
 
 

@@ -44,7 +44,7 @@ def follow(
     Args:
         run_folder: where the ranks write; the file need not exist yet.
         process: the ranks' mpiexec; the caller reads its pipes.
-        total_samples: until it ends or is to stop; with it the time left is right while the batch grows.
+        total_samples: up to where it ends or stops; with it the time left is right while the batch grows.
         since_ms: lines older than this are of sessions before a `--resume`, and not shown.
         verbosity: -1 shows only notes and how the run ended, 1 a line an update.
     Returns:

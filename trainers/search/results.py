@@ -70,8 +70,11 @@ def metric_name(metric: str) -> str:
 
 
 def shown(metric: str, value: float | None) -> str:
-    """A score without its name, empty where there is none."""
-    return "" if value is None else percent(value) if metric == "accuracy" else number(float(value))
+    """A score without its name, empty where there is none: '97.50 %', '210 updates'."""
+    if value is None:
+        return ""
+    of_a_goal = {"updates_to": " updates", "epochs_to": " epochs", "hours_to": " hours"}
+    return percent(value) if metric == "accuracy" else number(float(value)) + of_a_goal.get(metric, "")
 
 
 def scores(search: Search, values: Iterable[float], *, named: bool = False) -> str:

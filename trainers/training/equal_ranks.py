@@ -34,12 +34,12 @@ class WeightsDiffer(RunFailed):
 
 
 def require_one_recipe(digest: str, mpi: Any) -> None:
-    """All ranks must have read the same recipe: their files may differ between hosts.
+    """All ranks must have read the same recipe and cluster: their files may differ between hosts.
 
     Bytes on the wire: about 100 from each rank to each.
 
     Args:
-        digest: of the resolved recipe.
+        digest: of the resolved recipe and the cluster.
         mpi: communicator of all workers, which call this together.
     Raises:
         RunFailed: on all ranks.
@@ -48,7 +48,7 @@ def require_one_recipe(digest: str, mpi: Any) -> None:
     (first_digest, first_host), *_ = digests_and_hosts
     if others := sorted({host for other, host in digests_and_hosts if other != first_digest}):
         named = ", ".join(others)
-        raise RunFailed(f"the recipe on {named} differs from that of rank 0 on {first_host}; copy one to all")
+        raise RunFailed(f"recipe or cluster on {named} differ from those of rank 0 on {first_host}; copy one to all")
 
 
 def checksums(model: chainer.Link) -> np.ndarray:

@@ -75,9 +75,3 @@ class Prepared:
     plan: Plan
     stop_after_update: int | None
     checkpoint_every: float | str
-
-    @property
-    def num_samples(self) -> int:
-        """Samples consumed at its end, or where it is to stop."""
-        timeline, stop = self.plan.timeline, self.stop_after_update
-        return timeline.num_samples if stop is None else timeline.samples_at(stop)

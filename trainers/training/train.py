@@ -114,13 +114,16 @@ def train_as_rank(
     if prepared.plan.cluster.device == "cpu":
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before
-    require_one_recipe(sha256_of_tree(prepared.opened.tree), mpi)
-    divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
-    prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
-    if prepared.plan.exact and (why := unlike_hosts(mpi)) is not None:
+    read = {"recipe": prepared.opened.tree, "cluster": repr(prepared.plan.cluster)}
+    require_one_recipe(sha256_of_tree(read), mpi)
+    whys = mpi.allgather(prepared.plan.why_not_exact)  # hosts may have other environments
+    why = next(filter(None, whys), None) or unlike_hosts(mpi)
+    if prepared.plan.exact and why is not None:
         if request.exact:
             raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
         prepared = replace(prepared, plan=prepared.plan.without_exact(why, request.micro_batch_size))
+    divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
+    prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
     run = _Run(prepared, request, folder, mpi, threads, heartbeat or Heartbeat(folder, mpi=mpi, seconds=0))
     run.start()
     try:
@@ -340,7 +343,8 @@ class _Run:
         """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""
         rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
-        state = RunState(total_updates=self.plan.timeline.num_updates, total_samples=self.prepared.num_samples)
+        timeline = self.plan.timeline
+        state = RunState(total_updates=timeline.num_updates, total_samples=timeline.samples_at(self.end_update))
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
         shows = {"memory": self._peaks, "observe": lambda line: lines.take([line])}
         return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, **shows)

@@ -87,8 +87,8 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
     A moving average over updates looks back over about 1 / (1 - keep) of them. At a large batch these are epochs, and
     the weights have changed since. Evaluation then uses statistics of old weights.
 
-    Way out: `norm_momentum: {keep: K, per: BATCH}`, which counts in samples, with K at most 1 - BATCH / samples of an
-        epoch.
+    Way out: `evaluation: {norm_momentum: {keep: K, per: BATCH}}`, which counts in samples, with K at most 1 - BATCH /
+        samples of an epoch.
     Source: arithmetic; Akiba et al. 2017, arXiv 1711.04325, gave up the moving average at batch 32,768.
     Fires:
         evaluation: {norm_momentum: {keep: 0.999}}
@@ -98,12 +98,12 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
     batch, span = case.largest_batch, max(case.recipe.batch.norm_span.sizes)
     window = averaged_samples(case.recipe.evaluation, global_batch_size=batch, norm_span=span)
     epoch = max(batch, case.opened.dataset.num_train)
-    if window is not None and window > epoch:
+    if window is not None and window > epoch * (1 + 1e-9):  # 24 / (1 - 0.9) is above 240
         keep = (epoch - batch) * 100 // epoch / 100
         yield Fault(
             keys=("evaluation.norm_momentum.keep", "batch.global"),
             what=f"the average looks back {window:,.0f} samples of {case.opened.dataset.num_train:,}",
-            way_out=f"write `norm_momentum: {{keep: {keep:g}, per: {batch}}}`",
+            way_out=f"write `evaluation: {{norm_momentum: {{keep: {keep:g}, per: {batch}}}}}`",
         )
 
 

@@ -14,10 +14,10 @@ def lint(tmp_path, monkeypatch):
     """Writes a recipe and lints it: `lint(text)`; more files as `name=text`, which become `name.yaml`."""
     monkeypatch.chdir(tmp_path)
 
-    def result(text, *overrides, workers=None, wire="float32", **files):
+    def result(text, *overrides, workers=None, **files):
         for name, content in {"mine": text, **files}.items():
             (tmp_path / f"{name}.yaml").write_text(built(content))
-        return lint_recipe("mine.yaml", vocabulary=vocabulary(), overrides=overrides, workers=workers, wire=wire)
+        return lint_recipe("mine.yaml", vocabulary=vocabulary(), overrides=overrides, workers=workers)
 
     return result
 

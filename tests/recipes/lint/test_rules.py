@@ -13,8 +13,8 @@ RULES = sorted(entries())
 
 def options(text):
     """What the first comment of an example says lint is run with."""
-    number, wire = re.search(r"-n (\d+)", text), re.search(r"--wire (\w+)", text)
-    return {"workers": int(number[1])} | ({"wire": wire[1]} if wire else {}) if number else {}
+    number = re.search(r"-n (\d+)", text)
+    return {"workers": int(number[1])} if number else {}
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -111,14 +111,14 @@ def test_rules_that_fire(base, changes, rules, lint):
         (96, "update", "{keep: 0.93, per: 96}"),
         (96, 8192, "{keep: 0.93, per: 96}"),
         (1472, "update", "{keep: 0.01, per: 1472}"),
+        (150, "update", "{keep: 0.9, per: 150}"),  # a tenth of all samples
     ],
 )
 def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_out, lint):
-    text = (
-        f"kilobatch: 1\nextends: digits/baseline\nbatch: {{global: {batch}}}\n"
-        "evaluation: {norm_momentum: {keep: 0.95, per: %s}}\n"
-    )
-    (finding,) = [finding for finding in lint(text % per) if finding.rule == "lagging-statistics"]
-    assert finding.way_out == f"write `norm_momentum: {way_out}`"
-    after = lint(text.replace("{keep: 0.95, per: %s}", way_out))
+    text = f"kilobatch: 1\nextends: digits/baseline\nbatch: {{global: {batch}, norm_span: {batch}}}\n"
+    before = lint(f"{text}evaluation: {{norm_momentum: {{keep: 0.95, per: {per}}}}}\n")
+    (finding,) = [finding for finding in before if finding.rule == "lagging-statistics"]
+    written = f"evaluation: {{norm_momentum: {way_out}}}"
+    assert finding.way_out == f"write `{written}`"
+    after = lint(f"{text}{written}\n")
     assert "lagging-statistics" not in [finding.rule for finding in after]

@@ -129,6 +129,12 @@ CASES = r"""
 6| batch: {global: 15, norm_span: 15}
 8| optimizer: {kind: AdaScale}
 => 6:32 batch.norm_span: AdaScale compares the gradients of norm groups, and the batch of 15; 5 would do
+7| learning_rate: {reference: 1, per: 9, warmup: {kind: GradualWarmup, epochs: 2, start: 0}}
+8| optimizer: {kind: RmspropWarmup, beta_center: 1}
+=> 7:16 learning_rate: is 0 at epoch 0, and RmspropWarmup divides by it until epoch 3.5; remove `warmup`
+7| learning_rate: {reference: 1, per: 9, factors: [{parameters: [norm], factor: 0}]}
+8| optimizer: {kind: RmspropWarmup}
+=> 7:78 learning_rate.factors.0.factor: is 0, and RmspropWarmup divides by the rate; above 0
 10| lacks: [SmallResNet]
 => 10:9 lacks.0: SmallResNet is built; remove it
 10| assumed: [batch.size]

@@ -46,6 +46,7 @@ RECIPE = {
 }
 ORIGINS = {
     "": "recipes/papers/digits/large.yaml:1:1",
+    "kilobatch": "recipes/papers/digits/large.yaml:1",
     "model": "recipes/papers/digits/large.yaml:7:1",
     "epochs": "command line:1:8",
     "optimizer.no_decay.0": "recipes/papers/digits/large.yaml:17:80",
@@ -108,7 +109,8 @@ def write_run(tmp_path: Path) -> Callable[..., Path]:
             "recipe": "digits/large", "dataset": "digits", "cluster": "laptop", "workers": 3, "num_updates": 54,
             "num_samples": 17280, "segments": [_segment(0, 36, 240, [0.0125, 0.3]), _segment(36, 18, 480, [0.6, 0.01])],
             "memory": {"weights_bytes": 312_000, "gradients_bytes": 312_000, "optimizer_state_bytes": 312_000,
-                       "activations_bytes": None},
+                       "activations_bytes": None, "range_bytes": [1, 2], "rests_on": "counted", "update": 0},
+            "exact": True,
             "warnings": ["from update 0 on 0 of 3 workers have no samples"],
         }  # fmt: skip
         tree = {

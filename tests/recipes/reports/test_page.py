@@ -89,13 +89,16 @@ def test_only_a_live_page_may_ask_its_server(write_run, metric_lines):
 
 
 def test_what_differs_from_the_parent_is_named_with_its_place(write_run):
-    origins = {"": "mine.yaml:1:1", "name": "mine.yaml:2", "epochs": "mine.yaml:4", "seed": "command line",
-               "model": "recipes/papers/digits/baseline.yaml:7", "batch": "default"}  # fmt: skip
+    origins = {"kilobatch": "mine.yaml:1", "name": "rule: the name of the file", "epochs": "mine.yaml:4",
+               "batch": "default", "seed": "command line",
+               "model": "recipes/papers/digits/baseline.yaml:7"}  # fmt: skip
     text = Parsed(page_text([open_run(write_run(origins=origins))])).text
     shown = text[text.index("What differs from baseline") : text.index("The curves in numbers")]
     assert "epochs 12 mine.yaml:4" in shown
     assert "seed 0 command line" in shown
     assert "SmallResNet" not in shown
+    assert "optimizer state 312 kB, activations not known. " in text
+    assert "The same samples, rates and weights to the last bit on any number of workers." in text
 
 
 def hostile_run(write_run, name="hostile"):

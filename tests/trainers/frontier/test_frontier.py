@@ -118,6 +118,11 @@ def test_smaller_batches_alone_are_judged_by_the_largest(measured):
     assert "would have said 160 updates at batch 512, and a largest useful batch of 2,000" in said
 
 
+def test_a_goal_that_a_few_updates_reach_has_no_curve(measured):
+    easy = [replace(each, parts=(replace(each.parts[-1], seeds=(1.0, 1.0)),)) for each in measured.points]
+    assert "recipe: 1 at batch 128, too few updates for a curve" in report.conclusions(measured.opened, easy)[0]
+
+
 def test_a_fitted_batch_beyond_the_measured_ones_is_said_to_be():
     assert report._batch(57.1, [64, 256]) == "57.1, outside of those measured"
     assert report._batch(64.0, [64, 256]) == "64"

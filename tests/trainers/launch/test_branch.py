@@ -16,7 +16,18 @@ from recipes.planning.rates import batch_size_at, learning_rate_at
 from recipes.reading.open import open_recipe
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import open_run
-from trainers.launch.branch import Branch, Branches, Branching, branches_text, epsilon_of, grown_recipe, measured_ramp
+from recipes.scale import step_changes
+from trainers.launch.branch import (
+    Branch,
+    Branches,
+    Branching,
+    branches_text,
+    epsilon_of,
+    grown_recipe,
+    measured_ramp,
+    request_of,
+    steps_of,
+)
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -63,6 +74,21 @@ def test_branches_are_read_as_they_were_written(tmp_path):
     (tmp_path / "branches.json").write_text("{}")
     with pytest.raises(InputRefused, match=r"branches.json is not as `kilobatch branch` writes it"):
         Branches.read(tmp_path)
+
+
+def test_a_branch_of_a_ramp_changes_nothing_but_the_batch_from_there_on(tmp_path):
+    ramp = "batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}], norm_span: [{from: 0, size: 32}, %s]}\n"
+    text = f"kilobatch: 1\nextends: digits/ramp\n{ramp % '{from: 1, size: 64}'}"
+    (tmp_path / "mine.yaml").write_text(f"{text}evaluation: {{norm_momentum: {{per: update}}}}\n")
+    opened = open_recipe(tmp_path / "mine.yaml", vocabulary=vocabulary())
+    for batch, moved in ((192, []), (384, ["batch.global", "batch.norm_span"])):
+        steps = steps_of(opened, samples=1536 + 192, batch=batch)
+        changes = [change for change in step_changes(request_of(opened), steps, "a branch") if change.moves]
+        assert [change.key for change in changes] == moved
+        values = [f"{change.key}={json.dumps(change.after)}" for change in changes]
+        there = open_recipe(tmp_path / "mine.yaml", vocabulary=vocabulary(), overrides=values).recipe.batch
+        found = [(there.global_(at), there.norm_span(at)) for at in (0.0, 1.1, 1.2)]
+        assert found == [(96, 32), (192, 64), (batch, 64)]
 
 
 pytestmark = pytest.mark.mpi
@@ -150,6 +176,8 @@ def test_the_end_of_a_run_is_no_place_to_branch(parent, kilobatch):
     (ended / "recipe.yaml").write_text(text)
     done = kilobatch("branch", ended, "--batches", "192", cwd=folder)
     assert "ended ends at update 28; a run keeps the newest two and the best, here 20up (epoch 1.28)" in done.stderr
+    words = ("--at", "20up", "--window", "8up", "--batches", "100")  # a window that ends with the run
+    assert "the batch of 100 from 1.28 on is no multiple of 32" in kilobatch("branch", ended, *words, cwd=folder).stderr
 
 
 def test_a_ramp_of_branches_stays_below_the_critical_batch(tmp_path, monkeypatch):

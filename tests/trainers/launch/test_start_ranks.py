@@ -74,6 +74,7 @@ def whole(tmp_path_factory):
     done = train(folder, "--stop-after", f"{END}up", "--trace")
     assert done.returncode == 0, done.stderr
     assert f"stopped: {END} of 165 updates" in done.stdout
+    assert " left" not in done.stdout + (folder / "log.txt").read_text(), "the line after the last update has a score"
     assert done.stdout.endswith(f"run: {folder}\n")
     assert not (folder / "report.html").exists()
     return folder

@@ -1,6 +1,7 @@
 """What a run was made of: own code found by reading it, data by part, and what is said where they have changed."""
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,19 @@ def test_the_first_folder_that_has_a_module_gives_it(tmp_path):
     written(tmp_path / "other", net="", parts="")
     found = own_code([{"kind": "net.Net"}], [tmp_path / "one", tmp_path / "other"])
     assert found == {"net.py": tmp_path / "one/net.py", "parts.py": tmp_path / "other/parts.py"}
+
+
+def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path):
+    """A limit of the size of files stands for it."""
+    made_of, limits = {"code": {"a.py": "1"}, "data": {}}, resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_identity(tmp_path, made_of, {}, update=0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_identity(tmp_path, made_of, {}, update=7)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_identity(tmp_path) == {**made_of, "accepted": []}
 
 
 def test_changes_are_said_in_words_and_recorded_with_their_update(tmp_path):

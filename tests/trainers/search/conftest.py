@@ -110,11 +110,6 @@ class Searching:
             self.wait_for(self.run_folder(number) / "checkpoints" / "update-*")
         return [pid for number in numbers for pid in self.pids(number)]
 
-    @staticmethod
-    def updates_of_ranks(run):
-        """The update after which each rank left a run."""
-        return [json.loads(heartbeat.read_text())["update"] for heartbeat in sorted((run / "ranks").glob("*.json"))]
-
     def metrics(self, number):
         return [json.loads(text) for text in (self.run_folder(number) / "metrics.jsonl").read_text().splitlines()]
 
@@ -164,11 +159,11 @@ def made():
 
 @pytest.fixture
 def open_text(tmp_path, monkeypatch):
-    """`open_text(text)`: the search of this text, opened from mine.yaml in a working directory of the test's own."""
+    """`open_text(text)`: the search of the head and this text, from mine.yaml in a working directory of its own."""
     monkeypatch.chdir(tmp_path)
 
-    def open_text(text):
-        Path("mine.yaml").write_text(text)
+    def open_text(text, head=HEAD):
+        Path("mine.yaml").write_text(head + text)
         return open_search("mine.yaml", vocabulary=search_vocabulary())
 
     return open_text

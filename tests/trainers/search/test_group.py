@@ -161,8 +161,7 @@ def test_hosts_are_filled_before_groups_spread(slots, each, expected):
     assert ["".join(hosts) for hosts in placed] == expected
 
 
-def test_hosts_share_what_is_left():
-    assert hosts_named("a,b,c:4", 8) == {"a": 2, "b": 2, "c": 4}
+def test_hosts_with_numbers_need_no_total_and_may_be_addresses():
     assert hosts_named("a:1, b:2", None) == {"a": 1, "b": 2}
     assert hosts_named("10.0.0.1,node-7.cluster", 4) == {"10.0.0.1": 2, "node-7.cluster": 2}
 

@@ -13,24 +13,16 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 from rich.console import Console
 
-from recipes.schema import Budget, Objective, Search
+from recipes.schema import Objective
 from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.search.page import search_charts, write_search_page
 from trainers.search.results import Confirmed
-from trainers.search.samplers import RandomSampler
 from trainers.search.status import Display
 
 RATE = Float(low=0.01, high=1.0, log=True)
 MARKED = "<b>x</b>"
-SEARCH = Search(
-    name="mine",
-    title="Rates <and> words",
-    recipe="digits/baseline",
-    space={"rate": RATE, "word": Categorical(choices=("a", MARKED))},
-    sampler=RandomSampler(),
-    budget=Budget(trials=4),
-)
-BOTH = replace(SEARCH, objective=(Objective(), Objective(metric="device_hours")))
+SPACE = {"rate": RATE, "word": Categorical(choices=("a", MARKED))}
+BOTH = (Objective(), Objective(metric="device_hours"))
 
 
 def trial(state, values, rate, word, *, constraints=None, reports=None, **attributes):
@@ -62,6 +54,11 @@ def study():
 
 
 @pytest.fixture
+def search(made):
+    return made(title="Rates <and> words", space=SPACE)
+
+
+@pytest.fixture
 def page(tmp_path):
     """`page(study, search, **how)`: the text of the page."""
 
@@ -82,8 +79,8 @@ def by_label(chart):
     return {curve["label"]: curve for curve in chart["curves"]}
 
 
-def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page):
-    text = page(study, SEARCH)
+def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page, search):
+    text = page(study, search)
     assert MARKED not in text
     assert "the loss &lt;is&gt; not finite" in text
     assert "Trial 0 is best, with 90.00&nbsp;%." in text
@@ -94,13 +91,13 @@ def test_every_trial_has_a_row_and_a_curve_and_words_are_escaped(study, page):
     assert "<td>infeasible</td>" in text
     assert "1 min 01 s" in text
     assert 'href="trials/trial-0000/"' in text
-    curves = charts_of(study, SEARCH)[0]["accuracy (%) on the way"]["curves"]
+    curves = charts_of(study, search)[0]["accuracy (%) on the way"]["curves"]
     assert {curve["names"]: curve["group"] for curve in curves} == {
         "trial 0": "best", "trial 1": "pruned", "trial 3": "infeasible"}  # fmt: skip
 
 
-def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study):
-    search = replace(SEARCH, space={**SEARCH.space, "epochs": Int(low=2, high=40)}, reports=4)
+def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study, search):
+    search = replace(search, space={**SPACE, "epochs": Int(low=2, high=40)}, reports=4)
     kinds = {"epochs": IntDistribution(2, 40)}
     study.add_trial(create_trial(value=0.5, params={"epochs": 8}, distributions=kinds, intermediate_values={1: 0.5}))
     _, points = charts_of(study, search)
@@ -108,7 +105,7 @@ def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study):
     assert points["way 4"] == {"part of the run": [0.25], "epochs": [2]}
 
 
-def test_trials_are_shown_when_they_ended(study):
+def test_trials_are_shown_when_they_ended(search):
     """Over time and device-hours they stand in the order of their ends; over `trial` by their numbers."""
     study = optuna.create_study(direction="maximize")
     for number, end in enumerate((50, 30, 40)):
@@ -116,15 +113,15 @@ def test_trials_are_shown_when_they_ended(study):
         one.datetime_start = datetime(2026, 1, 1, 0, 0, number)
         one.datetime_complete = datetime(2026, 1, 1, 0, 0, end)
         study.add_trial(one)
-    points = charts_of(study, replace(SEARCH, ranks_per_trial=2))[1]["best"]
+    points = charts_of(study, replace(search, ranks_per_trial=2))[1]["best"]
     assert points["trial"] == [1, 2, 0]
     assert points["time"] == [30, 40, 50]
     assert points["device-hours"] == pytest.approx([2 * 61 / 3600, 4 * 61 / 3600, 6 * 61 / 3600], rel=1e-5)
 
 
-def test_the_best_so_far_keeps_the_constraints_and_slices_have_the_axis_of_their_range(study):
+def test_the_best_so_far_keeps_the_constraints_and_slices_have_the_axis_of_their_range(study, search):
     """An infeasible one (0.95) is never the best."""
-    made, points = charts_of(study, SEARCH)
+    made, points = charts_of(study, search)
     history, rate, word = (made[f"accuracy (%){by}"] for by in ("", " by rate", " by word"))
     curves = by_label(history)
     assert sorted(curves) == ["best so far", "complete", "infeasible"]
@@ -138,9 +135,9 @@ def test_the_best_so_far_keeps_the_constraints_and_slices_have_the_axis_of_their
 
 
 @pytest.mark.parametrize(("direction", "worst", "edge"), [("maximize", 0.0, "bottom"), ("minimize", math.inf, "top")])
-def test_a_diverged_trial_is_at_the_bad_edge_scales_no_axis_and_is_in_the_table(direction, worst, edge, page):
+def test_a_diverged_trial_is_at_the_bad_edge_scales_no_axis_and_is_in_the_table(direction, worst, edge, page, search):
     metric = {"maximize": "accuracy", "minimize": "loss"}[direction]
-    search = replace(SEARCH, objective=(Objective(metric=metric),))
+    search = replace(search, objective=(Objective(metric=metric),))
     study = optuna.create_study(direction=direction)
     for number in range(3):
         study.add_trial(trial(TrialState.COMPLETE, [0.9 + number / 100], 0.01 + number / 1000, "a"))
@@ -159,14 +156,14 @@ def test_a_diverged_trial_is_at_the_bad_edge_scales_no_axis_and_is_in_the_table(
     assert {curve["names"] for curve in made[f"{title} and values"]["curves"]} == {f"trial {at}" for at in range(3)}
 
 
-def test_parallel_coordinates_lead_each_trial_through_its_own_values():
+def test_parallel_coordinates_lead_each_trial_through_its_own_values(search):
     space = {"rate": RATE, "batch.global": Categorical(choices=(512, 64))}
     study = optuna.create_study(direction="maximize")
     kinds = {"rate": FloatDistribution(0.01, 1.0, log=True), "batch.global": CategoricalDistribution((512, 64))}
     for number, batch in enumerate((512, 64, 512, 64)):
         values = {"rate": 0.01 * 2**number, "batch.global": batch}
         study.add_trial(create_trial(value=0.5 + number / 10, params=values, distributions=kinds))
-    chart = charts_of(study, replace(SEARCH, space=space))[0]["accuracy (%) and values"]
+    chart = charts_of(study, replace(search, space=space))[0]["accuracy (%) and values"]
     assert chart["ticks"] == ("accuracy (%)\n50 – 80", "rate\n0.01 – 0.08", "global\n512 – 64")
     lines = {curve["names"]: curve for curve in chart["curves"]}
     for number in range(4):
@@ -174,17 +171,17 @@ def test_parallel_coordinates_lead_each_trial_through_its_own_values():
     assert [name for name, line in lines.items() if line["group"] == "best fifth"] == ["trial 3"]
 
 
-def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_time(page, tmp_path, monkeypatch):
+def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_time(page, tmp_path, monkeypatch, search):
     study = optuna.create_study()
-    text = page(study, SEARCH)  # before there is a score
+    text = page(study, search)  # before there is a score
     assert "No trial is complete." in text
     assert 'http-equiv="refresh"' not in text
     assert "data-live=" not in text
-    assert charts_of(study, SEARCH)[0] == {}
-    text = page(study, SEARCH, live=5)
+    assert charts_of(study, search)[0] == {}
+    text = page(study, search, live=5)
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in text
     assert 'data-live="5"' in text
-    shown = Display(SEARCH, study, tmp_path, Console(file=io.StringIO()), groups=1, epochs=20)
+    shown = Display(search, study, tmp_path, Console(file=io.StringIO()), groups=1, epochs=20)
     began = time.monotonic()
     shown.show()
     took = time.monotonic() - began
@@ -196,35 +193,37 @@ def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_the_t
     assert (tmp_path / "report.html").exists()
 
 
-def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(page):
+def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(page, search):
     confirmed = [Confirmed(trial=3, values=(0.9, 0.92), mean=0.91, low=0.9, high=0.92)]
     confirmed.append(Confirmed(trial=0, values=(0.8, 0.9), mean=0.85, low=0.81, high=0.89))
-    text = page(optuna.create_study(), SEARCH, confirmed=confirmed)
+    text = page(optuna.create_study(), search, confirmed=confirmed)
     assert "Best on fresh seeds is trial 3." in text
     assert text.index("trial 0: 85.00&nbsp;% (95&nbsp;%: 81.00&nbsp;% to 89.00&nbsp;%)") < text.index("<h2>Trials</h2>")
 
 
-def test_importances_are_of_each_objective_in_its_own_direction(page):
+def test_importances_are_of_each_objective_in_its_own_direction(page, search):
     """The rate decides the accuracy, the more the better; the word decides the hours."""
     study = optuna.create_study(directions=["maximize", "minimize"])
+    both = replace(search, objective=BOTH)
     for number in range(40):
         values = [number // 2 / 20, number % 2 + number // 2 % 4 / 10]
         study.add_trial(trial(TrialState.COMPLETE, values, 0.01 * 1.12**number, ("a", MARKED)[number % 2]))
-    _, accuracy, hours = page(study, BOTH).split("<h2>Importance for ")
+    _, accuracy, hours = page(study, both).split("<h2>Importance for ")
     assert "(PED-ANOVA)" in accuracy
     for section, order in ((accuracy, ["rate", "word"]), (hours, ["word", "rate"])):
         assert re.findall(r"<td>(rate|word)</td><td><progress", section) == order
 
 
-def test_several_objectives_have_a_front_and_a_table_of_it(page):
+def test_several_objectives_have_a_front_and_a_table_of_it(page, search):
     study = optuna.create_study(directions=["maximize", "minimize"])
+    both = replace(search, objective=BOTH)
     for values in ([0.9, 3.0], [0.8, 1.0], [0.7, 2.0]):
         study.add_trial(trial(TrialState.COMPLETE, values, 0.1, "a"))
     study.add_trial(trial(TrialState.FAIL, None, 1.0, "a", reason="gone"))
-    text = page(study, BOTH)
+    text = page(study, both)
     assert "2 trials that no other one beats in everything." in text
     assert re.findall(r'<tr data-name="trial (\d)">', text) == ["0", "1", "0", "1", "2", "3"]
-    made, points = charts_of(study, BOTH)
+    made, points = charts_of(study, both)
     assert list(made) == ["accuracy (%) by rate", "accuracy (%) by word", "accuracy (%) against device-hours",
                           "device-hours by rate", "device-hours by word"]  # fmt: skip
     assert points["accuracy (%) against device-hours best"] == {"device-hours": [1, 3]}

@@ -69,7 +69,6 @@ def test_other_values_lie_around_the_known_ones_and_inside_their_ranges(drawn):
     assert "learning_rate.warmup.epochs" not in one
 
 
-HEAD = "kilobatch: 1\nname: mine\nrecipe: digits/batch_256\nsampler: {kind: RandomSampler}\n"
 TEXT = """\
 space:
   learning_rate.reference: {kind: Float, low: 0.001, high: 1.0, log: true}
@@ -85,7 +84,7 @@ reports: 1
 
 
 def test_an_earlier_search_at_a_small_batch_informs_a_large_one(open_text):
-    small = open_text(HEAD + TEXT.replace("batch.global: 512", "batch.global: 64"))
+    small = open_text(TEXT.replace("batch.global: 512", "batch.global: 64"))
     record = folder_record(Path("out"), small, resume=False)
     Path("out").mkdir()
     with opened_storage("sqlite", Path("out")) as storage:
@@ -100,7 +99,7 @@ def test_an_earlier_search_at_a_small_batch_informs_a_large_one(open_text):
             recipe = open_recipe("digits/batch_256", vocabulary=vocabulary(), overrides=assignments(changes))
             (run / RECIPE).write_text(yaml.safe_dump(recipe.tree))
             study.tell(trial, rate)
-    opened = open_text(HEAD.replace("mine", "next") + TEXT + "prior: {search: out, draws: 2}\n")
+    opened = open_text(TEXT + "prior: {search: out, draws: 2}\n")
     rates = [one[RATE] for one in first_values(opened)]
     # A batch 8 times as large: a quarter of the way from the square root to twice the linear rule for the best recipe,
     # three quarters for the next one, over the growth of the reference rate with the batch.
@@ -123,4 +122,4 @@ BATCHES = TEXT.replace("fixed:\n  batch.global: 512\n", BATCHES)
 )
 def test_a_prior_that_is_not_there_or_has_no_one_batch_is_refused(open_text, text, prior, message):
     with pytest.raises(ValueError, match=message):
-        first_values(open_text(f"{HEAD}{text}prior: {{{prior}}}\n"))
+        first_values(open_text(f"{text}prior: {{{prior}}}\n"))

@@ -5,67 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from recipes.reading.open import open_recipe
-from recipes.search_space.ranges import suggested
-from trainers.launch.vocabulary import vocabulary
-from trainers.search.results import column_names, confirmed_in, confirmed_text, write_best
-from trainers.search.study import best_trials, new_study, store_constraints
+from trainers.search.results import confirmed_in, confirmed_text, write_best
+from trainers.search.study import new_study, next_trial
 
-TWO = "objective: [{metric: accuracy}, {metric: device_hours}]\n"
 TEXT = """\
-kilobatch: 1
-name: mine
-recipe: digits/batch_256
-sampler: {kind: RandomSampler}
-budget: {trials: 6, hours: 2, device_hours: 4}
-space:
-  optimizer.weight_decay: {kind: Float, low: 1e-5, high: 1e-2, log: true}
-  optimizer.kind: {kind: Categorical, choices: [MomentumSGD, Lars]}
-  optimizer.trust_coefficient: {kind: Float, low: 1e-3, high: 0.1, log: true, when: {optimizer.kind: [Lars]}}
-fixed: {epochs: 3, learning_rate.warmup.epochs: 1}
+objective: [{metric: accuracy}, {metric: device_hours}]
+budget: {trials: 4}
+space: {learning_rate.reference: {kind: Float, low: 0.01, high: 0.1}}
 """
-LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01, "optimizer.weight_decay": 0.005}
-MOMENTUM = {"optimizer.kind": "MomentumSGD", "optimizer.weight_decay": 0.001}
 
 
-def tell(study, opened, params, *values, **violations):
-    """A trial with these values, its recipe written where it is among the best."""
-    study.enqueue_trial(params)
-    trial = study.ask()
-    assert suggested(opened.search.space, trial) == params
-    store_constraints(trial, violations)
-    study.tell(trial, values)
-    if any(best.number == trial.number for best in best_trials(study)):
+def test_each_trial_of_the_front_leaves_a_recipe_and_no_other_trial_does(open_text):
+    opened = open_text(TEXT)
+    study = new_study(opened.search)
+    for values, front in (((0.9, 0.5), [0]), ((0.8, 0.1), [0, 1]), ((0.7, 0.2), [0, 1]), ((0.95, 0.1), [3])):
+        study.tell(next_trial(study, opened.search), values)
         write_best(Path(), opened, study)
-
-
-def test_columns_are_as_short_as_they_are_clear():
-    paths = ["epochs", "learning_rate.warmup.epochs", "learning_rate.reference", "1 - optimizer.momentum"]
-    assert column_names(paths) == ["epochs", "warmup.epochs", "reference", "1 - momentum"]
-
-
-def test_only_a_better_trial_that_keeps_the_constraints_takes_the_place(open_text):
-    search = open_text(TEXT)
-    study = new_study(search.search)
-    for params, value, violations in ((LARS, 0.9, -1.0), (MOMENTUM, 0.8, -1.0), (MOMENTUM, 0.95, 1.0)):
-        tell(study, search, params, value, loss=violations)
-        assert "in trial 0 of" in Path("best.yaml").read_text()
-    tell(study, search, MOMENTUM, 0.97, loss=-1.0)
-    assert "in trial 3 of" in Path("best.yaml").read_text()
-
-
-def test_several_objectives_leave_a_recipe_for_each_trial_of_the_front(open_text):
-    search = open_text(TEXT + TWO)
-    study = new_study(search.search)
-    tell(study, search, LARS, 0.9, 0.5)
-    tell(study, search, MOMENTUM, 0.8, 0.1)
-    tell(study, search, MOMENTUM, 0.7, 0.2)
-    assert sorted(path.name for path in Path("pareto").iterdir()) == ["trial-0000.yaml", "trial-0001.yaml"]
-    assert Path("pareto/trial-0000.yaml").read_text().startswith("# accuracy 90.00 %, device-hours 0.5 in trial 0")
-    tell(study, search, LARS, 0.95, 0.1)
-    assert [path.name for path in Path("pareto").iterdir()] == ["trial-0003.yaml"]
+        assert sorted(path.name for path in Path("pareto").iterdir()) == [f"trial-{at:04d}.yaml" for at in front]
+    assert Path("pareto/trial-0003.yaml").read_text().startswith("# accuracy 95.00 %, device-hours 0.1 in trial 3")
     assert not Path("best.yaml").exists()
-    assert open_recipe("pareto/trial-0003.yaml", vocabulary=vocabulary()).recipe.name == "mine-trial-3"
 
 
 def write(folder, number, seed, accuracy, ending="success"):

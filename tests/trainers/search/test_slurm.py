@@ -43,19 +43,6 @@ def slurm(monkeypatch):
     shutil.rmtree(above)
 
 
-@pytest.fixture
-def allocation(slurm):
-    """`allocation(tasks)`: the words before a command that run it in an allocation of so many tasks of one node."""
-    slurm(1)
-    return lambda tasks: ["salloc", "--quiet", f"--ntasks={tasks}"]
-
-
-def joined(search):
-    """(hosts, GPUs) of the ranks of each group, as they have reported them."""
-    first = [path.read_text().splitlines()[0] for path in search.folder.glob("jobs/group-*/start-*/answers.jsonl")]
-    return [(tree["joined"], tree["gpus"]) for tree in map(json.loads, first)]
-
-
 @pytest.mark.parametrize(
     ("options", "each"),
     [
@@ -71,9 +58,10 @@ def test_groups_fill_nodes_and_have_their_gpus_for_themselves(searching, slurm, 
     search = searching(SHORT + f"budget: {{trials: {number}}}\nranks_per_trial: {each}\n")
     search.complete("salloc", "--quiet", "--nodes=4", "--ntasks=16", *options.split())
     assert [trial.state for trial in search.trials()] == [TrialState.COMPLETE] * number
-    groups = joined(search)
-    assert [len(set(hosts)) for hosts, _ in groups] == [2 if each == 6 else 1] * number
-    devices = [device for hosts, gpus in groups for device in zip(hosts, gpus, strict=True)]
+    answers = search.folder.glob("jobs/group-*/start-*/answers.jsonl")  # each begins with hosts and GPUs of the ranks
+    groups = [json.loads(path.read_text().splitlines()[0]) for path in answers]
+    assert [len(set(group["joined"])) for group in groups] == [2 if each == 6 else 1] * number
+    devices = [device for group in groups for device in zip(group["joined"], group["gpus"], strict=True)]
     assert len(set(devices)) == len(devices) == number * each
     assert {gpu for _, gpu in devices} == {"0", "1", "2", "3"}
 
@@ -125,9 +113,10 @@ def test_trials_of_a_dead_node_go_on_elsewhere_and_the_node_is_set_aside(searchi
     assert "Requested node configuration is not available" in output  # as srun says at the second start
 
 
-def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all(searching, allocation):
+def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all(searching, slurm):
+    slurm(1)
     search = searching(TEXT + "budget: {trials: 3}\nranks_per_trial: 2\n")
-    launcher = (*allocation(4), "srun")
+    launcher = ("salloc", "--quiet", "--ntasks=4", "srun")
     for words, expected in ((launcher, 2), (launcher[:-1], 3)):  # joined, and as steps
         code, output = search.run(*words, SLURM_MPI_TYPE="none")
         assert code == expected, output
@@ -138,9 +127,10 @@ def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all
     search.resume_launched(*launcher)
 
 
-def test_a_run_is_trained_by_ranks_that_srun_started(allocation, tmp_path):
-    command = [*allocation(2), "srun", sys.executable, "-P", "-m", "kilobatch", "train", "digits/batch_256"]
-    command += ["--set", "epochs=6", "--out", str(tmp_path / "out")]
+def test_a_run_is_trained_by_ranks_that_srun_started(slurm, tmp_path):
+    slurm(1)
+    command = ["salloc", "--quiet", "--ntasks=2", "srun", sys.executable, "-P", "-m", "kilobatch", "train"]
+    command += ["digits/batch_256", "--set", "epochs=6", "--out", str(tmp_path / "out")]
     environment = {**os.environ, "SLURM_MPI_TYPE": "none"}
     refused = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert refused.returncode == 2

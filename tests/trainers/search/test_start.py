@@ -11,9 +11,6 @@ from trainers.search.start import _search_study, search
 from trainers.search.study import new_study
 
 TEXT = """\
-kilobatch: 1
-name: mine
-recipe: digits/batch_256
 objective: [{metric: accuracy}, {metric: device_hours}]
 budget: {trials: 6, hours: 2, device_hours: 4}
 space:
@@ -51,7 +48,7 @@ def test_a_dry_run_prints_on_one_rank_the_space_the_first_trial_and_what_it_take
 
 def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, tmp_path, capsys):
     text = "objective: {metric: updates_to, target: 0.9}\nbudget: {trials: 1}\n"
-    opened = open_text(HEAD.replace("KIND", "RandomSampler").replace("budget: {trials: 6}\n", text) + SPACE)
+    opened = open_text(text + SPACE)
     study = new_study(opened.search)
     study.add_trial(create_trial(state=TrialState.PRUNED))
     assert _search_study(opened, study, SearchRequest(search="mine.yaml"), tmp_path, []) == 3

@@ -10,38 +10,33 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from recipes.schema import Budget, Objective, Search
+from recipes.schema import Budget, Objective
 from recipes.search_space.ranges import Categorical, Float, suggested
 from trainers.commands.search import search_status
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.results import Confirmed
-from trainers.search.samplers import RandomSampler
 from trainers.search.status import Display, status_text, status_tree
 from trainers.search.study import DIVERGED, SECONDS, new_study, store_constraints
 
 LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}
-SEARCH = Search(
-    name="mine",
-    recipe="digits/baseline",
-    space={
-        "optimizer.kind": Categorical(choices=("MomentumSGD", "Lars")),
-        "optimizer.trust_coefficient": Float(low=0.0, high=1.0, when={"optimizer.kind": ("Lars",)}),
-    },
-    sampler=RandomSampler(),
-    budget=Budget(trials=4, device_hours=1.0),
-    ranks_per_trial=2,
-)
-BOTH = replace(SEARCH, objective=(Objective(), Objective(metric="device_hours")))
+SPACE = {
+    "optimizer.kind": Categorical(choices=("MomentumSGD", "Lars")),
+    "optimizer.trust_coefficient": Float(low=0.0, high=1.0, when={"optimizer.kind": ("Lars",)}),
+}
 
 
 @pytest.fixture
-def display(tmp_path):
-    def made(search):
+def display(tmp_path, made):
+    """`display(*objectives)`: that of a search for them, by default for the accuracy, on two groups of two ranks."""
+
+    def display(*objectives):
+        budget = Budget(trials=4, device_hours=1.0)
+        search = made(space=SPACE, budget=budget, ranks_per_trial=2, objective=objectives or Objective())
         console = Console(width=150, force_terminal=True, color_system=None)
         return Display(search, new_study(search), tmp_path, console, groups=2, epochs=20)
 
-    return made
+    return display
 
 
 def begin(shown, values=LARS, **attributes):
@@ -60,7 +55,7 @@ def status(folder):
 
 
 def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, tmp_path):
-    shown = display(SEARCH)
+    shown = display()
     with shown:
         shown.study.tell(begin(shown, **{SECONDS: 1800.0}), 0.975)
         shown.study.tell(begin(shown, **{DIVERGED: 7}), 0.0)
@@ -87,19 +82,19 @@ def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, 
 
 def test_time_left_is_that_of_the_budget_that_ends_first(display):
     """Trials of 90 s on 2 ranks, which are 0.05 device-hours: three are left, for two groups."""
-    shown = display(SEARCH)
+    shown = display()
     shown.study.tell(begin(shown, **{SECONDS: 90.0}), 0.9)
     for budget, seconds in (
         (Budget(trials=4, device_hours=10.0, hours=1.0), 3 * 90 / 2),
         (Budget(trials=4, device_hours=0.1), (0.1 - 0.05) * 3600 / 4),
         (Budget(trials=4, hours=60 / 3600), 60),
     ):
-        shown.search = replace(SEARCH, budget=budget)
+        shown.search = replace(shown.search, budget=budget)
         assert shown.seconds_left(shown.rows()) == pytest.approx(seconds, abs=2)
 
 
 def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_named(display, tmp_path):
-    shown = display(BOTH)
+    shown = display(Objective(), Objective(metric="device_hours"))
     trials = [begin(shown) for _ in range(4)] + [begin(shown, reason="rank 1: ValueError")]
     store_constraints(trials[3], {"loss <= 1": 0.5, "accuracy >= 0": -1.0})
     for trial, values in zip(trials, [(0.9, 0.5), (0.8, 0.1), (0.7, 0.2), (0.99, 0.01), None], strict=True):
@@ -113,14 +108,17 @@ def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_n
     assert [row["scores"] for row in status_tree(tmp_path)["best"]] == [[0.9, 0.5], [0.8, 0.1]]
 
 
-def test_a_trial_without_its_target_has_no_score(display):
+def test_a_trial_without_its_target_has_no_score(display, tmp_path):
     """It reports what it lacks, 0.2, which is no number of updates."""
-    shown = display(replace(SEARCH, objective=Objective(metric="updates_to", target=0.9)))
+    shown = display(Objective(metric="updates_to", target=0.9))
     trial = begin(shown, pruned_at=3)
     trial.report(0.2, 3)
     assert [(row["scores"], row["note"]) for row in shown.rows()] == [((), "report 3 of 20")]
     shown.study.tell(trial, state=TrialState.PRUNED)
     assert [(row["scores"], row["state"]) for row in shown.rows()] == [((), "pruned")]
+    shown.study.tell(begin(shown), 210.0)
+    shown.ended(1)
+    assert "trial 1 complete: 210 updates; best 210 updates (trial 1)" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_copy_that_cannot_be_written(
@@ -132,7 +130,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
     for update in range(5):
         at = {"update": update, "time_ms": 2000 + 1000 * update, "epoch": update / 4, "samples": 8 * update}
         state.take(line | at)
-    with display(SEARCH) as shown:
+    with display() as shown:
         begin(shown)
         shown.running = {0: (5.0, state)}
         shown.show()
@@ -151,7 +149,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
 def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(display, tmp_path, capsys):
     with pytest.raises(FolderRefused, match="name the folder of one"):
         status_tree(tmp_path)
-    with display(replace(SEARCH, objective=Objective(metric="loss"))) as shown:
+    with display(Objective(metric="loss")) as shown:
         shown.study.tell(begin(shown, **{DIVERGED: 7}), float("inf"))
         shown.confirmed = [Confirmed(trial=0, values=(0.25, 0.75), mean=0.5, low=0.125, high=0.875)]
         for number in range(9):

@@ -1,33 +1,24 @@
 """The order and the state of trials, and which values are proposed."""
 
 import math
-from dataclasses import replace
 from statistics import fmean
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from recipes.schema import Budget, Search
-from recipes.search_space.ranges import Categorical, Float
-from trainers.search.samplers import CmaEsSampler, NSGAIISampler, RandomSampler, TPESampler
+from recipes.search_space.ranges import Float
+from trainers.search.samplers import TPESampler
 from trainers.search.study import (
     DIVERGED,
     best_trials,
     enqueue,
     gain_of_second_half,
-    left_running,
     new_study,
     next_trial,
     state_of,
     store_constraints,
 )
-
-SPACE = {"x": Float(low=0.0, high=1.0), "y": Float(low=1e-3, high=1.0, log=True), "z": Categorical(choices=("a", "b"))}
-
-
-def search(sampler, trials=30):
-    return Search(name="mine", recipe="digits/baseline", space=SPACE, sampler=sampler, budget=Budget(trials=trials))
 
 
 def test_the_first_trials_are_enqueued_once_also_where_a_killed_search_had_enqueued_some():
@@ -38,45 +29,11 @@ def test_the_first_trials_are_enqueued_once_also_where_a_killed_search_had_enque
     assert [trial.system_attrs["fixed_params"] for trial in study.trials] == first
 
 
-def score(params):
-    return -((params["x"] - 0.3) ** 2) - abs(params["y"] - 0.1) + (0.1 if params["z"] == "a" else 0.0)
-
-
-SAMPLERS = [
-    RandomSampler(),
-    TPESampler(n_startup_trials=4),
-    TPESampler(n_startup_trials=4, multivariate=True),
-    CmaEsSampler(),
-    NSGAIISampler(population_size=4),
-]
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_a_search_that_is_stopped_proposes_what_it_would_have(sampler):
-    """Opened anew for every trial, and killed in the middle of the proposals of each fifth, against never."""
-    whole = new_study(search(sampler))
-    for _ in range(20):
-        trial = next_trial(whole, search(sampler))
-        whole.tell(trial, score(trial.params))
-    storage = optuna.storages.InMemoryStorage()
-    for number in range(20):
-        study = new_study(search(sampler), storage=storage)
-        trial = study.ask()
-        if number % 5 == 2:  # killed after the first value
-            SPACE["x"].suggest(trial, "x")
-            (trial,) = left_running(new_study(search(sampler), storage=storage))
-        for path, range_ in SPACE.items():
-            range_.suggest(trial, path)
-        study.tell(trial, score(trial.params))
-    assert [trial.params for trial in study.trials] == [trial.params for trial in whole.trials]
-
-
-def test_tpe_turns_away_from_what_diverges():
+def test_tpe_turns_away_from_what_diverges(made):
     """85 % of the rates diverge, right above the best one: told as FAIL, 34 of 40 trials did, of each of 30 seeds."""
     best, edge, diverged, found = -1.4, -1.25, [], []
     for seed in range(3):
-        space = {"rate": Float(low=0.01, high=1000.0, log=True)}
-        own = replace(search(TPESampler(), trials=40), space=space, seed=seed)
+        own = made(space={"rate": Float(low=0.01, high=1000.0, log=True)}, sampler=TPESampler(), seed=seed)
         study = new_study(own)
         for _ in range(40):
             trial = next_trial(study, own)
@@ -100,16 +57,17 @@ def test_what_the_second_half_of_the_trials_gained_by_hand():
     assert gain_of_second_half(study) == pytest.approx(4 - 10 / 3)
 
 
-def test_a_trial_that_diverged_or_breaks_a_constraint_is_never_the_best_and_its_state_says_so():
-    study = new_study(search(RandomSampler()))
+def test_a_trial_that_diverged_or_breaks_a_constraint_is_never_the_best_and_its_state_says_so(made):
+    study = new_study(made())
     diverged, broken = study.ask(), study.ask()
     diverged.set_user_attr(DIVERGED, 7)
     store_constraints(broken, {"never": 1.0})
     for trial in (diverged, broken):
-        study.tell(trial, 1.0)
+        study.tell(trial, 3.0)
     assert best_trials(study) == []
     study.tell(study.ask(), state=TrialState.FAIL)
-    study.tell(study.ask(), 2.0)
-    study.tell(study.ask(), math.inf)
-    assert list(map(state_of, study.trials)) == ["diverged", "infeasible", "failed", "complete", "diverged"]
+    for value in (2.0, 1.5, math.inf):
+        study.tell(study.ask(), value)
+    assert [trial.number for trial in best_trials(study)] == [3]
+    assert list(map(state_of, study.trials)) == ["diverged", "infeasible", "failed", "complete", "complete", "diverged"]
     assert study.trials[0].state == TrialState.COMPLETE

@@ -160,7 +160,7 @@ def digits():
 def test_a_goal_ends_the_run_with_a_checkpoint_and_a_resume_does_nothing_more(kilobatch, tmp_path):
     recipe = ["digits/baseline", "--set", "model.width=4", "--set", "evaluation={every: 20up, flipped: true}"]
     recipe += ["--no-report"]
-    goal = ["--set", "stop_at.accuracy=0.5", "--out", tmp_path / "run"]
+    goal = ["--set", "stop_at.accuracy=0.5", "--out", tmp_path / "run", "--profile", 900]
     runs = []
     for more in ([], ["--resume"]):
         done = kilobatch("train", *recipe, *goal, *more, ranks=2)
@@ -178,6 +178,7 @@ def test_a_goal_ends_the_run_with_a_checkpoint_and_a_resume_does_nothing_more(ki
         where = {name: goal[name] for name in ("loss", "update", "epoch", "samples")}
         assert stop["goal"] == {"accuracy": scores[reached], **where}
         assert (tmp_path / "run" / "checkpoints" / f"update-{reached:06d}" / "weights.safetensors").is_file()
+    assert (tmp_path / "run" / "profile.json").is_file(), "of the updates up to the goal"
     score = score_run(tmp_path / "run")
     assert (score["accuracy"], score["loss"]) == (goal["value"], goal["loss"])
     opened = open_recipe(tmp_path / "run" / "recipe.yaml", vocabulary=vocabulary())

@@ -61,7 +61,8 @@ class Checkpoints(Extension):
         self._metrics = metrics
         self._identity = identity
         self._moved = moved
-        self.best: dict[str, Any] | None = resumed and resumed["best"]
+        best = resumed and resumed["best"]  # not here in a branch, which begins with one checkpoint of its parent
+        self.best: dict[str, Any] | None = best if best and (folder / best["checkpoint"]).is_dir() else None
         self.last: str | None = resumed and checkpoint_name(resumed["update"])
         self.extensions: list[Any] = []
 

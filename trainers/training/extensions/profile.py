@@ -54,7 +54,7 @@ class Profile(Extension):
 
     def __call__(self, trainer: Trainer) -> None:
         updater = trainer.updater
-        if self._clock.events is not None and (updater.iteration >= self._end or updater.stopping):
+        if self._clock.events is not None and (updater.iteration >= self._end or trainer.stop_trigger(trainer)):
             self._write()
         self._begin_at(updater.iteration)
 

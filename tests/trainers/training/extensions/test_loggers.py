@@ -23,11 +23,9 @@ def of(run, key):
 def train_in_two_sessions(kilobatch, folder, kind):
     (folder / "mine.yaml").write_text(RECIPE % kind)
     words = ("train", "mine.yaml", "--no-report", "--out", "run")
-    for more in (("--stop-after", "9up", "--checkpoint-every", "7up"), ("--resume",)):
+    for more in (("--stop-after", "8up", "--checkpoint-every", "7up"), ("--resume",)):
         done = kilobatch(*words, *more, cwd=folder)
         assert done.returncode == 0, done.stderr
-        line = [line for line in done.stdout.splitlines() if line.startswith("update ")][-1]
-        assert "left" not in line, "it ends or stops here"
     return folder / "run"
 
 
