@@ -76,6 +76,8 @@ def test_the_recipe_for_own_images_opens_and_one_with_the_augmentation_of_other_
     write_images(folder / "photos")
     opened = open_recipe(folder / "mine_photos.yaml", vocabulary=vocabulary())
     assert (opened.dataset.name, opened.recipe.augmentation.eval[-1].with_) == ("photos", "photos")
+    assert (opened.recipe.title, opened.recipe.source) == ("", {})
+    assert "augmentation.train" not in opened.recipe.assumed
     (folder / "short.yaml").write_text("kilobatch: 1\nextends: goyal2017/256\ndataset: photos.yaml\n")
     with pytest.raises(RecipeError, match=r"short.yaml:3:10: dataset: .*; write `augmentation` anew beside `dataset`$"):
         open_recipe(folder / "short.yaml", vocabulary=vocabulary())

@@ -48,7 +48,7 @@ def card_facts(name: str, opened: OpenedRecipe) -> CardFacts:
     parts = [source.get("authors"), source.get("title"), source.get("year")]
     return CardFacts(
         name=name,
-        title=recipe.title,
+        title=recipe.title or "no title",
         source=", ".join(str(part) for part in parts if part),
         url=str(source.get("url", "")),
         card=recipe.card,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
-from recipes.reading.registry import UnknownNameError, find, shown
+from recipes.reading.registry import UnknownNameError, find, is_of_library, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 from recipes.sharing.pack_file import HEAD, SUFFIX
 
@@ -82,7 +82,7 @@ def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str 
 
 def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
     """A recipe's file and those it extends, in order, each with the origin of its `extends`, None for the last."""
-    link = parse_yaml(path.read_bytes(), file=shown(path)).value.get("extends")
+    link = _parsed(path.read_bytes(), shown(path)).value.get("extends")
     return [(path, None)] if link is None else [(path, link.origin), *chain_of(_base(link, path))]
 
 
@@ -111,7 +111,32 @@ def _load(path: Path, *, kind: str | None, chain: tuple[Path, ...] = ()) -> Node
         what = f"over {_LONGEST_CHAIN} files extend one another"
         raise RecipeError([link.origin.problem("extends", what, "write some of them as one file")])
     inherited = _beside(base, _load(base, kind=kind, chain=chain))
-    return _merge(_without(inherited, *_OWN_KEYS), root)
+    inherited = _without(inherited, *_OWN_KEYS)
+    return _merge(inherited if is_of_library(path) else _without_publication(inherited, root), root)
+
+
+def _without_publication(inherited: Node, root: Node) -> Node:
+    """What a recipe inherits from another publication: no title and source; no value that it gives itself is assumed.
+
+    In the library a recipe and the one that it extends are of one publication.
+    """
+    inherited = _without(inherited, "title", "source")
+    assumed = inherited.value.get("assumed")
+    if assumed is None or not isinstance(assumed.value, list):
+        return inherited
+    kept = [path for path in assumed.value if not _gives(root, str(path.value).split("."))]
+    return replace(inherited, value={**inherited.value, "assumed": replace(assumed, value=kept)})
+
+
+def _gives(node: Node, keys: list[str]) -> bool:
+    """Whether a tree has a value at a path, or one in place of what is around it."""
+    for key in keys:
+        if not isinstance(node.value, dict):
+            return True
+        if key not in node.value:
+            return False
+        node = node.value[key]
+    return True
 
 
 def _beside(base: Path, inherited: Node) -> Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from recipes.schema import Dataset, Recipe, Validation
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
+CODE = "code"  # in the folder of a run or a pack: its own modules
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedRecipe:
@@ -34,6 +37,7 @@ class OpenedRecipe:
             `search NAME trial 17`.
         path: of the file.
         reading: with the origins of its values, for later checks that refuse one.
+        code_folders: where own code is looked for, first to last.
     """
 
     recipe: Recipe
@@ -43,6 +47,7 @@ class OpenedRecipe:
     origins: dict[str, str]
     path: Path
     reading: Reading
+    code_folders: tuple[Path, ...]
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -61,6 +66,7 @@ def open_recipe(
     overrides_from: str = "command line",
     allow_code: bool | None = False,
     data_root: Path | None = None,
+    copies_in: Sequence[Path] = (),
 ) -> OpenedRecipe:
     """A recipe by its name in the library or the path of its file.
 
@@ -71,11 +77,15 @@ def open_recipe(
         overrides_from: who gave the overrides, for the origins.
         allow_code: a kind may be a dotted name, imported by the vocabulary; None: it is left unbuilt.
         data_root: folder of the data set's files, instead of its own `root`.
+        copies_in: folders of runs whose copies of own code may serve, after all others.
     Raises:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
     path = find_or_refuse("recipes", str(name_or_path))
     tree, origins = load_tree(path, overrides=overrides, overrides_from=overrides_from)
+    folders = _code_folders(path, copies_in)
+    if allow_code:  # at the end of Python's path: a folder `recipes` of the user's must not hide ours
+        sys.path += [text for folder in folders if (text := str(folder.resolve())) not in sys.path]
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code)
 
     dataset_tree: dict[str, Any] = {}
@@ -99,7 +109,17 @@ def open_recipe(
         origins={dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in leaves(resolved)},
         path=path,
         reading=reading,
+        code_folders=folders,
     )
+
+
+def _code_folders(path: Path, copies_in: Sequence[Path]) -> tuple[Path, ...]:
+    """The working directory, the folder of a recipe's file, then the copies in runs and packs, also in one that it
+    extends.
+    """
+    beside = [] if path.parent.resolve() == Path.cwd() else [path.parent]
+    copies = [folder / CODE for folder in (*(file.parent for file, _ in chain_of(path)), *copies_in)]
+    return (Path.cwd(), *beside, *(folder for folder in copies if folder.is_dir()))
 
 
 def open_dataset(

@@ -141,6 +141,19 @@ Reader = Callable[[Any, Path, Mapping[str, Any]], tuple[Any, Any]]
 # Stands for a value that was refused: the object around it is not built, and no further problem is noted for it.
 REFUSED: Any = type("Refused", (), {"__repr__": lambda self: "REFUSED"})()
 
+# What a file may say for a key that it must have.
+_EXAMPLES = {
+    "dataset": "imagenet",
+    "model": "{kind: ResNet50}",
+    "epochs": "90",
+    "batch": "{global: 256}",
+    "learning_rate": "{reference: 0.1, per: 256}",
+    "optimizer": "{kind: MomentumSGD, momentum: 0.9}",
+    "loss": "{kind: SoftmaxCrossEntropy}",
+    "recipe": "digits/baseline",
+    "budget": "{trials: 20}",
+}
+
 
 @dataclasses.dataclass(kw_only=True)
 class Reading:
@@ -309,11 +322,12 @@ class Reading:
 
     def _left_out(self, field: Field, path: Path) -> tuple[Any, Any]:
         if field.required:
-            way_out = f"add `{field.key}: ...`, {words(field.hint)}"
+            example = _EXAMPLES.get(dotted(path))
+            way_out = f"add `{field.key}: {example}`" if example else f"add `{field.key}: ...`, {words(field.hint)}"
             return self.refuse(path, "is missing", way_out), None
         self.notes[path] = "default"
         if component_of(field.hint) and field.default is not None:
-            return self.component(component_of(field.hint), {"kind": type(field.default).__name__}, path)
+            return self.component(component_of(field.hint), {"kind": kind_of(field.default)}, path)
         if dataclasses.is_dataclass(field.default):
             return self.record(type(field.default), {}, path)
         plain = list(field.default) if isinstance(field.default, tuple) else field.default
@@ -363,6 +377,11 @@ class Reading:
         if match and any(field.key == key for field in fields_of(cls)):
             return self.refuse((*path, key), f"is {match[3]}" if match[3] else "is not possible", match[2])
         return self.refuse(path, str(error), f"see {cls.__name__} in docs/recipes.md")
+
+
+def kind_of(component: Any) -> str:
+    """The `kind` of a component that is a default."""
+    return component.kind if isinstance(component, Unbuilt) else type(component).__name__
 
 
 def dotted(path: Path) -> str:

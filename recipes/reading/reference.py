@@ -12,7 +12,7 @@ from typing import Any
 from recipes import schema
 from recipes.planning import hardware
 from recipes.planning.cluster import Cluster, GradientExchange
-from recipes.reading.read import Field, component_of, fields_of, options_of, words
+from recipes.reading.read import Field, component_of, fields_of, kind_of, options_of, words
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Vocabulary
 
@@ -67,9 +67,10 @@ samples (`sp`, `ksp`, `Msp`, `Gsp`). `0.5run` is a part of the run. Opening a re
 `every: 5up` is thus the time of the first five updates; after a batch ramp the same time holds fewer updates.
 
 **`extends`** names a recipe of the library, or a path below the folder of this file. Mappings are merged key by key. A
-list replaces a list, and null removes a key. A mapping with another `kind` replaces the whole mapping. `name`, `claims`
-and `card` are not inherited, because nobody has measured the derived recipe. `--set a.b=c` on the command line is one
-more layer; `--set augmentation.train.0.size=128` changes an entry of a list.
+list replaces a list, and null removes a key. A mapping with another `kind` replaces the whole mapping. `name`, `title`,
+`source`, `claims` and `card` are not inherited, because nobody has published or measured the derived recipe, nor is
+`assumed` of a value that it gives itself. `--set a.b=c` on the command line is one more layer;
+`--set augmentation.train.0.size=128` changes an entry of a list.
 
 **`lacks`** names methods that kilobatch does not implement. The recipe may then use a `kind` of that name, or a key
 with the name in snake case (`SharpnessAware`: `sharpness_aware`). `validate`, `show`, `curve` and `plan` work;
@@ -186,7 +187,7 @@ def _default(cls: type, field: Field) -> str:
     if field.required:
         return "required"
     if component_of(field.hint) and field.default is not None:
-        return f"`{{kind: {type(field.default).__name__}}}`"
+        return f"`{{kind: {kind_of(field.default)}}}`"
     if dataclasses.is_dataclass(field.default):
         return "its defaults"
     return f"`{json.dumps(field.default)}`" if field.default != "" else "empty"

@@ -131,6 +131,11 @@ def names(kind: str) -> list[str]:
     return sorted({name for name, _ in _named(kind)})
 
 
+def is_of_library(path: Path) -> bool:
+    """Whether a recipe's file is one of the library."""
+    return path.resolve().is_relative_to(_LIBRARY["recipes"])
+
+
 def library_name(path: Path) -> str | None:
     """The name of a recipe's file by which it is found from any folder; None for a file of the user's own."""
     for name, known in (*_below(_LIBRARY["recipes"]), *_of_packages()):

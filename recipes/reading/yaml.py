@@ -274,12 +274,17 @@ def block_text(tree: Any) -> str:
 
     >>> block_text({"name": "5e-2", "epochs": 2})
     "name: '5e-2'\\nepochs: 2\\n"
+    >>> block_text({"train": (same := {}), "eval": same})
+    'train: {}\\neval: {}\\n'
     """
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text such as `5e-2`, which is text to PyYAML (YAML 1.1) and a number in YAML 1.2."""
+    """Quotes a text such as `5e-2`, which is text to PyYAML (YAML 1.1) and a number in YAML 1.2; writes no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 _Dumper.add_implicit_resolver(

@@ -373,8 +373,8 @@ class Recipe:
 
     Args:
         name: names the run's folder: letters, digits, `_`, `.` and `-`. Left out: the name of the file.
-        title: what it is, in one line.
-        source: the paper, code or measurement that its numbers come from: title, year, url and the like.
+        title: what it is, in one line; not inherited by `extends`.
+        source: the paper, code or measurement that its numbers come from: title, year, url and the like; not inherited.
         dataset: name or path of a file of `configs/datasets`.
         model: the network.
         init: weights of a file that the run begins with; null: they are drawn by `seed`.

@@ -11,7 +11,7 @@ from lr_schedules.units import require_number
 from recipes.arguments import younger
 from recipes.schema.batch_and_rate import require
 from recipes.schema.constraints import Expression
-from recipes.schema.vocabulary import Component
+from recipes.schema.vocabulary import Component, Unbuilt
 
 __all__ = ["Budget", "Confirm", "Constraint", "Objective", "Prior", "Search"]
 
@@ -201,7 +201,7 @@ class Search:
     space: Mapping[str, Annotated[object, Component("ranges")]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     constraints: tuple[Constraint, ...] = ()
-    sampler: Annotated[object, Component("samplers")]
+    sampler: Annotated[object, Component("samplers")] = Unbuilt(kind="TPESampler", fields={})
     budget: Budget
     prior: Prior | None = None
     confirm: Confirm | None = None

@@ -63,10 +63,7 @@ def opened_recipe(
     """
     from recipes.reading.open import open_recipe
     from trainers.launch.vocabulary import vocabulary
-    from trainers.runs.identity import code_folders
 
-    if allow_code:
-        code_folders(beside=recipe)
     return open_recipe(
         recipe,
         vocabulary=vocabulary(allow_code=allow_code),

@@ -158,7 +158,7 @@ def open(
         data=None if data is None else Path(data),
         allow_code=allow_code,
     )
-    return OpenRecipe(opened=open_request(request)[0], request=request)
+    return OpenRecipe(opened=open_request(request), request=request)
 
 
 def plan(

@@ -159,11 +159,16 @@ def pack(
     Every command that takes a recipe takes the file.
     """
     from recipes.reports.wording import counted
+    from recipes.schema.dataset import url_of
     from trainers.launch.packing import pack as pack_into
 
     path, digest, head = pack_into(names, out=out, weights=weights, data=data, allow_code=allow_code)
     print(f"wrote {path}: {head['name']}, {counted(len(head['runs']), 'run')}, digest {digest[:12]}")
-    print(f"It opens anywhere: kilobatch recipes show {quote(str(path))}; kilobatch train {quote(str(path))}")
+    opened, words = opened_recipe(str(path), None, None, False, looks=True), ["kilobatch train", quote(str(path))]
+    words += ["--allow-code"] if head["ids"]["code"] else []
+    reads_folder = getattr(opened.dataset.reader, "reads_folder", True)
+    words += ["--data FOLDER"] if reads_folder and not url_of(opened.dataset.root) else []
+    print(f"It opens anywhere: kilobatch recipes show {quote(str(path))}; {' '.join(words)}")
 
 
 DIFF_EXAMPLES = """\b

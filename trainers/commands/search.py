@@ -19,7 +19,7 @@ def search(
     device: Device = None,
     out: Annotated[Path | None, typer.Option("--out", help="Its folder; runs/search-NAME if left out.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Only resume the search in --out; start none.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print space, first recipe and budget.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print space, samples and time only.")] = False,
     hang_after: HangAfter = 600.0,
     storage: Annotated[
         str | None, typer.Option(metavar="WHERE", help="Storage of the study: sqlite, journal, a URL, grpc://H:P.")

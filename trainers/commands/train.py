@@ -18,13 +18,20 @@ from trainers.commands.options import (
     MicroBatch,
     Recipe,
     SetBoth,
-    Workers,
 )
 
 
 def train(
     recipe: Recipe,
-    workers: Workers = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            min=1,
+            metavar="N",
+            help="Workers, one process each; left out, the fewest that are fastest on the cores here, or one on a GPU.",
+        ),
+    ] = None,
     cluster: ClusterName = None,
     overrides: SetBoth = None,
     out: Annotated[

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from recipes.schema.vocabulary import rate_rule
 from trainers.launch.reproduce import has_diverged, train_apart
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
-from trainers.runs.identity import IDENTITY, code_folders
+from trainers.runs.identity import IDENTITY
 from trainers.runs.run_folder import (
     CHECKPOINTS,
     ENVIRONMENT,
@@ -226,8 +227,6 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
 def _open(asked: Branching, overrides: Sequence[str] = ()) -> OpenedRecipe:
     """The recipe of the run, changed."""
     require_run(asked.run)
-    if asked.allow_code:
-        code_folders(asked.run)
     words = vocabulary(allow_code=asked.allow_code)
     options = {"vocabulary": words, "allow_code": asked.allow_code, "data_root": asked.data}
     return open_recipe(asked.run / RECIPE, overrides=overrides, **options)
@@ -327,7 +326,8 @@ def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence
     words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", f"{end}sp"]
     words += [word for change in changes for word in ("--set", change)]
     words += [*asked.options, *(["--data", str(asked.data)] if asked.data else [])]
-    return train_apart([*words, *(["--allow-code"] if asked.allow_code else [])], folder)
+    words += ["--allow-code"] if asked.allow_code else []
+    return train_apart(words, folder, prints_to=subprocess.DEVNULL)
 
 
 def _begin(run: Path, folder: Path, checkpoint: Path) -> None:

@@ -14,7 +14,6 @@ from trainers.datasets.augmented import augmented_samples
 from trainers.launch.score_run import checkpoint_called
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint, refuse_foreign, weights_of
-from trainers.runs.identity import code_folders
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, require_run
 
 
@@ -41,8 +40,6 @@ def export_run(
     if form not in ("onnx", "safetensors"):
         raise InputRefused(f"{form!r} is no format of a model; write onnx or safetensors")
     require_run(folder)
-    if allow_code:
-        code_folders(folder)
     opened = open_recipe(folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()

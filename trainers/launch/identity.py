@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe
 from trainers.launch.preflight import refuse_folder
-from trainers.runs.identity import CODE, identity_of, own_code, sha256_of_files
+from trainers.runs.identity import identity_of, own_code, sha256_of_files
 
 
 def ids_of(opened: OpenedRecipe) -> dict[str, str | None]:
@@ -18,14 +17,9 @@ def ids_of(opened: OpenedRecipe) -> dict[str, str | None]:
 
 def made_of(opened: OpenedRecipe) -> dict[str, Any]:
     """SHA-256 of each own file and of each part of the data; without `data` where these are not here."""
-    trees, folders = [opened.tree, opened.dataset_tree], own_folders(opened)
+    trees, folders = [opened.tree, opened.dataset_tree], opened.code_folders
     try:
         refuse_folder(opened.dataset, None)
         return identity_of(trees, folders, opened.dataset)
     except (LookupError, OSError, ValueError, AttributeError):  # no reader, or one that finds nothing to read
         return {"code": sha256_of_files(own_code(trees, folders))}
-
-
-def own_folders(opened: OpenedRecipe) -> list[Path]:
-    """Where own code is looked for; nothing is imported from there, so Python's path stays as it is."""
-    return [Path.cwd(), opened.path.parent, opened.path.parent / CODE]

@@ -48,7 +48,7 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
         require_another_end(folder)
     if request.resume and read_identity(folder) is not None:
         opened = prepared.opened
-        now = identity_of([opened.tree, opened.dataset_tree], prepared.code_folders, opened.dataset)
+        now = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
         require_same_identity(folder, now, accepted=request.accept_changed)
 
 

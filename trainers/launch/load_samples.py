@@ -19,7 +19,7 @@ def serve_samples(socket: int, memory: int) -> None:
 
 def _opened(request: dict[str, Any]) -> Any:
     """Opens splits of the rank's recipe, each once."""
-    opened, _ = open_request(TrainRequest.from_tree(request["train"]))
+    opened = open_request(TrainRequest.from_tree(request["train"]))
     if sha256_of_tree(opened.tree) != request["recipe_sha256"]:
         raise InputRefused("the recipe's file was changed while the run began; begin it again")
 

@@ -23,7 +23,7 @@ from recipes.schema.vocabulary import Unbuilt
 from recipes.sharing.cache import cache_folder
 from trainers import models
 from trainers.datasets.augmented import augmented_samples
-from trainers.runs.identity import code_folders, own_code
+from trainers.runs.identity import own_code
 
 SHIPPED = Path(__file__).with_suffix(".json")
 _MEASURING = ("models", "kernels", "gradients", "training/model_costs.py")  # of trainers: what decides the bytes
@@ -138,7 +138,7 @@ def _place(opened: OpenedRecipe, shape: Shape) -> Path | None:
     if not _is_ours(opened):
         if "." not in opened.tree["model"]["kind"]:
             return None  # of an installed package; a dotted name was opened with --allow-code
-        own = own_code([opened.tree["model"]], code_folders(beside=opened.path))
+        own = own_code([opened.tree["model"]], opened.code_folders)
         if not own:
             return None
         for name, file in own.items():

@@ -15,7 +15,7 @@ from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import can_name_folder
 from recipes.sharing.pack_file import SUFFIX, write_pack, write_pack_of_layout
-from trainers.launch.identity import made_of, own_folders
+from trainers.launch.identity import made_of
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import own_code, read_identity
 from trainers.runs.run_folder import RECIPE, environment_of
@@ -62,7 +62,7 @@ def pack(
         made_of=parts,
         lock="".join(sorted({f"{package.name}=={package.version}\n" for package in distributions()})),
         runs=runs,
-        own_code=own_code([opened.tree, opened.dataset_tree], own_folders(opened)),
+        own_code=own_code([opened.tree, opened.dataset_tree], opened.code_folders),
         vocabulary=known,
         weights=weights,
     )

@@ -366,7 +366,7 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
     Raises:
         InputRefused: the run has too few updates, or trained another model.
     """
-    model, of_run = type(opened.recipe.model).__name__, run.recipe.get("model", {}).get("kind")
+    model, of_run = opened.tree["model"]["kind"], run.recipe.get("model", {}).get("kind")
     if model != of_run:
         raise InputRefused(f"--from {run.folder}: a run of {of_run}, and the recipe's model is {model}")
     rates = tuple(rates_of(run, opened))

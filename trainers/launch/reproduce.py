@@ -33,7 +33,6 @@ from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.identity import code_folders
 from trainers.runs.mpi_ranks import without_launcher
 from trainers.runs.run_folder import FolderRefused, differences, environment_of, require_another_end
 
@@ -93,8 +92,6 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     path = Path(path_of_pack(rerun.pack))
     if not (path.parent / HEAD).is_file():
         raise InputRefused(f"{rerun.pack} is no pack; make one: kilobatch recipes pack {shlex.quote(rerun.pack)}")
-    if rerun.allow_code:
-        code_folders(path.parent)
     words = vocabulary(allow_code=rerun.allow_code)
     opened = open_recipe(path, vocabulary=words, allow_code=rerun.allow_code, data_root=rerun.data)
     refuse_unbuilt(opened.recipe, opened.dataset)
@@ -246,14 +243,14 @@ def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
     return train_apart([*words, *(["--resume"] if folder.is_dir() else [])], folder)
 
 
-def train_apart(words: Sequence[str], folder: Path) -> Run:
-    """The run of `kilobatch train` with these words, in processes of its own; what it prints goes to stderr.
+def train_apart(words: Sequence[str], folder: Path, *, prints_to: int = _STDERR) -> Run:
+    """The run of `kilobatch train` with these words, in processes of its own.
 
     Raises:
         RerunFailed: it did not end, and its numbers are finite.
     """
     command = [sys.executable, "-P", "-m", "kilobatch", "train", *words]
-    done = subprocess.run(command, env=without_launcher(os.environ), stdout=_STDERR)
+    done = subprocess.run(command, env=without_launcher(os.environ), stdout=prints_to)
     if done.returncode and not has_diverged(folder):
         raise RerunFailed(folder, done.returncode)
     return open_run(folder)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from recipes.errors import Problem, RecipeError
@@ -21,8 +20,7 @@ from trainers.augmentations import decoders
 from trainers.launch.model_costs import known_model
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.identity import WHATS, code_folders
-from trainers.runs.run_folder import RECIPE
+from trainers.runs.identity import WHATS
 from trainers.training.device import require_asked, require_device, require_numbers, settled
 from trainers.training.exact_mode import ExactRefused, why_not_exact
 from trainers.training.request import Prepared, TrainRequest
@@ -42,7 +40,7 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
         raise refused("--accept-changed", what, "write --resume --accept-changed code,data, or one of them")
     if request.loader not in (None, "threads", "processes"):
         raise refused("--loader", f"{request.loader!r} is no kind of worker", "write threads or processes")
-    opened, folders = open_request(request)
+    opened = open_request(request)
     _, of_cluster = overrides_by_file(request.overrides, "cluster")
     refuse_unbuilt(opened.recipe, opened.dataset)
     refuse_folder(opened.dataset, request.data)
@@ -76,7 +74,6 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     return Prepared(
         opened=opened,
         plan=made,
-        code_folders=tuple(folders),
         stop_after_update=(
             None if stop_after is None else made.timeline.first_update_at(epochs_of("--stop-after", stop_after, made))
         ),
@@ -84,31 +81,22 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     )
 
 
-def open_request(request: TrainRequest) -> tuple[OpenedRecipe, list[Path]]:
-    """The recipe of a request, and where code of the user's own is imported from, first to last.
+def open_request(request: TrainRequest) -> OpenedRecipe:
+    """The recipe of a request.
 
     Raises:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
-    folders = code_folders(*_runs_of(request), beside=request.recipe) if request.allow_code else []
     own, _ = overrides_by_file(request.overrides, "cluster")
-    opened = open_recipe(
+    return open_recipe(
         request.recipe,
         vocabulary=vocabulary(allow_code=request.allow_code),
         overrides=own,
         overrides_from=request.overrides_from or "command line",
         allow_code=request.allow_code,
         data_root=request.data,
+        copies_in=[request.out] if request.resume and request.out is not None else [],
     )
-    return opened, folders
-
-
-def _runs_of(request: TrainRequest) -> Iterator[Path]:
-    """Folders of runs whose copies of own code may serve: of the run that is resumed, or whose recipe is trained."""
-    if request.resume and request.out is not None:
-        yield request.out
-    if Path(request.recipe).name == RECIPE:
-        yield Path(request.recipe).parent
 
 
 def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how: Any) -> Plan:

@@ -14,7 +14,7 @@ from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import RankFailed, print_error
-from trainers.runs.identity import changes, code_folders, identity_of, read_identity
+from trainers.runs.identity import changes, identity_of, read_identity
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of, require_run
 from trainers.training.device import require_asked, settled, take_device
 
@@ -49,7 +49,6 @@ def score_run(
     require_run(folder)
     if split not in ("run", "test"):
         raise InputRefused(f"--split: there is no split {split}; write run or test")
-    folders = code_folders(folder) if allow_code else []
     opened = open_recipe(
         folder / RECIPE,
         vocabulary=vocabulary(allow_code=allow_code),
@@ -63,7 +62,7 @@ def score_run(
     refuse_folder(opened.dataset, data)
     require_data(opened.dataset)
     if (before := read_identity(folder)) is not None:
-        now = identity_of([opened.tree, opened.dataset_tree], folders, opened.dataset)
+        now = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
         for text in changes(before, now).values():
             print_error(f"kilobatch: warning: {folder} was trained with other {text}; this score is not the run's")
     kind = settled(device, "cpu")

@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
 from trainers.launch.join_ranks import check_folder, join_world, train_together
 from trainers.launch.preflight import require_startable
@@ -29,8 +29,10 @@ from trainers.runs.mpi_ranks import (
     limit_threads,
     start_ranks,
 )
+from trainers.runs.progress_lines import RunState
 from trainers.runs.rank_exits import describe_first_exit, hold_exit_socket
 from trainers.runs.run_folder import (
+    CHECKPOINTS,
     LOG,
     METRICS,
     RANKS,
@@ -64,8 +66,27 @@ def start_or_join(request: TrainRequest) -> int:
     require_replicas(prepared.plan)
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
+    if request.resume and (ending := _ending(folder, prepared)):
+        print(printable(f"{ending}\nrun: {folder}, which has ended"))
+        return _report(folder) if request.report and not (folder / REPORT).exists() else 0
     require_startable(prepared.opened, ranks=workers, files=not request.resume)
     return _start(request, prepared, folder, workers)
+
+
+def _ending(folder: Path, prepared: Prepared) -> str:
+    """How a run ended, in words, if nothing is left of it to train; else empty."""
+    from trainers.runs.checkpoint import newest_checkpoint  # and Chainer
+    from trainers.runs.progress import Tail  # and Rich
+
+    with closing(Tail(folder / METRICS, 0)) as tail:
+        lines = tail.lines(ended=True)
+    if not lines or lines[-1]["key"] != "run_stop" or lines[-1].get("value") != "success":
+        return ""
+    state = RunState(total_updates=prepared.plan.timeline.num_updates, total_samples=None)
+    for line in lines:
+        state.take(line)
+    checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
+    return state.ending if checkpoint and checkpoint.name == f"update-{state.updates:06d}" else ""
 
 
 def ranks_that_pay(made: Plan, *, cores: int) -> int:

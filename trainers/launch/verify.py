@@ -26,7 +26,6 @@ from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.schema.image_size import image_sizes
 from trainers.launch.preflight import refuse_unbuilt, require_startable
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.identity import code_folders
 from trainers.runs.mpi_ranks import without_launcher
 
 _UPDATES, _RESUMED_AFTER = 3, 1
@@ -77,8 +76,6 @@ def verify(
     Raises:
         InputRefused: the recipe cannot be trained here; a run failed, with what it said.
     """
-    if allow_code:
-        code_folders(Path(recipe).parent, beside=recipe)
     small = _small(recipe, overrides, data, allow_code)
     opened = _opened(recipe, small, data, allow_code)
     refuse_unbuilt(opened.recipe, opened.dataset)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.reading.open import CODE
 from recipes.schema import Dataset
 from trainers.runs.run_folder import write_whole
 
-IDENTITY, CODE = "identity.json", "code"
+IDENTITY = "identity.json"
 WHATS = ("code", "data")
 _MOST_NAMED = 5
 
@@ -118,25 +118,6 @@ def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path],
             copy.write_bytes(file.read_bytes())
     write_whole(folder / IDENTITY, text)
     return changed
-
-
-def code_folders(*runs: Path | None, beside: str | Path | None = None) -> list[Path]:
-    """Where own code is looked for: the working directory, the folder of the recipe's file, then copies of runs.
-
-    The folders join the end of Python's path, so that imports find them.
-
-    Args:
-        runs: folders of runs, which keep copies.
-        beside: the recipe's file; a name of the library has nothing beside it.
-    """
-    folders = [Path.cwd()]
-    if beside is not None and Path(beside).is_file() and Path(beside).parent.resolve() != Path.cwd():
-        folders.append(Path(beside).parent)
-    folders += [run / CODE for run in runs if run is not None and (run / CODE).is_dir()]
-    for folder in folders:
-        if str(folder.resolve()) not in sys.path:
-            sys.path.append(str(folder.resolve()))
-    return folders
 
 
 def _dotted_kinds(tree: Any) -> Iterator[str]:

@@ -56,20 +56,21 @@ def follow(
     display = _Bar(console, state) if has_bar and verbosity == 0 else lines
     with closing(Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
         while process.poll() is None:
-            display.take(_with_notes_printed(console, tail.lines()))
+            display.take(_with_notes_printed(console, tail.lines(), verbosity))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_POLL_SECONDS)
-        display.take(_with_notes_printed(console, tail.lines(ended=True)))
+        display.take(_with_notes_printed(console, tail.lines(ended=True), verbosity))
     if state.ending:
         _print_line(console, state.ending)
     return process.returncode
 
 
-def _with_notes_printed(console: Console, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_notes_printed(console: Console, lines: list[dict[str, Any]], verbosity: int) -> list[dict[str, Any]]:
     """Print the notes in the lines, above the bar if there is one; returns the lines unchanged."""
     for line in lines:
-        for note in line.get("notes", ()) if line["key"] == "run_start" else [line["note"]] if "note" in line else ():
-            _print_line(console, note)
+        texts = [*line.get("notes", ()), line.get("note"), line.get("training") if verbosity >= 0 else None]
+        for text in filter(None, texts):
+            _print_line(console, text)
     return lines
 
 

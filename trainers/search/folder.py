@@ -14,6 +14,7 @@ import yaml
 
 from recipes.errors import RecipeError, refuse_unreachable
 from recipes.reading.load import load_tree
+from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import refused
 from trainers.runs.run_folder import (
@@ -81,7 +82,7 @@ def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> N
         what = f"the study {record['study']} in this storage was begun in another folder, and one search owns it"
         raise FolderRefused(f"{what}; give the search another name")
     if not begun:
-        write_whole(folder / SEARCH, yaml.safe_dump(dict(record), sort_keys=False, width=120))
+        write_whole(folder / SEARCH, block_text(dict(record)))
 
 
 def read_record(folder: Path) -> dict[str, Any]:

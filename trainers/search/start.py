@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -13,14 +12,12 @@ import optuna
 from optuna.exceptions import StorageInternalError
 
 from recipes.errors import InputRefused
-from recipes.reading.load import resolved_text
-from recipes.reading.yaml import block_text
-from recipes.reports.terminal import plan_text
-from recipes.reports.wording import counted, number
+from recipes.reading.load import load_tree
+from recipes.reading.tree_diff import value_text
+from recipes.reports.wording import counted, duration, number
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, open_search
 from recipes.search_space.ranges import values_text
-from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import prepare, refused
 from trainers.launch.vocabulary import search_vocabulary
@@ -150,23 +147,24 @@ def _require_proposals(search: Search) -> None:
 def _dry_run_text(
     opened: OpenedSearch, options: SearchRequest, first: Sequence[Mapping[str, Any]], *, groups: int
 ) -> str:
-    """The search with all its defaults, what it costs, and the values, the plan and the recipe of its first trial."""
+    """Space, trials, samples and time before anything starts, and what the first trial changes."""
     search, study = opened.search, new_study(opened.search)
     enqueue(study, first)
     values = next_trial(study, search).params
-    prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=search.ranks_per_trial)
-    timeline, runs = prepared.plan.timeline, search.budget.trials * search.seeds_per_trial
+    each, trials, confirm = search.ranks_per_trial, search.budget.trials, search.confirm
+    timeline = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=each).plan.timeline
+    runs = trials * search.seeds_per_trial + (confirm.top * confirm.seeds if confirm else 0)
+    samples = runs * timeline.num_samples
+    goals = [one.metric + (f" {one.target:g}" if one.target is not None else "") for one in search.objectives]
+    space = load_tree(opened.path, kind="search")[0]["space"]
+    with_seeds = f", {number(runs)} runs with all seeds" if runs != trials else ""
     side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
-    hours = counted(groups * search.ranks_per_trial, "device-hour")
     lines = [
-        block_text(opened.tree).rstrip(),
-        "",
-        f"runs: {runs} of {timeline.num_updates} updates like the first, {number(runs * timeline.num_samples)} samples",
-        f"ranks: {side}, of {search.ranks_per_trial} each; an hour is {hours}",
-        f"first trial: {values_text(values)}",
-        "",
-        plan_text(replace(prepared.plan, model=model_of(prepared.opened))),
-        "",
-        resolved_text(prepared.opened.tree, prepared.opened.origins).rstrip(),
+        f"search {search.name} over {search.recipe}: {', '.join(goals)}",
+        *(f"tuned: {path} {value_text(range_)}" for path, range_ in space.items()),
+        *([f"fixed: {values_text(search.fixed)}"] if search.fixed else []),
+        f"first trial: {values_text(values)}; {timeline.num_updates:,} updates, {timeline.num_samples:,} samples",
+        f"{counted(trials, 'trial')}{with_seeds}: {number(samples)} samples, if all are as long as the first",
+        f"{side}, {counted(each, 'rank')} each: at 1,000 samples a second each, {duration(samples / 1000 / groups)}",
     ]
     return "\n".join(lines)

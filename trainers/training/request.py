@@ -67,13 +67,11 @@ class Prepared:
     """What `launch.request.prepare` made of a request that has passed every check.
 
     Args:
-        code_folders: where own code was imported from, first to last.
         stop_after_update: end with a checkpoint after so many updates from the start of the run; None for all.
         checkpoint_every: epochs, or `update`.
     """
 
     opened: OpenedRecipe
     plan: Plan
-    code_folders: tuple[Path, ...]
     stop_after_update: int | None
     checkpoint_every: float | str

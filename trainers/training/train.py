@@ -19,6 +19,7 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import stream_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.load import chain_of
+from recipes.reading.open import CODE
 from recipes.reports.wording import counted
 from recipes.schema.image_size import image_sizes
 from trainers import kernels
@@ -34,7 +35,7 @@ from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
-from trainers.runs.identity import CODE, identity_of, own_code, sha256_of_tree, write_identity
+from trainers.runs.identity import identity_of, own_code, sha256_of_tree, write_identity
 from trainers.runs.memory import peak_memory, reset_peak
 from trainers.runs.mpi_ranks import command_line
 from trainers.runs.phase_clock import RankSeconds
@@ -260,20 +261,13 @@ class _Run:
         self.metrics = self._metrics()
         self.trainer = self._trainer(resumed=state)
         reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
-        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, notes=notes, **reached)
-        for note in notes:
+        workers, threads = counted(self.mpi.size, "worker"), counted(self.threads, "thread")
+        words = f"{workers}, {threads} each, {self.loads_by}, {kernels.in_use()} kernels"
+        words = f"training {self.opened.recipe.name} on {words}, updates {self.updater.iteration} to {self.end_update}"
+        reached |= {"notes": notes, "training": f"{words} of {self.plan.timeline.num_updates}"}
+        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, **reached)
+        for note in (*notes, reached["training"]):
             log.info("%s", note)
-        log.info(
-            "training %s on %s, %s each, %s, %s kernels, updates %d to %d of %d",
-            self.opened.recipe.name,
-            counted(self.mpi.size, "worker"),
-            counted(self.threads, "thread"),
-            self.loads_by,
-            kernels.in_use(),
-            self.updater.iteration,
-            self.end_update,
-            self.plan.timeline.num_updates,
-        )
 
     def _notes_on_bits(self) -> list[str]:
         """Whether the bits of the run depend on the number of ranks, and why; sets `exact`, which the run records."""
@@ -318,8 +312,8 @@ class _Run:
         folder = self.folder
         plan = replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe))
         time = forecast_tree(plan)
-        files = own_code([opened.tree, opened.dataset_tree], self.prepared.code_folders)
-        now = identity_of([opened.tree, opened.dataset_tree], self.prepared.code_folders, opened.dataset)
+        files = own_code([opened.tree, opened.dataset_tree], opened.code_folders)
+        now = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
         self.ids = identity_ids(opened, now)
         write_run(
             folder,

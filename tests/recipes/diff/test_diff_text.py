@@ -80,7 +80,7 @@ def test_the_verdict(diff, changed, verdict):
 def test_words_are_listed_by_name_and_with_all_in_full(diff):
     Path("mine.yaml").write_text(MINE + "title: another\n")
     out = diff("goyal2017", "mine.yaml")[1]
-    assert "Names and words differ too, which no training reads: name, title, claims, card" in out
+    assert "which no training reads: name, title, source, claims, card (--all shows them)." in " ".join(out.split())
     assert "\ntitle " not in out
     out = diff("goyal2017", "mine.yaml", "--all")[1]
     assert "\ntitle " in out

@@ -8,12 +8,14 @@ from recipes.reading.load import load_tree
 BASE = """\
 kilobatch: 1
 name: base
-title: kept
+title: of another publication
 model: {kind: SmallResNet, width: 16, blocks: [1, 1]}
 learning_rate:
   reference: 0.05
   warmup: {kind: GradualWarmup, epochs: 5}
 claims: [1]
+source: {year: 2017}
+assumed: [model.width, learning_rate.reference]
 """
 
 
@@ -88,7 +90,8 @@ READ = {"a": 1e-4, "b": [1, "on"], "c": {"kind": "X"}, "d": "30ep", "e": "1", "f
 @pytest.mark.parametrize(
     ("text", "overrides", "expected"),
     [
-        ("", (), {"title": "kept", "name": None, "claims": None}),  # the last two are not inherited
+        ("", (), {"title": None, "source": None, "name": None, "claims": None}),  # they are a recipe's own
+        ("model: {width: 8}", (), {"assumed": ["learning_rate.reference"]}),
         ("model: {blocks: [2]}", (), {"model": {"kind": "SmallResNet", "width": 16, "blocks": [2]}}),
         ("model: {kind: SmallResNet, width: 8}", (), {"model": {"kind": "SmallResNet", "width": 8, "blocks": [1, 1]}}),
         ("model: {kind: SmallCNN}", (), {"model": {"kind": "SmallCNN"}}),
@@ -118,9 +121,9 @@ def test_a_library_recipe_is_extended_by_name(write):
 
 def test_a_base_in_a_folder_below_may_extend_its_neighbour(write):
     write(BASE, "bases/base.yaml")
-    write("kilobatch: 1\nextends: ./base.yaml\ntitle: middle\n", "bases/middle.yaml")
+    write("kilobatch: 1\nextends: ./base.yaml\nseed: 7\n", "bases/middle.yaml")
     tree, _ = load_tree(write("kilobatch: 1\nextends: bases/middle.yaml\n"))
-    assert tree["title"] == "middle"
+    assert tree["seed"] == 7
 
 
 def test_a_link_that_leads_outside_is_not_followed(write, tmp_path, problem_of):

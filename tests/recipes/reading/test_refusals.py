@@ -85,7 +85,7 @@ CASES = r"""
 10| los: ~
 => 10:1 los: not a known; loss
 3| title: no data
-=> 1:1 dataset: is missing; add `dataset: ...`
+=> 1:1 dataset: is missing; add `dataset: imagenet`
 7| learning_rate: {reference: 0.05}
 => 7:16 learning_rate.per: missing; add
 6| batch: {norm_span: 8}
@@ -354,6 +354,16 @@ def test_problem_of_a_data_set_stands_in_its_file(write, problem_of):
     write("num_train: 10\nnum_eval: 0\nnum_classes: 2\nchannels: 1\n", "configs/datasets/few.yaml")
     problem = problem_of(write(line_3="dataset: few"))
     assert str(problem).startswith("configs/datasets/few.yaml:2:11: num_eval: is 0; must be at least 1")
+
+
+def test_what_an_empty_recipe_is_told_to_add_makes_one_that_opens(tmp_path):
+    (path := tmp_path / "mine.yaml").write_text("kilobatch: 1\n")
+    with pytest.raises(RecipeError) as caught:
+        open_recipe(path, vocabulary=vocabulary())
+    added = re.findall("add `(.*)`", str(caught.value))
+    assert "loss: {kind: SoftmaxCrossEntropy}" in added
+    path.write_text("\n".join(["kilobatch: 1", *added]))
+    open_recipe(path, vocabulary=vocabulary())
 
 
 def test_all_problems_of_a_file_are_reported_at_once(write, problem_of):

@@ -107,10 +107,12 @@ def test_searches_of_the_library_open():
 
 
 def test_what_is_left_out_is_filled_in_and_fixed_values_are_in_the_recipe(opened):
-    result = opened(HEAD + SPACE + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n" + OWN)
+    text = HEAD.replace("sampler: {kind: RandomSampler}\n", "") + SPACE + OWN
+    result = opened(text + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n")
     search, recipe = result.search, result.base.recipe
     assert (search.name, search.ranks_per_trial, search.reports, search.retries) == ("mine", 1, 20, 2)
     assert (search.objective.metric, search.objective.direction) == ("accuracy", "maximize")
+    assert (type(search.sampler).__name__, result.tree["sampler"]["n_startup_trials"]) == ("TPESampler", 10)
     assert result.tree["space"]["learning_rate.reference"]["step"] is None
     assert (recipe.learning_rate.reference, recipe.epochs) == (0.05, 3)
     assert result.enqueued == ({"learning_rate.reference": 0.05}, {"learning_rate.reference": 0.1})

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,14 @@ def test_a_time_on_more_ranks_than_this_machine_has_cores_comes_with_a_warning(r
     assert not any("share" in line for line in tree_of("digits/large_batch", "--from", run, "-n", 1)["warnings"])
     crowded = tree_of("digits/large_batch", "--from", run, "-n", cores + 1)["warnings"][-1]
     assert crowded.startswith(f"{cores + 1} ranks would share the {cores} cores of this machine")
+
+
+def test_a_run_of_an_own_model_teaches_its_rate(run: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(run, tmp_path / "run")
+    (own / "net_to_plan.py").write_text("from trainers.models import SmallResNet\n")
+    for file in (own / "recipe.yaml", own / "run.yaml"):
+        file.write_text(file.read_text().replace("SmallResNet", "net_to_plan.SmallResNet"))
+    assert tree_of(own, "--from", own, "-n", 1, "--allow-code")["forecast"]
 
 
 def test_a_run_of_another_model_teaches_nothing(run: Path) -> None:

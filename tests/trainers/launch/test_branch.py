@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,7 @@ def parent(tmp_path_factory, kilobatch):
     def succeeds(*words):
         done = kilobatch(*words, cwd=folder, ranks=1 if words[0] == "train" else None)
         assert done.returncode == 0, done.stderr
+        assert words[0] != "branch" or re.fullmatch(r"(batch \d+: loss .*\n)+", done.stderr)
         return done.stdout
 
     ramp = ("--set", "batch={global: 96, norm_span: 32}", "--set", "learning_rate.warmup.epochs=0.8")

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from kilobatch import app as kilobatch_app
 from recipes.errors import InputRefused
 from recipes.reading.identity import recipe_id
 from recipes.reading.library import copy_recipe
@@ -167,6 +169,31 @@ class MyNet:
     def build(self, *, num_classes, channels, image_size):
         return Net(64 * channels, num_classes)
 """
+
+
+def test_own_code_is_found_beside_a_recipe_in_a_run_and_in_a_pack_also_one_that_is_extended(
+    tmp_path, cache, monkeypatch
+):
+    def typed(*words):
+        return CliRunner().invoke(kilobatch_app, [*map(str, words)], catch_exceptions=False)
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    places = (("own_a", "a.yaml", "."), ("own_b", "run/recipe.yaml", "run/code"), ("own_c", "c.yaml", "."))
+    for name, file, code in places:
+        (tmp_path / code).mkdir(parents=True, exist_ok=True)
+        (tmp_path / code / f"{name}.py").write_text(OWN)
+        (tmp_path / file).write_text(f"kilobatch: 1\nextends: digits/large_batch\nmodel: {{kind: {name}.MyNet}}\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    said = typed("recipes", "pack", tmp_path / "c.yaml", "-o", tmp_path / "c.kilobatch").stdout
+    assert said.endswith("c.kilobatch --allow-code\n")
+    add_registry("team", str(tmp_path / "registry"), signers=None).push(tmp_path / "c.kilobatch", "c")
+    (tmp_path / "own_c.py").unlink()
+    Path("d.yaml").write_text("kilobatch: 1\nextends: team/c\nseed: 3\n")
+    for recipe in (tmp_path / "a.yaml", tmp_path / "run", "d.yaml"):
+        assert typed("recipes", "diff", recipe, "team/c@1", "--allow-code").exit_code == 1
+    assert typed("plan", "team/c", "--allow-code").exit_code == 0
 
 
 @pytest.mark.slow

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from trainers.launch.request import TrainRequest
+from trainers.launch.start_ranks import start_or_join
 from trainers.runs.run_folder import FolderRefused, lock_folder
 from trainers.runs.stop_request import STOP_FILE
 
@@ -210,11 +213,12 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_what_to_try(tmp_pat
     assert last_line(folder)["value"] == "failed"
 
 
-def test_best_and_newest_two_checkpoints_are_kept(tmp_path, on_resident_ranks):
-    often = ("--set", "evaluation.every=3up", "--set", "epochs=1.5", "--checkpoint-every", "3up")
-    done = on_resident_ranks(
-        tmp_path / "run", *often, "--set", "learning_rate.reference=0.2", "--set", "learning_rate.warmup=null"
-    )
+def test_best_and_newest_two_checkpoints_are_kept_and_a_whole_run_resumes_to_its_scores_at_once(
+    tmp_path, on_resident_ranks, capsys
+):
+    short = ("evaluation.every=3up", "epochs=1.5", "learning_rate.reference=0.2", "learning_rate.warmup=null")
+    words = [word for change in short for word in ("--set", change)]
+    done = on_resident_ranks(tmp_path / "run", *words, "--checkpoint-every", "3up")
     assert done.returncode == 0, done.stderr
     scores = [line for line in lines(tmp_path / "run") if line["key"] == "eval_accuracy"]
     best = max(scores, key=lambda line: (line["value"], -line["update"]))["update"]
@@ -222,6 +226,12 @@ def test_best_and_newest_two_checkpoints_are_kept(tmp_path, on_resident_ranks):
     assert len(written) > 5
     assert checkpoints(tmp_path / "run") == sorted({f"update-{u:06d}" for u in (best, *written[-2:])})
     assert last_line(tmp_path / "run")["best"]["checkpoint"] == f"update-{best:06d}"
+    before = lines(tmp_path / "run")
+    request = TrainRequest(recipe=SMALL[0], overrides=(*SMALL[2::2], *short), out=tmp_path / "run", resume=True)
+    assert start_or_join(replace(request, report=False)) == 0
+    scored = f"accuracy {100 * scores[-1]['value']:.2f} %"
+    assert re.search(f"finished: .*, {scored}\n.*\nrun: .*, which has ended\n$", capsys.readouterr().out)
+    assert lines(tmp_path / "run") == before
 
 
 def test_a_report_that_cannot_be_written_is_reported(tmp_path, on_resident_ranks):
@@ -292,6 +302,7 @@ def test_a_run_whose_readers_have_left_goes_on_and_a_signal_still_ends_in_a_chec
     command = [*KILOBATCH, *words.split()]  # a line every four updates
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout.readline() == f"run: {folder}\n"
+        assert process.stdout.readline().startswith("training digits-ramp on 2 workers, 1 thread each, ")
         assert process.stdout.readline().startswith("update 1/")
         process.stdout.close()  # as `| head -1` does, and a `| tee` that Ctrl-C ended first
         then, until = len(lines(folder)), time.monotonic() + 60

@@ -103,7 +103,9 @@ def test_log_has_a_line_every_30_seconds_and_one_for_each_evaluation(played):
 
 
 def test_quiet_shows_how_it_ended_and_verbose_each_update(played):
-    lines = [*(train(update) for update in range(3)), *evaluated(3, 0.5), stopped(3)]
+    start = {"key": "run_start", "value": "x", "time_ms": 0, "notes": [], "training": "training x on 2 workers"}
+    lines = [start, *(train(update) for update in range(3)), *evaluated(3, 0.5), stopped(3)]
+    assert played(lines)[0].startswith("training x on 2 workers\n")
     assert played(lines, verbosity=-1)[0] == "finished: 3 of 6 updates, epoch 1.50, accuracy 50.00 %\n"
     for terminal in (False, True):
         assert shown_updates(played(lines, verbosity=1, terminal=terminal)[0]) == [1, 2, 3, 3]

@@ -1,4 +1,4 @@
-"""What is refused before a search starts, and what a dry run prints: the search, its cost and its first trial."""
+"""What is refused before a search starts, and what a dry run prints: space, first trial, samples and time."""
 
 import importlib.util
 
@@ -24,10 +24,8 @@ ranks_per_trial: 2
 """
 
 
-def test_a_dry_run_prints_on_one_rank_the_search_as_a_file_that_opens_again_its_cost_and_the_first_trial(
-    open_text, capsys, monkeypatch
-):
-    opened = open_text(TEXT)
+def test_a_dry_run_prints_on_one_rank_the_space_the_first_trial_and_what_it_takes(open_text, capsys, monkeypatch):
+    open_text(TEXT)
     request = SearchRequest(search="mine.yaml", workers=6, dry_run=True)
     monkeypatch.setenv("PMI_SIZE", "6")
     outputs = []
@@ -36,14 +34,16 @@ def test_a_dry_run_prints_on_one_rank_the_search_as_a_file_that_opens_again_its_
         assert search(request) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[1] == ""
-    text, _, rest = outputs[0].partition("\n\n")
-    again = open_text(text, head="")
-    assert (again.search, again.tree) == (opened.search, opened.tree)
-    assert "runs: 6 of 18 updates like the first, 27,648 samples" in rest
-    assert "ranks: 3 trials side by side, of 2 each; an hour is 6 device-hours" in rest
-    assert "first trial: optimizer.weight_decay 0.0001, optimizer.kind MomentumSGD\n" in rest
-    assert "memory of a device: weights " in rest
-    assert "  weight_decay: 0.0001 " in rest
+    assert outputs[0].splitlines() == [
+        "search mine over digits/batch_256: accuracy, device_hours",
+        "tuned: optimizer.weight_decay Float: low 1e-05, high 0.01, log true",
+        "tuned: optimizer.kind Categorical: choices [MomentumSGD, Lars]",
+        "tuned: optimizer.trust_coefficient Float: low 0.001, high 0.1, log true, when {optimizer.kind [Lars]}",
+        "fixed: epochs 3, learning_rate.warmup.epochs 1",
+        "first trial: optimizer.weight_decay 0.0001, optimizer.kind MomentumSGD; 18 updates, 4,608 samples",
+        "6 trials: 27,648 samples, if all are as long as the first",
+        "3 trials side by side, 2 ranks each: at 1,000 samples a second each, 9.2 s",
+    ]
 
 
 def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, tmp_path, capsys):
@@ -57,7 +57,7 @@ def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_err
     assert "no trial reached the target" in written.out
     dry = SearchRequest(search="mine.yaml", workers=1, dry_run=True)
     assert search(dry) == 0
-    assert "1 trial at a time, of 1 each; an hour is 1 device-hour\n" in capsys.readouterr().out
+    assert "1 trial at a time, 1 rank each: at 1,000 samples" in capsys.readouterr().out
 
 
 HEAD = "kilobatch: 1\nrecipe: digits/batch_256\nbudget: {trials: 6}\nsampler: {kind: KIND}\n"
