@@ -51,7 +51,7 @@ def test_without_pytorch_the_error_names_the_package(option, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["resnet50.py", option])
     monkeypatch.setattr(resnet50, "find_spec", lambda name: None)
     monkeypatch.setattr(resnet50, "limit_threads", lambda: 1)
-    with pytest.raises(SystemExit, match=r"pip install 'kilobatch\[torch\]'"):
+    with pytest.raises(SystemExit, match=r"pip install '\.\[torch\]'"):
         resnet50.main()
 
 
