@@ -190,7 +190,7 @@ def reproduction(run: Run) -> Markup:
     commit = commit.get("commit") if isinstance(commit, dict) else commit
     lines = [f"git checkout {commit}"] if isinstance(commit, str) and commit else []
     lines.append(_begun_anew(run.command) or "# run.yaml does not say which command was typed")
-    weights = "weights to the last bit" if run.plan.get("exact") is True else "up to rounding weights"
+    weights = "weights to the last bit" if run.plan.get("exact") is True else "weights up to rounding"
     words = f"The same samples, rates and {weights} on any number of workers. "
     words += f"The seed is {number(run.recipe.get('seed', '–'))}."
     return joined([tag("h2", "How to reproduce"), tag("pre", tag("code", "\n".join(lines))), tag("p", words)])
