@@ -146,7 +146,8 @@ class ResidentRanks:
         with Listener(address, "AF_UNIX", backlog=NUM_RESIDENT) as listener:
             program = Path(__file__).with_name("resident_ranks.py")
             command = [find_mpiexec(), "-n", str(NUM_RESIDENT), sys.executable, program, address]
-            environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+            paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+            environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": paths}
             with open(f"{address}.log", "wb") as log:
                 streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
                 self._mpiexec = subprocess.Popen(command, env=environment, **streams)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-ROOT = Path(__file__).parent.parent
+PLACES = tuple(filter(None, sys.path))  # of all that is installed, and of the checkout
 WORLD = MPI.COMM_WORLD
 
 
@@ -80,7 +80,7 @@ def process_of_a_job(program, words, ranks, environment, folder, launched, stric
 def is_of_a_test(module):
     """Whether another test may have another module of this name."""
     file = getattr(module, "__file__", None)
-    return file is not None and not file.startswith((str(ROOT), sys.prefix, sys.base_prefix))
+    return file is not None and not file.startswith(PLACES)
 
 
 def set_dtype(name):

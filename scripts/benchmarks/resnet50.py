@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -57,7 +58,8 @@ def serve(name: str, options: argparse.Namespace) -> None:
     images = random.normal(size=(batch, 3, side, side)).astype(np.float32)
     labels = random.randint(0, 1000, batch).astype(np.int32)
     if options.device == "gpu":
-        measured = programs.timed(name, options.precision[0], images, labels)
+        importlib.import_module("torch" if name.startswith("pytorch") else "cupy")
+        measured = None  # made at the first request, when no other program uses the GPU
     else:
         step = (programs.pytorch_step if name.startswith("pytorch") else programs.chainer_step)(name, images, labels)
 
@@ -69,6 +71,7 @@ def serve(name: str, options: argparse.Namespace) -> None:
             return {"seconds": seconds, "loss": loss, "peak_bytes": peak}
 
     for line in sys.stdin:
+        measured = measured or programs.timed(name, options.precision[0], images, labels)
         try:
             figures = programs.by_class(measured.step) if line.strip() == "kernels" else measured()
         except Exception as error:
@@ -110,23 +113,29 @@ def measure(
 ) -> dict[str, Any]:
     """Seconds of every program in every round, after one step that is not counted.
 
-    On a GPU one program after the other, since several do not fit in its memory; what fails is left out, since the
-    machine is lent.
+    On a GPU one program after the other, since several do not fit in its memory; each takes memory when its turn comes.
+    What fails is left out, since the machine is lent.
     """
     on_gpu = options.device == "gpu"
     first: dict[str, float] = {}
     steps: dict[str, list[dict[str, float]]] = {}
     kernels: dict[str, Any] | None = {} if on_gpu else None
+    started = {name: Program(name, batch, options, precision) for name in names}
     for beside in [[name] for name in names] if on_gpu else [names]:
+        programs = {name: started[name] for name in beside}
+        began = time.perf_counter()
         try:
-            programs = {name: Program(name, batch, options, precision) for name in beside}
             first |= {name: program.step()["loss"] for name, program in programs.items()}
+            ready = time.perf_counter() - began
             for number in range(options.rounds):
                 for name in in_turns(beside, number):
                     time.sleep(PAUSE_SECONDS)
                     steps.setdefault(name, []).append(programs[name].step())
-            if on_gpu:
-                kernels |= {name: program.step("kernels") for name, program in programs.items()}
+            if on_gpu:  # each at once: what comes later may be cut off
+                (name,), milliseconds = beside, 1e3 * statistics.median(step["seconds"] for step in steps[beside[0]])
+                times = f"{milliseconds:.2f} ms, {1e3 * batch / milliseconds:.0f} images/s"
+                print(f"{precision}, batch {batch}, {name}: {times}; ready after {ready:.0f} s", flush=True)
+                kernels[name] = programs[name].step("kernels")
         except SystemExit as failed:
             if not on_gpu:
                 raise
@@ -191,6 +200,7 @@ def measure_on_gpu(options: argparse.Namespace) -> list[dict[str, Any]]:
             names += ["pytorch+graph", "cudnn+groups+graph"] if options.graph else []
             if options.update:
                 names += ["pytorch+update", "cudnn+update", *(["cudnn+update+graph"] if options.graph else [])]
+            names = [name for name in names if not options.only or name in options.only]
             same = {"float32": 1e-4, "tf32": 1e-2}.get(precision, 3e-2)  # of losses near 7
             results.append(measure(names, batch, options, precision, same))
             results[-1]["floors"] = floors(batch, options.side, precision, ceiling)
@@ -237,6 +247,7 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", default=["float32"], help="on a GPU: float32 tf32 mixed16 bfloat16")
     parser.add_argument("--compile", action="store_true", help="on a GPU: torch.compile as well")
     parser.add_argument("--graph", action="store_true", help="on a GPU: ours and PyTorch's as CUDA graphs as well")
+    parser.add_argument("--only", nargs="+", metavar="PROGRAM", help="on a GPU: of these programs the ones named")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     threads = limit_threads()

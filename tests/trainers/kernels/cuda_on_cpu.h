@@ -1,7 +1,8 @@
 // Lets a C++ compiler for the CPU take trainers/kernels/*.cu: one block at a time, its threads in turn.
 #include <cmath>
 
-#define KERNEL extern "C" void
+#define KERNEL_OF(blocks) extern "C" void
+#define KERNEL KERNEL_OF(2)
 #define SHARED static
 #define INLINE static inline
 #define EACH_THREAD(t) for (int t = 0; t < 256; ++t)

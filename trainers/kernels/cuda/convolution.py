@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -128,18 +129,19 @@ class _Plan:
     def _tune(self, addresses: dict[int, int], handle: Any) -> None:
         """Choose the fastest of the plans that the heuristics put first, or the one that an earlier run chose."""
         self.tuned, known, timings = True, _tuned_plans().find(self.name), []
-        for index in range(self.graph.get_execution_plan_count()) if known is None else (known,):
+        if known is not None and self._selects(known):
+            return
+        for index in filter(self._selects, range(self.graph.get_execution_plan_count())):
             try:
-                self._select(index)
                 self._execute(addresses, handle)
-                timings.append((self._milliseconds(addresses, handle) if known is None else 0.0, index))
-            except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError, MemoryError):  # not here
-                continue
-            if len(timings) == _TRIED:
+                timings.append((self._milliseconds(addresses, handle), index))
+            except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError, MemoryError):
+                timings.append((math.inf, index))  # it cannot run, or there is too little memory to time it
+            if sum(milliseconds < math.inf for milliseconds, _ in timings) == _TRIED:
                 break
-        chosen = min(timings)[1] if timings else 0
-        self._select(chosen)
-        if known is None:
+        least, chosen = min(timings)
+        self._selects(chosen)
+        if least < math.inf:
             _tuned_plans().keep(self.name, chosen)
 
     def _milliseconds(self, addresses: dict[int, int], handle: Any) -> float:
@@ -154,9 +156,14 @@ class _Plan:
             times.append(cupy.cuda.get_elapsed_time(start, end))
         return min(times)
 
-    def _select(self, index: int) -> None:
-        self.graph.build_plan_at_index(index)
+    def _selects(self, index: int) -> bool:
+        """Take a plan of the heuristics; returns whether it exists in this cuDNN and was not refused."""
+        try:
+            self.graph.build_plan_at_index(index)
+        except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError):
+            return False
         self.workspace_bytes = self.graph.get_workspace_size()
+        return True
 
 
 @functools.cache

@@ -55,7 +55,7 @@ INLINE void fold(const double* sums, double* parts, size channels, size lanes) {
 }
 
 // Sums of x and of its square.
-KERNEL moments(READ x, double* parts, size rows, size channels, size lanes) {
+KERNEL_OF(4) moments(READ x, double* parts, size rows, size channels, size lanes) {
   SHARED double sums[2 * V * THREADS];
   EACH_THREAD(t) {
     Place p = place(t, channels, lanes);
@@ -229,7 +229,7 @@ KERNEL slopes(const double* parts, const double* whole, VECTOR scales, A* found,
 INLINE A normal(A x, A mean, A scale, A beta) { return fused(x - mean, scale, beta); }
 
 // y = (x - mean) * scale + beta + plus, then ReLU where `relu`; plus may be null.
-KERNEL normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECTOR beta, size relu, size rows, size channels,
+KERNEL_OF(3) normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECTOR beta, size relu, size rows, size channels,
                   size lanes) {
   EACH_THREAD(t) {
     Place p = place(t, channels, lanes);
@@ -253,7 +253,7 @@ KERNEL normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECTOR bet
 
 // Sums of gy and of gy * (x - mean). With relu only gy where y > 0 counts, which is written to `counted`, 0 elsewhere;
 // where y is null, only gy where normalised x is above 0.
-KERNEL gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VECTOR scale, VECTOR beta, double* parts,
+KERNEL_OF(2) gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VECTOR scale, VECTOR beta, double* parts,
                      size relu, size rows, size channels, size lanes) {
   SHARED double sums[2 * V * THREADS];
   EACH_THREAD(t) {
@@ -288,7 +288,7 @@ KERNEL gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VECTOR sc
 }
 
 // gx = gy * scale - ((x - mean) * slope + shift); with relu gy counts as 0 where normalised x is not above 0.
-KERNEL input_gradient(READ gy, READ x, T* gx, VECTOR mean, VECTOR scale, VECTOR beta, VECTOR slope, VECTOR shift,
+KERNEL_OF(3) input_gradient(READ gy, READ x, T* gx, VECTOR mean, VECTOR scale, VECTOR beta, VECTOR slope, VECTOR shift,
                       size relu, size rows, size channels, size lanes) {
   EACH_THREAD(t) {
     Place p = place(t, channels, lanes);

@@ -12,8 +12,8 @@ from trainers.kernels.cuda import launcher
 from trainers.kernels.cuda.launcher import THREADS
 
 COMPUTES_MASK = True  # backward computes the mask of a ReLU without a sum again, without its output
-_BLOCKS = 1584  # whole waves on 132 multiprocessors (SMs) that run 2, 3, 4 or 6 blocks each at once
-_SUMMING_BLOCKS = 528  # of kernels that sum: whole waves for 2 or 4 blocks, and few partial sums to add up
+_MULTIPROCESSORS = 132  # (SMs) of an H100 or H200
+_AT_ONCE = {"moments": 4, "normalized": 3, "gradient_sums": 2, "input_gradient": 3}  # blocks on one: KERNEL_OF
 _FEW = 4  # channels of a block that adds up partial sums: FEW in the source
 _LANES = 32  # threads of a block along the channels, at most
 _ROWS = 4  # that a thread processes, at least
@@ -115,18 +115,19 @@ class _Spread:
         self._most = -(-self._rows * self._lanes // (_ROWS * THREADS))
 
     def launch(self, name: str, *arguments: Any) -> None:
-        self._launch(name, self._blocks(_BLOCKS), *arguments)
+        self._launch(name, self._blocks(name), *arguments)
 
     def launch_sums(self, name: str, *arguments: Any, relu: bool | None = None) -> Any:
         """Launch a kernel that sums; returns the partial sums of its blocks, float64 (groups, blocks, 2, channels)."""
-        blocks = self._blocks(_SUMMING_BLOCKS)
+        blocks = self._blocks(name)
         parts = launcher.device.xp.empty((self._groups, blocks, 2, self._channels), "d")
         self._launch(name, blocks, *arguments, parts, *([] if relu is None else [int(relu)]))
         return parts
 
-    def _blocks(self, of_all: int) -> int:
-        """Number of blocks that share the rows of a group, so that all groups have `of_all` at most."""
-        return max(1, min(of_all // (self._across * self._groups), self._most))
+    def _blocks(self, name: str) -> int:
+        """Number of blocks that share the rows of a group, so that the blocks of all groups run at once."""
+        at_once = _MULTIPROCESSORS * _AT_ONCE[name]
+        return max(1, min(at_once // (self._across * self._groups), self._most))
 
     def _launch(self, name: str, blocks: int, *arguments: Any) -> None:
         sizes, grid = (self._rows, self._channels, self._lanes), (self._across, blocks, self._groups)

@@ -51,7 +51,9 @@ def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(first, np.ndarray):
             import cupy
 
-            on_stream = torch.cuda.stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr))
+            address = cupy.cuda.get_current_stream().ptr  # 0: the default stream, but ExternalStream(0) is a new one
+            stream = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
+            on_stream = torch.cuda.stream(stream)
         with on_stream, torch.no_grad():
             return _arrays(function(first, *given, **how), type(first))
 
