@@ -146,7 +146,7 @@ def test_a_missing_rate_is_said_with_the_line_of_the_rates(tmp_path: Path) -> No
     assert "h200.yaml:" in text
     assert "no rate of ResNet50 in float32" in text
     assert "add `--set precision.compute=mixed16` to plan with that rate" in text
-    assert "time: 4" in planned("goyal2017", "--cluster", "h200", "-n", 8, "--set", "precision.compute=mixed16")
+    assert "time: 2" in planned("goyal2017", "--cluster", "h200", "-n", 8, "--set", "precision.compute=mixed16")
     error = error_of("goyal2017", "--cluster", "h200", "-n", 8, "--target", "1h")
     assert isinstance(error, NoForecast)
     assert "h200.yaml:" in str(error)

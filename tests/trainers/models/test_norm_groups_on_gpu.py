@@ -68,7 +68,9 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
 
 
 @pytest.mark.parametrize("norm_statistics", ["moving_average", "pooled", "last_batch", "by_group"])
-@pytest.mark.parametrize(("compute", "bound"), [("float32", 1e-3), ("tf32", 0.25), ("mixed16", 0.25), ("bfloat16", 0.6)])
+@pytest.mark.parametrize(
+    ("compute", "bound"), [("float32", 1e-3), ("tf32", 0.25), ("mixed16", 0.25), ("bfloat16", 0.6)]
+)
 def test_an_update_is_that_of_the_cpu(norm_statistics, compute, bound):
     if compute == "bfloat16":
         pytest.importorskip("ml_dtypes")

@@ -229,16 +229,16 @@ KERNEL slopes(const double* parts, const double* whole, VECTOR scales, A* found,
 INLINE A normal(A x, A mean, A scale, A beta) { return fused(x - mean, scale, beta); }
 
 // y = (x - mean) * scale + beta + plus, then ReLU where `relu`; plus may be null.
-KERNEL_OF(3) normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECTOR beta, size relu, size rows, size channels,
+KERNEL_OF(2) normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECTOR beta, size relu, size rows, size channels,
                   size lanes) {
   EACH_THREAD(t) {
     Place p = place(t, channels, lanes);
     Vector about = vector(mean, p, channels), times = vector(scale, p, channels), by = vector(beta, p, channels);
     if (p.inside) {
-      EACH_BATCH(row, p, 4) {
-        Batch<4> values = batch<4>(x, p, row, rows, channels), more = {};
-        if (plus) more = batch<4>(plus, p, row, rows, channels);
-        EACH_OF(b, 4) {
+      EACH_BATCH(row, p, 2) {
+        Batch<2> values = batch<2>(x, p, row, rows, channels), more = {};
+        if (plus) more = batch<2>(plus, p, row, rows, channels);
+        EACH_OF(b, 2) {
           for (int v = 0; v < V; ++v) {
             A found = normal(wide(values.of[b].at[v]), about.at[v], times.at[v], by.at[v]);
             if (plus) found += wide(more.of[b].at[v]);
@@ -253,7 +253,7 @@ KERNEL_OF(3) normalized(READ x, READ plus, T* y, VECTOR mean, VECTOR scale, VECT
 
 // Sums of gy and of gy * (x - mean). With relu only gy where y > 0 counts, which is written to `counted`, 0 elsewhere;
 // where y is null, only gy where normalised x is above 0.
-KERNEL_OF(2) gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VECTOR scale, VECTOR beta, double* parts,
+KERNEL_OF(3) gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VECTOR scale, VECTOR beta, double* parts,
                      size relu, size rows, size channels, size lanes) {
   SHARED double sums[2 * V * THREADS];
   EACH_THREAD(t) {
@@ -261,10 +261,10 @@ KERNEL_OF(2) gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VEC
     Vector about = vector(mean, p, channels), times = vector(scale, p, channels), by = vector(beta, p, channels);
     double sum[V] = {}, product[V] = {};
     if (p.inside) {
-      EACH_BATCH(row, p, 2) {
-        Batch<2> slopes = batch<2>(gy, p, row, rows, channels), values = batch<2>(x, p, row, rows, channels), outputs = values;
-        if (y) outputs = batch<2>(y, p, row, rows, channels);
-        EACH_OF(b, 2) {
+      EACH_BATCH(row, p, 1) {
+        Batch<1> slopes = batch<1>(gy, p, row, rows, channels), values = batch<1>(x, p, row, rows, channels), outputs = values;
+        if (y) outputs = batch<1>(y, p, row, rows, channels);
+        EACH_OF(b, 1) {
           for (int v = 0; v < V; ++v) {
             A value = wide(values.of[b].at[v]), slope = wide(slopes.of[b].at[v]);
             if (relu) {
@@ -288,16 +288,16 @@ KERNEL_OF(2) gradient_sums(READ gy, READ x, READ y, T* counted, VECTOR mean, VEC
 }
 
 // gx = gy * scale - ((x - mean) * slope + shift); with relu gy counts as 0 where normalised x is not above 0.
-KERNEL_OF(3) input_gradient(READ gy, READ x, T* gx, VECTOR mean, VECTOR scale, VECTOR beta, VECTOR slope, VECTOR shift,
+KERNEL_OF(1) input_gradient(READ gy, READ x, T* gx, VECTOR mean, VECTOR scale, VECTOR beta, VECTOR slope, VECTOR shift,
                       size relu, size rows, size channels, size lanes) {
   EACH_THREAD(t) {
     Place p = place(t, channels, lanes);
     Vector about = vector(mean, p, channels), times = vector(scale, p, channels), by = vector(beta, p, channels);
     Vector incline = vector(slope, p, channels), plus = vector(shift, p, channels);
     if (p.inside) {
-      EACH_BATCH(row, p, 2) {
-        Batch<2> slopes = batch<2>(gy, p, row, rows, channels), values = batch<2>(x, p, row, rows, channels);
-        EACH_OF(b, 2) {
+      EACH_BATCH(row, p, 4) {
+        Batch<4> slopes = batch<4>(gy, p, row, rows, channels), values = batch<4>(x, p, row, rows, channels);
+        EACH_OF(b, 4) {
           for (int v = 0; v < V; ++v) {
             A value = wide(values.of[b].at[v]), found = wide(slopes.of[b].at[v]);
             if (relu && !(normal(value, about.at[v], times.at[v], by.at[v]) > 0)) found = 0;

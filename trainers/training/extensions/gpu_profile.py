@@ -13,7 +13,7 @@ KERNEL_CLASSES = {  # of kernels, by what their names hold: the first that fits
     "loss": ("cross_entropy", "mean_loss", "crossent", "softmax", "nll_loss"),
     "exchange": ("nccl",),
     "normalisation": ("moments", "totals", "slopes", "normalized", "gradient_sums", "input_gradient")
-    + ("batch_norm", "bn_", "moved_averages"),
+    + ("batch_norm", "batchnorm", "bn_", "moved_averages"),
     "optimizer": ("momentum_", "adam_", "rmsprop_", "ratios", "multi_tensor"),
     "pooling": ("pool",),
     "convolution": ("conv", "wgrad", "dgrad", "fprop", "xmma", "gemm", "cutlass", "cudnn", "sm90", "sm80", "nhwc"),
