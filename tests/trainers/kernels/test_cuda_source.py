@@ -17,7 +17,7 @@ from trainers.kernels.cuda import launcher
 KINDS = [("e", 8), ("e", 1), ("E", 8), ("f", 4), ("f", 1), ("d", 2), ("d", 1)]
 STREAMS = ("moments", "normalized", "gradient_sums", "input_gradient")  # nine tenths of the bytes of our kernels
 WITH_FULL_SMS = ("relu", "relu_gradient", "add", "add_to")  # 2,048 threads of an SM hide what one of them waits for
-NEEDED_BYTES = 25 * 1024  # in flight on each of 132 SMs for 4.8 TB/s at a latency of 0.7 us
+NEEDED_BYTES = 24 * 1024  # in flight on each of 132 SMs for 4.6 TB/s at a latency of 0.7 us, which is assumed
 SM_REGISTERS, SM_BLOCKS = 1 << 16, 8  # of sm_90; blocks of 256 threads
 
 
