@@ -1,7 +1,8 @@
-"""Hosts that differ: their ranks train on together, without equal bits."""
+"""Hosts that differ train on together, without equal bits; what garbage collection passes over."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import find_mpiexec
 
 pytestmark = pytest.mark.mpi
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -61,3 +63,25 @@ def test_a_cluster_file_that_differs_between_hosts_is_refused(on_two_hosts, tmp_
     code, said = on_two_hosts("--cluster", "own.yaml", folders=folders)
     assert code != 0
     assert "recipe or cluster on " in said
+
+
+def test_garbage_collection_passes_over_what_was_there_before_the_first_update_and_not_for_good(
+    run_on_ranks, tmp_path
+):
+    (tmp_path / "own.yaml").write_text(
+        "kilobatch: 1\nextends: digits/ramp\nextensions: [{kind: frozen_in_a_test.Frozen}]\n"
+    )
+    (tmp_path / "frozen_in_a_test.py").write_text(
+        "import gc\nfrom chainer.training import Extension\n\n\nclass Frozen(Extension):\n"
+        "    def __call__(self, trainer):\n        print('within', gc.get_freeze_count())\n"
+    )
+    (tmp_path / "program.py").write_text(
+        f"import gc, runpy\ntry:\n    runpy.run_path({str(ROOT / 'kilobatch.py')!r}, run_name='__main__')\n"
+        "finally:\n    print('afterwards', gc.get_freeze_count())\n"
+    )
+    words = ("train", "own.yaml", "--allow-code", "--no-report", "--stop-after", "1up", "--out", "run")
+    done = run_on_ranks(1, tmp_path / "program.py", *words, strict=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = dict(line.split() for line in done.stdout.splitlines() if line.startswith(("within", "afterwards")))
+    assert int(counts["within"]) > 50_000
+    assert int(counts["afterwards"]) < int(counts["within"]) / 10

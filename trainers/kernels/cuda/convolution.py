@@ -131,6 +131,7 @@ class _Plan:
         self.tuned, known, timings = True, _tuned_plans().find(self.name), []
         if known is not None and self._selects(known):
             return
+        _say_that_plans_are_timed()
         for index in filter(self._selects, range(self.graph.get_execution_plan_count())):
             try:
                 self._execute(addresses, handle)
@@ -247,6 +248,11 @@ def _refused(kind: str, tensor_cores: bool, deterministic: bool) -> list[Any]:
 def _tuned_plans() -> TunedPlans:
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.get_device_id())
     return TunedPlans(f"{properties['name'].decode()} cuDNN {cudnn.backend_version()} {cudnn.__version__}")
+
+
+@functools.cache
+def _say_that_plans_are_timed() -> None:
+    log.info("cuDNN's plans are timed for each new shape, once on this machine: the first updates take longer")
 
 
 def _handle() -> Any:
