@@ -213,6 +213,7 @@ PUBLISHED = {
     **{f"fashion/{name}": (fashion(128, 0.1), 10) for name in ("baseline", "resnet")},
     **{f"fashion/linear_{size}": (fashion(size, 0.1 * size / 128), 10) for size in (1024, 4096)},
     "fashion/linear_16384": (fashion(16384, 12.8, warmup=6, epochs=30), 30),
+    "fashion/resnet_lars_1024": (fashion(1024, 4.238, start=0), 10),
     "fashion/simple_cnn": (lambda t: (0.02, 128, 0.9), 10),
     "fashion/simple_cnn_256": (lambda t: (0.0158, 256, 0.9759), 20),
     "fashion/sqrt_4096": (fashion(4096, 0.1 * 32**0.5), 10),
