@@ -59,8 +59,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """The tests of a file run on one worker of xdist. Files that start ranks run one after another on two workers: those
-    of three folders on one, all others on the other, so that both end at about the same time.
+    """The tests of a file run on one worker of xdist. Files that start ranks run one after another on two workers:
+    those of three folders on one, all others on the other, so that both end at about the same time.
     """
     from xdist.scheduler import LoadScopeScheduling
 
