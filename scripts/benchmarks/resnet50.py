@@ -176,10 +176,18 @@ def table_lines(figures: dict[str, Any], against: list[str]) -> list[str]:
     return lines
 
 
+def selected(names: list[str], options: argparse.Namespace) -> list[str]:
+    """The programs that `--only` names, or all."""
+    if unknown := set(options.only or ()) - {*names}:
+        sys.exit(f"resnet50: --only {' '.join(sorted(unknown))}: with these options there are {', '.join(names)}")
+    return [name for name in names if not options.only or name in options.only]
+
+
 def measure_on_cpu(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
     ours = [name for other in options.against for name in OURS[other]]
     names = [*options.against, *ours, *(f"{name}+groups" for name in ours if options.groups)]
     names += [f"{name}+update" for name in ("pytorch", *ours) if options.update and name in names]
+    names = selected(names, options)
     heads = ["batch", "program", "s a step", *(f"times as fast as {other}" for other in options.against), "GiB"]
     print(f"{threads} thread(s), images of {options.side}x{options.side}\n\n{head(heads)}", flush=True)
     results = []
@@ -200,7 +208,7 @@ def measure_on_gpu(options: argparse.Namespace) -> list[dict[str, Any]]:
             names += ["pytorch+graph", "cudnn+groups+graph"] if options.graph else []
             if options.update:
                 names += ["pytorch+update", "cudnn+update", *(["cudnn+update+graph"] if options.graph else [])]
-            names = [name for name in names if not options.only or name in options.only]
+            names = selected(names, options)
             same = {"float32": 1e-4, "tf32": 1e-2}.get(precision, 3e-2)  # of losses near 7
             results.append(measure(names, batch, options, precision, same))
             results[-1]["floors"] = floors(batch, options.side, precision, ceiling)
@@ -247,7 +255,7 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", default=["float32"], help="on a GPU: float32 tf32 mixed16 bfloat16")
     parser.add_argument("--compile", action="store_true", help="on a GPU: torch.compile as well")
     parser.add_argument("--graph", action="store_true", help="on a GPU: ours and PyTorch's as CUDA graphs as well")
-    parser.add_argument("--only", nargs="+", metavar="PROGRAM", help="on a GPU: of these programs the ones named")
+    parser.add_argument("--only", nargs="+", metavar="PROGRAM", help="measure these programs alone")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     threads = limit_threads()

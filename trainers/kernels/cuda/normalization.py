@@ -13,7 +13,7 @@ from trainers.kernels.cuda.launcher import THREADS
 
 COMPUTES_MASK = True  # backward computes the mask of a ReLU without a sum again, without its output
 _MULTIPROCESSORS = 132  # (SMs) of an H100 or H200
-_AT_ONCE = {"moments": 4, "normalized": 4, "gradient_sums": 3, "input_gradient": 2}  # blocks on one: KERNEL_OF
+_AT_ONCE = {"moments": 4, "normalized": 4, "gradient_sums": 3, "input_gradient": 2}  # blocks for one
 _FEW = 4  # channels of a block that adds up partial sums: FEW in the source
 _LANES = 32  # threads of a block along the channels, at most
 _ROWS = 4  # that a thread processes, at least

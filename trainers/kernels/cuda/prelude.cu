@@ -7,7 +7,7 @@
 // EACH_THREAD: they exchange values by SHARED memory, between two EACH_THREADs only. There is no other barrier.
 
 #ifndef EACH_THREAD
-#define KERNEL_OF(blocks) extern "C" __global__ void __launch_bounds__(256, blocks) // on a multiprocessor at once
+#define KERNEL_OF(blocks) extern "C" __global__ void __launch_bounds__(256, blocks) // that fit on a multiprocessor
 #define KERNEL KERNEL_OF(2)
 #define SHARED __shared__
 #define INLINE static __device__ __forceinline__
