@@ -53,6 +53,29 @@ def test_thirty_updates_of_bytes_are_those_of_the_cpu(run, assert_same_run, more
     assert_same_run(run(f"gpu bytes {more} {micro_batch_size}", 1, *options, dtype="float64"), expected, **EXACT)
 
 
+STUDIES = {
+    "schedules": (
+        "learning_rate.factors=[{parameters: [norm, bias], factor: 2}]",
+        "schedules.momentum={kind: PiecewiseLinear, points: [[0, 0.9], [2, 1]]}",
+        "schedules.weight_decay={kind: CosineRestarts, first: 1, times: 2}",
+        "evaluation={every: 1ep, flipped: true}",
+    ),
+    "end of augmentation": (*PIXELS, "augmentation.mix=[{kind: CutMix, alpha: 1}]", "augmentation.end={at: 1}"),
+    "muon": ("optimizer={kind: Muon}", "learning_rate.reference=0.02"),
+    "schedule free": ("optimizer={kind: ScheduleFreeSGD, weight_decay: 1e-4}",),
+    "power sgd": ("updater.power_sgd_rank=2",),
+    "local steps": ("batch={global: 64, norm_span: 16}", "updater.local_steps={every: 4, replicas: 2, from: 0.4}"),
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_studies_need_is_the_same_run_as_on_the_cpu(run, assert_same_run, name):
+    ranks = 2 if name in ("power sgd", "local steps") else 1
+    given = [word for override in STUDIES[name] for word in ("--set", override)]
+    expected = run(f"cpu {name}", ranks, *given, dtype="float64")
+    assert_same_run(run(f"gpu {name}", ranks, "--device", "gpu", *given, dtype="float64"), expected, **EXACT)
+
+
 def test_two_ranks_on_one_gpu_are_one_rank(run, assert_same_run):
     actual = run("two", 2, "--device", "gpu", dtype="float64")
     assert_same_run(actual, on_gpu(run, "float64"), **EXACT)
