@@ -38,6 +38,7 @@ from trainers.runs.run_folder import (
     require_run,
     require_same_recipe,
     truncate_records,
+    write_whole,
 )
 
 BRANCHES = "branches.json"
@@ -160,7 +161,7 @@ class Branches:
         tree = asdict(self)
         for part in tree["branches"]:
             part["losses"] = [loss if math.isfinite(loss) else None for loss in part["losses"]]
-        (folder / BRANCHES).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+        write_whole(folder / BRANCHES, json.dumps(tree, indent=1) + "\n")
 
 
 @refuse_unreachable()

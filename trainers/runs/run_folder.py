@@ -207,11 +207,12 @@ def write_run(
         if not (folder / INIT).exists() and Path(init["weights"]).exists():
             shutil.copyfile(init["weights"], folder / f".{INIT}.partial")
             (folder / f".{INIT}.partial").rename(folder / INIT)
-    if not (folder / SOURCES).exists():
-        (folder / SOURCES).mkdir()
+    names = folder / SOURCES / "paths.json"  # written last
+    if not names.exists():
+        names.parent.mkdir(exist_ok=True)
         for number, path in enumerate(sources):
             (folder / SOURCES / f"{number}.yaml").write_bytes(path.read_bytes())
-        write_whole(folder / SOURCES / "paths.json", json.dumps([str(path) for path in sources]) + "\n")
+        write_whole(names, json.dumps([str(path) for path in sources]) + "\n")
     for name, tree in ((RUN, run), (RECIPE, own), (DATASET, dataset_tree)):
         write_whole(folder / name, block_text(tree))
     write_whole(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
@@ -247,7 +248,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             what = f"the metrics of {lost} of the first {update} updates are lost"
             what = what if lost > 0 else f"{damaged} of its lines cannot be read"
             warnings.append(f"warning: {path} was cut or damaged: {what}")
-        write_whole(path, b"".join(kept).decode())
+        write_whole(path, b"".join(kept))
     return warnings
 
 
@@ -272,10 +273,10 @@ def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in without_place(recipe).items() if key not in (*_WORDS_ONLY, "dataset")}
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.rename(path)
 
 

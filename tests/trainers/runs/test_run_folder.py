@@ -34,6 +34,12 @@ def begun(folder, recipe=RECIPE):
     write_run(folder, recipe=recipe, dataset={"num_train": 1500}, command="kilobatch", **nothing)
 
 
+def test_sources_that_a_kill_cut_off_are_written_by_the_next_session(tmp_path):
+    (tmp_path / "sources").mkdir()
+    begun(tmp_path)
+    assert json.loads((tmp_path / "sources" / "paths.json").read_text()) == []
+
+
 def test_a_folder_that_holds_something_is_refused_unless_a_run_in_it_is_resumed(tmp_path):
     require_usable(tmp_path / "new", resume=False)
     require_usable(tmp_path, resume=False)

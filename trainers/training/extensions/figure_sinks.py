@@ -12,6 +12,8 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
+from trainers.runs.run_folder import write_whole
+
 log = logging.getLogger("kilobatch")
 _UPDATE = ("learning_rate", "momentum", "global_batch_size", "gradient_norm", "image_size", "loss_scale")
 COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", "eval_accuracy", "eval_loss")
@@ -101,7 +103,7 @@ class MLflowRun:
         known = self._client.get_experiment_by_name(experiment)
         number = known.experiment_id if known else self._client.create_experiment(experiment)
         self._run = self._client.create_run(number, run_name=folder.name).info.run_id
-        note.write_text(json.dumps({"run_id": self._run, "tracking_uri": self._client.tracking_uri}) + "\n")
+        write_whole(note, json.dumps({"run_id": self._run, "tracking_uri": self._client.tracking_uri}) + "\n")
         for path, text in _leaves(folder):
             self._client.log_param(self._run, path, text)
 
