@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,8 @@ class Logger(Extension):
     def _take(self, line: dict[str, Any]) -> None:
         if found := figures(line):
             self._sink.add(line, found)
+        elif line["key"] == "checkpoint":  # a resumed run does not make these updates again
+            self._sink.flush()
 
 
 class EventFiles:
@@ -116,25 +121,32 @@ class MLflowRun:
 
     def flush(self) -> None:
         """Write or send what was taken."""
-        from mlflow.exceptions import MlflowException
-
-        while self._waiting:
-            try:
-                self._client.log_batch(self._run, metrics=self._waiting[:1000])  # its limit
-            except MlflowException as error:
-                log.warning("warning: MLflow: %s; %d figures wait", error, len(self._waiting))
-                return
-            del self._waiting[:1000]
+        with self._failure_logged():
+            self._send()
 
     def close(self) -> None:
-        """Write or send the rest, and end."""
-        self.flush()
-        if not self._waiting:
-            self._client.set_terminated(self._run)
+        """Write or send the rest, and end; as failed, if an exception ends the run."""
+        with self._failure_logged():
+            self._send()
+            self._client.set_terminated(self._run, "FAILED" if sys.exc_info()[0] else None)
+
+    def _send(self) -> None:
+        while self._waiting:
+            self._client.log_batch(self._run, metrics=self._waiting[:1000])  # its limit
+            del self._waiting[:1000]
+
+    @contextmanager
+    def _failure_logged(self) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            log.warning("warning: MLflow: %s; %d figures wait", error, len(self._waiting))
 
 
 class Table:
-    """A CSV file; of an earlier session it keeps what was done before `update`."""
+    """A CSV file, written row by row; of an earlier session it keeps what was done before `update`."""
 
     def __init__(self, path: Path, update: int) -> None:
         kept = []
@@ -142,10 +154,13 @@ class Table:
             with open(path, encoding="utf-8", newline="") as file:
                 # The line of an update has the update that it began; that of an evaluation the one that it reached.
                 kept = [row for row in csv.DictReader(file) if int(row["update"]) < update + (not row["loss"])]
-        self._file = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115
+        before = io.StringIO(newline="")
+        rows = csv.DictWriter(before, COLUMNS, lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(kept)
+        write_whole(path, before.getvalue())
+        self._file = open(path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115
         self._rows = csv.DictWriter(self._file, COLUMNS, restval="", lineterminator="\n")
-        self._rows.writeheader()
-        self._rows.writerows(kept)
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""
