@@ -399,9 +399,14 @@ class _Run:
             trainer.extend(SkippedImages(self.parts.skipped, limit=limit, metrics=self.metrics, mpi=self.mpi))
         self._extend_by_recipe(trainer, resumed)
         if not self.drifting:
-            kept, either = self.checkpoints, lambda trainer: evaluates(trainer) or saves(trainer)
-            trainer.extend(lambda trainer: self._equal(), name="equal weights", trigger=either, priority=_FIRST)
-            trainer.extend(timed("checkpoint", kept), name=kept.default_name, priority=kept.priority, trigger=saves)
+            kept = self.checkpoints
+
+            def keep(trainer: Trainer) -> None:
+                self._equal()  # again: an extension may have changed weights, or just now ended the run
+                kept(trainer)
+
+            trainer.extend(lambda trainer: self._equal(), name="equal weights", trigger=evaluates, priority=_FIRST)
+            trainer.extend(timed("checkpoint", keep), name=kept.default_name, priority=kept.priority, trigger=saves)
         return trainer
 
     def _extend_by_recipe(self, trainer: Trainer, resumed: dict[str, Any] | None) -> None:
