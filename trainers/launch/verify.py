@@ -173,7 +173,11 @@ class _Trials:
     def _run(self, words: list[str], dtype: str) -> None:
         environment = {**without_launcher(os.environ), "CHAINER_DTYPE": dtype}
         command = [sys.executable, "-P", "-m", "kilobatch", *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            what = f"{_UPDATES} updates of {_GROUPS} small norm groups, in {dtype}, take over {_SECONDS} s"
+            raise InputRefused(f"{what}; make the model or its images smaller with --set") from None
         if done.returncode != 0:
             said = [line for line in done.stderr.splitlines() if line.strip()]
             raise InputRefused(f"a run for the comparison failed, in {dtype}: {' '.join(said[-3:])}; correct it first")
