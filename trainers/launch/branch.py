@@ -34,10 +34,12 @@ from trainers.runs.run_folder import (
     ENVIRONMENT,
     METRICS,
     RECIPE,
+    checkpoints_in,
     dataset_facts,
     require_run,
     require_same_recipe,
     truncate_records,
+    update_of,
     write_whole,
 )
 
@@ -236,8 +238,7 @@ def _open(asked: Branching, overrides: Sequence[str] = ()) -> OpenedRecipe:
 def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
     """The checkpoint at a position: that after the first update that reaches it."""
     timeline = timeline_of(opened.recipe, opened.dataset)
-    kept = sorted((asked.run / CHECKPOINTS).glob("update-*"), key=lambda path: int(path.name.removeprefix("update-")))
-    known = {int(path.name.removeprefix("update-")): path for path in kept}
+    known = {update_of(path): path for path in checkpoints_in(asked.run / CHECKPOINTS)}
     known.pop(0, None)
     again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '0.5run'}"
     if not known:

@@ -46,10 +46,21 @@ def require_run(folder: Path) -> None:
         raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """All checkpoints of a run's `checkpoints`, whole or not, oldest first; a user's copies have other names."""
+    checkpoints = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
+    return sorted(checkpoints, key=update_of)
+
+
+def update_of(checkpoint: Path) -> int:
+    """How many updates were done before a checkpoint."""
+    return int(checkpoint.name.removeprefix("update-"))
+
+
 def newest_checkpoint_name(folder: Path) -> str | None:
     """Path of the newest checkpoint in a run's folder, by its name alone; None if there is none."""
-    names = [path.name for path in (folder / CHECKPOINTS).glob("update-*")]
-    return str(folder / CHECKPOINTS / max(names, key=lambda name: (len(name), name))) if names else None
+    found = checkpoints_in(folder / CHECKPOINTS)
+    return str(found[-1]) if found else None
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:

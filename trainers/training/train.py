@@ -290,14 +290,12 @@ class _Run:
         if self.leads:
             path, complaints = newest_checkpoint(folder)
             notes = [f"warning: passed over {complaint}" for complaint in complaints]
-            content = path and read_checkpoint(path)
-            notes.append(
-                f"resuming from {path.name}"
-                if path
-                else f"nothing to resume: no whole checkpoint in {folder}; starting at update 0"
-            )
-            notes += changed_kernels_warning(self.folder) if path else []
-            notes += changed_decoder_warning(self.folder) if path else []
+            if path is None:
+                notes.append(f"nothing to resume: no whole checkpoint in {folder}; starting at update 0")
+            else:
+                content = read_checkpoint(path)
+                notes += [f"resuming from {path.name}", *changed_kernels_warning(self.folder)]
+                notes += changed_decoder_warning(self.folder)
         content, own = share_checkpoint(content, self.mpi)
         if content is None:
             return None, notes
