@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import sysconfig
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Listener, wait
 from pathlib import Path
 
@@ -164,6 +165,22 @@ class ResidentRanks:
         if self._ranks:
             self._mpiexec.wait()
         self._ranks = []
+
+
+@pytest.fixture
+def largest_file():
+    """`with largest_file(num_bytes):` no file may get larger, which stands for a full disk."""
+
+    @contextmanager
+    def limited(num_bytes):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return limited
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,12 @@ def test_public_functions_and_classes_have_a_docstring(path):
     assert ast.get_docstring(tree) or not tree.body
 
 
+def test_no_assertion_does_anything_but_look():
+    """`python -O` leaves assertions out."""
+    changing = re.compile(r"^ *assert .*\.(add|append|clear|extend|next|pop|remove|update)\(", re.MULTILINE)
+    assert [name_of(path) for path in SOURCES if changing.search(path.read_text())] == []
+
+
 def test_tests_are_no_package():
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 

@@ -284,7 +284,8 @@ def _override(text: str, number: int, root: Node, within: str, source: OverrideS
     if not equals or not all(keys):
         raise RecipeError([origin.problem("", f"--set {text} is no assignment", "write --set key.inner_key=value")])
     if within:
-        assert keys.pop(0) == within
+        first, *keys = keys
+        assert first == within
         if not keys:
             way_out = f"give the file with --{within}, or set a key of it: --set {within}.key=value"
             raise RecipeError([origin.problem(within, "cannot be set as a whole", way_out)])

@@ -124,7 +124,8 @@ class PointBudget:
         require(self.trials >= 2, f"PointBudget.trials must be at least 2, got {self.trials}")
         possible = self.epochs is None or (math.isfinite(self.epochs) and self.epochs > 0)
         require(possible, f"PointBudget.epochs must be above 0 and finite, got {self.epochs}")
-        require(self.updates is None or self.updates >= 1, f"PointBudget.updates must be at least 1, {self.updates=}")
+        least = self.updates is None or self.updates >= 1
+        require(least, f"PointBudget.updates must be at least 1, got {self.updates}")
 
 
 @dataclass(frozen=True, kw_only=True)

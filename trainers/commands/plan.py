@@ -148,14 +148,14 @@ def plan(
         tree["advice"] = asdict(advice)
         texts.append(_advice_text(advice, recipe, opened.recipe.name))
     if trials is not None:
-        shared = planning.shared_trials(opened, made, trials=trials, devices=devices or where.num_workers)
+        shared = planning.shared_trials(made, trials=trials, devices=devices or where.num_workers)
         tree["trials"] = [asdict(each) for each in shared]
         texts.append(_trials_text(shared, trials))
     if plot is not None:
         from recipes.reports.plots import save_figure
         from recipes.reports.plots.of_plan import scaling_figure
 
-        times = planning.scaling(opened, made)
+        times = planning.scaling(made)
         written(lambda: save_figure(scaling_figure(made, times, planning.published_times(made, words)), plot), "--plot")
     print(json.dumps(tree, indent=2) if as_json else "\n\n".join(texts))
 
@@ -183,9 +183,9 @@ def _within(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tup
     """Devices, micro-batches and clusters on which a plan's recipe takes at most a time."""
     from trainers.launch import planning
 
-    times, fewest = planning.fewest_devices(opened, made, wanted.seconds)
+    times, fewest = planning.fewest_devices(made, wanted.seconds)
     clusters = planning.cheapest_clusters(opened, made, wanted.seconds, words=words)
-    micro = planning.micro_batches(opened, made, wanted.seconds)
+    micro = planning.micro_batches(made, wanted.seconds)
     answer = {
         "seconds": wanted.seconds,
         "fewest": None if fewest is None else asdict(fewest),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import typer
 
@@ -20,7 +21,7 @@ def verify(
     from rich.console import Console
     from rich.markup import escape
 
-    from trainers.launch.verify import Check, as_tree
+    from trainers.launch.verify import Check
     from trainers.launch.verify import verify as run
 
     console = Console(stderr=as_json, highlight=False)
@@ -32,7 +33,7 @@ def verify(
     with console.status("training a few updates in several ways"):
         checks = run(recipe, overrides=overrides or (), data=data, allow_code=allow_code, tell=tell)
     if as_json:
-        print(json.dumps(as_tree(checks), indent=2))
+        print(json.dumps([asdict(check) for check in checks], indent=2))
     broken = sum(not check.holds for check in checks)
     console.print(f"{broken} of {len(checks)} checks do not hold." if broken else f"All {len(checks)} checks hold.")
     raise typer.Exit(1 if broken else 0)

@@ -75,11 +75,12 @@ def _sum(mpi: Any, here: frozenset[int], values: np.ndarray, wire: Wire) -> None
     own = mpi.rank - start
     steps = []  # partner, own segment and the partner's; what goes to the partner gets smaller and smaller
     for pieces in (2 << step for step in range(size.bit_length() - 1)):
-        partner = own ^ (size // pieces)
-        steps.append((partner, *(values[segment(len(values), pieces, r * pieces // size)] for r in (own, partner))))
+        other = own ^ (size // pieces)
+        parts = (values[segment(len(values), pieces, r * pieces // size)] for r in (own, other))
+        steps.append((start + other, *parts))
     for partner, kept, given in steps:  # halving
         received = wire.buffer_to_add(kept)
-        send_and_receive(mpi, wire.pack(given), start + partner, received, start + partner, here=here)
+        send_and_receive(mpi, wire.pack(given), partner, received, partner, within_host=partner in here)
         wire.add(kept, received)
 
     mine = values[segment(len(values), size, own)]
@@ -103,7 +104,7 @@ def _sum(mpi: Any, here: frozenset[int], values: np.ndarray, wire: Wire) -> None
 
     for partner, summed, wanted in reversed(steps):  # doubling, the same way back
         received = wire.buffer_to_store(wanted)
-        send_and_receive(mpi, wire.pack(summed), start + partner, received, start + partner, here=here)
+        send_and_receive(mpi, wire.pack(summed), partner, received, partner, within_host=partner in here)
         wire.store(wanted, received)
 
 

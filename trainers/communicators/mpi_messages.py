@@ -93,21 +93,15 @@ def ranks_here(mpi: Any) -> frozenset[int]:
 
 
 def send_and_receive(
-    mpi: Any,
-    sent: np.ndarray,
-    dest: int,
-    received: np.ndarray,
-    source: int,
-    *,
-    here: frozenset[int] = frozenset(),
+    mpi: Any, sent: np.ndarray, dest: int, received: np.ndarray, source: int, *, within_host: bool
 ) -> None:
     """MPI_Sendrecv that leaves the core to others while it waits. Bytes on the wire: those of `sent`.
 
     Args:
-        here: ranks on this host, see `ranks_here`: between these a message is a copy in memory, which MPI makes while
-            it is polled. It is whole there, and begins once both neighbours have come.
+        within_host: both messages stay on this host, and `dest` and `source` say so too. They are then copies in
+            memory, which MPI makes while it is polled: whole, once both neighbours have come.
     """
-    if dest in here and source in here:
+    if within_host:
         token = np.zeros(2, np.uint8)
         wait_for([mpi.Irecv(token[:1], source), mpi.Isend(token[1:], dest)])
         copy_for([mpi.Irecv(received, source), mpi.Isend(sent, dest)])

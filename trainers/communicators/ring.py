@@ -69,12 +69,13 @@ class MpiRing:
     """Messages from each worker to the next, all at the same time, by MPI: the numbers themselves on the wire."""
 
     def __init__(self, mpi: Any) -> None:
-        self._mpi, self.rank, self.size, self._here = mpi, mpi.rank, mpi.size, ranks_here(mpi)
+        self._mpi, self.rank, self.size = mpi, mpi.rank, mpi.size
+        self._within_host = len(ranks_here(mpi)) == mpi.size
 
     def shift(self, sent: np.ndarray, received: np.ndarray) -> None:
         """Send an array to the next worker and receive one, of a length that is known, from the previous one."""
         rank, size = self.rank, self.size
-        send_and_receive(self._mpi, sent, (rank + 1) % size, received, (rank - 1) % size, here=self._here)
+        send_and_receive(self._mpi, sent, (rank + 1) % size, received, (rank - 1) % size, within_host=self._within_host)
 
     def close(self) -> None:
         """Nothing to free: the caller owns the communicator."""

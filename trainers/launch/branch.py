@@ -34,10 +34,13 @@ from trainers.runs.run_folder import (
     ENVIRONMENT,
     METRICS,
     RECIPE,
+    checkpoints_in,
     dataset_facts,
     require_run,
     require_same_recipe,
     truncate_records,
+    update_of,
+    write_whole,
 )
 
 BRANCHES = "branches.json"
@@ -160,7 +163,7 @@ class Branches:
         tree = asdict(self)
         for part in tree["branches"]:
             part["losses"] = [loss if math.isfinite(loss) else None for loss in part["losses"]]
-        (folder / BRANCHES).write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+        write_whole(folder / BRANCHES, json.dumps(tree, indent=1) + "\n")
 
 
 @refuse_unreachable()
@@ -235,8 +238,7 @@ def _open(asked: Branching, overrides: Sequence[str] = ()) -> OpenedRecipe:
 def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
     """The checkpoint at a position: that after the first update that reaches it."""
     timeline = timeline_of(opened.recipe, opened.dataset)
-    kept = sorted((asked.run / CHECKPOINTS).glob("update-*"), key=lambda path: int(path.name.removeprefix("update-")))
-    known = {int(path.name.removeprefix("update-")): path for path in kept}
+    known = {update_of(path): path for path in checkpoints_in(asked.run / CHECKPOINTS)}
     known.pop(0, None)
     again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '0.5run'}"
     if not known:

@@ -14,7 +14,7 @@ from trainers.datasets.augmented import augmented_samples
 from trainers.launch.score_run import checkpoint_called
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint, refuse_foreign, weights_of
-from trainers.runs.run_folder import CHECKPOINTS, RECIPE, require_run
+from trainers.runs.run_folder import CHECKPOINTS, RECIPE, require_run, write_whole
 
 
 @refuse_unreachable()
@@ -68,7 +68,7 @@ def export_run(
         data = save({name: np.asarray(array, order="C") for name, array in weights.items()}, metadata=facts)
     file = out or folder / f"model.{form}"
     try:
-        file.write_bytes(data)
+        write_whole(file, data)
     except OSError as error:
         raise InputRefused(f"{file} cannot be written: {error.strerror}; give another -o") from error
     return file, notes

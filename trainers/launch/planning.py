@@ -102,7 +102,7 @@ class Priced:
     beyond: bool
 
 
-def fewest_devices(opened: OpenedRecipe, made: Plan, seconds: float) -> tuple[Scan, Priced | None]:
+def fewest_devices(made: Plan, seconds: float) -> tuple[Scan, Priced | None]:
     """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time."""
     times = scan(made)
     return times, _priced(made.cluster, times, seconds)
@@ -160,7 +160,7 @@ def _whole(opened: OpenedRecipe, cluster: Cluster, recipe: Any = None) -> Plan:
     return plan(recipe=recipe, dataset=opened.dataset, cluster=cluster, workers=workers)
 
 
-def micro_batches(opened: OpenedRecipe, made: Plan, seconds: float) -> list[tuple[int, int]]:
+def micro_batches(made: Plan, seconds: float) -> list[tuple[int, int]]:
     """(micro-batch, fewest devices within a time), for norm spans times powers of two up to the largest rate's."""
     rates = [rate for rate in made.cluster.hardware.rates if rate.model == type(made.recipe.model).__name__]
     largest = max((rate.micro_batch_size for rate in rates), default=0)
@@ -256,8 +256,8 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
     return sorted(found, key=lambda each: each.seconds)
 
 
-def shared_trials(opened: OpenedRecipe, made: Plan, *, trials: int, devices: int) -> list[Sharing]:
-    """Ways to share devices among the trials of a search over this recipe.
+def shared_trials(made: Plan, *, trials: int, devices: int) -> list[Sharing]:
+    """Ways to share devices among the trials of a search over a plan's recipe.
 
     Raises:
         InputRefused: more devices than the cluster has.
@@ -425,7 +425,7 @@ def _backward_share(run: Run) -> float | None:
     return float(f"{median['backward'] / own:.3g}") if median["backward"] > 0 else None
 
 
-def scaling(opened: OpenedRecipe, made: Plan) -> Scan:
+def scaling(made: Plan) -> Scan:
     """Times on powers of two of devices, up to the cluster's size or 4,096 if that is more."""
     most = max(made.cluster.num_workers, 4096)
     numbers = sorted({2**power for power in range(most.bit_length()) if 2**power <= most})

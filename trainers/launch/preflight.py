@@ -81,7 +81,8 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
     if files:
         require_readable(opened.dataset)
     augmentation = opened.recipe.augmentation
-    own = any(not type(part).__module__.startswith("trainers.") for part in (*augmentation.train, *augmentation.eval))
+    parts = (*augmentation.train, *augmentation.late, *augmentation.eval)
+    own = any(not type(part).__module__.startswith("trainers.") for part in parts)
     if files and (own or getattr(opened.dataset.reader, "reads_folder", True)):
         from trainers.training.build import require_images
 

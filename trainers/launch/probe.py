@@ -36,6 +36,7 @@ _WANTED_UPDATES = 8
 _FEWEST_UPDATES = 2  # after the first, which warms up, where an update takes long
 _ONE_STEP = 64  # samples a rank of a shorter update, in whole norm groups
 _GRACE_SECONDS = 5.0  # for a run to end by itself
+_RANKS_SECONDS = 300  # for all ranks to measure together, with their start
 _DISK_BYTES = 64_000_000
 _POLL_SECONDS = 0.1
 
@@ -316,7 +317,12 @@ def _measured_by_ranks(request: ProbeRequest, samples: int | None) -> dict[str, 
     asked |= {"data": request.data and str(request.data), "device": request.device}
     asked["overrides"] += [f"batch.global={request.workers * samples}"] if samples else []
     words.append(json.dumps(asked))
-    done = subprocess.run(words, env=users_environment(), capture_output=True, text=True, timeout=300)
+    how = {"env": users_environment(), "capture_output": True, "text": True, "timeout": _RANKS_SECONDS}
+    try:
+        done = subprocess.run(words, **how)
+    except subprocess.TimeoutExpired:
+        what = f"the ranks that measure together take over {_RANKS_SECONDS} s"
+        raise InputRefused(f"{what}; probe with fewer of them (-n), or a smaller model with --set") from None
     if done.returncode:
         raise InputRefused(f"the ranks that measure together failed: {done.stderr.strip()[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

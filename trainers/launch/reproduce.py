@@ -34,7 +34,7 @@ from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import without_launcher
-from trainers.runs.run_folder import FolderRefused, differences, environment_of, require_another_end
+from trainers.runs.run_folder import FolderRefused, differences, environment_of, require_another_end, write_whole
 
 SAME_BITS, SAME_RUN = "the same bits", "the same run"
 EXIT_CODES = {SAME_BITS: 0, SAME_RUN: 0, AS_GOOD: 0, WORSE: 5, UNDECIDED: 6}
@@ -139,7 +139,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         "registered": registered,
         "environment": environment_of(out / f"seed-{seeds[0]}"),
     }
-    (out / EVIDENCE).write_bytes(canonical_json(evidence) + b"\n")
+    write_whole(out / EVIDENCE, canonical_json(evidence) + b"\n")
     tell(f"verdict: {evidence['words']}")
     tell(f"wrote {out / EVIDENCE}; kilobatch registry push adds it to the pack's record")
     return evidence
@@ -191,7 +191,7 @@ def _registered(out: Path, settings: dict[str, Any], register: bool) -> str | No
     if any(out.glob("seed-*")):
         raise InputRefused(f"{out} has runs already, and --register comes before the first; give another --out")
     date = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    file.write_text(json.dumps({**settings, "date": date}, indent=1) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps({**settings, "date": date}, indent=1) + "\n")
     return date
 
 

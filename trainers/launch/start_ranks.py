@@ -75,7 +75,7 @@ def start_or_join(request: TrainRequest) -> int:
 
 def _ending(folder: Path, prepared: Prepared) -> str:
     """How a run ended, in words, if nothing is left of it to train; else empty."""
-    from trainers.runs.checkpoint import newest_checkpoint  # and Chainer
+    from trainers.runs.checkpoint import checkpoint_name, newest_checkpoint  # and Chainer
     from trainers.runs.progress import Tail  # and Rich
 
     with closing(Tail(folder / METRICS, 0)) as tail:
@@ -86,7 +86,7 @@ def _ending(folder: Path, prepared: Prepared) -> str:
     for line in lines:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
-    return state.ending if checkpoint and checkpoint.name == f"update-{state.updates:06d}" else ""
+    return state.ending if checkpoint and checkpoint.name == checkpoint_name(state.updates) else ""
 
 
 def ranks_that_pay(made: Plan, *, cores: int) -> int:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,11 @@ class _Trials:
     def _run(self, words: list[str], dtype: str) -> None:
         environment = {**without_launcher(os.environ), "CHAINER_DTYPE": dtype}
         command = [sys.executable, "-P", "-m", "kilobatch", *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            what = f"{_UPDATES} updates of {_GROUPS} small norm groups, in {dtype}, take over {_SECONDS} s"
+            raise InputRefused(f"{what}; make the model or its images smaller with --set") from None
         if done.returncode != 0:
             said = [line for line in done.stderr.splitlines() if line.strip()]
             raise InputRefused(f"a run for the comparison failed, in {dtype}: {' '.join(said[-3:])}; correct it first")
@@ -279,12 +283,12 @@ class _Probe:
     def mixing_layer(self) -> str | None:
         """The first layer whose result for a norm group depends on the group beside it."""
         a, b, c = (list(range(n * self._span, (n + 1) * self._span)) for n in range(3))
-        return self._first_that_differs(self._outputs([*a, *b], 2), self._outputs([*a, *c], 2))
+        return self._first_that_differs(self._outputs([*a, *b]), self._outputs([*a, *c]))
 
     def random_layer(self) -> str | None:
         """The first layer that gives something else when it is called again."""
         own = list(range(self._span))
-        return self._first_that_differs(self._outputs(own, 1), self._outputs(own, 1))
+        return self._first_that_differs(self._outputs(own), self._outputs(own))
 
     def counting_layer(self) -> str | None:
         """A layer, other than normalisation, that a forward changes."""
@@ -300,12 +304,12 @@ class _Probe:
             }
 
         before = kept()
-        self._outputs(list(range(self._span)), 1)
+        self._outputs(list(range(self._span)))
         after = kept()
         changed = (p for p in before if any(not np.array_equal(a, b) for a, b in zip(before[p], after[p], strict=True)))
         return next(changed, None)
 
-    def _outputs(self, indices: list[int], groups: int) -> dict[str, Any]:
+    def _outputs(self, indices: list[int]) -> dict[str, Any]:
         """What each layer gives for the first norm group, by path, in the order of calls."""
         import chainer
         import numpy as np
@@ -320,7 +324,7 @@ class _Probe:
         self._groups.begin_micro_batch(division.micro_batches(0)[0])
         paths = {id(link): f"{path} ({type(link).__name__})" for path, link in self._model.namedlinks()}
         outputs: dict[str, Any] = {}
-        span, assumed = self._span, len(indices) // groups
+        span = self._span
 
         class Watch(chainer.LinkHook):
             name = "kilobatch verify"
@@ -332,7 +336,6 @@ class _Probe:
 
         numbers = np.array(indices)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=0 * numbers, indices=numbers)
-        assert assumed == span
         with chainer.using_config("train", True), chainer.no_backprop_mode(), keyed, Watch():
             self._model(self._images[numbers])
         return outputs
@@ -345,8 +348,3 @@ class _Probe:
             if name not in other or not np.allclose(one[name], other[name], rtol=1e-3, atol=1e-5):
                 return name.rpartition("#")[0]
         return None
-
-
-def as_tree(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """For JSON."""
-    return [asdict(check) for check in checks]

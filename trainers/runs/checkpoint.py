@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from recipes.errors import InputRefused
+from trainers.runs.run_folder import checkpoints_in, update_of
 
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
 _AVERAGES = "averages.safetensors"  # only where the recipe has a weight_average
@@ -238,7 +239,7 @@ def refuse_foreign(checkpoint: Path) -> Iterator[None]:
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint of a run's `checkpoints`, and what is wrong with newer ones."""
     complaints = []
-    for candidate in reversed(_checkpoints(folder)):
+    for candidate in reversed(checkpoints_in(folder)):
         try:
             read_checkpoint(candidate)
         except CheckpointError as error:
@@ -286,19 +287,9 @@ def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -
 
     Those after update `upto` do not count and stay: a resumed run has skipped them as damaged.
     """
-    for old in [path for path in _checkpoints(folder) if _update_of(path) <= upto][:-keep]:
+    for old in [path for path in checkpoints_in(folder) if update_of(path) <= upto][:-keep]:
         if old.name != best:
             shutil.rmtree(old)
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, whole or not, oldest first."""
-    checkpoints = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
-    return sorted(checkpoints, key=_update_of)
-
-
-def _update_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("update-"))
 
 
 def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

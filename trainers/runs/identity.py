@@ -96,7 +96,7 @@ def require_same_identity(folder: Path, now: Mapping[str, Any], *, accepted: Seq
     changed = changes(read_identity(folder) or now, now)
     refused = [text for what, text in changed.items() if what not in accepted]
     if refused:
-        words = ",".join(what for what in changed)
+        words = ",".join(changed)
         raise IdentityChanged(
             f"{folder} was trained with other {' and '.join(changed)}; {'; '.join(refused)}; put back what it had "
             f"({folder / CODE} has its code), go on all the same with --accept-changed {words}, which is recorded, or "
@@ -115,7 +115,7 @@ def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path],
         copy = folder / CODE / name
         if file.resolve() != copy.resolve():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
+            write_whole(copy, file.read_bytes())
     write_whole(folder / IDENTITY, text)
     return changed
 

@@ -300,19 +300,18 @@ def _is_rank(process: int) -> bool:
 
 def _children(parent: int) -> list[int]:
     """PIDs of the children of a process."""
-    with suppress(OSError):
-        tasks = Path(f"/proc/{parent}/task").glob("*/children")
-        return [int(word) for task in tasks for word in task.read_text().split()]
-    return []
+    children: list[int] = []
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        with suppress(OSError):  # it has just ended
+            children += map(int, task.read_text().split())
+    return children
 
 
 def _descendants(parent: int) -> list[int]:
     """PIDs of all descendants of a process, parents before their children."""
     processes = [parent]
     for process in processes:
-        for task in Path(f"/proc/{process}/task").glob("*/children"):
-            with suppress(OSError):  # it has just ended
-                processes += [int(word) for word in task.read_text().split()]
+        processes += _children(process)
     return processes[1:]
 
 

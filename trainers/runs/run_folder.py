@@ -46,10 +46,21 @@ def require_run(folder: Path) -> None:
         raise InputRefused(f"{folder} is no run's folder: it has no {RECIPE}; name the folder that train printed")
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """All checkpoints of a run's `checkpoints`, whole or not, oldest first; a user's copies have other names."""
+    checkpoints = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
+    return sorted(checkpoints, key=update_of)
+
+
+def update_of(checkpoint: Path) -> int:
+    """How many updates were done before a checkpoint."""
+    return int(checkpoint.name.removeprefix("update-"))
+
+
 def newest_checkpoint_name(folder: Path) -> str | None:
     """Path of the newest checkpoint in a run's folder, by its name alone; None if there is none."""
-    names = [path.name for path in (folder / CHECKPOINTS).glob("update-*")]
-    return str(folder / CHECKPOINTS / max(names, key=lambda name: (len(name), name))) if names else None
+    found = checkpoints_in(folder / CHECKPOINTS)
+    return str(found[-1]) if found else None
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
@@ -207,11 +218,12 @@ def write_run(
         if not (folder / INIT).exists() and Path(init["weights"]).exists():
             shutil.copyfile(init["weights"], folder / f".{INIT}.partial")
             (folder / f".{INIT}.partial").rename(folder / INIT)
-    if not (folder / SOURCES).exists():
-        (folder / SOURCES).mkdir()
+    names = folder / SOURCES / "paths.json"  # written last
+    if not names.exists():
+        names.parent.mkdir(exist_ok=True)
         for number, path in enumerate(sources):
             (folder / SOURCES / f"{number}.yaml").write_bytes(path.read_bytes())
-        write_whole(folder / SOURCES / "paths.json", json.dumps([str(path) for path in sources]) + "\n")
+        write_whole(names, json.dumps([str(path) for path in sources]) + "\n")
     for name, tree in ((RUN, run), (RECIPE, own), (DATASET, dataset_tree)):
         write_whole(folder / name, block_text(tree))
     write_whole(folder / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
@@ -247,7 +259,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             what = f"the metrics of {lost} of the first {update} updates are lost"
             what = what if lost > 0 else f"{damaged} of its lines cannot be read"
             warnings.append(f"warning: {path} was cut or damaged: {what}")
-        write_whole(path, b"".join(kept).decode())
+        write_whole(path, b"".join(kept))
     return warnings
 
 
@@ -272,10 +284,10 @@ def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in without_place(recipe).items() if key not in (*_WORDS_ONLY, "dataset")}
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
     partial.rename(path)
 
 

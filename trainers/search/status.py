@@ -80,8 +80,9 @@ class Display:
         """Print a line on the console and write it to the log."""
         text = printable(text)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        with open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:  # paths
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n"
+        with suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(line)
 
     def ended(self, number: int) -> None:
         """Say how a trial has ended, the best so far, and what is left."""
@@ -105,7 +106,8 @@ class Display:
                 self._live.update(Text(status_text(tree)), refresh=True)
         if ended or began >= self._page_due:
             how = {"confirmed": self.confirmed, "live": 0.0 if ended else self._page_every}
-            write_search_page(self.folder, self.study, self.search, epochs=self._epochs, **how)
+            with suppress(OSError):  # likewise
+                write_search_page(self.folder, self.study, self.search, epochs=self._epochs, **how)
             self._page_every = max(self._page_every, (time.monotonic() - began) / _PAGE_SHARE)
             self._page_due = began + self._page_every
 

@@ -12,7 +12,7 @@ from recipes.planning.cluster import Cluster
 from trainers import kernels
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import THREADS
-from trainers.runs.run_folder import CHECKPOINTS, differences, environment_of
+from trainers.runs.run_folder import CHECKPOINTS, checkpoints_in, differences, environment_of
 from trainers.training.environment import numerical_environment
 
 _SUMS_LIKE_IT = (None, "Auto", "Direct")  # exact mode's own exchange has the two steps of Direct
@@ -68,7 +68,7 @@ def broken_since(folder: Path) -> str | None:
 
     It was trained with `--fast`, or where that was the only way, or on another CPU model or with other versions.
     """
-    if not any((folder / CHECKPOINTS).glob("update-*")):
+    if not checkpoints_in(folder / CHECKPOINTS):
         return None  # nothing to resume from
     before = environment_of(folder)
     if not before.get("exact"):

@@ -13,7 +13,7 @@ from PIL import Image
 from recipes.schema import Dataset, Recipe
 from trainers.datasets.inspection import class_names
 from trainers.datasets.sheet import evaluated_samples
-from trainers.runs.run_folder import EVALUATION
+from trainers.runs.run_folder import EVALUATION, write_whole
 from trainers.training.extensions.evaluation import Score
 
 _NUM_WORST = 24
@@ -64,7 +64,7 @@ def write_samples(
             for index in worst
         ],
     }
-    (target / "classes.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    write_whole(target / "classes.json", json.dumps(facts) + "\n")
 
 
 def _plain(loss: float) -> float | None:

@@ -290,14 +290,12 @@ class _Run:
         if self.leads:
             path, complaints = newest_checkpoint(folder)
             notes = [f"warning: passed over {complaint}" for complaint in complaints]
-            content = path and read_checkpoint(path)
-            notes.append(
-                f"resuming from {path.name}"
-                if path
-                else f"nothing to resume: no whole checkpoint in {folder}; starting at update 0"
-            )
-            notes += changed_kernels_warning(self.folder) if path else []
-            notes += changed_decoder_warning(self.folder) if path else []
+            if path is None:
+                notes.append(f"nothing to resume: no whole checkpoint in {folder}; starting at update 0")
+            else:
+                content = read_checkpoint(path)
+                notes += [f"resuming from {path.name}", *changed_kernels_warning(self.folder)]
+                notes += changed_decoder_warning(self.folder)
         content, own = share_checkpoint(content, self.mpi)
         if content is None:
             return None, notes
@@ -399,9 +397,14 @@ class _Run:
             trainer.extend(SkippedImages(self.parts.skipped, limit=limit, metrics=self.metrics, mpi=self.mpi))
         self._extend_by_recipe(trainer, resumed)
         if not self.drifting:
-            kept, either = self.checkpoints, lambda trainer: evaluates(trainer) or saves(trainer)
-            trainer.extend(lambda trainer: self._equal(), name="equal weights", trigger=either, priority=_FIRST)
-            trainer.extend(timed("checkpoint", kept), name=kept.default_name, priority=kept.priority, trigger=saves)
+            kept = self.checkpoints
+
+            def keep(trainer: Trainer) -> None:
+                self._equal()  # again: an extension may have changed weights, or just now ended the run
+                kept(trainer)
+
+            trainer.extend(lambda trainer: self._equal(), name="equal weights", trigger=evaluates, priority=_FIRST)
+            trainer.extend(timed("checkpoint", keep), name=kept.default_name, priority=kept.priority, trigger=saves)
         return trainer
 
     def _extend_by_recipe(self, trainer: Trainer, resumed: dict[str, Any] | None) -> None:

@@ -38,6 +38,8 @@ batches: [64, 64]
 => 4:10: batches: is [64, 64]; must be different and at least 1
 batches: [64, 1000000]
 => 4:10: fixed.batch.global: the recipe refuses this:
+budget: {trials: 4, updates: 0}
+=> 5:30: budget.updates: is 0; must be at least 1
 budget: {trials: 4, epochs: 0}
 => 5:29: budget.epochs: is 0.0; must be above 0 and finite
 space:

@@ -1,13 +1,14 @@
-"""Workers that wait for each other in shared memory: right sums, and no core kept busy with waiting."""
+"""Workers that wait for each other: right sums, and no core kept busy with waiting."""
 
 import json
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from trainers.communicators import SharedWindow
+from trainers.communicators import Ring, SharedWindow, ring
 from trainers.communicators.mpi_messages import barrier, num_cores
 from trainers.communicators.wire import FullWire
 
@@ -15,7 +16,7 @@ WORLD = MPI.COMM_WORLD
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_who_waits_for_a_late_rank_sleeps_and_sums_are_right(run_on_ranks, ranks):
     done = run_on_ranks(ranks, __file__)
     assert done.returncode == 0, done.stderr
@@ -25,7 +26,9 @@ def test_who_waits_for_a_late_rank_sleeps_and_sums_are_right(run_on_ranks, ranks
 
 
 def run_on_a_rank():
-    """Sums while one rank is late, with workers that sleep, that spin, and both; then a barrier with a late rank."""
+    """Sums while one rank is late, with workers that sleep, that spin, and both; then a barrier with a late rank; then
+    a ring of hosts with three ranks and fewer, in which one has both neighbours on its host and these have not.
+    """
     for beside_backward in (False, True, WORLD.rank == 0):  # the last: the others have ended their backward
         connection = SharedWindow().connect(WORLD.Dup())
         connection.set_beside_backward(beside_backward)
@@ -47,6 +50,14 @@ def run_on_a_rank():
         time.sleep(1.0)
     barrier(WORLD)
     seconds = WORLD.gather((time.perf_counter() - began, time.process_time() - processor))
+
+    on_my_host = frozenset(rank for rank in range(WORLD.size) if rank // 3 == WORLD.rank // 3)
+    with mock.patch.object(ring, "ranks_here", return_value=on_my_host):
+        connection = Ring().connect(WORLD.Dup())
+    values = np.full(100_001, WORLD.rank + 1, np.float32)
+    connection.sum(values, FullWire())
+    assert (values == WORLD.size * (WORLD.size + 1) / 2).all()
+    connection.close()
     if WORLD.rank == 0:
         print(json.dumps(seconds))
 

@@ -76,6 +76,14 @@ def test_branches_are_read_as_they_were_written(tmp_path):
         Branches.read(tmp_path)
 
 
+def test_branches_survive_a_full_disk(tmp_path, largest_file):
+    before = branches([0.5, 0.6])
+    before.write(tmp_path)
+    with largest_file(20), pytest.raises(OSError, match="File too large"):
+        branches([0.5, 0.4]).write(tmp_path)
+    assert Branches.read(tmp_path) == before
+
+
 def test_a_branch_of_a_ramp_changes_nothing_but_the_batch_from_there_on(tmp_path):
     ramp = "batch: {global: [{from: 0, size: 96}, {from: 1, size: 192}], norm_span: [{from: 0, size: 32}, %s]}\n"
     text = f"kilobatch: 1\nextends: digits/ramp\n{ramp % '{from: 1, size: 64}'}"

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import kilobatch
 import trainers.compat  # noqa: F401
-from trainers.launch.preflight import DataRefused, require_room
+from recipes.errors import InputRefused
+from trainers.launch.preflight import DataRefused, require_room, require_startable
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.score_run import score_run
 from trainers.launch.start_ranks import start_or_join
@@ -205,3 +206,15 @@ def test_the_ranks_of_a_machine_share_its_memory(own):
     require_room(dataset, ranks=3)
     with pytest.raises(DataRefused, match="in each rank here, 4 in all"):
         require_room(dataset, ranks=4)
+
+
+def test_own_augmentation_of_the_last_part_of_a_run_is_tried_before_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Broken:\n"
+    code += "    def __call__(self, image_HWC, draws):\n        raise ValueError('no such crop')\n"
+    Path("own_end_of_a_test.py").write_text(code)
+    late = "[{kind: own_end_of_a_test.Broken}, {kind: Normalize, with: digits}]"
+    how = {"overrides": (f"augmentation.end={{at: 1, train: {late}}}",), "allow_code": True}
+    opened = prepare(TrainRequest(recipe="digits/large_batch", **how), workers=1).opened
+    with pytest.raises(InputRefused, match=r"augmentation\.end cannot be applied to sample 0: ValueError: no such"):
+        require_startable(opened, ranks=1, files=True)

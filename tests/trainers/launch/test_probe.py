@@ -11,6 +11,7 @@ from recipes import open_cluster, open_recipe
 from recipes.errors import InputRefused
 from recipes.planning.all_reduce import Links, ring
 from recipes.planning.hardware import MeasuredAllReduce
+from trainers.launch import probe as module
 from trainers.launch.probe import ProbeRequest, cluster_text, fitted_link, probe, with_ranks
 from trainers.launch.vocabulary import vocabulary
 
@@ -27,6 +28,12 @@ def test_a_fitted_link_gives_the_times_back(workers: int) -> None:
     times = tuple(1000 * float(ring(size, workers, 1, links)) for size in sizes)
     timed = MeasuredAllReduce(workers=workers, nodes=1, bytes_=sizes, milliseconds=times)
     assert fitted_link(timed) == (pytest.approx(7.0, rel=1e-4), pytest.approx(3.0, rel=1e-4))
+
+
+def test_ranks_that_measure_without_end_are_refused_with_a_way_out(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_RANKS_SECONDS", 0.01)
+    with pytest.raises(InputRefused, match=r"take over 0.01 s; probe with fewer of them \(-n\), or a smaller model"):
+        module._measured_by_ranks(ProbeRequest(recipe="digits/large_batch"), None)
 
 
 @pytest.mark.mpi

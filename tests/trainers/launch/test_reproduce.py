@@ -8,6 +8,7 @@ import pytest
 
 from recipes.sharing.pack_file import files_of, open_pack, write_pack
 from trainers.launch.packing import pack
+from trainers.launch.reproduce import _registered
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 SHORT = ["--set", "epochs=2", "--set", "learning_rate.warmup=null", "--no-report"]  # six updates
@@ -41,6 +42,13 @@ def reproduce(tmp_path, monkeypatch):
         return done.returncode, done.stdout.splitlines() + done.stderr.splitlines(), evidence
 
     return run
+
+
+def test_a_registration_that_finds_no_room_is_made_by_the_next_call(tmp_path, largest_file):
+    settings = {"seeds": 5, "margin": 0.01}
+    with largest_file(20), pytest.raises(OSError, match="File too large"):
+        _registered(tmp_path, settings, True)
+    assert _registered(tmp_path, settings, True) == _registered(tmp_path, settings, False)
 
 
 def changed(path, to, *, name="recipe.yaml", text=("", ""), **head):

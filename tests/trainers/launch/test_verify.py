@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
-from trainers.launch.verify import _small
+from trainers.launch import verify
+from trainers.launch.verify import _small, _Trials
 from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
@@ -147,6 +149,12 @@ def verified(tmp_path_factory):
         return {check["name"]: check["why"] for check in checks}
 
     return run
+
+
+def test_runs_that_take_too_long_are_refused_with_a_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "_SECONDS", 0.01)
+    with pytest.raises(InputRefused, match=r"take over 0.01 s; make the model or its images smaller with --set"):
+        _Trials(tmp_path, ["train", "digits/large_batch"])("--fast", ranks=1, micro=32)
 
 
 @pytest.mark.parametrize(

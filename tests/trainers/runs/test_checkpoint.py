@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import resource
 
 import chainer
 import numpy as np
@@ -112,17 +111,13 @@ def test_a_half_written_checkpoint_is_not_seen_and_removed_by_the_next_one(tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000003", "update-000004"]
 
 
-def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path, write):
-    """A limit of the size of files stands for a full disk: the weights still fit, the optimizer's state does not."""
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path, write, largest_file):
+    """The weights still fit, the optimizer's state does not."""
     written = write(3)
     sizes = {path.name: path.stat().st_size for path in written.iterdir()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (sizes["weights.safetensors"], limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as failure:
-            write(4)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    full = largest_file(sizes["weights.safetensors"])
+    with full, pytest.raises(OSError, match="File too large") as failure:
+        write(4)
     assert sizes["optimizer.safetensors"] > sizes["weights.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
     assert error_text(failure.value).startswith("a file cannot be written: [Errno 27] File too large; make room")

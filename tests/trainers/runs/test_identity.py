@@ -1,7 +1,6 @@
 """What a run was made of: own code found by reading it, data by part, and what is said where they have changed."""
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -96,16 +95,11 @@ def test_the_first_folder_that_has_a_module_gives_it(tmp_path):
     assert found == {"net.py": tmp_path / "one/net.py", "parts.py": tmp_path / "other/parts.py"}
 
 
-def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path):
-    """A limit of the size of files stands for it."""
-    made_of, limits = {"code": {"a.py": "1"}, "data": {}}, resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path, largest_file):
+    made_of = {"code": {"a.py": "1"}, "data": {}}
     write_identity(tmp_path, made_of, {}, update=0)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_identity(tmp_path, made_of, {}, update=7)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with largest_file(20), pytest.raises(OSError, match="File too large"):
+        write_identity(tmp_path, made_of, {}, update=7)
     assert read_identity(tmp_path) == {**made_of, "accepted": []}
 
 

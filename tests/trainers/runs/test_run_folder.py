@@ -19,6 +19,7 @@ from trainers.runs.run_folder import (
     folder_required,
     lock_folder,
     log,
+    newest_checkpoint_name,
     require_same_recipe,
     require_usable,
     truncate_records,
@@ -32,6 +33,18 @@ RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "c
 def begun(folder, recipe=RECIPE):
     nothing = dict.fromkeys(("origins", "plan", "dataset_tree", "environment"), {})
     write_run(folder, recipe=recipe, dataset={"num_train": 1500}, command="kilobatch", **nothing)
+
+
+def test_a_copy_of_a_checkpoint_beside_it_is_none(tmp_path):
+    for name in ("update-000009", "update-000010", "update-000010.bak", "update-old"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert newest_checkpoint_name(tmp_path) == str(tmp_path / "checkpoints" / "update-000010")
+
+
+def test_sources_that_a_kill_cut_off_are_written_by_the_next_session(tmp_path):
+    (tmp_path / "sources").mkdir()
+    begun(tmp_path)
+    assert json.loads((tmp_path / "sources" / "paths.json").read_text()) == []
 
 
 def test_a_folder_that_holds_something_is_refused_unless_a_run_in_it_is_resumed(tmp_path):

@@ -1,5 +1,6 @@
 """What the terminal, the log and `kilobatch search status` show of a search."""
 
+import io
 import json
 import os
 import shutil
@@ -52,6 +53,17 @@ def begin(shown, values=LARS, **attributes):
 def status(folder):
     """The lines before the log."""
     return status_text(status_tree(folder)).partition("\nlog:")[0].splitlines()
+
+
+def test_a_full_disk_does_not_end_a_search(display, tmp_path, largest_file):
+    shown = display()
+    shown.console.file = io.StringIO()  # not a file of pytest's
+    with shown:
+        begin(shown)
+        with largest_file(1):
+            shown.say("trial 0 begins")
+            shown.show(every=0.0)
+    assert status(tmp_path)[0].startswith("search ")
 
 
 def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, tmp_path):

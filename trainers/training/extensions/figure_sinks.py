@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from chainer.training import Extension, Trainer
+
+from trainers.runs.run_folder import write_whole
 
 log = logging.getLogger("kilobatch")
 _UPDATE = ("learning_rate", "momentum", "global_batch_size", "gradient_norm", "image_size", "loss_scale")
@@ -59,6 +64,8 @@ class Logger(Extension):
     def _take(self, line: dict[str, Any]) -> None:
         if found := figures(line):
             self._sink.add(line, found)
+        elif line["key"] == "checkpoint":  # a resumed run does not make these updates again
+            self._sink.flush()
 
 
 class EventFiles:
@@ -101,7 +108,7 @@ class MLflowRun:
         known = self._client.get_experiment_by_name(experiment)
         number = known.experiment_id if known else self._client.create_experiment(experiment)
         self._run = self._client.create_run(number, run_name=folder.name).info.run_id
-        note.write_text(json.dumps({"run_id": self._run, "tracking_uri": self._client.tracking_uri}) + "\n")
+        write_whole(note, json.dumps({"run_id": self._run, "tracking_uri": self._client.tracking_uri}) + "\n")
         for path, text in _leaves(folder):
             self._client.log_param(self._run, path, text)
 
@@ -114,25 +121,32 @@ class MLflowRun:
 
     def flush(self) -> None:
         """Write or send what was taken."""
-        from mlflow.exceptions import MlflowException
-
-        while self._waiting:
-            try:
-                self._client.log_batch(self._run, metrics=self._waiting[:1000])  # its limit
-            except MlflowException as error:
-                log.warning("warning: MLflow: %s; %d figures wait", error, len(self._waiting))
-                return
-            del self._waiting[:1000]
+        with self._failure_logged():
+            self._send()
 
     def close(self) -> None:
-        """Write or send the rest, and end."""
-        self.flush()
-        if not self._waiting:
-            self._client.set_terminated(self._run)
+        """Write or send the rest, and end; as failed, if an exception ends the run."""
+        with self._failure_logged():
+            self._send()
+            self._client.set_terminated(self._run, "FAILED" if sys.exc_info()[0] else None)
+
+    def _send(self) -> None:
+        while self._waiting:
+            self._client.log_batch(self._run, metrics=self._waiting[:1000])  # its limit
+            del self._waiting[:1000]
+
+    @contextmanager
+    def _failure_logged(self) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            log.warning("warning: MLflow: %s; %d figures wait", error, len(self._waiting))
 
 
 class Table:
-    """A CSV file; of an earlier session it keeps what was done before `update`."""
+    """A CSV file, written row by row; of an earlier session it keeps what was done before `update`."""
 
     def __init__(self, path: Path, update: int) -> None:
         kept = []
@@ -140,10 +154,13 @@ class Table:
             with open(path, encoding="utf-8", newline="") as file:
                 # The line of an update has the update that it began; that of an evaluation the one that it reached.
                 kept = [row for row in csv.DictReader(file) if int(row["update"]) < update + (not row["loss"])]
-        self._file = open(path, "w", encoding="utf-8", newline="")  # noqa: SIM115
+        before = io.StringIO(newline="")
+        rows = csv.DictWriter(before, COLUMNS, lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(kept)
+        write_whole(path, before.getvalue())
+        self._file = open(path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115
         self._rows = csv.DictWriter(self._file, COLUMNS, restval="", lineterminator="\n")
-        self._rows.writeheader()
-        self._rows.writerows(kept)
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""

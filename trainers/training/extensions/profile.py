@@ -12,6 +12,7 @@ from typing import Any
 from chainer.training import Extension, Trainer
 
 from trainers.runs.phase_clock import Event, PhaseClock
+from trainers.runs.run_folder import write_whole
 from trainers.training.extensions.gpu_profile import GpuProfile
 
 log = logging.getLogger("kilobatch")
@@ -81,9 +82,7 @@ class Profile(Extension):
         names = [name for rank, (host, _) in enumerate(gathered) for name in _names(rank, host)]
         timeline = {"traceEvents": names + [event for _, events in gathered for event in events]}
         timeline["displayTimeUnit"] = "ms"
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_text(json.dumps(timeline, separators=(",", ":")), encoding="utf-8")
-        partial.rename(self._path)
+        write_whole(self._path, json.dumps(timeline, separators=(",", ":")))
 
 
 def profiled_updates(number: int, *, begin: int, end: int, skipped: int = 10) -> tuple[int, int]:

@@ -2,12 +2,14 @@
 
 import csv
 import json
+from contextlib import closing, suppress
+from types import SimpleNamespace
 
 import pytest
 
 from recipes.errors import InputRefused
 from trainers.training.extensions import CSV, MLflow, TensorBoard
-from trainers.training.extensions.figure_sinks import figures
+from trainers.training.extensions.figure_sinks import Logger, MLflowRun, Table, figures
 
 RECIPE = "kilobatch: 1\nextends: digits/large_batch\nepochs: 6\nextensions: [{kind: %s}]\n"
 
@@ -40,6 +42,32 @@ def test_a_table_has_each_update_and_evaluation_once(kilobatch, tmp_path):
     scores = {int(row["update"]): float(row["eval_accuracy"]) for row in rows if row["eval_accuracy"]}
     assert scores == of(run, "eval_accuracy")
     assert len(rows) == 18 + 2 * len(scores)
+
+
+def test_a_row_of_a_table_is_there_at_once_and_a_resumed_session_keeps_those_before_its_checkpoint(tmp_path):
+    """What was done before a checkpoint is not done again, so that a kill must lose nothing of it."""
+
+    def losses():
+        with open(tmp_path / "a.csv", newline="") as file:
+            return {int(row["update"]): row["loss"] for row in csv.DictReader(file)}
+
+    first = Table(tmp_path / "a.csv", 0)
+    for update in range(5):
+        first.add({"update": update, "epoch": 0.1 * update, "samples": 32 * update}, {"loss": 1.5})
+    assert losses() == dict.fromkeys(range(5), "1.5")
+    second = Table(tmp_path / "a.csv", 3)
+    assert losses() == dict.fromkeys(range(3), "1.5")
+    second.close()
+    first.close()
+
+
+def test_a_checkpoint_sends_what_has_gathered():
+    calls = []
+    logger = Logger(lambda trainer: None)
+    logger._sink = SimpleNamespace(add=lambda line, found: calls.append(found), flush=lambda: calls.append("flushed"))
+    for line in ({"key": "eval_loss", "value": 0.5}, {"key": "checkpoint", "value": "update-000007"}):
+        logger._take(line)
+    assert calls == [{"eval_loss": 0.5}, "flushed"]
 
 
 @pytest.mark.mpi
@@ -76,6 +104,22 @@ def test_mlflow_has_one_run_of_both_sessions(kilobatch, tmp_path, monkeypatch):
     assert there.data.params["batch.global"] == "512"
     losses = {each.step: each.value for each in client.get_metric_history(number, "loss")}
     assert losses == pytest.approx(of(run, "train_loss"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
+def test_mlflow_has_the_end_of_a_failed_run_and_ends_none_where_it_fails_itself(tmp_path, monkeypatch, caplog):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
+    sink, client = MLflowRun(tmp_path, "here"), mlflow.MlflowClient()
+    with suppress(ZeroDivisionError), closing(sink):
+        raise ZeroDivisionError
+    number = json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
+    assert client.get_run(number).info.status == "FAILED"
+    client.delete_run(number)
+    sink.close()
+    assert "warning: MLflow: The run" in caplog.text
 
 
 def test_other_lines_have_no_figures():

@@ -34,6 +34,21 @@ class Mean(Extension):
         trainer.get_extension("Metrics").write("mean_loss", mean, update=trainer.updater.iteration, calls=calls)
 '''
 
+ENDING = '''\
+from chainer.training import Extension
+
+
+class Ending(Extension):
+    """Changes the weights of one rank after two updates, and ends the run."""
+
+    trigger = (2, "iteration")
+
+    def __call__(self, trainer):
+        if trainer.updater.mpi.rank == 1:
+            trainer.updater.get_optimizer("main").target.fc.b.array[0] += 1
+        trainer.updater.stopping = True
+'''
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -58,6 +73,18 @@ def test_a_resumed_run_writes_the_lines_of_an_uninterrupted_one(folder, kilobatc
     assert [line["update"] for line in means] == list(range(2, 19, 2))
     assert lines(parts, "mean_loss") == means
     assert lines(parts, "weight_norms") == lines(whole, "weight_norms")
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_weights_that_an_extension_makes_differ_as_it_ends_the_run_are_no_checkpoint(folder, kilobatch):
+    (folder / "own_extensions_of_a_test.py").write_text(ENDING)
+    (folder / "mine.yaml").write_text(RECIPE.replace("Mean, rate: 0.5", "Ending"))
+    words = ("train", "mine.yaml", "--allow-code", "--no-report", "-n", "2", "--out", "run")
+    done = kilobatch(*words, cwd=folder)
+    assert done.returncode == 3, done.stdout
+    assert "is not the same on all ranks: rank 1 on " in done.stderr
+    assert not list((folder / "run" / "checkpoints").glob("update-*"))
 
 
 @pytest.mark.mpi
