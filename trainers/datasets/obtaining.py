@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from recipes.errors import InputRefused
@@ -76,7 +75,7 @@ def get(dataset: Dataset, target: Path, *, at_hand: Path | None, showing: Showin
 def _lacks(dataset: Dataset, folder: Path) -> str | None:
     """What a folder lacks of the data; None if it has all."""
     try:
-        counts = replace(dataset, root=folder).reader.facts(folder)
+        counts = dataset.reader.facts(folder)
     except (LookupError, OSError, ValueError) as error:
         return str(error)
     wrong = {key: count for key, count in counts.items() if count != getattr(dataset, key)}
