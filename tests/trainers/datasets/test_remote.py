@@ -167,15 +167,22 @@ def test_a_loader_asks_for_what_it_will_need(forms, form, monkeypatch):
     crop = (RandomResizedCrop(size=16),)
     numbers = {"name": "six", "mean": (0.5,) * 3, "std": (0.2,) * 3, "subset_of": ""}
     load = AugmentedSamples(samples, Pipeline(parts=crop, dataset=SimpleNamespace(**numbers), seed=0), "train")
-    request = TrainRequest(recipe="digits/baseline", overrides=("batch={global: 8, norm_span: 8}",))
-    plan = prepare(request, workers=1).plan
-    iterator = StreamIterator(plan=plan, rank=0, stream=Stream(seed=0, num_samples=len(samples)), load=load)
+
+    def iterator_of(batch):
+        request = TrainRequest(recipe="digits/baseline", overrides=(f"batch={{global: {batch}, norm_span: {batch}}}",))
+        stream = Stream(seed=0, num_samples=len(samples))
+        return StreamIterator(plan=prepare(request, workers=1).plan, rank=0, stream=stream, load=load)
+
+    iterator = iterator_of(8)
     seen = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
     following = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
     assert len(seen) == len(following) == 8
     pieces = [(samples._piece if form == "tar" else samples.images_NHWC.piece)(index) for index in following]
     assert asked[:8] == pieces
     assert len(asked) > 400
+    asked.clear()
+    next(next(iterator_of(600)).micro_batches)
+    assert len(asked) == 600  # of the second update, however large the first is
 
 
 def test_threads_that_need_the_same_bytes_fetch_them_once(forms, monkeypatch):
