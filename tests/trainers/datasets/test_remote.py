@@ -1,6 +1,7 @@
 """Data at a URL: by a real S3 server and real HTTP servers, with the same samples and runs as from a folder."""
 
 import http.server
+import os
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -332,6 +334,19 @@ def test_a_folder_is_staged_and_compared_with_what_is_there(images, tmp_path, ki
     assert bad.read_bytes() == (images / "train" / "ant" / "1.jpg").read_bytes()
     with pytest.raises(InputRefused, match="lies in the data's own folder"):
         stage(images, images / "copy")
+
+
+def test_a_file_that_changes_on_a_server_without_etags_is_fetched_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "_LISTED_SECONDS", 0)
+    (tmp_path / "set").mkdir()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "set")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for hour, content in enumerate((b"before", b"behind")):
+            (tmp_path / "set/a.bin").write_bytes(content)
+            os.utime(tmp_path / "set/a.bin", (3600 * hour,) * 2)
+            assert Mirror(f"http://127.0.0.1:{server.server_port}").read("a.bin") == content
+        server.shutdown()
 
 
 class Server(http.server.BaseHTTPRequestHandler):
