@@ -145,7 +145,7 @@ def _download(url: str, path: Path, showing: Showing) -> None:
 
 
 def _fetch(url: str, part: Path, showing: Showing) -> None:
-    there = part.stat().st_size if part.exists() else 0
+    there = max(part.stat().st_size - 1, 0) if part.exists() else 0  # behind the last byte servers have no range
     request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
     with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
         there = there if answer.status == http.client.PARTIAL_CONTENT else 0
