@@ -153,7 +153,6 @@ class RandomResizedCrop:
         side = min(height, width)
         return (height - side) // 2, (width - side) // 2, side, side
 
-
     def _ratio(self, share: float) -> float:
         if self.ratio_draw == "uniform":
             return _between(self.ratio, share)

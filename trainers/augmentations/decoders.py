@@ -23,7 +23,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
@@ -378,43 +378,29 @@ def _resample_with_opencv(image_HWC: np.ndarray, height: int, width: int) -> np.
     return cv2.resize(image_HWC, (width, height), interpolation=how).reshape(height, width, -1)
 
 
-_TURBO = {"simplejpeg": "simplejpeg", "opencv-python-headless": "cv2"}
+_TURBO = _Family(
+    needs={"simplejpeg": "simplejpeg"},
+    size=_size_with_turbo,
+    decode=_decode_with_turbo,
+    crop=_cut(_decode_with_turbo),
+    resample=_resample_in_two_passes,
+)
+_OPENCV = replace(_TURBO, needs={**_TURBO.needs, "opencv-python-headless": "cv2"}, resample=_resample_with_opencv)
+_PILLOW = _Family(
+    needs={"pillow": "PIL"},
+    size=_size_with_pillow,
+    decode=_decode_with_pillow,
+    crop=_cut(_decode_with_pillow),
+    resample=_resample_with_pillow,
+)
+_NVIMGCODEC = {**_OPENCV.needs, "nvidia-nvimgcodec-cu12": "nvidia.nvimgcodec"}
+_DALI = {**_OPENCV.needs, "nvidia-dali-cuda120": "nvidia.dali"}
 _FAMILIES = {
-    "turbo": _Family(
-        needs={"simplejpeg": "simplejpeg"},
-        size=_size_with_turbo,
-        decode=_decode_with_turbo,
-        crop=_cut(_decode_with_turbo),
-        resample=_resample_in_two_passes,
-    ),
-    "opencv": _Family(
-        needs=_TURBO,
-        size=_size_with_turbo,
-        decode=_decode_with_turbo,
-        crop=_cut(_decode_with_turbo),
-        resample=_resample_with_opencv,
-    ),
-    "pillow": _Family(
-        needs={"pillow": "PIL"},
-        size=_size_with_pillow,
-        decode=_decode_with_pillow,
-        crop=_cut(_decode_with_pillow),
-        resample=_resample_with_pillow,
-    ),
-    "nvimgcodec": _Family(
-        needs={**_TURBO, "nvidia-nvimgcodec-cu12": "nvidia.nvimgcodec"},
-        size=_size_with_turbo,
-        decode=_decode_with_turbo,
-        crop=_part_with(_nvimgcodec),
-        resample=_resample_with_opencv,
-    ),
-    "dali": _Family(
-        needs={**_TURBO, "nvidia-dali-cuda120": "nvidia.dali"},
-        size=_size_with_turbo,
-        decode=_decode_with_turbo,
-        crop=_part_with(_dali),
-        resample=_resample_with_opencv,
-    ),
+    "turbo": _TURBO,
+    "opencv": _OPENCV,
+    "pillow": _PILLOW,
+    "nvimgcodec": replace(_OPENCV, needs=_NVIMGCODEC, crop=_part_with(_nvimgcodec)),
+    "dali": replace(_OPENCV, needs=_DALI, crop=_part_with(_dali)),
 }
 KINDS = tuple(_FAMILIES)
 _in_use: str | None = None

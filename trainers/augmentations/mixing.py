@@ -168,7 +168,8 @@ class GroupMixing:
         keyed = draws(self.seed, "mix", group.start)
         mix = self.mixes[keyed.integers(len(self.mixes))]
         mixed, share = mix(images[: len(own)], images[partners], keyed)
-        rows = np.eye(self.num_classes)[labels]
+        rows = np.zeros((len(labels), self.num_classes))
+        rows[np.arange(len(labels)), labels] = 1
         return mixed, (share * rows[: len(own)] + (1.0 - share) * rows[partners]).astype(np.float32)
 
 

@@ -22,6 +22,7 @@ from trainers.datasets.manifest import MANIFEST, read_manifest
 from trainers.datasets.samples import EncodedSamples
 from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of, digest_of
 from trainers.runs.errors import RunFailed
+from trainers.runs.run_folder import write_whole
 
 FORMS = tuple(WRITERS)
 _ARRAYS = {"train": "train_{}.npy", "eval": "val_{}.npy"}
@@ -99,7 +100,8 @@ def convert(
         workers: processes.
         showing: (words, samples) -> context that gives a function which counts samples.
     Raises:
-        InputRefused: the folder has another conversion; the images cannot be an array.
+        InputRefused: the folder has another conversion, or files of this one's names and no manifest; the images
+            cannot be an array.
         RunFailed: an image cannot be decoded, a process was killed.
     """
     header = {
@@ -109,13 +111,16 @@ def convert(
         "per_chunk": conversion.per_chunk,
         **{f"num_{split}": len(samples) for split, samples in source.splits.items()},
     }
-    done = _begun(root, header)
+    chunks = {
+        split: chunks_of(conversion.form, split, samples.labels, source.classes, per_chunk=conversion.per_chunk)
+        for split, samples in source.splits.items()
+    }
+    done = _begun(root, header, [chunk for each in chunks.values() for chunk in each])
     sizes = _array_shapes(source, conversion) if conversion.form == "arrays" else {}
     for split, shape in sizes.items():
         _allocate(root / _ARRAYS[split].format("images"), shape)
     for split, samples in source.splits.items():
-        found = chunks_of(conversion.form, split, samples.labels, source.classes, per_chunk=conversion.per_chunk)
-        waiting = [chunk for chunk in found if chunk.name not in done]
+        waiting = [chunk for chunk in chunks[split] if chunk.name not in done]
         words = f"{split}: writing {conversion.form}, {conversion.as_text()}"
         with showing(words, len(samples)) as add, (root / MANIFEST).open("a", encoding="utf-8") as manifest:
             add(len(samples) - sum(len(chunk.indices) for chunk in waiting))
@@ -152,11 +157,13 @@ def verify(root: Path, add: Callable[[int], None]) -> None:
         )
 
 
-def _begun(root: Path, header: dict[str, Any]) -> set[str]:
+def _begun(root: Path, header: dict[str, Any], chunks: Sequence[Chunk]) -> set[str]:
     """Chunks that are written already; begins the manifest where there is none."""
     path = root / MANIFEST
     if not path.exists():
-        path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+        if there := next((place for chunk in chunks if (place := _place(root, chunk.name)).exists()), None):
+            raise InputRefused(f"{there}: is there, and no {MANIFEST} says how it was made; name another ROOT")
+        write_whole(path, json.dumps(header) + "\n")
         return set()
     before, lines = read_manifest(root)
     if before != header:
@@ -165,8 +172,13 @@ def _begun(root: Path, header: dict[str, Any]) -> set[str]:
         raise InputRefused(f"{path}: begun with {'; '.join(differs)}; go on as it was begun, or name another ROOT")
     whole = "".join(json.dumps(line) + "\n" for line in (before, *lines.values()))
     if whole != path.read_text(encoding="utf-8"):  # the last line is torn
-        path.write_text(whole, encoding="utf-8")
-    return {name for name in lines if (root / name.partition("[")[0]).exists()}
+        write_whole(path, whole)
+    return {name for name in lines if _place(root, name).exists()}
+
+
+def _place(root: Path, chunk: str) -> Path:
+    """The file or folder that a chunk is in."""
+    return root / chunk.partition("[")[0]
 
 
 def _written(state: tuple, chunks: Sequence[Chunk], workers: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import chainer
@@ -253,7 +254,7 @@ class StreamIterator(chainer.dataset.Iterator):
             self._fetching, self._to_fetch = deque([key]), self._parts_after(key)
         while self._fetching[0] != key:
             self._fetching.popleft()
-        while sum(part.size for _, part in self._fetching) < _FETCHED_AHEAD:
+        while sum(part.size for _, part in islice(self._fetching, 1, None)) < _FETCHED_AHEAD:
             following = next(self._to_fetch, None)
             if following is None:
                 return

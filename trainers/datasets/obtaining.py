@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from recipes.errors import InputRefused
@@ -76,7 +75,7 @@ def get(dataset: Dataset, target: Path, *, at_hand: Path | None, showing: Showin
 def _lacks(dataset: Dataset, folder: Path) -> str | None:
     """What a folder lacks of the data; None if it has all."""
     try:
-        counts = replace(dataset, root=folder).reader.facts(folder)
+        counts = dataset.reader.facts(folder)
     except (LookupError, OSError, ValueError) as error:
         return str(error)
     wrong = {key: count for key, count in counts.items() if count != getattr(dataset, key)}
@@ -146,7 +145,7 @@ def _download(url: str, path: Path, showing: Showing) -> None:
 
 
 def _fetch(url: str, part: Path, showing: Showing) -> None:
-    there = part.stat().st_size if part.exists() else 0
+    there = max(part.stat().st_size - 1, 0) if part.exists() else 0  # behind the last byte servers have no range
     request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
     with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:
         there = there if answer.status == http.client.PARTIAL_CONTENT else 0

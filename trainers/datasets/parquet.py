@@ -60,8 +60,8 @@ class Parquet:
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.
-            When opened: pyarrow is not installed; there is no file; one is damaged or has other columns; a row has no
-            image, or a label below 0.
+            When opened: pyarrow is not installed; there is no file; one is damaged, has other columns or a group
+            without rows; a row has no image, or a label below 0.
 
     Source: the layout of https://huggingface.co/datasets/ILSVRC/imagenet-1k (not checked: its files were not at hand).
     """
@@ -155,7 +155,7 @@ class Parquet:
         plain = all(group.places is not None for group in every)
         places = np.concatenate([group.places for group in every]) if plain else np.zeros((0, 2), dtype=np.int64)
         return {
-            "labels": np.concatenate([group.labels for group in every]).astype(np.int32),
+            "labels": np.concatenate([group.labels for group in every]),
             "starts": np.cumsum([0, *counts]),
             "file_of_group": file_of_group,
             "file_of": np.repeat(file_of_group, counts),
@@ -302,7 +302,9 @@ def _column(file: Any, group: int, name: str, path: str) -> Any:
 
 def _labels(file: Any, group: int, name: str, path: str) -> np.ndarray:
     labels = _column(file, group, name, path)
-    if labels.null_count or not str(labels.type).startswith(("int", "uint")) or min(labels.to_numpy()) < 0:
+    if not len(labels):
+        raise ValueError(f"{path}: row group {group} has no rows; remove the file, or write it again without")
+    if labels.null_count or not str(labels.type).startswith(("int", "uint")) or labels.to_numpy().min() < 0:
         raise ValueError(f"{path}: column {name!r} must hold whole numbers from 0; a set without labels is not read")
     return labels.to_numpy().astype(np.int64)
 

@@ -40,6 +40,7 @@ _LISTED_SECONDS = 600.0  # for which processes other than a run's ranks trust a 
 _JUST_NOW_SECONDS = 3.0
 _READS = 3  # by the cache, which may be too small for what is read at once
 _LISTING, _LOCK, _RANGES = ".listing.json", ".lock", ".ranges"
+_MARKS = ("ETag", "md5Hash", "mtime", "Last-Modified", "etag", "last_modified")  # as drivers of fsspec call them
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASS", re.IGNORECASE)  # in the name of a variable
 # A file below the URL, its first byte and the number of bytes; None: the whole file.
 Piece = tuple[str, int, int | None]
@@ -225,22 +226,22 @@ class Mirror:
                 if ".." in PurePosixPath(name).parts:
                     raise InputRefused(f"{self.url}/{name}: leads out of the root")
                 sizes[name] = int(facts["size"])
-                marks[name] = str(facts.get("ETag") or facts.get("md5Hash") or facts.get("mtime") or "")
+                marks[name] = next((str(facts[key]) for key in _MARKS if facts.get(key)), "")
             if not sizes:
                 raise InputRefused(f"{self.url}: no file there; check the address, and who may list it")
-            self._drop_changed(place, marks)
+            self._drop_changed(place, sizes, marks)
             version = sha256_of([word for name in sizes for word in (name, str(sizes[name]), marks[name])])
             part = place.with_name(f"{place.name}.part")
             part.write_text(json.dumps({"sizes": sizes, "marks": marks, "version": version}), encoding="utf-8")
             part.replace(place)
             return sizes, marks, version
 
-    def _drop_changed(self, place: Path, marks: dict[str, str]) -> None:
+    def _drop_changed(self, place: Path, sizes: dict[str, int], marks: dict[str, str]) -> None:
         """Remove from the cache what has changed or gone at the URL, and folders of which all has gone."""
         with suppress(OSError, ValueError, KeyError):
-            before = json.loads(place.read_text(encoding="utf-8"))["marks"]
-            for name, mark in before.items():
-                if marks.get(name) != mark:
+            before = json.loads(place.read_text(encoding="utf-8"))
+            for name, size in before["sizes"].items():
+                if (sizes.get(name), marks.get(name)) != (size, before["marks"][name]):
                     (self.folder / name).unlink(missing_ok=True)
                     shutil.rmtree(self.folder / _RANGES / name, ignore_errors=True)
                     if name not in marks:

@@ -81,6 +81,7 @@ def write_folder(path: Path, images: Iterator[StoredImage]) -> None:
     for image in images:
         with (part / image.name.rpartition("/")[2]).open("xb") as file:  # "x": no two of one name
             file.write(image.file)
+    shutil.rmtree(path, ignore_errors=True)  # of an interrupted or damaged conversion: no folder replaces a full one
     part.replace(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,25 +58,21 @@ def training_samples(recipe: Recipe, dataset: Dataset, *, epoch: int, count: int
     if first >= timeline.num_samples:
         last = -(-timeline.num_samples // dataset.num_train) - 1
         raise InputRefused(f"--epoch {epoch}: the recipe ends before; epochs count from 0, and the last is {last}")
-    loader = _Loader(recipe, dataset, "train", recipe.augmentation.train)
+    end, samples = recipe.augmentation.end, open_samples(dataset, "train")
     stream = Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats)
-    mixes = recipe.augmentation.mix
-    mixing = GroupMixing(mixes=mixes, seed=recipe.seed, num_classes=dataset.num_classes) if mixes else None
     shown = []
     last = min(first + min(count, dataset.num_train), timeline.num_samples)
     for start, part, segment in _parts(timeline, first, last):
-
-        def load(positions: Sequence[int], image_size: int | None = segment.image_size) -> tuple[Any, np.ndarray]:
-            samples = [
-                loader(e, i, image_size) for e, i in zip(*map(np.ndarray.tolist, stream.at(positions)), strict=True)
-            ]
-            images, labels = zip(*samples, strict=True)
-            return (images if mixing is None else np.stack(images)), np.array(labels, dtype=np.int32)
-
-        if mixing is None:
-            images, targets = load(range(start + part.offset, start + part.offset + part.size))
-        else:
+        parts, mixes = recipe.augmentation.train, recipe.augmentation.mix
+        if end is not None and start / dataset.num_train >= end.at:
+            parts, mixes = recipe.augmentation.late, ()
+        loader = _Loader(recipe, dataset, samples, parts)
+        load = partial(_loaded, loader, stream, segment.image_size, bool(mixes))
+        if mixes:
+            mixing = GroupMixing(mixes=mixes, seed=recipe.seed, num_classes=dataset.num_classes)
             images, targets = mixing.load(part, samples=start, norm_span=segment.norm_span, load=load)
+        else:
+            images, targets = load(range(start + part.offset, start + part.offset + part.size))
         shown += [loader.shown(image_CHW, target) for image_CHW, target in zip(images, targets, strict=True)]
     return shown
 
@@ -85,7 +82,7 @@ def evaluated_samples(recipe: Recipe, dataset: Dataset, indices: Sequence[int] =
 
     Args, Raises: see `training_samples`.
     """
-    loader = _Loader(recipe, dataset, "eval", recipe.augmentation.eval)
+    loader = _Loader(recipe, dataset, open_samples(dataset, "eval"), recipe.augmentation.eval)
     return [loader.shown(*loader(0, index, None)) for index in indices if index < dataset.num_eval]
 
 
@@ -99,18 +96,25 @@ def _parts(timeline: Timeline, first: int, last: int) -> Iterator[tuple[int, Mic
         first += size
 
 
+def _loaded(
+    loader: _Loader, stream: Stream, image_size: int | None, stacked: bool, positions: Sequence[int]
+) -> tuple[Any, Any]:
+    """Images and labels at positions of the stream; `stacked`: in two arrays, as mixes need them."""
+    keys = zip(*map(np.ndarray.tolist, stream.at(positions)), strict=True)
+    loaded = zip(*(loader(*key, image_size) for key in keys), strict=True)
+    return tuple(map(np.stack, loaded) if stacked else loaded)
+
+
 class _Loader:
     """Loads samples of a split as a run does, and undoes the normalisation for the eye."""
 
-    def __init__(self, recipe: Recipe, dataset: Dataset, split: str, parts: Sequence[Any]) -> None:
-        self._samples = open_samples(dataset, split)
+    def __init__(self, recipe: Recipe, dataset: Dataset, samples: Any, parts: Sequence[Any]) -> None:
+        self._samples = samples
         self._pipeline = pipeline_of(parts, dataset, seed=recipe.seed)
         self._names = class_names(dataset)
         self._shift, self._scale = np.zeros(dataset.channels), np.full(dataset.channels, 255.0)
-        if (normalize := next((part for part in parts if isinstance(part, Normalize)), None)) is not None:
-            numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
-            bound = normalize.bound(**numbers)
-            self._shift, self._scale = bound.shift_and_scale(dataset.channels)
+        for normalize in (part for part in self._pipeline.parts if isinstance(part, Normalize)):
+            self._shift, self._scale = normalize.shift_and_scale(dataset.channels)
 
     def __call__(self, epoch: int, index: int, image_size: int | None) -> tuple[np.ndarray, int]:
         try:

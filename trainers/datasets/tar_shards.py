@@ -28,7 +28,7 @@ from trainers.datasets.samples import (
 _IMAGES = ("jpg", "jpeg", "png")
 _QUIET_SECONDS = 2.0
 _AT_LEAST = 8192  # bytes of a request to a URL: the headers between two images and the class
-_MOST_DIGITS = 20  # of a class
+_MOST_DIGITS = 18  # of a class, in 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def _arrays(place: Place, files: Sequence[Path]) -> dict[str, np.ndarray]:
     names = FilePaths()
     names.extend(os.fsencode(member.name) for member in flat)
     return {
-        "labels": np.array([label_of.get(member.label, member.label) for member in flat], dtype=np.int32),
+        "labels": np.array([label_of.get(member.label, member.label) for member in flat], dtype=np.int64),
         "file_of": np.repeat(np.arange(len(files), dtype=np.int32), [len(each) for each in members]),
         "offsets": np.array([member.offset for member in flat], dtype=np.int64),
         "sizes": np.array([member.size for member in flat], dtype=np.int64),

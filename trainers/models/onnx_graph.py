@@ -197,8 +197,12 @@ def _slice(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operat
     slices = function.slices
     if not all(isinstance(each, slice) for each in slices):
         raise InputRefused("indexing by anything but slices cannot be exported; write x[:, :, ::2]")
-    bounds = np.array([(s.start or 0, _END if s.stop is None else s.stop, s.step or 1) for s in slices])
-    return "Slice", (bounds[:, 0], bounds[:, 1], np.arange(len(slices)), bounds[:, 2]), {}
+    bounds = []
+    for s in slices:
+        first, last = (_END, -_END) if (step := s.step or 1) < 0 else (0, _END)
+        bounds.append((first if s.start is None else s.start, last if s.stop is None else s.stop, step))
+    starts, stops, steps = np.array(bounds).T
+    return "Slice", (starts, stops, np.arange(len(slices)), steps), {}
 
 
 def _expanded(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:

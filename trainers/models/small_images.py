@@ -9,6 +9,7 @@ from recipes.arguments import require_buildable, require_count, require_flag, re
 
 if TYPE_CHECKING:
     import chainer
+
 _DEPTHS = (20, 32, 44, 56)
 _SHORTCUTS = ("identity_pad", "projection")
 
@@ -58,10 +59,6 @@ class CifarResNet:
         )
 
 
-if TYPE_CHECKING:
-    import chainer
-
-
 @dataclass(frozen=True, kw_only=True)
 class SimpleCNN:
     """Two times convolution, ReLU and max pooling, then a hidden layer with ReLU and dropout, and a linear layer.
@@ -106,10 +103,6 @@ class SimpleCNN:
         return SimpleNetwork(channels, num_classes, image_size=image_size or 28, **how)
 
 
-if TYPE_CHECKING:
-    import chainer
-
-
 @dataclass(frozen=True, kw_only=True)
 class SmallCNN:
     """Three times convolution, batch normalisation and ReLU, then a global average and one linear layer.
@@ -147,10 +140,6 @@ class SmallCNN:
         return ConvolutionalNetwork(
             channels, num_classes, width=self.width, dropout=self.dropout, first_stride=self.first_stride
         )
-
-
-if TYPE_CHECKING:
-    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +185,6 @@ class SmallResNet:
         return ResidualNetwork(
             channels, num_classes, width=self.width, blocks=self.blocks, zero_last_gamma=self.zero_last_gamma
         )
-
-
-if TYPE_CHECKING:
-    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)

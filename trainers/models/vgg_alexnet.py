@@ -40,10 +40,6 @@ class AlexNetBN:
         return alexnet_bn(image_size=image_size or 227, channels=channels, num_classes=num_classes)
 
 
-if TYPE_CHECKING:
-    import chainer
-
-
 @dataclass(frozen=True, kw_only=True)
 class VGG16:
     """VGG-16, configuration D: thirteen 3x3 convolutions in five stages, three linear layers.

@@ -1,6 +1,7 @@
 """Mixes by hand and against their sources; mixing by norm groups gives the same for any division over workers."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -196,3 +197,14 @@ def test_another_seed_or_another_place_in_the_stream_mixes_otherwise():
     ]
     assert shares[0] != shares[1]
     assert shares[0] != shares[2]
+
+
+def test_targets_take_memory_for_the_samples_and_not_for_classes_squared():
+    mixing = GroupMixing(mixes=(Mixup(alpha=1.0),), seed=0, num_classes=2000)
+    division = divide(global_batch_size=4, norm_span=4, workers=1, micro_batch_size=4)
+    tracemalloc.start()
+    try:
+        mixing.load(division.micro_batches(0)[0], samples=0, norm_span=4, load=load)
+        assert tracemalloc.get_traced_memory()[1] < 2000 * 2000
+    finally:
+        tracemalloc.stop()

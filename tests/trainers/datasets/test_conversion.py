@@ -95,6 +95,19 @@ def test_an_interrupted_conversion_goes_on_with_what_is_whole(source, tmp_path):
     assert contents(part) == contents(whole)
 
 
+@pytest.mark.parametrize("form", ["folder", "tar", "arrays"])
+def test_a_chunk_that_the_manifest_does_not_name_is_written_again(source, tmp_path, form):
+    how = Conversion(form=form, shorter=6, per_chunk=4)
+    whole, part = converted(source, tmp_path / "whole", how), converted(source, tmp_path / "part", how)
+    lines = (part / MANIFEST).read_text().splitlines(keepends=True)
+    (part / MANIFEST).write_text("".join(lines[:2]))  # killed between a chunk and its line
+    converted(source, part, how)
+    assert contents(part) == contents(whole)
+    (part / MANIFEST).unlink()
+    with pytest.raises(InputRefused, match=r"train.*: is there, and no manifest\.jsonl says how it was made"):
+        converted(source, part, how)
+
+
 def test_each_chunk_is_compared_with_its_checksum(source, tmp_path):
     for how in (TAR, Conversion(form="folder"), Conversion(form="arrays", shorter=6, per_chunk=4)):
         root = converted(source, tmp_path / how.form, how)

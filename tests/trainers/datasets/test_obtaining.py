@@ -41,6 +41,9 @@ class Server(http.server.BaseHTTPRequestHandler):
             return
         start = int(span.removeprefix("bytes=").removesuffix("-")) if span else 0
         data = self.files[name][start:]
+        if span and not data:
+            self.send_error(416)
+            return
         self.send_response(206 if span else 200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -112,7 +115,14 @@ def test_a_download_that_is_cut_off_goes_on(web, tmp_path):
     half = len(Server.files["train-images-idx3-ubyte.gz"]) // 2
     assert {path.name: path.read_bytes() for path in got(opened(tmp_path, source(web))).iterdir()} == Server.files
     spans = [span for name, span in Server.asked if name == "train-images-idx3-ubyte.gz"]
-    assert spans == [None, f"bytes={half}-"]
+    assert spans == [None, f"bytes={half - 1}-"]
+
+
+def test_a_download_that_was_killed_behind_its_last_byte_goes_on(web, tmp_path):
+    obtained_folder("small").mkdir(parents=True)
+    name = "train-images-idx3-ubyte.gz"
+    (obtained_folder("small") / f".{name}.part").write_bytes(Server.files[name])
+    assert {path.name: path.read_bytes() for path in got(opened(tmp_path, source(web))).iterdir()} == Server.files
 
 
 def test_a_file_with_another_sum_is_removed_and_the_next_source_tried(web, tmp_path, capfd):

@@ -123,6 +123,18 @@ def test_rows_without_a_label_or_an_image_are_refused(tmp_path):
         samples[0]
 
 
+def test_a_label_beyond_32_bits_is_no_other_class(tmp_path):
+    assert Parquet().facts(write(tmp_path, labels=lambda number: 2**32 + number))["num_classes"] == 2**32 + 9
+
+
+def test_a_file_without_rows_is_refused(tmp_path):
+    write(tmp_path, row_group_size=5)
+    path = tmp_path / "data/train-00001-of-00002.parquet"
+    write_table(read_table(path).slice(0, 0), path)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: row group 0 has no rows; remove the file")):
+        Parquet().facts(tmp_path)
+
+
 def test_damaged_and_missing_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"train-\*\.parquet: no such file; write `train` in the reader"):
         Parquet().facts(tmp_path)

@@ -1,6 +1,7 @@
 """Data at a URL: by a real S3 server and real HTTP servers, with the same samples and runs as from a folder."""
 
 import http.server
+import os
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -167,15 +169,22 @@ def test_a_loader_asks_for_what_it_will_need(forms, form, monkeypatch):
     crop = (RandomResizedCrop(size=16),)
     numbers = {"name": "six", "mean": (0.5,) * 3, "std": (0.2,) * 3, "subset_of": ""}
     load = AugmentedSamples(samples, Pipeline(parts=crop, dataset=SimpleNamespace(**numbers), seed=0), "train")
-    request = TrainRequest(recipe="digits/baseline", overrides=("batch={global: 8, norm_span: 8}",))
-    plan = prepare(request, workers=1).plan
-    iterator = StreamIterator(plan=plan, rank=0, stream=Stream(seed=0, num_samples=len(samples)), load=load)
+
+    def iterator_of(batch):
+        request = TrainRequest(recipe="digits/baseline", overrides=(f"batch={{global: {batch}, norm_span: {batch}}}",))
+        stream = Stream(seed=0, num_samples=len(samples))
+        return StreamIterator(plan=prepare(request, workers=1).plan, rank=0, stream=stream, load=load)
+
+    iterator = iterator_of(8)
     seen = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
     following = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
     assert len(seen) == len(following) == 8
     pieces = [(samples._piece if form == "tar" else samples.images_NHWC.piece)(index) for index in following]
     assert asked[:8] == pieces
     assert len(asked) > 400
+    asked.clear()
+    next(next(iterator_of(600)).micro_batches)
+    assert len(asked) == 600  # of the second update, however large the first is
 
 
 def test_threads_that_need_the_same_bytes_fetch_them_once(forms, monkeypatch):
@@ -325,6 +334,19 @@ def test_a_folder_is_staged_and_compared_with_what_is_there(images, tmp_path, ki
     assert bad.read_bytes() == (images / "train" / "ant" / "1.jpg").read_bytes()
     with pytest.raises(InputRefused, match="lies in the data's own folder"):
         stage(images, images / "copy")
+
+
+def test_a_file_that_changes_on_a_server_without_etags_is_fetched_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "_LISTED_SECONDS", 0)
+    (tmp_path / "set").mkdir()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "set")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for hour, content in enumerate((b"before", b"behind")):
+            (tmp_path / "set/a.bin").write_bytes(content)
+            os.utime(tmp_path / "set/a.bin", (3600 * hour,) * 2)
+            assert Mirror(f"http://127.0.0.1:{server.server_port}").read("a.bin") == content
+        server.shutdown()
 
 
 class Server(http.server.BaseHTTPRequestHandler):

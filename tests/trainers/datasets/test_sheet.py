@@ -14,6 +14,7 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.training.build import build
 
 MIX = "augmentation.mix=[{kind: CutMix, alpha: 1.0}]"
+TRAIN = "augmentation.train=[{kind: Cutout, size: 5}, {kind: Normalize, with: digits}]"
 
 
 def opened(*overrides, name="digits/large_batch"):
@@ -54,6 +55,16 @@ def test_mixed_samples_are_the_same_wherever_the_sheet_begins():
     assert [(each.image_HWC.tobytes(), each.caption) for each in later] == [
         (each.image_HWC.tobytes(), each.caption) for each in longer
     ]
+
+
+def test_after_the_end_of_augmentation_samples_are_neither_augmented_nor_mixed():
+    recipe = opened(MIX, TRAIN, "augmentation.end={at: 2}")
+    before, after = (training_samples(recipe.recipe, recipe.dataset, epoch=epoch, count=64) for epoch in (1, 3))
+    assert any("," in each.caption for each in before)
+    samples, stream = recipe.dataset.reader.open(None, "train"), Stream(seed=recipe.recipe.seed, num_samples=1500)
+    for each, index in zip(after, stream.samples(4500, 64)[1].tolist(), strict=True):
+        np.testing.assert_allclose(each.image_HWC, samples[index][0], atol=0.51)
+        assert each.caption == str(samples[index][1])
 
 
 def test_the_evaluation_is_shown_in_its_order():

@@ -111,6 +111,7 @@ REFUSED = [
     ({"a.jpg": b"x"}, "'a.jpg' has no .cls beside it, and lies in no folder of a class"),
     ({"a.jpg": b"x", "a.png": b"x"}, "'a.png' and 'a.jpg' have one key"),
     ({"a.jpg": b"x", "a.cls": b"-1"}, "'a.cls' holds b'-1', where a class is a whole number from 0"),
+    ({"a.jpg": b"x", "a.cls": b"9" * 19}, "'a.cls' holds b'9999999999999999999', where a class is a whole number"),
     ({"a.txt": b"x"}, "holds no image (jpg, jpeg, png)"),
 ]
 
@@ -120,6 +121,11 @@ def test_a_wrong_archive_is_named(root, files, message):
     pack(root / "train-1.tar", files)
     with pytest.raises(ValueError, match=re.escape(f"{root / 'train-1.tar'}: {message}")):
         TarShards().open(root, "train")
+
+
+def test_a_class_beyond_32_bits_is_counted(root):
+    pack(root / "train-1.tar", {"a.png": jpeg(30), "a.cls": b"9" * 18})
+    assert TarShards().facts(root)["num_classes"] == 10**18
 
 
 def test_sparse_members_are_refused(root):

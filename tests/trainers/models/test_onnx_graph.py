@@ -80,7 +80,7 @@ class Own(chainer.Chain):
         h = F.average_pooling_2d(h, 3, stride=2, pad=1)
         h = F.max_pooling_2d(h, 3, stride=2)
         gate = F.broadcast_to(F.sum(h, axis=(2, 3), keepdims=True), h.shape)
-        return F.log_softmax(self.head(F.transpose(F.concat([h * gate, -h], axis=1)[:, 4:12], (0, 2, 3, 1))))
+        return F.log_softmax(self.head(F.transpose(F.concat([h * gate, -h], axis=1)[:, 4:12, ::-1], (0, 2, 3, 1))))
 
 
 def test_functions_that_only_models_of_users_call():
