@@ -26,6 +26,7 @@ from recipes.scale.ramp import MERRILL
 from recipes.schema.positions import parse_position
 from recipes.schema.vocabulary import rate_rule
 from trainers.launch.reproduce import has_diverged, train_apart
+from trainers.launch.request import TrainRequest, prepare, require_replicas
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
 from trainers.runs.identity import IDENTITY
@@ -58,7 +59,7 @@ class Branching:
         seeds: branches of each batch; the first goes on with the run's own samples.
         epsilon: how much larger a loss counts as the same; None: from the seeds, else 0.01.
         out: folder of the branches; None: one beside the run.
-        options: of `kilobatch train`.
+        workers: that train; None: those that pay.
     """
 
     run: Path
@@ -68,7 +69,7 @@ class Branching:
     seeds: int = 1
     epsilon: float | None = None
     out: Path | None = None
-    options: tuple[str, ...] = ()
+    workers: int | None = None
     data: Path | None = None
     allow_code: bool = False
 
@@ -186,7 +187,7 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
     out = asked.out or asked.run.with_name(f"{asked.run.name}-branches-{update}")
     places = {size: {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds} for size in sizes}
     for size, changes in recipes.items():  # refused now, not when others have trained
-        branch = _open(asked, changes)
+        branch = _prepared(asked, opened, changes)
         for seed, folder in places[size].items():
             require_same_recipe(folder, {**branch.tree, "seed": seed}, dataset_facts(branch.dataset))
     out.mkdir(parents=True, exist_ok=True)
@@ -224,12 +225,21 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
     return result, out
 
 
-def _open(asked: Branching, overrides: Sequence[str] = ()) -> OpenedRecipe:
-    """The recipe of the run, changed."""
+def _open(asked: Branching) -> OpenedRecipe:
+    """The recipe of the run."""
     require_run(asked.run)
     words = vocabulary(allow_code=asked.allow_code)
-    options = {"vocabulary": words, "allow_code": asked.allow_code, "data_root": asked.data}
-    return open_recipe(asked.run / RECIPE, overrides=overrides, **options)
+    return open_recipe(asked.run / RECIPE, vocabulary=words, allow_code=asked.allow_code, data_root=asked.data)
+
+
+def _prepared(asked: Branching, opened: OpenedRecipe, changes: Sequence[str]) -> OpenedRecipe:
+    """The recipe of the run, changed, which can be trained on the workers that were asked for."""
+    local = opened.recipe.updater.local_steps
+    how = {"overrides": tuple(changes), "data": asked.data, "allow_code": asked.allow_code}
+    request = TrainRequest(recipe=str(asked.run / RECIPE), **how)
+    prepared = prepare(request, workers=asked.workers or (local.replicas if local else 1))
+    require_replicas(prepared.plan)
+    return prepared.opened
 
 
 def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
@@ -325,7 +335,8 @@ def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence
         _begin(asked.run, folder, checkpoint)
     words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", f"{end}sp"]
     words += [word for change in changes for word in ("--set", change)]
-    words += [*asked.options, *(["--data", str(asked.data)] if asked.data else [])]
+    words += ["-n", str(asked.workers)] if asked.workers else []
+    words += ["--data", str(asked.data)] if asked.data else []
     words += ["--allow-code"] if asked.allow_code else []
     return train_apart(words, folder, prints_to=subprocess.DEVNULL)
 
