@@ -87,7 +87,7 @@ def plan(
     from trainers.launch import planning
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
-    from trainers.launch.request import cluster_of, planned, require_replicas
+    from trainers.launch.request import cluster_of, planned
     from trainers.launch.vocabulary import vocabulary
 
     if devices is not None and trials is None:
@@ -115,7 +115,6 @@ def plan(
         micro_batch_size=micro_batch_size,
         model=model_of(opened),
     )
-    require_replicas(made)
     tree = made.as_tree()
     texts = [plan_text(made, of_workers=whole * (made.workers == where.num_workers))]
     try:

@@ -72,7 +72,7 @@ def rehearse(
     from recipes.reports.rehearsal import rehearsal_text, rehearsed_time_text
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
-    from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused, require_replicas
+    from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused
     from trainers.launch.vocabulary import vocabulary
     from trainers.runs.memory import installed_bytes
 
@@ -86,8 +86,6 @@ def rehearse(
     how: dict[str, Any] = {"exact": exact, "micro_batch_size": micro_batch_size}
     made = planned(opened, where, workers=workers, model=model_of(opened), **how)
     then = made if restart_on is None else planned(opened, where, workers=restart_on, **how)
-    for each in (made, then):
-        require_replicas(each)
     every = checkpoint_every_of(checkpoint_every, made)
     failures = failures_of(fail or [], made, then)
     needed, installed = least_memory(made), installed_bytes()

@@ -26,7 +26,7 @@ from recipes.scale.ramp import MERRILL
 from recipes.schema.positions import parse_position
 from recipes.schema.vocabulary import rate_rule
 from trainers.launch.reproduce import has_diverged, train_apart
-from trainers.launch.request import TrainRequest, prepare, require_replicas
+from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
 from trainers.runs.identity import IDENTITY
@@ -187,7 +187,7 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
     out = asked.out or asked.run.with_name(f"{asked.run.name}-branches-{update}")
     places = {size: {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds} for size in sizes}
     for size, changes in recipes.items():  # refused now, not when others have trained
-        branch = _prepared(asked, opened, changes)
+        branch = _prepared(asked, changes)
         for seed, folder in places[size].items():
             require_same_recipe(folder, {**branch.tree, "seed": seed}, dataset_facts(branch.dataset))
     out.mkdir(parents=True, exist_ok=True)
@@ -232,14 +232,10 @@ def _open(asked: Branching) -> OpenedRecipe:
     return open_recipe(asked.run / RECIPE, vocabulary=words, allow_code=asked.allow_code, data_root=asked.data)
 
 
-def _prepared(asked: Branching, opened: OpenedRecipe, changes: Sequence[str]) -> OpenedRecipe:
+def _prepared(asked: Branching, changes: Sequence[str]) -> OpenedRecipe:
     """The recipe of the run, changed, which can be trained on the workers that were asked for."""
-    local = opened.recipe.updater.local_steps
     how = {"overrides": tuple(changes), "data": asked.data, "allow_code": asked.allow_code}
-    request = TrainRequest(recipe=str(asked.run / RECIPE), **how)
-    prepared = prepare(request, workers=asked.workers or (local.replicas if local else 1))
-    require_replicas(prepared.plan)
-    return prepared.opened
+    return prepare(TrainRequest(recipe=str(asked.run / RECIPE), **how), workers=asked.workers).opened
 
 
 def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:

@@ -12,7 +12,7 @@ from recipes.errors import InputRefused, RecipeError
 from recipes.planning.rates import learning_rate_at
 from recipes.planning.stream import Stream
 from recipes.reading.open import open_recipe
-from trainers.launch.request import TrainRequest, prepare, require_replicas
+from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.training.build import build
 
@@ -142,7 +142,7 @@ def test_refused_by_line(settings, message):
 def test_refused_for_these_workers_or_options(options, workers, message):
     request = TrainRequest(recipe="digits/baseline", **{"overrides": (BATCH, LOCAL), **options})
     with pytest.raises(InputRefused, match=message):
-        require_replicas(prepare(request, workers=workers).plan)
+        prepare(request, workers=workers)
 
 
 @pytest.mark.mpi
