@@ -143,10 +143,10 @@ def cluster_of(
 
 
 def _require_replicas(made: Plan) -> None:
-    """Refuse workers that are not the replicas of local steps, or share an update unevenly.
+    """Refuse workers that are not the replicas of local steps, or hold no whole norm groups.
 
     Raises:
-        RecipeError: says which number of workers, or which batch, would do.
+        RecipeError: says which number of workers, or which micro-batch, would do.
     """
     local = made.recipe.updater.local_steps
     if local is None:
@@ -158,12 +158,9 @@ def _require_replicas(made: Plan) -> None:
     if (wire := made.cluster.exchange.wire) != "float32":
         what = f"weights cross here (updater.local_steps), and {wire} would round them"
         raise refused("exchange.wire", what, "leave it out, or write float32")
-    for planned in made.segments:
-        division = planned.division
-        if division.team_size > 1 or division.num_groups % made.workers:
-            size, span = planned.segment.global_batch_size, planned.segment.norm_span
-            what = f"a batch of {size} in norm groups of {span} cannot be shared evenly by {made.workers} replicas"
-            raise refused("updater.local_steps", what, f"take a multiple of {made.workers * span} samples")
+    if spans := [each.segment.norm_span for each in made.segments if each.division.team_size > 1]:
+        what = f"workers would share a norm group of {max(spans)} samples, and a replica has whole ones"
+        raise refused("--micro-batch-size", what, f"write at least {max(spans)}")
 
 
 def _require_model_for_images(opened: OpenedRecipe) -> None:
