@@ -45,7 +45,7 @@ def pack_contents(
     runs: Sequence[tuple[OpenedRecipe, Path]] = (),
     own_code: Mapping[str, Path],
     vocabulary: Vocabulary,
-    weights: bool = False,
+    weights: bytes | None = None,
 ) -> tuple[dict[str, Any], dict[str, bytes | Path]]:
     """Head and files of a pack, for `write_pack`.
 
@@ -57,7 +57,7 @@ def pack_contents(
         runs: recipe and folder of each, by seed.
         own_code: files by their path below `code/`.
         vocabulary: of the recipe.
-        weights: put those of the first run into it.
+        weights: a file of safetensors, of the first run.
     Raises:
         InputRefused: runs that have not ended, or that differ in more than their seeds; weights to begin with that are
             not here.
@@ -99,10 +99,8 @@ def pack_contents(
         "runs": [_run(seed, folder, run) for seed, folder, run in read],
         "claims": _claims(opened, read),
     }
-    if weights:
-        if not read:
-            raise InputRefused("--weights: a recipe has none; name the folder of a run")
-        files[WEIGHTS] = last_weights(read[0][1])
+    if weights is not None:
+        files[WEIGHTS] = weights
     return head, files
 
 

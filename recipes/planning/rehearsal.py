@@ -99,12 +99,19 @@ class Rehearsal:
 
     @property
     def checkpoint_bytes(self) -> int | None:
-        """Size of a checkpoint without running statistics and loss scale; None where the model was not built."""
+        """Size of a checkpoint without running statistics and loss scale; None where the model was not built.
+
+        With PowerSGD a little less or more: errors are counted of all weights, and its matrices are not.
+        """
         if self.plan.model is None:
             return None
-        recipe, memory = self.plan.recipe, self.plan.model.memory()
-        copies = 1 + self.plan.model.num_averages + recipe.updater.double_buffering
-        return copies * memory["weights_bytes"] + memory["optimizer_state_bytes"]
+        updater, memory = self.plan.recipe.updater, self.plan.model.memory()
+        weights, state = memory["weights_bytes"], memory["optimizer_state_bytes"]
+        of_each = weights * (updater.power_sgd_rank is not None)
+        if updater.local_steps is not None:
+            of_each = weights + state
+        copies = 1 + self.plan.model.num_averages + updater.double_buffering
+        return copies * weights + state + self.plan.workers * of_each
 
     def seconds(self, time: Forecast, time_after: Forecast) -> tuple[float, float]:
         """Of the run without its failures, and with them.

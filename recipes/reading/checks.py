@@ -60,6 +60,12 @@ def check_updater(reading: Reading, recipe: Recipe) -> None:
             if has_it:
                 what = "evaluates the mean over the workers, where this recipe evaluates another average"
                 reading.refuse(path, what, f"remove it, or change `{key}`")
+        batch, replicas = recipe.batch, updater.local_steps.replicas
+        for start, size in zip(batch.global_.boundaries, batch.global_.sizes, strict=True):
+            if size % (whole := replicas * (span := batch.norm_span(start))):
+                what = f"a batch of {size} in norm groups of {span} cannot be shared evenly by {replicas} replicas"
+                reading.refuse(path, what, f"take a multiple of {whole} samples, or smaller norm groups")
+                break
     elif updater.power_sgd_rank is None:
         if updater.double_buffering and getattr(optimizer, "needs_group_gradients", False):
             way_out = "set it to false, or choose another optimizer"

@@ -175,8 +175,8 @@ class LocalSteps:
     """Updates of each replica by its own samples alone; now and then their weights are averaged (local SGD).
 
     After update u, counted from 1, the weights become the mean over the replicas if u is a multiple of `every` or began
-    before `from`. Momentum and running statistics stay each replica's own; evaluation, checkpoints and exports have
-    the mean of weights and statistics.
+    before `from`. Momentum, running statistics and clipping stay each replica's own; evaluation, checkpoints and
+    exports have the mean of weights and statistics.
 
     Args:
         every: updates from one average to the next, at least 2.

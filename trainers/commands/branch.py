@@ -60,7 +60,7 @@ def branch(
         seeds=seeds,
         epsilon=epsilon,
         out=out,
-        options=("-n", str(workers)) if workers else (),
+        workers=workers,
         data=data,
         allow_code=allow_code,
     )

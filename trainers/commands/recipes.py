@@ -149,7 +149,7 @@ def pack(
         list[str], typer.Argument(metavar="RUN...|RECIPE", help="Runs, which differ in their seeds only; or a recipe.")
     ],
     out: Annotated[Path | None, typer.Option("-o", metavar="F", help="The new file; NAME.kilobatch here.")] = None,
-    weights: Annotated[bool, typer.Option("--weights", help="Include the last weights of the first run.")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Include the weights that the first run scores.")] = False,
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:

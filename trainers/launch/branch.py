@@ -26,6 +26,7 @@ from recipes.scale.ramp import MERRILL
 from recipes.schema.positions import parse_position
 from recipes.schema.vocabulary import rate_rule
 from trainers.launch.reproduce import has_diverged, train_apart
+from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
 from trainers.runs.identity import IDENTITY
@@ -61,7 +62,7 @@ class Branching:
         seeds: branches of each batch; the first goes on with the run's own samples.
         epsilon: how much larger a loss counts as the same; None: from the seeds, else 0.01.
         out: folder of the branches; None: one beside the run.
-        options: of `kilobatch train`.
+        workers: that train; None: those that pay.
     """
 
     run: Path
@@ -71,7 +72,7 @@ class Branching:
     seeds: int = 1
     epsilon: float | None = None
     out: Path | None = None
-    options: tuple[str, ...] = ()
+    workers: int | None = None
     data: Path | None = None
     allow_code: bool = False
 
@@ -189,7 +190,7 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
     out = asked.out or asked.run.with_name(f"{asked.run.name}-branches-{update}")
     places = {size: {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds} for size in sizes}
     for size, changes in recipes.items():  # refused now, not when others have trained
-        branch = _open(asked, changes)
+        branch = _prepared(asked, changes)
         for seed, folder in places[size].items():
             require_same_recipe(folder, {**branch.tree, "seed": seed}, dataset_facts(branch.dataset))
     out.mkdir(parents=True, exist_ok=True)
@@ -227,12 +228,17 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
     return result, out
 
 
-def _open(asked: Branching, overrides: Sequence[str] = ()) -> OpenedRecipe:
-    """The recipe of the run, changed."""
+def _open(asked: Branching) -> OpenedRecipe:
+    """The recipe of the run."""
     require_run(asked.run)
     words = vocabulary(allow_code=asked.allow_code)
-    options = {"vocabulary": words, "allow_code": asked.allow_code, "data_root": asked.data}
-    return open_recipe(asked.run / RECIPE, overrides=overrides, **options)
+    return open_recipe(asked.run / RECIPE, vocabulary=words, allow_code=asked.allow_code, data_root=asked.data)
+
+
+def _prepared(asked: Branching, changes: Sequence[str]) -> OpenedRecipe:
+    """The recipe of the run, changed, which can be trained on the workers that were asked for."""
+    how = {"overrides": tuple(changes), "data": asked.data, "allow_code": asked.allow_code}
+    return prepare(TrainRequest(recipe=str(asked.run / RECIPE), **how), workers=asked.workers).opened
 
 
 def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
@@ -327,7 +333,8 @@ def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence
         _begin(asked.run, folder, checkpoint)
     words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", f"{end}sp"]
     words += [word for change in changes for word in ("--set", change)]
-    words += [*asked.options, *(["--data", str(asked.data)] if asked.data else [])]
+    words += ["-n", str(asked.workers)] if asked.workers else []
+    words += ["--data", str(asked.data)] if asked.data else []
     words += ["--allow-code"] if asked.allow_code else []
     return train_apart(words, folder, prints_to=subprocess.DEVNULL)
 

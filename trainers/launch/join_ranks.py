@@ -11,7 +11,7 @@ from typing import IO, Any
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.planner import Plan
 from trainers.launch.preflight import require_startable
-from trainers.launch.request import Prepared, TrainRequest, prepare, require_replicas
+from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import RankFailed, RunFailed, abort_on_exception, remove_shared_memory
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import identity_of, read_identity, require_same_identity
@@ -184,7 +184,6 @@ def _checked_together(
                 )
             prepared = prepare(request, workers=mpi.size)
             require_threads(prepared.plan, mpi)
-            require_replicas(prepared.plan)
             folder = request.out or default_folder(prepared.opened.recipe.name)
             if not checked:  # else the parent process has checked, and begun the log there
                 check_folder(request, folder, prepared)

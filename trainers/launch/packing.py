@@ -9,6 +9,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import save
+
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.packs.make import pack_contents
 from recipes.reading.identity import identity_ids
@@ -18,7 +20,7 @@ from recipes.sharing.pack_file import SUFFIX, write_pack, write_pack_of_layout
 from trainers.launch.identity import made_of
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import own_code, read_identity
-from trainers.runs.run_folder import RECIPE, environment_of
+from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of
 
 
 @refuse_unreachable()
@@ -50,6 +52,8 @@ def pack(
         parts = {what: recorded.get(what) or {} for what in ("code", "data")}
     else:
         parts = made_of(opened)
+    if weights and not runs:
+        raise InputRefused("--weights: a recipe has none; name the folder of a run")
     ids = identity_ids(opened, parts)
     for each, folder in runs:
         trained = environment_of(folder).get("ids") or {}
@@ -64,10 +68,18 @@ def pack(
         runs=runs,
         own_code=own_code([opened.tree, opened.dataset_tree], opened.code_folders),
         vocabulary=known,
-        weights=weights,
+        weights=_scored_weights(runs[0][1]) if weights else None,
     )
     path = _file(out, head["name"])
     return path, _written(path, lambda part: write_pack(part, head, files)), head
+
+
+def _scored_weights(folder: Path) -> bytes:
+    """What evaluation scores of a run's newest checkpoint: the averages where it has them, else the weights."""
+    from trainers.launch.score_run import checkpoint_called  # and Chainer
+    from trainers.runs.checkpoint import read_checkpoint
+
+    return save(read_checkpoint(checkpoint_called("newest", folder / CHECKPOINTS)).scored().weights)
 
 
 def _file(out: Path | None, name: str) -> Path:

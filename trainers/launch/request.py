@@ -26,9 +26,11 @@ from trainers.training.exact_mode import ExactRefused, why_not_exact
 from trainers.training.request import Prepared, TrainRequest
 
 
-def prepare(request: TrainRequest, *, workers: int) -> Prepared:
+def prepare(request: TrainRequest, *, workers: int | None) -> Prepared:
     """Check recipe, data set, cluster and options, and plan the run; nothing is written.
 
+    Args:
+        workers: None for as many as the recipe names, else 1.
     Raises:
         RecipeError, PlanError, NotBuilt, DataRefused, InputRefused: the input is wrong.
     """
@@ -41,7 +43,8 @@ def prepare(request: TrainRequest, *, workers: int) -> Prepared:
     if request.loader not in (None, "threads", "processes"):
         raise refused("--loader", f"{request.loader!r} is no kind of worker", "write threads or processes")
     opened = open_request(request)
-    _, of_cluster = overrides_by_file(request.overrides, "cluster")
+    local, (_, of_cluster) = opened.recipe.updater.local_steps, overrides_by_file(request.overrides, "cluster")
+    workers = workers or (local.replicas if local else 1)
     refuse_unbuilt(opened.recipe, opened.dataset)
     refuse_folder(opened.dataset, request.data)
     if hasattr(opened.recipe.loss, "require_classes"):
@@ -108,6 +111,7 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
     Raises:
         ExactRefused: `exact` is True and cannot be held.
         PlanError: these workers cannot serve the recipe.
+        RecipeError: they are not its replicas.
     """
     how |= {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": cluster}
     bent = opened.recipe.updater.why_not_exact
@@ -119,7 +123,9 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
             why = str(error)
     if exact:
         raise ExactRefused(f"--exact cannot be held: {why}")
-    return plan(why_not_exact=why, **how)
+    made = plan(why_not_exact=why, **how)
+    _require_replicas(made)
+    return made
 
 
 def cluster_of(
@@ -136,27 +142,25 @@ def cluster_of(
     return cluster, reading
 
 
-def require_replicas(made: Plan) -> None:
-    """Refuse workers that are not the replicas of local steps, or share an update unevenly.
+def _require_replicas(made: Plan) -> None:
+    """Refuse workers that are not the replicas of local steps, or hold no whole norm groups.
 
     Raises:
-        RecipeError: says which number of workers, or which batch, would do.
+        RecipeError: says which number of workers, or which micro-batch, would do.
     """
     local = made.recipe.updater.local_steps
     if local is None:
         return
     if made.workers != local.replicas:
         what = f"the recipe trains {local.replicas} replicas (updater.local_steps), one on each worker"
-        raise refused("-n", f"{counted(made.workers, 'worker')}: {what}", f"write -n {local.replicas}")
+        way_out = f"write -n {local.replicas}, or `ranks_per_trial: {local.replicas}` in a search"
+        raise refused("-n", f"{counted(made.workers, 'worker')}: {what}", way_out)
     if (wire := made.cluster.exchange.wire) != "float32":
         what = f"weights cross here (updater.local_steps), and {wire} would round them"
         raise refused("exchange.wire", what, "leave it out, or write float32")
-    for planned in made.segments:
-        division = planned.division
-        if division.team_size > 1 or division.num_groups % made.workers:
-            size, span = planned.segment.global_batch_size, planned.segment.norm_span
-            what = f"a batch of {size} in norm groups of {span} cannot be shared evenly by {made.workers} replicas"
-            raise refused("updater.local_steps", what, f"take a multiple of {made.workers * span} samples")
+    if spans := [each.segment.norm_span for each in made.segments if each.division.team_size > 1]:
+        what = f"workers would share a norm group of {max(spans)} samples, and a replica has whole ones"
+        raise refused("--micro-batch-size", what, f"write at least {max(spans)}")
 
 
 def _require_model_for_images(opened: OpenedRecipe) -> None:

@@ -17,7 +17,7 @@ from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
 from trainers.launch.join_ranks import check_folder, join_world, train_together
 from trainers.launch.preflight import require_startable
-from trainers.launch.request import Prepared, TrainRequest, prepare, require_replicas
+from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import (
@@ -57,13 +57,12 @@ def start_or_join(request: TrainRequest) -> int:
     ranks = launched_ranks()
     if ranks is not None:
         return _join(request, ranks)
-    prepared = prepare(request, workers=request.workers or 1)
+    prepared = prepare(request, workers=request.workers)
     local = prepared.plan.recipe.updater.local_steps
     asked = request.workers or (local and local.replicas)
     workers = asked or ranks_that_pay(prepared.plan, cores=len(os.sched_getaffinity(0)))
     if workers != prepared.plan.workers:
         prepared = prepare(request, workers=workers)
-    require_replicas(prepared.plan)
     folder = request.out or default_folder(prepared.opened.recipe.name)
     check_folder(request, folder, prepared)
     if request.resume and (ending := _ending(folder, prepared)):

@@ -124,12 +124,16 @@ def verify(
 
 
 def _small(recipe: str, overrides: Sequence[str], data: Path | None, allow_code: bool) -> list[str]:
-    """Overrides that make the recipe's updates small: six norm groups of at most 16 samples."""
+    """Overrides that make the recipe's updates small, six norm groups of at most 16 samples, and drop what of its
+    updater depends on the number of workers by intention.
+    """
     opened = _opened(recipe, overrides, data, allow_code)
     most = min(_MOST_SAMPLES, opened.dataset.num_train // _GROUPS)
     span = largest_divisor(most, [opened.recipe.batch.norm_span.sizes[0]])
     small = [*overrides, f"batch={{global: {_GROUPS * span}, norm_span: {span}}}"]
     small.append("evaluation.every=1run")
+    if opened.recipe.updater.why_not_exact:
+        small += ["updater.local_steps=null", "updater.power_sgd_rank=null"]
     if not opened.tree["learning_rate"].get("warmup"):
         return small
     aimed = [*small, f"learning_rate.warmup.target_batch={_GROUPS * span}"]

@@ -45,7 +45,8 @@ class UpdateRecord:
     asked for them or the update is one share; `loss_scale`, and `overflows`, the number of times the update was done
     again at a smaller one, with float32 compute.
     `ran_out` is of the attempts that were given up for want of memory.
-    With double buffering `gradient_norm` and `norms` are those of the gradient that was applied, the update's before.
+    With double buffering `gradient_norm` and `norms` are those of the gradient that was applied, the update's before;
+    with local steps `gradient_norm` is that of this worker's own gradient.
     """
 
     update: int

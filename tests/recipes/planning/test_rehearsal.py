@@ -139,10 +139,18 @@ def test_the_busiest_worker_counts_where_shares_differ():
     assert storage["bytes_an_epoch"] is None
 
 
-@pytest.mark.parametrize(("overrides", "copies"), [((), 2), (("updater.double_buffering=true",), 3)])
-def test_a_checkpoint_has_weights_state_and_the_pending_gradient(overrides, copies):
-    made = replace(planned(*overrides), model=Model(num_parameters=1000, num_state_values=1))
-    rehearsed = rehearse(made, checkpoint_every=1.0)
+@pytest.mark.parametrize(
+    ("word", "copies"),
+    [
+        (None, 2),
+        ("updater.double_buffering=true", 3),
+        ("updater.power_sgd_rank=2", 2 + 2),  # the errors of both workers
+        ("updater.local_steps={every: 4, replicas: 2}", 3 + 2 * 2),  # the mean, and of each worker weights and state
+    ],
+)
+def test_a_checkpoint_has_weights_state_and_what_the_updater_keeps(word, copies):
+    made = planned(*filter(None, [word]), workers=2)
+    rehearsed = rehearse(replace(made, model=Model.of(made.recipe, 1000)), checkpoint_every=1.0)
     assert rehearsed.checkpoint_bytes == copies * 4000
     total = rehearsed.as_tree()["storage"]["checkpoint_bytes"]
     assert total == copies * 4000 * len(rehearsed.checkpoints)

@@ -107,6 +107,7 @@ def test_another_accuracy_is_answered_with_recipes_that_claim_it() -> None:
         (("ffcv2022", "--cluster", "dgx-a100", "--target", "top1=0.8"), "no rate of ResNet50 in float32"),
         (("goyal2017", "--cluster", "mn1", "--target", "0min"), "neither a time nor an accuracy"),
         (("goyal2017", "--cluster", "mn1", "--trials", "4", "--devices", "2000"), "cluster mn1 has 1024"),
+        (("digits/ramp", "-n", "2", "--set", "updater.local_steps={every: 2, replicas: 3}"), "write -n 3"),
     ],
 )
 def test_wrong_questions_are_refused_with_a_way_out(words: tuple, said: str) -> None:

@@ -112,6 +112,7 @@ def test_places_of_a_failure(rehearsed, place, update):
         (("--checkpoint-every", "0"), "--checkpoint-every: 0 is no time at all"),
         (("--cluster", "laptop", "-n", "3"), "ask for 1 to 2"),
         (("--data", "photos"), "reads no folder"),
+        (("--set", "updater.local_steps={every: 2, replicas: 3}"), "trains 3 replicas"),
         (("--set", "epochs=99999999999"), "rehearse it on a larger machine, or with fewer epochs: --set epochs=2"),
     ],
 )

@@ -167,6 +167,7 @@ def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, k
         (("--batches", "192", "--window", "2up"), "192 samples are fewer than 4 updates of 192"),
         (("--at", "20up", "--batches", "32", "--window", "2up"), "192 samples are fewer than 4 updates of 96"),
         (("--batches", "192", "--window", "1run"), "go past the end of the run"),
+        (("--batches", "192", "--window", "8up", "--at", "20up", "-n", "999"), "999 workers are more than the"),
     ],
 )
 def test_refused_before_anything_is_trained(parent, kilobatch, words, message):
@@ -174,6 +175,17 @@ def test_refused_before_anything_is_trained(parent, kilobatch, words, message):
     done = kilobatch("branch", folder / "a", *words, "--out", folder / "none", cwd=folder)
     assert done.returncode == 2
     assert message in done.stderr
+    assert not (folder / "none").exists()
+
+
+def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_trained(parent, kilobatch):
+    folder, _ = parent
+    local = shutil.copytree(folder / "a", folder / "local")
+    text, word = (local / "recipe.yaml").read_text(), "\nupdater:\n"
+    (local / "recipe.yaml").write_text(text.replace(word, f"{word}  local_steps: {{every: 2, replicas: 3}}\n"))
+    words = ("--at", "20up", "--window", "8up", "--batches", "64", "--out", folder / "none")
+    done = kilobatch("branch", local, *words, cwd=folder)
+    assert "a batch of 64 in norm groups of 32 cannot be shared evenly by 3 replicas" in done.stderr
     assert not (folder / "none").exists()
 
 

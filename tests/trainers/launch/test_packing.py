@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from kilobatch import app as kilobatch_app
@@ -29,12 +30,12 @@ WEIGHTS = "checkpoints/update-000003/weights.safetensors"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, kilobatch):
-    """A folder with runs of three updates: `0` and `1` of one recipe, `other` of another rate, `cut` not at its end."""
+    """Runs of three updates: `0` and `1` of one recipe, `other` with averaged weights, `cut` not at its end."""
     folder = tmp_path_factory.mktemp("runs")
     for name, *options in (
         ("0", "--trace"),
         ("1", "--set", "seed=1"),
-        ("other", "--set", "learning_rate.reference=0.1"),
+        ("other", "--set", "weight_average={keep: 0.9, per: 512}"),
         ("cut", "--stop-after", "1up"),
     ):
         done = kilobatch("train", "digits/large_batch", *SHORT, "--out", folder / name, *options, ranks=1)
@@ -77,6 +78,16 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     assert opened.head["ids"] == ids == state["ids"]
     text = b"".join(file.read_bytes() for file in opened.folder.rglob("*.yaml") if file.parent == opened.folder)
     assert str(tmp_path).encode() not in text
+
+
+def test_the_weights_of_a_pack_are_those_that_evaluation_scores(runs, tmp_path, cache):
+    path, *_ = packed(tmp_path / "a.kilobatch", runs / "other", weights=True)
+    actual = load_file(open_pack(path).folder / "weights.safetensors")
+    averages = load_file((runs / "other" / WEIGHTS).with_name("averages.safetensors"))
+    trained = load_file(runs / "other" / WEIGHTS)
+    assert actual.keys() == trained.keys()
+    assert all((actual[path] == array).all() for path, array in averages.items())
+    assert any((trained[path] != array).any() for path, array in averages.items())
 
 
 def test_runs_that_do_not_belong_together_or_have_not_ended_are_refused(runs, tmp_path, cache):

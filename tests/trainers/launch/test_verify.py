@@ -183,6 +183,13 @@ def test_a_warmup_from_the_reference_rate_is_left_out_where_the_small_batch_has_
     assert bool(opened.tree["learning_rate"]["warmup"]) == has_warmup
 
 
+@pytest.mark.parametrize("word", ["local_steps={every: 4, replicas: 2}", "power_sgd_rank=2"])
+def test_what_depends_on_the_workers_by_intention_is_left_out(word):
+    changes = _small("digits/large_batch", [f"updater.{word}"], None, False)
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary(), overrides=changes)
+    assert opened.recipe.updater.why_not_exact is None
+
+
 TRAINABLE = [
     name
     for name in names("recipes")

@@ -93,3 +93,10 @@ def test_more_ranks_than_all_trials_of_the_budget_need_are_refused(tmp_path):
         search(SearchRequest(search="digits", workers=99_999_999_999, out=tmp_path / "out"))
     assert search(SearchRequest(search="digits", workers=24, out=tmp_path / "out", dry_run=True)) == 0
     assert not (tmp_path / "out").exists()
+
+
+def test_trials_on_other_ranks_than_the_replicas_of_local_steps_are_refused(tmp_path):
+    local = "fixed: {updater.local_steps: {every: 4, replicas: 2}}\n"
+    (tmp_path / "mine.yaml").write_text(HEAD.replace("KIND", "TPESampler") + SPACE + local)
+    with pytest.raises(RecipeError, match="trains 2 replicas .*, or `ranks_per_trial: 2` in a search"):
+        search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))

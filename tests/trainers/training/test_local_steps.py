@@ -12,7 +12,7 @@ from recipes.errors import InputRefused, RecipeError
 from recipes.planning.rates import learning_rate_at
 from recipes.planning.stream import Stream
 from recipes.reading.open import open_recipe
-from trainers.launch.request import TrainRequest, prepare, require_replicas
+from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.training.build import build
 
@@ -122,6 +122,7 @@ def test_power_sgd_on_other_ranks_and_resumed_on_others_differs_by_rounding_alon
         ((LOCAL, "weight_average={keep: 0.9, per: 64}"), "remove it, or change `weight_average`"),
         ((LOCAL, "updater.power_sgd_rank=1"), "sends no gradients, which power_sgd_rank compresses"),
         ((LOCAL, "updater.local_steps.every=1"), "updater.local_steps.every: is 1; must be at least 2"),
+        ((LOCAL, "batch.norm_span=96"), "a batch of 96 in norm groups of 96 cannot be shared evenly by 2 replicas"),
     ],
 )
 def test_refused_by_line(settings, message):
@@ -133,7 +134,7 @@ def test_refused_by_line(settings, message):
     ("options", "workers", "message"),
     [
         ({}, 3, "the recipe trains 2 replicas .*; write -n 2"),
-        ({"overrides": ("batch={global: 48, norm_span: 16}", LOCAL)}, 2, "cannot be shared evenly by 2 replicas"),
+        ({"micro_batch_size": 8}, 2, "share a norm group of 16 .*; write at least 16"),
         ({"overrides": (BATCH, LOCAL, "cluster.exchange.wire=float16")}, 2, "weights cross here .*, and float16 would"),
         ({"exact": True}, 2, "--exact cannot be held: updater.local_steps trains each worker's own weights"),
         ({"measure_noise": True}, 2, "--noise-scale: updater.local_steps"),
@@ -142,7 +143,7 @@ def test_refused_by_line(settings, message):
 def test_refused_for_these_workers_or_options(options, workers, message):
     request = TrainRequest(recipe="digits/baseline", **{"overrides": (BATCH, LOCAL), **options})
     with pytest.raises(InputRefused, match=message):
-        require_replicas(prepare(request, workers=workers).plan)
+        prepare(request, workers=workers)
 
 
 @pytest.mark.mpi

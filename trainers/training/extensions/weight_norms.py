@@ -17,7 +17,8 @@ class WeightNorms:
     """Writes a line `weight_norms`: the Euclidean norm of each parameter, by path.
 
     A layer before a normalisation computes the same for any length |w| of its weights, and its effective rate is
-    rate / |w|^2: norms that grow during a run slow it down, beside the schedule.
+    rate / |w|^2: norms that grow during a run slow it down, beside the schedule. With `updater.local_steps` they are
+    those of the first worker's weights.
 
     Args:
         every: `update`, or a duration in epochs such as `1ep`, above 0: after the first update that reaches each
@@ -35,7 +36,7 @@ class WeightNorms:
             raise ValueError(f"WeightNorms.every must be above 0, got {self.every}")
 
     def build(self) -> Callable[[Trainer], None]:
-        """The extension; weights are equal on all ranks, so it communicates nothing."""
+        """The extension; rank 0 writes the norms of its own weights, so it communicates nothing."""
         return _write_norms
 
 
