@@ -34,6 +34,7 @@ _INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 _LAYOUT = canonical_json({"imageLayoutVersion": "1.0.0"})
 _BLOCK, _RECORD = tarfile.BLOCKSIZE, tarfile.RECORDSIZE
 _LARGEST_JSON, _MOST_FILES = 1 << 24, 10_000
+_MOST_COPIED = 1 << 26  # bytes that its files may take beyond four times the pack's: many may have the same contents
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}"  # no part is `..` or begins with a dot
 # Code lies below `code/` only, where nothing is imported from without --allow-code.
 _NAME = re.compile(rf"code(/{_PART}){{1,7}}|({_PART}/){{0,7}}{_PART}\.(json|jsonl|md|safetensors|svg|txt|yaml)")
@@ -172,7 +173,7 @@ def _read(file: IO[bytes]) -> tuple[str, dict[str, Any], dict[str, _Place]]:
     """Digest and head of a pack, and where its files stand, by name."""
     places: dict[str, _Place] = {}
     before: tuple[int, str] = (-1, "")
-    end = os.fstat(file.fileno()).st_size
+    end = _size(file)
     while (header := file.read(_BLOCK)) != bytes(_BLOCK):
         name, size = _named(header, left=end - file.tell())
         if (order := ({"oci-layout": 0, "index.json": 1}.get(name, 2), name)) <= before:
@@ -219,6 +220,8 @@ def _named_places(
     if any(blob not in places or places[blob][1] != size for _, blob, size in layers):
         raise PackRefused("a file of its manifest is missing, or has another size")
     found = {HEAD: places[sha256_of(config)], **{name: places[blob] for name, blob, _ in layers}}
+    if len(layers) > _MOST_FILES or sum(size for *_, size in layers) > 4 * _size(file) + _MOST_COPIED:
+        raise PackRefused("its manifest names far more or larger files than there are in it")
     names = [name for name, *_ in layers]
     if names != sorted(set(names)) or HEAD in names:
         raise PackRefused("a name stands twice in its manifest, or out of order")
@@ -252,6 +255,10 @@ def _parents(name: str) -> Iterable[str]:
     while "/" in name:
         name = name.rpartition("/")[0]
         yield name
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
 def _small(file: IO[bytes], place: _Place) -> bytes:

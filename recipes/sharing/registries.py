@@ -31,6 +31,7 @@ from recipes.sharing.signatures import sign, signer
 from recipes.sharing.stores import Unreachable, store_of
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+_PATH = re.compile(rf"{_PART}(/{_PART})*")  # of a file in a store: no part is `..`, which would lead out of the cache
 _NAME = re.compile(rf"(?P<registry>{_PART})/(?P<pack>{_PART}(/{_PART}){{0,3}})(@(?P<version>[1-9][0-9]{{0,8}}))?")
 _CONDITION = re.compile(r"([a-z_]+)(>=|<=|!=|=|>|<)(.+)")
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -270,7 +271,7 @@ class Registry:
     def _names(self, folder: str) -> list[str]:
         """Paths below a folder of the store; where that cannot be reached, those that the cache has."""
         try:
-            return self.store.names(folder)
+            return [path for path in self.store.names(folder) if _PATH.fullmatch(path)]
         except Unreachable as error:
             here = sorted(path.relative_to(self._cache).as_posix() for path in (self._cache / folder).rglob("*.json"))
             if not here:

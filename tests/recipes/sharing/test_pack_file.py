@@ -90,6 +90,13 @@ def test_the_cache_of_a_user_who_may_not_write_there_is_named(path, monkeypatch)
         open_pack(path)
 
 
+def test_a_small_pack_that_would_fill_the_disk_is_refused(tmp_path, cache):
+    write_pack(tmp_path / "bomb.kilobatch", HEAD, {f"{number}.txt": bytes(10**6) for number in range(80)})
+    with pytest.raises(PackRefused, match="more or larger files"):
+        open_pack(tmp_path / "bomb.kilobatch")
+    assert not cache.exists()
+
+
 class Forger:
     """Changes a pack: single bytes, entries of the archive, or the whole of it with sums that fit."""
 

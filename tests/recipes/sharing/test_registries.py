@@ -251,6 +251,15 @@ def test_a_url_without_conditional_writes_is_read_and_refuses_pushes(packed, tmp
         there.push(packed(2), "net")
 
 
+def test_a_store_cannot_write_outside_the_cache(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    team = add_registry("team", "memory://hostile", signers=None)
+    for path in (f"reruns/{'a' * 64}/../../../../../../evil.sh", "names/../../../../../evil/1.json"):
+        fsspec.filesystem("memory").pipe_file(f"/hostile/{path}", b"{}")
+    assert team.reruns("a" * 64) == team.entries() == []
+    assert not [*tmp_path.rglob("evil*")]
+
+
 def test_names_of_registries_and_wrong_ones(tmp_path):
     assert not is_in_registry("team/net")
     add_registry("team", str(tmp_path / "team"), signers=None)
