@@ -24,7 +24,7 @@ from recipes.packs.make import SAMPLES, last_weights, samples_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import path_of_pack
-from recipes.reading.tree_diff import WORDS
+from recipes.reading.tree_diff import WORDS, without_place
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
@@ -211,7 +211,8 @@ def _differences(
         if not math.isclose(claim["value"], mean, abs_tol=1e-9):
             yield f"claim: {claim['value']:.4f} is claimed, and the pack's own runs have {mean:.4f}"
     for seed, run in recorded.items():
-        changed = differences({**opened.tree, "seed": seed}, run.recipe, where=("in the pack's recipe", "in its run"))
+        here, there = without_place({**opened.tree, "seed": seed}), without_place(run.recipe)
+        changed = differences(here, there, where=("in the pack's recipe", "in its run"))
         yield from (f"recipe, {line}" for line in changed if line.partition(".")[0].partition(":")[0] not in _NO_RECIPE)
     before, now = environment_of(folder), numerical_environment()
     for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype") if before else ():

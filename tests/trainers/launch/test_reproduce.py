@@ -73,6 +73,18 @@ def test_the_same_machine_gives_the_same_bits_and_a_second_call_trains_nothing(p
     assert code == 2, "it was registered with five seeds"
 
 
+def test_a_run_that_began_with_given_weights_has_the_same_bits_wherever_their_file_lies(
+    packed, reproduce, tmp_path, kilobatch
+):
+    (weights,) = (packed.parent / "0" / "checkpoints").glob("update-000006/weights.safetensors")
+    begins = ["--set", f"init={{weights: {weights}}}", "--out", tmp_path / "run"]
+    assert kilobatch("train", "digits/large_batch", *SHORT, *begins, ranks=1).returncode == 0
+    path = pack([str(tmp_path / "run")], out=tmp_path / "b.kilobatch", weights=False, data=None, allow_code=False)[0]
+    code, lines, evidence = reproduce(path, "-n", "1", "--seeds", "2")
+    assert (code, evidence["verdict"]) == (0, "the same bits"), lines
+    assert "differs here: nothing that the pack records" in lines
+
+
 def test_other_kernels_give_the_same_run_and_are_named(packed, reproduce):
     code, lines, evidence = reproduce(packed, "-n", "1", "--kernels", "chainer")
     assert (code, evidence["verdict"]) == (0, "the same run"), lines
