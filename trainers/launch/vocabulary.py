@@ -44,7 +44,7 @@ def own_class(dotted: str, *, group: str) -> type:
     try:
         cls = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:  # a script may end itself
-        # Whatever a user's module raises is told as a problem of the recipe's line, not as our traceback.
+        # An exception of a user's module becomes a problem at the recipe's line, not a traceback of ours.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     method = _METHODS.get(group, "build")
     if dataclasses.is_dataclass(cls) and callable(getattr(cls, method, None)):

@@ -35,7 +35,7 @@ _LAUNCHERS = re.compile(r"\[?(srun|slurm\w*|ssh|mpiexec|proxy)\b")  # how their 
 _HYDRA = re.compile(r"\[(mpiexec|proxy)\b")  # lines that say where in MPICH's source it ended
 _EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
-_WATCHDOG, _SILENT = "; --watchdog allows ", "the ranks ended without a word"
+_WATCHDOG, _SILENT = "; --watchdog allows ", "the ranks ended without a message"
 
 
 def write_message(path: Path, message: Mapping[str, Any]) -> None:

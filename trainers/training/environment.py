@@ -134,8 +134,8 @@ def mixed_kernels_warning(ranks: list[dict[str, Any]]) -> list[str]:
         return []
     named = "; ".join(f"{kind} on {_named(some)}" for kind, some in of_kernels.items())
     return [
-        f"warning: the ranks do not compute by the same kernels: {named}; they round otherwise, and all wait for the "
-        f"slowest at each update: `kilobatch doctor` on each host tells what lacks there, or name one with --kernels"
+        f"warning: the ranks use different kernels: {named}; these round differently, and at each update all ranks "
+        f"wait for the slowest; `kilobatch doctor` on each host shows what is missing, or name one kind by --kernels"
     ]
 
 
