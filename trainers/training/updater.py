@@ -408,11 +408,6 @@ class RecipeUpdater(StandardUpdater):
             self.pending = (gradient, Hyperparameters(**kept["pending"]["moment"]))
             flat.next_array()
 
-    def serialize(self, serializer: chainer.Serializer) -> None:
-        """The iterator's position only: checkpoints handle weights and optimizer state themselves."""
-        self.get_iterator("main").serialize(serializer["iterator"])
-        self.iteration = self.get_iterator("main").update
-
 
 def _of(hyperparameters: Hyperparameters) -> dict[str, Any]:
     """The figures of an update in the message of a failure."""
