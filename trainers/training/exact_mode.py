@@ -22,9 +22,7 @@ class ExactRefused(InputRefused):
     """A setting under which `--exact` cannot keep its promise; says what to change."""
 
 
-def why_not_exact(
-    cluster: Cluster, environment: Mapping[str, str] = os.environ, *, asked: bool = False
-) -> str | None:
+def why_not_exact(cluster: Cluster, environment: Mapping[str, str] = os.environ, *, asked: bool = False) -> str | None:
     """What of a cluster or an environment makes the bits of a run depend on the number of ranks, and a way out.
 
     None where nothing does: gradients summed by no communicator of its own order, float32 on the wire, a CPU, or GPUs
@@ -74,8 +72,6 @@ def broken_since(folder: Path) -> str | None:
     if not before.get("exact"):
         return "its weights so far depend on how it was divided"
     now = numerical_environment()
-    before.setdefault("kernels", {}).setdefault("operators", "chainer")  # runs from before there was a choice
-    before.setdefault("decoder", "pillow")
     changed = differences({key: before.get(key) for key in now}, now)
     return f"it was trained on another machine or by other versions: {'; '.join(changed)}" if changed else None
 

@@ -56,8 +56,7 @@ from trainers.runs.stop_request import StopRequest
 from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import (
-    changed_decoder_warning,
-    changed_kernels_warning,
+    changed_warnings,
     crowded_warnings,
     environment,
     mixed_kernels_warning,
@@ -292,8 +291,7 @@ class _Run:
                 notes.append(f"nothing to resume: no whole checkpoint in {folder}; starting at update 0")
             else:
                 content = read_checkpoint(path)
-                notes += [f"resuming from {path.name}", *changed_kernels_warning(self.folder)]
-                notes += changed_decoder_warning(self.folder)
+                notes += [f"resuming from {path.name}", *changed_warnings(self.folder)]
         content, own = share_checkpoint(content, self.mpi)
         if content is None:
             return None, notes
