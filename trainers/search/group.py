@@ -145,7 +145,7 @@ class Group:
         return self._job and self._job.poll()
 
     def kill(self) -> None:
-        """End the ranks at once, also one that hangs; those of another launcher end all together, and this process."""
+        """End the ranks at once, also one that hangs. Under another launcher all ranks end, and this process too."""
         if self._job is not None:
             self._job.kill()
         elif self._runs:

@@ -62,9 +62,9 @@ def require_same_machine(folder: Path) -> None:
 
 
 def broken_since(folder: Path) -> str | None:
-    """Why the run in a folder, resumed here, has not the bits of one that trains here from its start; None if it has.
+    """Why a run that is resumed here has other bits than one trained here from its start; None if it has the same.
 
-    It was trained with `--fast`, or where that was the only way, or on another CPU model or with other versions.
+    It was trained with `--fast`, or where exact mode was not possible, or on another CPU model or with other versions.
     """
     if not checkpoints_in(folder / CHECKPOINTS):
         return None  # nothing to resume from
