@@ -115,7 +115,7 @@ def find_or_refuse(kind: str, name: str) -> Path:
     """As `find`, for a name from the command line, which may also be the folder of a run.
 
     Raises:
-        RecipeError: there is no such file, or nobody can look for it.
+        RecipeError: there is no such file, or the place to look in cannot be reached.
     """
     try:
         return find(kind, name)

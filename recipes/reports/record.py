@@ -451,7 +451,6 @@ def _ending(numbered: Lines) -> tuple[float, str, str]:
         line["elapsed_seconds"] = (milliseconds + (0 if start is None else line["time_ms"] - start)) / 1000
         if line["key"] == "run_stop":
             outcome, reason = str(line["value"]), str(line.get("reason") or "")
-            reason = "" if reason == "end" else reason  # `end`: all its updates are done
         if start is not None and (following is None or following["key"] == "run_start"):
             milliseconds += line["time_ms"] - start
     return milliseconds / 1000, outcome, reason

@@ -5,7 +5,8 @@ An algorithm of the all-reduce enters here, with the number formats (`wire`) and
 
 A component is connected once, with an MPI communicator of its own. Its `connect` returns a `Connection`: `allocate` the
 memory of the gradients, `sum` parts of it in place. All workers end with the same bits, whatever the algorithm and the
-wire. To add one, copy `ring.py`; see `wire.Wire` for the two kinds of receive buffers.
+wire. To add one, copy `ring.py`; see `wire.Wire` for the two kinds of receive buffers. MPICH has several hosts on one
+machine by MPIR_CVAR_NUM_CLIQUES=2 MPIR_CVAR_CLIQUES_BY_BLOCK=1.
 
 Bytes on the wire: the docstring of each component has those of a sum. To be connected costs less than a kilobyte from
 each worker to each, beside what `Auto` measures.

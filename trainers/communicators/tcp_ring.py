@@ -1,6 +1,6 @@
 """A ring of TCP connections of our own, from each worker to the next: `sockets: true` of a communicator.
 
-The bytes are moved by compiled code (`sockets.c`) without the GIL, or in Python.
+The bytes are moved by compiled code (`sockets.c`) without the GIL.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fcntl
 import hmac
 import os
 import secrets
-import select
 import socket
 import struct
 import threading
@@ -163,6 +162,8 @@ class Rendezvous:
         secret, end = mpi.bcast(secrets.token_bytes(_SECRET_BYTES)), time.monotonic() + _RENDEZVOUS_SECONDS
         with contextlib.ExitStack() as stack:
             try:
+                if COMPILED is None:
+                    raise OSError("kilobatch was installed without a C compiler")
                 listener = stack.enter_context(socket.create_server(("", 0)))
                 port = listener.getsockname()[1]
             except OSError as error:
@@ -295,7 +296,6 @@ def _read(connection: socket.socket, num_bytes: int, end: float) -> bytes:
     return data
 
 
-_STEP_POLL_SECONDS = 0.1
 _WAITS, _SENDING_FAILED = 1, 2
 _CLOSED = "it closed the connection"
 
@@ -338,8 +338,6 @@ def transfer(
     Raises:
         TransferError: one of them has failed or was closed.
     """
-    if COMPILED is None:
-        return _transfer(out, into, memoryview(sent.view(np.uint8)), memoryview(received.view(np.uint8)), window)
     state = _Transfer(
         out=out.fileno(),
         into=into.fileno(),
@@ -355,48 +353,3 @@ def transfer(
         why = os.strerror(state.error) if state.error else _CLOSED
         raise TransferError(why, while_sending=ended == _SENDING_FAILED)
     return received.nbytes - state.num_first, state.last - state.first
-
-
-def _transfer(
-    out: socket.socket, into: socket.socket, sent: memoryview, room: memoryview, window: int
-) -> tuple[int, float]:
-    num_received, first, began, ended = len(room), 0, 0.0, 0.0
-    while True:
-        missing = len(room)
-        sent, room = _send(out, sent), _receive(into, room)
-        if len(room) < missing:
-            ended = time.perf_counter()
-            if not first:
-                began, first = ended, num_received - len(room)
-        if not sent and not room:
-            return num_received - first, ended - began
-        poll = select.poll()
-        if sent:
-            poll.register(out, select.POLLOUT)
-        if room:
-            into.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(len(room), window))
-            poll.register(into, select.POLLIN)
-        poll.poll(1000 * _STEP_POLL_SECONDS)
-
-
-def _send(out: socket.socket, sent: memoryview) -> memoryview:
-    """Send what the socket takes; returns the rest."""
-    try:
-        return sent[out.send(sent) :] if sent else sent
-    except BlockingIOError:
-        return sent
-    except OSError as error:
-        raise TransferError(error, while_sending=True) from error
-
-
-def _receive(into: socket.socket, room: memoryview) -> memoryview:
-    """Receive what has arrived; returns the room that is left."""
-    try:
-        count = into.recv_into(room) if room else 0
-    except BlockingIOError:
-        return room
-    except OSError as error:
-        raise TransferError(error, while_sending=False) from error
-    if room and not count:
-        raise TransferError(_CLOSED, while_sending=False)
-    return room[count:]

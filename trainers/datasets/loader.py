@@ -136,11 +136,6 @@ class StreamIterator(chainer.dataset.Iterator):
         self.previous_epoch_detail: float | None = None
 
     @property
-    def batch_size(self) -> int:
-        """Samples of the next update over all workers."""
-        return self.plan.timeline.segment_of(self.update).global_batch_size
-
-    @property
     def epoch_detail(self) -> float:
         """Epochs consumed, as a float."""
         return self.plan.timeline.epoch_at(self.update)
@@ -268,10 +263,6 @@ class StreamIterator(chainer.dataset.Iterator):
         for number, (index, image) in enumerate(zip(indices, finished, strict=True)):
             digest = hashlib.sha256(np.ascontiguousarray(image)).digest()
             yield TracedSample(position=part.offset + number, index=int(index), digest=digest)
-
-    def serialize(self, serializer: chainer.Serializer) -> None:
-        """Read or write the number of the next update."""
-        self.update = int(serializer("update", self.update))
 
 
 class _Rows:

@@ -14,7 +14,6 @@ import chainer
 import numpy as np
 from chainer import functions as F
 from chainer.backend import get_array_module
-from chainer.backends.cuda import to_cpu
 from chainer.functions.array.cast import Cast
 
 from trainers.gradients.norms import PartNorms, SquaredNorm
@@ -134,13 +133,8 @@ class FlatGradients:
             variable = variable.creator.inputs[0].get_variable()
         return self._number.get(id(variable))
 
-    @property
-    def not_finite(self) -> str | None:
-        """Path of the first slot with an infinity or a NaN in this update; None if there is none, or no check."""
-        return self.first_flagged(to_cpu(self.flags))
-
     def first_flagged(self, flags: np.ndarray) -> str | None:
-        """Path of the first slot whose flag is not 0, from `flags` on the host."""
+        """Path of the first slot with an infinity or a NaN, from `flags` on the host; None if there is none."""
         numbers = np.flatnonzero(flags)
         return self.slots[numbers[0]].path if len(numbers) else None
 

@@ -85,7 +85,7 @@ def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> st
     """
     others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # mpiexec in a Slurm step
     if "SLURM_STEP_ID" not in environment or others:
-        return "`kilobatch doctor` tells which MPI this is"
+        return "`kilobatch doctor` shows which MPI this is"
     kind = "pmix" if library.startswith("Open MPI") else "pmi2"
     return f"type `export SLURM_MPI_TYPE={kind}` before the same command (srun --mpi=list says what this Slurm has)"
 

@@ -65,7 +65,7 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
 
 
 def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
-    """Check once, before the ranks start and each meets the same error, what only the machine and the data can tell.
+    """Check what depends on this machine and the data, once, before ranks start that would all meet the same error.
 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.

@@ -30,6 +30,7 @@ from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted
 from trainers.launch.planning import rates_of
+from trainers.runs.memory import installed_bytes
 from trainers.runs.mpi_ranks import find_mpiexec, users_environment
 
 _WANTED_UPDATES = 8
@@ -87,7 +88,7 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
         "nodes": 1,
         "workers_per_node": request.workers,
         "device": device,
-        "device_memory_bytes": _memory_bytes() // request.workers if device == "cpu" else _gpu_bytes(),
+        "device_memory_bytes": installed_bytes() // request.workers if device == "cpu" else _gpu_bytes(),
         "hardware": {
             "source": source,
             "device": device,
@@ -96,7 +97,8 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
             "start_seconds": round(statistics.median(one.start_seconds for one in runs), 2),
             "write_gb_per_second": float(f"{written:.3g}"),
             "input": {**_decoded(request, opened, device), "read_gb_per_second": float(f"{read:.3g}"),
-                      "bytes_per_sample": _bytes_per_sample(opened, rates[0].image_size), "source": source},
+                      "bytes_per_sample": rates[0].image_size**2 * opened.dataset.channels,  # at most: its pixels
+                      "source": source},
             "variation": 0.0,
         },
     }  # fmt: skip
@@ -293,15 +295,6 @@ def _decoded(request: ProbeRequest, opened: OpenedRecipe, device: str) -> dict[s
     request.tell("reading, decoding and augmenting")
     rates = measure_input(opened.dataset, opened.recipe, target=1000.0, rounds=3, num_images=128)
     return {"decoded_per_second": float(f"{rates['stages']['whole batches']['all_cores']:.4g}")}
-
-
-def _bytes_per_sample(opened: OpenedRecipe, side: int) -> int:
-    """Of an encoded sample at most: that of its pixels."""
-    return side * side * opened.dataset.channels
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _gpu_bytes() -> int:

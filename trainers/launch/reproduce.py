@@ -100,7 +100,8 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     recorded = _recorded(path.parent)
     claimed = _claimed(head, opened, recorded, rerun.part)
     digest = path.parent.name
-    out = rerun.out or Path("runs", f"reproduce-{opened.recipe.name}-{digest[:8]}{_suffix(rerun.part)}")
+    part = "" if rerun.part == 1 else f"-part-{rerun.part:g}"
+    out = rerun.out or Path("runs", f"reproduce-{opened.recipe.name}-{digest[:8]}{part}")
     out.mkdir(parents=True, exist_ok=True)
     settings = {"pack": digest, "margin": claimed.margin, "seeds": rerun.seeds, "part": rerun.part}
     registered = _registered(out, settings, rerun.register)
@@ -143,10 +144,6 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     tell(f"verdict: {evidence['words']}")
     tell(f"wrote {out / EVIDENCE}; kilobatch registry push adds it to the pack's record")
     return evidence
-
-
-def _suffix(part: float) -> str:
-    return "" if part == 1 else f"-part-{part:g}"
 
 
 def _recorded(folder: Path) -> dict[int, Run]:

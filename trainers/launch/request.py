@@ -106,7 +106,7 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
     """The plan of a run, whose bits do not depend on the number of ranks where that can be held.
 
     Args:
-        exact: None for that; False where nobody wants it; True to refuse a run that cannot hold it.
+        exact: None: if it can be held; False: not; True: refuse a run that cannot hold it.
         how: for `recipes.planning.planner.plan`.
     Raises:
         ExactRefused: `exact` is True and cannot be held.

@@ -119,8 +119,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             console.print(f"run: {folder}", markup=False, highlight=False, soft_wrap=True)
         if request.cluster is not None and request.workers is None and request.verbosity >= 0:
             cluster = prepared.plan.cluster
-            text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}, as it pays here"
-            console.print(f"{text}; -n chooses another number", markup=False, highlight=False, soft_wrap=True)
+            text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}: more are no faster here"
+            console.print(f"{text}; -n takes another number", markup=False, highlight=False, soft_wrap=True)
         end = prepared.stop_after_update or timeline.num_updates
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
         totals |= {"since_ms": began_ms, "verbosity": request.verbosity}

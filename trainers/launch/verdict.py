@@ -89,7 +89,7 @@ def more_seeds(claimed: Claimed, values: Sequence[float]) -> int | None:
     for more in range(1, _MOST_MORE + 1):
         number = len(values) + more
         if spread is None:
-            return 1  # nobody knows more than that two show a spread
+            return 1  # one run has no spread, and two have
         if _verdict(claimed, difference, _half_width(claimed, spread, number, _ALPHA)) != UNDECIDED:
             return more
     return None

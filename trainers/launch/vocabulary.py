@@ -6,15 +6,14 @@ import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import lr_schedules
-from lr_schedules import shapes, warmups
+from lr_schedules import shapes
 from recipes.errors import InputRefused
 from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
 from trainers.datasets.own_data import is_own_data, reader_methods
@@ -44,7 +43,7 @@ def own_class(dotted: str, *, group: str) -> type:
     try:
         cls = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:  # a script may end itself
-        # Whatever a user's module raises is told as a problem of the recipe's line, not as our traceback.
+        # An exception of a user's module becomes a problem at the recipe's line, not a traceback of ours.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     method = _METHODS.get(group, "build")
     if dataclasses.is_dataclass(cls) and callable(getattr(cls, method, None)):
@@ -101,7 +100,7 @@ def _remade(dotted: str, group: str, values: dict[str, Any]) -> Any:
     return own_class(dotted, group=group)(**values)
 
 
-_SCHEDULES = ("Product", *shapes.__all__)
+_SCHEDULES = ("Product", *shapes.__all__)  # of all names in `lr_schedules`
 # The module or package whose `__all__` lists the names of a group.
 PACKAGES = {
     "models": "trainers.models",
@@ -112,6 +111,8 @@ PACKAGES = {
     "datasets": "trainers.datasets",
     "extensions": "trainers.training.extensions",
     "communicators": "trainers.communicators",
+    "schedules": "lr_schedules",
+    "warmups": "lr_schedules.warmups",
     "ranges": "recipes.search_space.ranges",
     "samplers": "trainers.search.samplers",
 }
@@ -127,16 +128,8 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
     Args:
         allow_code: `kind: mymodule.MyNet` imports from the working directory.
     """
-
-    def group(name: str, names: Sequence[str]) -> _Group:
-        return _Group(name=name, package=lr_schedules, names=tuple(names), allow_code=allow_code)
-
-    of_trainers = [name for name in PACKAGES if name not in ("ranges", "samplers")]
-    return Vocabulary(
-        **{name: _group(name, allow_code=allow_code) for name in of_trainers},
-        schedules=group("schedules", _SCHEDULES),
-        warmups=group("warmups", warmups.__all__),
-    )
+    groups = [field.name for field in dataclasses.fields(Vocabulary)]
+    return Vocabulary(**{name: _group(name, allow_code=allow_code) for name in groups})
 
 
 def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
@@ -144,14 +137,14 @@ def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
 
     Other packages add to them by the groups `kilobatch.samplers` and `kilobatch.ranges`.
     """
-
     groups = {name: _group(name, allow_code=False) for name in ("ranges", "samplers")}
     return SearchVocabulary(**vars(vocabulary(allow_code=allow_code)), **groups)
 
 
 def _group(name: str, *, allow_code: bool) -> _Group:
     package = importlib.import_module(PACKAGES[name])
-    return _Group(name=name, package=package, names=tuple(package.__all__), allow_code=allow_code)
+    names = _SCHEDULES if name == "schedules" else tuple(package.__all__)
+    return _Group(name=name, package=package, names=names, allow_code=allow_code)
 
 
 @dataclass(frozen=True, kw_only=True)

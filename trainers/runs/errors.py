@@ -104,9 +104,9 @@ class OutOfMemory(RankFailed):
         least = f"{'a norm group' if whole else 'its part of a norm group'} of {samples} samples"
         spread = f"two or more workers share a norm group with --micro-batch-size {-(-samples // 2)} (not with --exact)"
         super().__init__(
-            f"memory ran out at update {update} with {least} at a time, and with fewer the statistics of normalisation "
-            f"would be others. Start fewer ranks on a machine, or take a device with more memory; {spread}; a smaller "
-            f"batch.norm_span, image or model is another run. It was said: {one_line(error)}"
+            f"memory ran out at update {update} with {least} at a time, and fewer would change the statistics of "
+            f"normalisation. Start fewer ranks on a machine, or take a device with more memory; {spread}; a smaller "
+            f"batch.norm_span, image or model is another run. The error: {one_line(error)}"
         )
 
 

@@ -43,8 +43,7 @@ class RunState:
             done = f"{number(line.get('update', self.updates))} of {number(self.total_updates)} updates"
             at = f"{done}, epoch {line.get('epoch', self.epoch):.2f}"
             scored = f", accuracy {percent(self.accuracy)}" if self.accuracy is not None else ""
-            reason = "" if line.get("reason") in (None, "end") else line["reason"]  # `end`: all its updates are done
-            self.ending = f"{words}: {at}{scored}" + (f"; {reason}" if reason else "")
+            self.ending = f"{words}: {at}{scored}" + (f"; {reason}" if (reason := line.get("reason")) else "")
             self.ending += f"\n{memory}" if (memory := memory_words(line)) else ""
 
     def _take_update(self, line: dict[str, Any]) -> None:

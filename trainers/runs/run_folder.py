@@ -157,7 +157,7 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
         ran, on = run_identity(before["recipe"]), before["dataset"]
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
-        what = f"{folder / RUN} is damaged, so that nobody can say which recipe the run had"
+        what = f"{folder / RUN} is damaged, and with it the run's recipe is lost"
         raise FolderRefused(f"{what}; start anew in another --out") from error
     changed = differences(ran, run_identity(recipe))
     changed += [f"dataset: {line}" for line in differences(on, dataset)]

@@ -6,12 +6,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit
 
-_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)
-
-
-def is_secret(item: str) -> bool:
-    """Whether an item of a URL's query, such as `password=x`, suggests a secret."""
-    return _SECRET.search(unquote(item)) is not None
+_SECRET = re.compile("pass|pwd|secret|token", re.IGNORECASE)  # in an item of a URL's query, such as `password=x`
 
 
 def hidden(text: str) -> str:
@@ -33,7 +28,7 @@ def hidden(text: str) -> str:
     location, *items = re.split("[?&]", place.partition("#")[0])
     if not at and not is_well_formed(text):  # without a host, what follows a colon may be a password
         location = re.sub(r":(?![0-9]+(/|$))[^/]*", "", location)
-    kept = [item for item in items if item and not is_secret(item)]
+    kept = [item for item in items if item and not _SECRET.search(unquote(item))]
     return f"{scheme}{mark}{user}{at}{location}" + (f"?{'&'.join(kept)}" if kept else "")
 
 

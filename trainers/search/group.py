@@ -35,7 +35,7 @@ _LAUNCHERS = re.compile(r"\[?(srun|slurm\w*|ssh|mpiexec|proxy)\b")  # how their 
 _HYDRA = re.compile(r"\[(mpiexec|proxy)\b")  # lines that say where in MPICH's source it ended
 _EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
-_WATCHDOG, _SILENT = "; --watchdog allows ", "the ranks ended without a word"
+_WATCHDOG, _SILENT = "; --watchdog allows ", "the ranks ended without a message"
 
 
 def write_message(path: Path, message: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ class Group:
         return self._job and self._job.poll()
 
     def kill(self) -> None:
-        """End the ranks at once, also one that hangs; those of another launcher end all together, and this process."""
+        """End the ranks at once, also one that hangs. Under another launcher all ranks end, and this process too."""
         if self._job is not None:
             self._job.kill()
         elif self._runs:

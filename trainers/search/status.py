@@ -222,5 +222,5 @@ def _state(tree: Mapping[str, Any]) -> str:
     here = tree["host"] == socket.gethostname()
     silent = max(0.0, time.time() - tree["written"])
     if silent > _SILENT_SECONDS or (here and not os.path.exists(f"/proc/{tree['process']}")):
-        return f"not running, without a word for {duration(silent)}; the same command goes on with it"
+        return f"not running: its last sign of life was {duration(silent)} ago; the same command goes on with it"
     return f"running, as process {tree['process']} on {tree['host']}"

@@ -37,7 +37,8 @@ _JOIN_SECONDS = 180.0  # for started ranks to import and to join in MPI
 class _Work:
     """A trial that has begun and not ended, in the folders of its runs; `group` trains it, or did so last.
 
-    Or one of the best once more, with a fresh `seed`. The study is not told: that trial is Optuna's `FixedTrial`.
+    With a `seed` it trains one of the best trials again, to confirm it: `trial` is then Optuna's `FixedTrial`, which
+    belongs to no study.
     """
 
     def __init__(self, trial: optuna.Trial | FixedTrial, folders: Sequence[Path], seed: int | None = None) -> None:

@@ -195,7 +195,7 @@ def _tested_gpu(number: int) -> tuple[Any, str | None]:
         computed = float((ones @ ones).sum())  # by a kernel that is compiled here, and by cuBLAS
     except Exception as error:  # of any kind: a missing library must show now, not in the middle of a run
         return None, one_line(error)
-    return device, None if computed == 8.0 else f"{device} makes {computed} of 8"
+    return device, None if computed == 8.0 else f"{device} computes {computed:g} where 8 is right"
 
 
 def gpu_facts(device: Any) -> dict[str, str]:

@@ -21,7 +21,6 @@ from trainers.runs.run_folder import environment_of
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
 _ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml-dtypes")
 _OF_CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend")
-_DEFAULT_KERNELS = "chainer"  # of old runs, recorded before there were other kernels
 _OF_IMAGES = ("pillow", "simplejpeg", "opencv-python-headless")
 _PACKAGES = (
     "kilobatch",
@@ -90,28 +89,18 @@ def numerical_environment() -> dict[str, Any]:
     }
 
 
-def changed_decoder_warning(folder: Path) -> list[str]:
-    """A warning if the run in a folder had its images from another family of decoders; else empty."""
-    before = environment_of(folder)
-    was, now = before.get("decoder", "pillow"), decoders.in_use()
-    if not before or was == now:
-        return []
-    what = f"warning: images were decoded by {was} so far, {now} goes on: pixels of a resize differ by rounding"
-    return [f"{what}; --decoder {was} goes on as before"]
-
-
-def changed_kernels_warning(folder: Path) -> list[str]:
-    """A warning if the run in a folder was trained by other kernels than the current ones; else empty."""
-    before = environment_of(folder)
-    if not before:
-        return []
-    was, now = before.get("kernels", {}).get("operators", _DEFAULT_KERNELS), kernels.in_use()
-    if was == now:
-        return []
-    return [
-        f"warning: {was} kernels trained this run so far, {now} kernels go on: the same sums, rounded otherwise; "
-        f"--kernels {was} goes on as before"
-    ]
+def changed_warnings(folder: Path) -> list[str]:
+    """Warnings if the run in a folder was trained by other kernels, or on images of other decoders, as is recorded."""
+    before, warnings = environment_of(folder), []
+    was, now = before.get("kernels", {}).get("operators"), kernels.in_use()
+    if was not in (None, now):
+        what = f"{was} kernels trained this run so far, {now} kernels go on: the same sums, rounded otherwise"
+        warnings.append(f"warning: {what}; --kernels {was} goes on as before")
+    was, now = before.get("decoder"), decoders.in_use()
+    if was not in (None, now):
+        what = f"images were decoded by {was} so far, {now} goes on: pixels of a resize differ by rounding"
+        warnings.append(f"warning: {what}; --decoder {was} goes on as before")
+    return warnings
 
 
 def this_rank(rank: int, device: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +123,8 @@ def mixed_kernels_warning(ranks: list[dict[str, Any]]) -> list[str]:
         return []
     named = "; ".join(f"{kind} on {_named(some)}" for kind, some in of_kernels.items())
     return [
-        f"warning: the ranks do not compute by the same kernels: {named}; they round otherwise, and all wait for the "
-        f"slowest at each update: `kilobatch doctor` on each host tells what lacks there, or name one with --kernels"
+        f"warning: the ranks use different kernels: {named}; these round differently, and at each update all ranks "
+        f"wait for the slowest; `kilobatch doctor` on each host shows what is missing, or name one kind by --kernels"
     ]
 
 

@@ -23,28 +23,28 @@ class EvaluationPoint:
     """Weights and running statistics that are evaluated in place of the model's; the counterpart of `AveragedWeights`.
 
     Args:
-        model: whose weights.
-        go: takes the model there, all workers together.
+        model: its weights are replaced.
+        move_to_point: gives the model the weights to evaluate; all workers call it together.
     """
 
-    def __init__(self, model: chainer.Chain, go: Callable[[], None]) -> None:
-        self._model, self._go = model, go
+    def __init__(self, model: chainer.Chain, move_to_point: Callable[[], None]) -> None:
+        self._model, self._move_to_point = model, move_to_point
         self._known: dict[str, Any] | None = None
 
     def restart(self) -> None:
-        """The weights are others now."""
+        """Other weights were loaded: compute the point anew."""
         self._known = None
 
     def move(self, *, epoch: float, global_batch_size: int) -> None:
-        """The weights have moved by one update."""
+        """An update has changed the weights: compute the point anew."""
         self.restart()
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """The arrays of the point by path. All workers ask for them together."""
+        """The arrays of the point by path; all workers call this together."""
         if self._known is None:
             kept = self._copies()
-            self._go()
+            self._move_to_point()
             self._known = self._copies()
             self._put(kept)
         return self._known
@@ -71,11 +71,11 @@ class EvaluationPoint:
 
 
 class OptimizersPoint:
-    """Takes the model to the `evaluated` point of its optimizer, with running statistics of it.
+    """Moves the model to the point that its optimizer evaluates, and recomputes the running statistics there.
 
-    Those of training are of other weights. So the training batches of the last 50 updates, or of the last epoch if that
-    is fewer, pass through the model once more, forward only, in float32; the statistics are the mean over those
-    updates. Dropout, norm groups and augmentation are as in training.
+    The running statistics of training belong to the weights of training. So the training batches of the last 50
+    updates, or of the last epoch if that is fewer, pass through the model once more, forward only, in float32; the
+    statistics are the mean over those updates. Dropout, norm groups and augmentation are as in training.
 
     Bytes on the wire: for each update that passes through the model, those of its running statistics.
 
@@ -84,7 +84,7 @@ class OptimizersPoint:
         norm_groups: installed in the model.
         plan: of the run.
         samples: () -> this worker's share of every update.
-        done: () -> how many updates have been made.
+        done: () -> number of updates made.
         mpi: communicator of all workers.
     """
 
@@ -102,7 +102,7 @@ class OptimizersPoint:
         self._samples, self._done, self._mpi = samples, done, mpi
 
     def __call__(self) -> None:
-        """Go there; all workers call this together."""
+        """Move the model; all workers call this together."""
         component = self._optimizer.hyperparam.component
         for _, parameter in self._optimizer.target.namedparams():
             parameter.array[...] = component.evaluated(parameter.array, parameter.update_rule.state)

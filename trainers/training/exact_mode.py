@@ -22,9 +22,7 @@ class ExactRefused(InputRefused):
     """A setting under which `--exact` cannot keep its promise; says what to change."""
 
 
-def why_not_exact(
-    cluster: Cluster, environment: Mapping[str, str] = os.environ, *, asked: bool = False
-) -> str | None:
+def why_not_exact(cluster: Cluster, environment: Mapping[str, str] = os.environ, *, asked: bool = False) -> str | None:
     """What of a cluster or an environment makes the bits of a run depend on the number of ranks, and a way out.
 
     None where nothing does: gradients summed by no communicator of its own order, float32 on the wire, a CPU, or GPUs
@@ -64,9 +62,9 @@ def require_same_machine(folder: Path) -> None:
 
 
 def broken_since(folder: Path) -> str | None:
-    """Why the run in a folder, resumed here, has not the bits of one that trains here from its start; None if it has.
+    """Why a run that is resumed here has other bits than one trained here from its start; None if it has the same.
 
-    It was trained with `--fast`, or where that was the only way, or on another CPU model or with other versions.
+    It was trained with `--fast`, or where exact mode was not possible, or on another CPU model or with other versions.
     """
     if not checkpoints_in(folder / CHECKPOINTS):
         return None  # nothing to resume from
@@ -74,8 +72,6 @@ def broken_since(folder: Path) -> str | None:
     if not before.get("exact"):
         return "its weights so far depend on how it was divided"
     now = numerical_environment()
-    before.setdefault("kernels", {}).setdefault("operators", "chainer")  # runs from before there was a choice
-    before.setdefault("decoder", "pillow")
     changed = differences({key: before.get(key) for key in now}, now)
     return f"it was trained on another machine or by other versions: {'; '.join(changed)}" if changed else None
 

@@ -56,8 +56,7 @@ from trainers.runs.stop_request import StopRequest
 from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import (
-    changed_decoder_warning,
-    changed_kernels_warning,
+    changed_warnings,
     crowded_warnings,
     environment,
     mixed_kernels_warning,
@@ -264,13 +263,13 @@ class _Run:
         self.mpi.Barrier()  # the run's files are there before anything can fail
         self.metrics = self._metrics()
         self.trainer = self._trainer(resumed=state)
-        reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
+        name = self.opened.recipe.name
         workers, threads = counted(self.mpi.size, "worker"), counted(self.threads, "thread")
-        words = f"{workers}, {threads} each, {self.loads_by}, {kernels.in_use()} kernels"
-        words = f"training {self.opened.recipe.name} on {words}, updates {self.updater.iteration} to {self.end_update}"
-        reached |= {"notes": notes, "training": f"{words} of {self.plan.timeline.num_updates}"}
-        self.metrics.write("run_start", self.opened.recipe.name, workers=self.mpi.size, **reached)
-        for note in (*notes, reached["training"]):
+        training = f"training {name} on {workers}, {threads} each, {self.loads_by}, {kernels.in_use()} kernels, "
+        training += f"updates {self.updater.iteration} to {self.end_update} of {self.plan.timeline.num_updates}"
+        how = {"workers": self.mpi.size, "notes": notes, "training": training}
+        self.metrics.write("run_start", name, **self._reached, **how)
+        for note in (*notes, training):
             log.info("%s", note)
 
     def _notes_on_bits(self) -> list[str]:
@@ -280,9 +279,7 @@ class _Run:
             return [f"the bits of this run depend on the number of ranks: {why}"]
         broken = broken_since(self.folder) if self.request.resume and self.leads else None
         self.exact = broken is None
-        return (
-            [] if broken is None else [f"warning: the bits of this run are not those of one that began here: {broken}"]
-        )
+        return [f"warning: this run's bits are not those of one that began here: {broken}"] if broken else []
 
     def _resumed_state(self) -> tuple[dict[str, Any] | None, list[str]]:
         """Rank 0 reads the newest whole checkpoint, all ranks load it; returns its state, and notes for the user."""
@@ -294,8 +291,7 @@ class _Run:
                 notes.append(f"nothing to resume: no whole checkpoint in {folder}; starting at update 0")
             else:
                 content = read_checkpoint(path)
-                notes += [f"resuming from {path.name}", *changed_kernels_warning(self.folder)]
-                notes += changed_decoder_warning(self.folder)
+                notes += [f"resuming from {path.name}", *changed_warnings(self.folder)]
         content, own = share_checkpoint(content, self.mpi)
         if content is None:
             return None, notes
@@ -310,8 +306,7 @@ class _Run:
 
     def _write_run(self, ranks: list[dict[str, Any]]) -> list[str]:
         """Write the run's files; returns what has changed of code and data, in words."""
-        opened = self.opened
-        folder = self.folder
+        opened, folder = self.opened, self.folder
         plan = replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe))
         time = forecast_tree(plan)
         files = own_code([opened.tree, opened.dataset_tree], opened.code_folders)
@@ -464,12 +459,10 @@ class _Run:
         how = "success" if whole else "stopped"
         by = self.stop_request.by if self.updater.asked_to_stop else "extension"
         reason = "goal reached" if goal else by if stopped else "" if whole else "--stop-after"
-        reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
-        peaks = self._peaks()
-        reached |= {} if goal is None else {"goal": goal}
+        more = self._peaks() | ({} if goal is None else {"goal": goal})
         self._write_samples()
-        self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **reached, **peaks)
+        self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **self._reached, **more)
         log.log(ENDING, "%s at update %d; run: %s", how, self.updater.iteration, self.folder)
         return EXIT_STOPPED if stopped else 0
 
@@ -480,12 +473,16 @@ class _Run:
             return
         samples = gather_samples(score, self.mpi)
         if self.leads:
-            reached = {"update": self.updater.iteration, "epoch": self.updater.epoch_detail, "split": "run"}
-            opened = self.opened
+            opened, reached = self.opened, {**self._reached, "split": "run"}
             try:
                 write_samples(self.folder, samples, recipe=opened.recipe, dataset=opened.dataset, reached=reached)
             except (OSError, InputRefused) as error:  # the run is whole without it
                 log.warning("warning: the report shows no classes: %s", error)
+
+    @property
+    def _reached(self) -> dict[str, Any]:
+        """Updates and epochs done, for a line of the metrics."""
+        return {"update": self.updater.iteration, "epoch": self.updater.epoch_detail}
 
     def _peaks(self) -> dict[str, list[int]]:
         """The most memory that each rank has held, by kind."""

@@ -41,10 +41,9 @@ log = logging.getLogger("kilobatch")
 class UpdateRecord:
     """What one update was: `epoch`, `samples` at its start, `loss` the mean over the global batch before it.
 
-    `gradient_norm` is None where the recipe clips nothing, `gain` where the optimizer has none, `norms` where nobody
-    asked for them or the update is one share; `loss_scale`, and `overflows`, the number of times the update was done
-    again at a smaller one, with float32 compute.
-    `ran_out` is of the attempts that were given up for want of memory.
+    `gradient_norm` is None if the recipe clips nothing, `gain` if the optimizer has none, `norms` if they were not
+    requested or the update is one share. `loss_scale` and `overflows`, how often the update was repeated at half the
+    scale, are None without mixed16. `ran_out` lists the attempts that ran out of memory.
     With double buffering `gradient_norm` and `norms` are those of the gradient that was applied, the update's before;
     with local steps `gradient_norm` is that of this worker's own gradient.
     """
@@ -86,8 +85,8 @@ class RanOut:
     def __str__(self) -> str:
         return (
             f"memory ran out on rank {self.rank} with micro-batches of {self.micro_batch_size} samples: at most "
-            f"{self.next_size} from here on, in more steps, and the update done again; its mathematics is the same. It "
-            f"was said: {self.reason}"
+            f"{self.next_size} from here on, in more steps; this update is repeated, and its mathematics is the same. "
+            f"The error: {self.reason}"
         )
 
 
@@ -409,11 +408,6 @@ class RecipeUpdater(StandardUpdater):
             gradient.norms = norms and Norms(**norms)
             self.pending = (gradient, Hyperparameters(**kept["pending"]["moment"]))
             flat.next_array()
-
-    def serialize(self, serializer: chainer.Serializer) -> None:
-        """The iterator's position only: checkpoints handle weights and optimizer state themselves."""
-        self.get_iterator("main").serialize(serializer["iterator"])
-        self.iteration = self.get_iterator("main").update
 
 
 def _of(hyperparameters: Hyperparameters) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from recipes.planning.random_bits import draws
 from trainers.augmentations import RandomResizedCrop, decoders
 from trainers.augmentations.decoders import EncodedImage, UndecodableImage, decode, resampled, size_of
 from trainers.datasets.samples import EncodedSamples, UnreadableImage
-from trainers.training.environment import changed_decoder_warning
+from trainers.training.environment import changed_warnings
 
 FAMILIES = [
     pytest.param(kind, marks=pytest.mark.skipif(bool(lacks), reason=f"{kind} needs {', '.join(lacks)}"))
@@ -272,8 +272,8 @@ def test_the_environment_chooses_and_what_is_not_there_is_refused(monkeypatch):
 def test_a_run_that_goes_on_with_another_family_is_told(tmp_path):
     decoders.use("opencv")
     (tmp_path / "environment.json").write_text('{"decoder": "opencv"}')
-    assert changed_decoder_warning(tmp_path) == []
-    (tmp_path / "environment.json").write_text('{"date": "2026-11-22"}')
-    (warning,) = changed_decoder_warning(tmp_path)
+    assert changed_warnings(tmp_path) == []
+    (tmp_path / "environment.json").write_text('{"decoder": "pillow"}')
+    (warning,) = changed_warnings(tmp_path)
     assert "decoded by pillow so far, opencv goes on" in warning
     assert "--decoder pillow" in warning

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from unittest import mock
@@ -34,14 +33,9 @@ HOST = re.escape(socket.gethostname())
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "words",
-    [pytest.param((2,), marks=pytest.mark.slow), (3,), pytest.param((3, "python"), marks=pytest.mark.slow)],
-    ids=lambda words: "-".join(map(str, words)),
-)
-def test_on_ranks(run_on_ranks, words):
-    ranks, *implementation = words
-    done = run_on_ranks(ranks, __file__, *implementation)
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_on_ranks(run_on_ranks, ranks):
+    done = run_on_ranks(ranks, __file__)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -61,13 +55,9 @@ def test_addresses_near_to_ours_are_tried_first_and_the_loopback_on_one_host_onl
     assert nearest_first([], same_host=True) == []
 
 
-@pytest.fixture(params=["compiled", "in Python"])
-def connections(request, monkeypatch):
-    """(out, its other end), (in, its other end); ours do not block. Once with the compiled code and once without."""
-    if request.param == "in Python":
-        monkeypatch.setattr(tcp_ring, "COMPILED", None)
-    elif tcp_ring.COMPILED is None:
-        pytest.skip("no C compiler when kilobatch was installed")
+@pytest.fixture
+def connections():
+    """(out, its other end), (in, its other end); ours do not block."""
     pairs = []
     for _ in range(2):
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -280,6 +270,13 @@ def check_a_rank_out_of_reach_is_reported_on_all_ranks_alike():
         assert re.fullmatch(message, str(raised.value))
 
 
+def check_sockets_without_compiled_code_are_refused_on_all_ranks_alike():
+    compiled, tcp_ring.COMPILED = tcp_ring.COMPILED, None
+    with pytest.raises(Unreachable, match="installed without a C compiler; without sockets MPI finds its own way"):
+        SocketRing(WORLD)
+    tcp_ring.COMPILED = compiled
+
+
 def choices_of_auto():
     connection = Auto(ranks_per_node=1).connect(WORLD.Dup())
     values = connection.allocate(1000, np.float32)
@@ -326,8 +323,6 @@ def check_a_ring_within_a_host_goes_by_mpi():
 
 if __name__ == "__main__":  # on a rank
     kept = dict(vars(tcp_ring))
-    if sys.argv[1:] == ["python"]:
-        tcp_ring.COMPILED = None
     ring = SocketRing(WORLD)
     check_messages(ring)
     check_who_waits_for_a_late_neighbour_sleeps(ring)
@@ -340,6 +335,7 @@ if __name__ == "__main__":  # on a rank
     check_messages(ring)
     check_neighbours_that_have_left_are_named(ring)
     check_a_rank_out_of_reach_is_reported_on_all_ranks_alike()
+    check_sockets_without_compiled_code_are_refused_on_all_ranks_alike()
     check_a_component_whose_rings_cannot_be_connected_sums_without_sockets()
     check_a_ring_within_a_host_goes_by_mpi()
     check_auto_reports_what_rings_cost_and_uses_mpi_where_sockets_do_not_reach()

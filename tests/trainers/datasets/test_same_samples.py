@@ -89,7 +89,7 @@ def samples_of(folder, form, *, ranks, workers, start=0):
             for rank in range(ranks)
         ]
         for iterator in iterators:
-            iterator.serialize(lambda key, value: start)
+            iterator.update = start
         found = []
         while prepared.plan.timeline.samples_at(start) < COMPARED:
             seen = [sample for each in iterators for part in next(each).micro_batches for sample in part.seen]

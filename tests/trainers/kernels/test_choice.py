@@ -80,16 +80,6 @@ def test_a_run_remembers_its_kernels_and_says_where_others_go_on(tmp_path, train
     assert json.loads((first.folder / ENVIRONMENT).read_text())["kernels"]["operators"] == "numpy"
 
 
-def test_a_run_that_says_nothing_is_from_before_there_was_a_choice(tmp_path):
-    kernels.use("numpy")
-    for kind, warnings in (("chainer", 0), ("numpy", 1)):
-        kernels.use(kind)
-        (tmp_path / ENVIRONMENT).write_text('{"date": "2026-11-20"}')
-        assert len(environment.changed_kernels_warning(tmp_path)) == warnings
-    (tmp_path / ENVIRONMENT).unlink()
-    assert environment.changed_kernels_warning(tmp_path) == []
-
-
 @pytest.mark.mpi
 def test_ranks_of_other_kernels_are_named_and_of_the_same_are_not(tmp_path):
     command = [sys.executable, "-m", "kilobatch", "train", "digits/ramp", "--stop-after", "1up", "--out", tmp_path]

@@ -40,7 +40,7 @@ def evaluated(updates, accuracy, *, size=100, epoch_samples=200):
     return [{"key": "eval_accuracy", "value": accuracy, **at}, {"key": "eval_loss", "value": 1 - accuracy, **at}]
 
 
-def stopped(updates, value="success", reason="end"):
+def stopped(updates, value="success", reason=""):
     end = {"key": "run_stop", "value": value, "time_ms": 9_000_000, "reason": reason}
     return {**end, "update": updates, "epoch": updates / 2}
 

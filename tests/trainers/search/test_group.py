@@ -83,7 +83,7 @@ def test_only_ends_of_runs_are_results(started):
         ("[mpiexec@a] error; No module named kilobatch", "No module named kilobatch"),
         ("[mpiexec@a] error", "[mpiexec@a] error"),
         ("kilobatch: MPI joins 1; srun: error", "kilobatch: MPI joins 1"),
-        ("", "the ranks ended without a word"),
+        ("", "the ranks ended without a message"),
     ],
 )
 def test_ranks_that_end_before_they_join_were_not_started_by_the_launchers_words(started, tmp_path, written, reason):
@@ -108,7 +108,7 @@ HANGS = "rank 1 on here hangs in update 3, for 40.1 s"
         ("kilobatch: the loss is not finite\n", "failed", "the loss is not finite"),
         (f"kilobatch: {HANGS}:\n  a.py:7\nNo progress for 40.1 s; --watchdog allows 40.\n", "died", HANGS),
         ("Traceback:\n  File x\nImportError: no module\n", "failed", "ImportError: no module"),
-        ("", "failed", "the ranks ended without a word"),
+        ("", "failed", "the ranks ended without a message"),
     ],
 )
 def test_cause_of_a_failure(errors, how, reason):

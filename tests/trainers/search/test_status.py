@@ -153,7 +153,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
     (copy / "status.json").write_text(json.dumps({**tree, "written": time.time() - 120, "host": "elsewhere"}))
     before = sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*"))
     first, *others = status(copy)
-    assert "not running, without a word for 2 min 00 s; the same command goes on with it" in first
+    assert "not running: its last sign of life was 2 min 00 s ago; the same command goes on with it" in first
     assert others[-1] == running.replace("running", "stopped")
     assert sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*")) == before
 

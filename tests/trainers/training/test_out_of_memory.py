@@ -148,7 +148,7 @@ def assert_said(run, noted, *, update, rank):
     )
     for line in noted:
         assert (line["rank"], line["update"]) == (rank, update + 1)
-        assert re.match(output + ".* It was said: .*MemoryError: Unable to allocate", line["note"])
+        assert re.match(output + ".* The error: .*MemoryError: Unable to allocate", line["note"])
         assert run.log.count(line["note"]) == 1
     report = open_run(run.folder)
     assert {line["note"] for line in noted} <= set(report.notes)

@@ -1,4 +1,4 @@
-"""Tells which images a run has skipped, each once, and ends it when they are too many."""
+"""Reports each image that a run has skipped, once, and ends the run when they are too many."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SkippedImages(Extension):
         self._known: dict[tuple[str, int], SkippedImage] = {}
 
     def __call__(self, trainer: Trainer) -> None:
-        """Tell what is new.
+        """Report those that are new.
 
         Raises:
             TooManyBadImages: on all ranks.
