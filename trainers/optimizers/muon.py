@@ -42,7 +42,8 @@ class Muon:
         iterations: of the polynomial, at least 1.
         scale: s, of a matrix with so many rows and columns: `rows`, sqrt(max(1, rows / columns)); `largest`,
             0.2 sqrt(max(rows, columns)), whose step is about as long as Adam's; `none`, 1.
-        others: patterns of paths of matrices that are not made orthogonal, as the last layer.
+        others: patterns of paths of matrices that are not made orthogonal, by default the last layer: `fc`, or `fc6` of
+            the larger ResNets; of VGG16 and AlexNetBN that is the first linear layer as well.
         weight_decay: lambda, at least 0, times the rate.
         no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
@@ -58,7 +59,7 @@ class Muon:
     momentum: float = 0.95
     iterations: int = 5
     scale: Literal["rows", "largest", "none"] = "rows"
-    others: tuple[str, ...] = ("/fc/*",)
+    others: tuple[str, ...] = ("/fc/*", "/fc6/*")
     weight_decay: float = 0.0
     no_decay: tuple[NoDecay, ...] = ("norm", "bias")
 
