@@ -202,3 +202,12 @@ def test_what_is_not_finished_is_not_read(source, tmp_path, form):
     (root / MANIFEST).write_text("".join(lines[:-1]))
     with pytest.raises(ValueError, match=r"manifest\.jsonl: only [78] of 9 samples are written; run scripts/prepare"):
         reader.facts(root)
+
+
+def test_a_manifest_of_another_program_is_not_read(source):
+    facts, prints = ImageFolder().facts(source), ImageFolder().fingerprints(source)
+    for lines in ('{"image": "a.jpg"}\n{"image": "b.jpg"}\n', "[]\n[]\n", "no JSON"):
+        (source / MANIFEST).write_text(lines)
+        assert (ImageFolder().facts(source), ImageFolder().fingerprints(source)) == (facts, prints)
+        with pytest.raises(InputRefused, match="begun with source None, now 'a test'"):
+            converted(source, source)
