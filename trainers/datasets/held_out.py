@@ -37,8 +37,21 @@ def other_counts(dataset: Dataset) -> Iterator[str]:
             yield f"{words}: {said[key]:,}, and there are {count:,}"
 
 
+class _FetchesAhead:
+    """What samples at a URL have, for some of them."""
+
+    @property
+    def mirror(self) -> Any:
+        """Of a URL, where the samples come from; else None."""
+        return getattr(self.samples, "mirror", None)
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Fetch these samples ahead, where they come from a URL."""
+        self.samples.will_need(int(self.indices[index]) for index in indices)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChosenFiles(EncodedSamples):
+class ChosenFiles(_FetchesAhead, EncodedSamples):
     """Some samples of a split that is stored as image files.
 
     Args:
@@ -57,18 +70,9 @@ class ChosenFiles(EncodedSamples):
         """The file of a sample."""
         return self.samples.name_of(int(self.indices[index]))
 
-    @property
-    def mirror(self) -> Any:
-        """Of a URL, where the files come from; else None."""
-        return getattr(self.samples, "mirror", None)
-
-    def will_need(self, indices: Iterable[int]) -> None:
-        """Fetch the files of these samples ahead, where they come from a URL."""
-        self.samples.will_need(int(self.indices[index]) for index in indices)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChosenSamples:
+class ChosenSamples(_FetchesAhead):
     """Some samples of a split that is stored otherwise. What the split cannot do, these cannot do either.
 
     Args:

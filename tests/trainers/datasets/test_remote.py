@@ -25,6 +25,7 @@ from trainers.augmentations.pipeline import Pipeline
 from trainers.datasets import Arrays, Idx, ImageFolder, Parquet, TarShards, remote, staging
 from trainers.datasets.augmented import AugmentedSamples
 from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
+from trainers.datasets.held_out import ChosenFiles, ChosenSamples
 from trainers.datasets.loader import StreamIterator
 from trainers.datasets.remote import CannotFetch, Mirror, mirror_of
 from trainers.datasets.staging import Source, Staged, stage
@@ -161,10 +162,15 @@ def test_samples_are_fetched_ahead_in_their_order_and_not_again(forms, form, mon
     assert len(fetched() - before) == 3 + len(asked)
 
 
+@pytest.mark.parametrize("holds_out", [False, True])
 @pytest.mark.parametrize("form", ["tar", "arrays"])
-def test_a_loader_asks_for_what_it_will_need(forms, form, monkeypatch):
+def test_a_loader_asks_for_what_it_will_need(forms, form, holds_out, monkeypatch):
     reader, _, url = forms[form]
-    samples, asked = reader.open(Path(url), "train"), []
+    whole, chosen, asked = reader.open(Path(url), "train"), np.arange(23, 3, -1), []
+    samples, names = whole, range(len(whole))
+    if holds_out:
+        names, of_files = chosen, {"labels": whole.labels[chosen], "channels": 3} if form == "tar" else {}
+        samples = (ChosenFiles if form == "tar" else ChosenSamples)(samples=whole, indices=chosen, **of_files)
     monkeypatch.setattr(Mirror, "will_need", lambda mirror, pieces: asked.extend(pieces))
     crop = (RandomResizedCrop(size=16),)
     numbers = {"name": "six", "mean": (0.5,) * 3, "std": (0.2,) * 3, "subset_of": ""}
@@ -179,7 +185,7 @@ def test_a_loader_asks_for_what_it_will_need(forms, form, monkeypatch):
     seen = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
     following = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
     assert len(seen) == len(following) == 8
-    pieces = [(samples._piece if form == "tar" else samples.images_NHWC.piece)(index) for index in following]
+    pieces = [(whole._piece if form == "tar" else whole.images_NHWC.piece)(names[index]) for index in following]
     assert asked[:8] == pieces
     assert len(asked) > 400
     asked.clear()
