@@ -54,9 +54,9 @@ class TinyImageNet:
         labels = np.array([label_of[class_of[file]] for file in files], dtype=np.int32)
         return ImageFiles(folder=folder, paths=paths, labels=labels, channels=3)
 
-    def class_names(self, root: Path) -> list[str]:
+    def class_names(self, root: Path | None) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return sorted(_names(root / "train"), key=os.fsencode)
+        return sorted(_names(require_root("TinyImageNet", root, _LAYOUT) / "train"), key=os.fsencode)
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes, counted from the folders."""
