@@ -119,6 +119,7 @@ def convert(
     sizes = _array_shapes(source, conversion) if conversion.form == "arrays" else {}
     for split, shape in sizes.items():
         _allocate(root / _ARRAYS[split].format("images"), shape)
+        np.save(root / _ARRAYS[split].format("labels"), source.splits[split].labels)  # before the last line of a chunk
     for split, samples in source.splits.items():
         waiting = [chunk for chunk in chunks[split] if chunk.name not in done]
         words = f"{split}: writing {conversion.form}, {conversion.as_text()}"
@@ -131,8 +132,6 @@ def convert(
                 manifest.flush()
                 os.fsync(manifest.fileno())
                 add(len(chunk.indices))
-        if conversion.form == "arrays":
-            np.save(root / _ARRAYS[split].format("labels"), samples.labels)
 
 
 def verify(root: Path, add: Callable[[int], None]) -> None:

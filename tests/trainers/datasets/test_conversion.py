@@ -95,6 +95,18 @@ def test_an_interrupted_conversion_goes_on_with_what_is_whole(source, tmp_path):
     assert contents(part) == contents(whole)
 
 
+def test_arrays_of_which_all_chunks_are_written_have_their_labels(source, tmp_path):
+    @contextmanager
+    def killed(words, total):
+        yield lambda count: None
+        if words.startswith("eval"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(images_in(source), tmp_path, Conversion(form="arrays", shorter=6), workers=1, showing=killed)
+    assert Arrays().facts(tmp_path) == {"num_train": 7, "num_eval": 2, "num_classes": 2}
+
+
 @pytest.mark.parametrize("form", ["folder", "tar", "arrays"])
 def test_a_chunk_that_the_manifest_does_not_name_is_written_again(source, tmp_path, form):
     how = Conversion(form=form, shorter=6, per_chunk=4)
