@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -101,7 +103,7 @@ def convert(
         showing: (words, samples) -> context that gives a function which counts samples.
     Raises:
         InputRefused: the folder has another conversion, or files of this one's names and no manifest; the images
-            cannot be an array.
+            cannot be an array, or there is no room for it.
         RunFailed: an image cannot be decoded, a process was killed.
     """
     header = {
@@ -117,8 +119,8 @@ def convert(
     }
     done = _begun(root, header, [chunk for each in chunks.values() for chunk in each])
     sizes = _array_shapes(source, conversion) if conversion.form == "arrays" else {}
-    for split, shape in sizes.items():
-        _allocate(root / _ARRAYS[split].format("images"), shape)
+    _allocate({root / _ARRAYS[split].format("images"): shape for split, shape in sizes.items()})
+    for split in sizes:
         np.save(root / _ARRAYS[split].format("labels"), source.splits[split].labels)  # before the last line of a chunk
     for split, samples in source.splits.items():
         waiting = [chunk for chunk in chunks[split] if chunk.name not in done]
@@ -301,6 +303,16 @@ def _array_shapes(source: SourceImages, how: Conversion) -> dict[str, tuple[int,
     return shapes
 
 
-def _allocate(path: Path, shape: tuple[int, ...]) -> None:
-    if not path.exists():
-        np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
+def _allocate(shapes: Mapping[Path, tuple[int, ...]]) -> None:
+    """Make the files of arrays that are not there; their blocks are taken as images are written.
+
+    Raises:
+        InputRefused: there is too little room: a write to mapped memory would end the process without a word.
+    """
+    for path, shape in shapes.items():
+        if not path.exists():
+            np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
+    missing = sum(math.prod(shape) - 512 * path.stat().st_blocks for path, shape in shapes.items())
+    for folder in {path.parent for path in shapes}:
+        if missing > (free := shutil.disk_usage(folder).free):
+            raise InputRefused(f"{folder}: {free:,} bytes are free, {missing:,} needed; name another ROOT")

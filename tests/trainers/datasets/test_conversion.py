@@ -2,7 +2,9 @@
 
 import io
 import os
+import shutil
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,6 +166,12 @@ def test_arrays_are_squares_from_the_middle(source, tmp_path):
     np.testing.assert_array_equal(after[0][0], before[0][0][:, 10:30])  # of 40x20 the sides are cut off
     assert after.labels.tolist() == before.labels.tolist()
     assert read_manifest(root)[0]["images"].startswith("decoded pixels, shorter side 20, square from the middle")
+
+
+def test_arrays_that_do_not_fit_are_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+    with pytest.raises(InputRefused, match=r"arrays: 100,000 bytes are free, 2..,... needed; name another ROOT"):
+        converted(source, tmp_path / "arrays", Conversion(form="arrays", shorter=100))
 
 
 def test_arrays_become_files_of_the_same_pixels(source, tmp_path):
