@@ -136,7 +136,8 @@ def require_readable(dataset: Dataset) -> None:
     """Check the samples' files before training, by `require_readable(index)` of the samples, where they have it.
 
     Of a larger split, 50,000 evenly spaced samples are checked; a fault in the others shows when they are read. Images
-    that the data set's `on_bad_image` lets the run skip are no fault.
+    that the data set's `on_bad_image` lets the run skip are no fault. Nothing is checked at a URL: all that would be
+    fetched first.
 
     Raises:
         DataRefused: some cannot be read; the first ten are named.
@@ -156,7 +157,8 @@ def require_readable(dataset: Dataset) -> None:
 
 
 def _unreadable(samples: Any) -> Iterator[ValueError]:
-    count = min(len(samples), _MAX_CHECKED) if hasattr(samples, "require_readable") else 0
+    can_check = hasattr(samples, "require_readable") and getattr(samples, "mirror", None) is None
+    count = min(len(samples), _MAX_CHECKED) if can_check else 0
     for number in range(count):
         try:
             samples.require_readable(number * len(samples) // count)

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +27,11 @@ from trainers.datasets import Arrays, Idx, ImageFolder, Parquet, TarShards, remo
 from trainers.datasets.augmented import AugmentedSamples
 from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
 from trainers.datasets.held_out import ChosenFiles, ChosenSamples
+from trainers.datasets.inspection import dataset_of_folder
 from trainers.datasets.loader import StreamIterator
 from trainers.datasets.remote import CannotFetch, Mirror, mirror_of
 from trainers.datasets.staging import Source, Staged, stage
+from trainers.launch.preflight import require_readable
 from trainers.launch.request import TrainRequest, prepare
 
 for package in ("fsspec", "s3fs", "moto.server", "gcsfs", "pyarrow"):
@@ -191,6 +194,12 @@ def test_a_loader_asks_for_what_it_will_need(forms, form, holds_out, monkeypatch
     asked.clear()
     next(next(iterator_of(600)).micro_batches)
     assert len(asked) == 600  # of the second update, however large the first is
+
+
+def test_before_a_run_no_image_is_fetched_to_be_checked(s3, images, monkeypatch):
+    dataset = replace(dataset_of_folder(images), root=Path(s3))
+    monkeypatch.setattr(Mirror, "_bring", None)
+    require_readable(dataset)
 
 
 def test_threads_that_need_the_same_bytes_fetch_them_once(forms, monkeypatch):
