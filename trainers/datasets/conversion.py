@@ -21,7 +21,7 @@ from PIL import Image
 from recipes.errors import InputRefused
 from trainers.augmentations import decoders
 from trainers.datasets.manifest import MANIFEST, read_manifest
-from trainers.datasets.samples import EncodedSamples
+from trainers.datasets.samples import EncodedSamples, evenly
 from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of, digest_of
 from trainers.runs.errors import RunFailed
 from trainers.runs.run_folder import write_whole
@@ -294,8 +294,7 @@ def _array_shapes(source: SourceImages, how: Conversion) -> dict[str, tuple[int,
     for split, samples in source.splits.items():
         shape = _pixels(samples, 0, how.shorter).shape
         if how.shorter is None and isinstance(samples, EncodedSamples):
-            count = min(len(samples), 1000)
-            for index in (len(samples) * number // count for number in range(count)):
+            for index in evenly(len(samples), 1000):
                 if (size := samples.size_of(index)) != shape[:2]:
                     what = f"{size[0]}x{size[1]} pixels, and the first image has {shape[0]}x{shape[1]}"
                     raise InputRefused(f"{samples.name_of(index)}: {what}; --shorter brings all to one size")

@@ -18,6 +18,7 @@ from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
     FilePaths,
     ImageFiles,
+    evenly,
     require_channels,
     require_names,
     require_root,
@@ -199,7 +200,7 @@ def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray
 def _identity(
     bytes_of: Callable[[str], bytes], paths: FilePaths, sizes: list[int], samples: range
 ) -> Iterator[str | bytes]:
-    read = _read(samples)
+    read = {samples[number] for number in evenly(len(samples), _NUM_READ)}
     for index in samples:
         path = os.fsencode(paths[index])
         yield from (path.rpartition(b"/")[2], str(sizes[index]))
@@ -207,15 +208,10 @@ def _identity(
             yield hashlib.sha256(bytes_of(paths[index])).digest()
 
 
-def _read(samples: range) -> set[int]:
-    """Those of a class whose bytes are in the fingerprint."""
-    return {samples[len(samples) * number // _NUM_READ] for number in range(_NUM_READ)}
-
-
 def _all_read(counts: np.ndarray) -> Iterator[int]:
     ends = np.cumsum(counts).tolist()
     for start, stop in zip([0, *ends[:-1]], ends, strict=True):
-        yield from sorted(_read(range(start, stop)))
+        yield from (start + number for number in evenly(stop - start, _NUM_READ))
 
 
 def _image_name(entry: os.DirEntry) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainers.datasets.samples import FilePaths, ImageFiles, require_root, require_split, sha256_of
+from trainers.datasets.samples import FilePaths, ImageFiles, evenly, require_root, require_split, sha256_of
 
 _LAYOUT = "train/CLASS/images/FILE, val/images/FILE and val/val_annotations.txt"
 _NUM_READ = 4096  # images of a split whose bytes are in the fingerprint
@@ -69,8 +69,7 @@ class TinyImageNet:
         words: list[str | bytes] = []
         for samples in (self.open(root, split) for split in ("train", "eval")):
             words += [f"{path} {label}" for path, label in zip(samples.paths, samples.labels, strict=True)]
-            count = min(len(samples), _NUM_READ)
-            words += [samples.encoded(len(samples) * number // count) for number in range(count)]
+            words += map(samples.encoded, evenly(len(samples), _NUM_READ))
         return sha256_of(words)
 
 

@@ -12,6 +12,7 @@ from recipes.schema import Dataset, Recipe
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import open_split, other_counts
+from trainers.datasets.samples import evenly
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
@@ -158,9 +159,8 @@ def require_readable(dataset: Dataset) -> None:
 
 def _unreadable(samples: Any) -> Iterator[ValueError]:
     can_check = hasattr(samples, "require_readable") and getattr(samples, "mirror", None) is None
-    count = min(len(samples), _MAX_CHECKED) if can_check else 0
-    for number in range(count):
+    for index in evenly(len(samples), _MAX_CHECKED if can_check else 0):
         try:
-            samples.require_readable(number * len(samples) // count)
+            samples.require_readable(index)
         except ValueError as error:
             yield error

@@ -25,7 +25,7 @@ from trainers.communicators.wire import WIRES, FullWire
 from trainers.datasets.augmented import AugmentedSamples, augmented_samples
 from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
-from trainers.datasets.inspection import evenly
+from trainers.datasets.samples import evenly
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.local_steps import LocalExchange
