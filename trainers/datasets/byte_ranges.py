@@ -21,7 +21,7 @@ _NUM_READ = 16  # images of a file whose bytes are in the fingerprint
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ByteRanges(EncodedSamples):
-    """Samples whose image files lie whole within larger files. Each is one `pread`, of any number of threads.
+    """Samples whose image files are stored whole in larger files. Reading one is one `pread`; threads may share this.
 
     At a URL each is one request for its range of bytes.
 

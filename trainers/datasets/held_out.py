@@ -14,7 +14,7 @@ from trainers.datasets.samples import EncodedSamples, Sample
 
 
 def open_split(dataset: Dataset, split: str) -> Any:
-    """The samples of "train" or "eval" of a data set, which are both in the reader's "train" if it has `validation`."""
+    """The samples of "train" or "eval". If the data set has `validation`, both are parts of the reader's "train"."""
     if dataset.validation is None:
         return dataset.reader.open(dataset.root, split)
     samples = dataset.reader.open(dataset.root, "train")
@@ -27,7 +27,7 @@ def open_split(dataset: Dataset, split: str) -> Any:
 
 
 def other_counts(dataset: Dataset) -> Iterator[str]:
-    """In words every count by the reader that is not the one in the data set's file; fewer classes are accepted."""
+    """In words, each count in the data set's file that the reader does not find; fewer classes are accepted."""
     said = {key: getattr(dataset, key) for key in ("num_train", "num_eval", "num_classes")}
     if dataset.validation is not None:
         said = {"num_train": dataset.num_train + dataset.num_eval, "num_classes": dataset.num_classes}
@@ -73,7 +73,7 @@ class ChosenFiles(_FetchesAhead, EncodedSamples):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChosenSamples(_FetchesAhead):
-    """Some samples of a split that is stored otherwise. What the split cannot do, these cannot do either.
+    """Some samples of a split that is not stored as image files. They lack the attributes that the split lacks.
 
     Args:
         samples: the whole split.

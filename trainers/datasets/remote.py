@@ -38,7 +38,7 @@ FETCHERS = 16  # files or ranges that are fetched at once
 _SLOWEST = 100_000  # bytes a second of a range, below which an attempt is given up
 _LISTED_SECONDS = 600.0  # for which processes other than a run's ranks trust a listing
 _JUST_NOW_SECONDS = 3.0
-_READS = 3  # by the cache, which may be too small for what is read at once
+_READS = 3  # attempts to read from the cache, which may be too small for all that is read at once
 _LISTING, _LOCK, _RANGES = ".listing.json", ".lock", ".ranges"
 _MARKS = ("ETag", "md5Hash", "mtime", "Last-Modified", "etag", "last_modified")  # as drivers of fsspec call them
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASS", re.IGNORECASE)  # in the name of a variable
@@ -149,7 +149,7 @@ class Mirror:
         self._fetched += self.sizes[name] if size is None else size
 
     def range(self, name: str, start: int, size: int) -> bytes:
-        """A range of a file's bytes, from the URL and not by the cache.
+        """A range of a file's bytes, straight from the URL.
 
         Raises:
             CannotFetch: it cannot be read, after several attempts.
@@ -158,7 +158,7 @@ class Mirror:
         return self._attempt(name, lambda: self._get_range(name, start, size))
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        """The bytes of a file, or a range of them; of the cache, unless they are removed from it again and again."""
+        """The bytes of a file, or a range of them: from the cache, or from the URL if the cache keeps removing them."""
         for _ in range(_READS):
             with suppress(FileNotFoundError):  # removed since it was fetched
                 return self.fetch(name, start, size).read_bytes()
@@ -328,10 +328,10 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def _in_time(task: Callable[[], Any], *, seconds: float | None = None, grown: Callable[[], int] = lambda: 0) -> Any:
-    """The result of a task on another thread, which is left alone if nothing comes of it.
+    """The result of a task, which runs on another thread and is abandoned if it makes no progress.
 
     Args:
-        seconds: that it may take after `grown` has changed for the last time; None: ten times `STALLED_SECONDS`.
+        seconds: that may pass without a change of `grown`; None: ten times `STALLED_SECONDS`.
     Raises:
         TimeoutError: it took longer.
     """
