@@ -36,7 +36,8 @@ FIRST_PAUSE = 1.0  # seconds before the second attempt; each further pause is tw
 STALLED_SECONDS = 30.0  # without a byte, after which an attempt is given up
 FETCHERS = 16  # files or ranges that are fetched at once
 _SLOWEST = 100_000  # bytes a second of a range, below which an attempt is given up
-_LISTED_SECONDS = 600.0  # for which processes other than a run's ranks trust a listing
+_LISTED_SECONDS = 600.0  # for which a listing is trusted
+_BY_RANKS_SECONDS = 86_400.0  # the same by a run's ranks, which need that of the command that started them
 _JUST_NOW_SECONDS = 3.0
 _READS = 3  # attempts to read from the cache, which may be too small for all that is read at once
 _LISTING, _LOCK, _RANGES = ".listing.json", ".lock", ".ranges"
@@ -212,7 +213,7 @@ class Mirror:
         with _locked(self.folder):
             with suppress(OSError, ValueError, KeyError):
                 age = time.time() - place.stat().st_mtime
-                if launched_by_us() or age < newer_than:
+                if age < (_BY_RANKS_SECONDS if launched_by_us() else newer_than):
                     kept = json.loads(place.read_text(encoding="utf-8"))
                     return kept["sizes"], kept["marks"], kept["version"]
             found = self._attempt("", lambda: _in_time(lambda: self._files.find(self._base, detail=True)))

@@ -33,6 +33,7 @@ from trainers.datasets.remote import CannotFetch, Mirror, mirror_of
 from trainers.datasets.staging import Source, Staged, stage
 from trainers.launch.preflight import require_readable
 from trainers.launch.request import TrainRequest, prepare
+from trainers.runs.mpi_ranks import _OWN
 
 for package in ("fsspec", "s3fs", "moto.server", "gcsfs", "pyarrow"):
     pytest.importorskip(package, reason=f"{package} is not installed: pip install .[remote] moto[server]")
@@ -362,6 +363,17 @@ def test_a_file_that_changes_on_a_server_without_etags_is_fetched_anew(tmp_path,
             os.utime(tmp_path / "set/a.bin", (3600 * hour,) * 2)
             assert Mirror(f"http://127.0.0.1:{server.server_port}").read("a.bin") == content
         server.shutdown()
+
+
+def test_ranks_list_again_where_the_listing_on_their_host_is_of_another_day(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/a.bin").write_bytes(b"before")
+    before = Mirror(f"file://{tmp_path}/set")
+    (tmp_path / "set/a.bin").write_bytes(b"longer than before")
+    monkeypatch.setenv(_OWN, "1")
+    assert Mirror(before.url).sizes == {"a.bin": 6}  # that of the command that started them
+    os.utime(before.folder / ".listing.json", (time.time() - 2 * 86_400,) * 2)
+    assert Mirror(before.url).sizes == {"a.bin": 18}
 
 
 class Server(http.server.BaseHTTPRequestHandler):
