@@ -39,6 +39,7 @@ _SLOWEST = 100_000  # bytes a second of a range, below which an attempt is given
 _LISTED_SECONDS = 600.0  # for which a listing is trusted
 _BY_RANKS_SECONDS = 86_400.0  # the same by a run's ranks, which need that of the command that started them
 _JUST_NOW_SECONDS = 3.0
+_DEAD_SECONDS = 3600.0  # without a byte, after which a part of a file is of a process that was killed
 _READS = 3  # attempts to read from the cache, which may be too small for all that is read at once
 _LISTING, _LOCK, _RANGES = ".listing.json", ".lock", ".ranges"
 _MARKS = ("ETag", "md5Hash", "mtime", "Last-Modified", "etag", "last_modified")  # as drivers of fsspec call them
@@ -298,10 +299,13 @@ class Mirror:
             found = []
             for folder, _, files in os.walk(self.folder):
                 for name in files:
-                    if not name.startswith("."):
-                        with suppress(FileNotFoundError):
-                            facts = os.stat(os.path.join(folder, name))
-                            found.append((facts.st_mtime_ns, facts.st_size, os.path.join(folder, name)))
+                    path = os.path.join(folder, name)
+                    with suppress(FileNotFoundError):
+                        facts = os.stat(path)
+                        if not name.startswith("."):
+                            found.append((facts.st_mtime_ns, facts.st_size, path))
+                        elif name.endswith(".part") and time.time() - facts.st_mtime > _DEAD_SECONDS:
+                            os.unlink(path)
             total = sum(size for _, size, _ in found)
             for _, size, path in sorted(found) if total > self._limit else []:
                 if total <= 0.9 * self._limit:

@@ -365,6 +365,19 @@ def test_a_file_that_changes_on_a_server_without_etags_is_fetched_anew(tmp_path,
         server.shutdown()
 
 
+def test_a_part_of_a_file_that_a_killed_process_left_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/a.bin").write_bytes(bytes(100))
+    monkeypatch.setenv(remote.SIZE_VARIABLE, "1000")
+    mirror = Mirror(f"file://{tmp_path}/set")
+    parts = [mirror.folder / f".a.bin.{number}.part" for number in range(2)]
+    for hours, part in enumerate(parts):
+        part.write_bytes(bytes(50))
+        os.utime(part, (time.time() - 7200 * hours,) * 2)
+    mirror.read("a.bin")
+    assert [part.exists() for part in parts] == [True, False]
+
+
 def test_ranks_list_again_where_the_listing_on_their_host_is_of_another_day(tmp_path, monkeypatch):
     (tmp_path / "set").mkdir()
     (tmp_path / "set/a.bin").write_bytes(b"before")
