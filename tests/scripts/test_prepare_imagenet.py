@@ -346,6 +346,20 @@ def test_unchanged_copies_of_archives_have_the_bytes_and_order_of_class_folders(
         assert samples.labels.tolist() == others.labels.tolist()
 
 
+@pytest.mark.parametrize("kind", ["archives", "kaggle"])
+def test_a_class_without_an_evaluation_image_is_refused(request, prepare, archives, kind):
+    source, odd = request.getfixturevalue(kind), "n09999999"
+    if kind == "kaggle":
+        folder = source / "ILSVRC/Data/CLS-LOC/train" / odd
+        folder.mkdir()
+        (folder / f"{odd}_1.JPEG").write_bytes(image_of(NAMES[0], 1))
+    else:
+        own = tar_of({f"{odd}_1.JPEG": image_of(NAMES[0], 1)})
+        (source / TRAIN).write_bytes(tar_of({f"{name}.tar": class_tar(name) for name in NAMES} | {f"{odd}.tar": own}))
+    code, output = prepare(source, "root", "--format", "tar")
+    assert (code, f"no evaluation image has class {odd}" in output, Path("root").exists()) == (2, True, False)
+
+
 def test_counts_are_compared_before_a_form_is_written(archives, prepare):
     files = {name: content for name, content in val_files().items() if "00000006" not in name}
     (archives / VAL).write_bytes(tar_of(files))

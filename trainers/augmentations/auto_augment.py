@@ -200,7 +200,7 @@ def solarize_add(image: Image.Image, addend: int) -> Image.Image:
 
 
 def enhanced(image: Image.Image, enhancement: type, factor: float) -> Image.Image:
-    """The distance from a poorer image (black, grey, its mean grey, smoothed) times the factor."""
+    """The difference from a black, colourless, evenly grey or smoothed image, by the kind, times the factor."""
     return enhancement(image).enhance(factor)
 
 

@@ -111,6 +111,8 @@ def _decoding() -> Iterator[_Family]:
         yield family
     except UnidentifiedImageError as error:  # its text has the address of the bytes
         raise UndecodableImage(f"not a readable image (it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]})") from error
+    except MemoryError:  # of this machine: another rank may decode the file
+        raise
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and more for broken files
         raise UndecodableImage(f"not a readable image ({type(error).__name__}: {error})") from error
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainers.datasets.place import Place
 from trainers.datasets.remote import Mirror, Piece
-from trainers.datasets.samples import EncodedSamples, FilePaths, UnreadableImage, sha256_of
+from trainers.datasets.samples import EncodedSamples, FilePaths, UnreadableImage, evenly, sha256_of
 
 _MOST_OPEN = 512  # files that stay open; many systems allow 1,024 to a process
 _NUM_READ = 16  # images of a file whose bytes are in the fingerprint
@@ -21,7 +21,7 @@ _NUM_READ = 16  # images of a file whose bytes are in the fingerprint
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ByteRanges(EncodedSamples):
-    """Samples whose image files lie whole within larger files. Each is one `pread`, of any number of threads.
+    """Samples whose image files are stored whole in larger files. Reading one is one `pread`; threads may share this.
 
     At a URL each is one request for its range of bytes.
 
@@ -85,7 +85,7 @@ class ByteRanges(EncodedSamples):
         bounds = np.searchsorted(self.file_of, np.arange(len(self.files) + 1)).tolist()
         ranges = list(map(range, bounds[:-1], bounds[1:]))
         for samples in ranges:
-            self.will_need(sorted(_read(samples)))
+            self.will_need(samples[number] for number in evenly(len(samples), _NUM_READ))
         return {
             self.place.name(path): sha256_of(self._identity(samples))
             for path, samples in zip(self.files, ranges, strict=True)
@@ -111,13 +111,8 @@ class ByteRanges(EncodedSamples):
             return handle
 
     def _identity(self, samples: range) -> Iterator[str | bytes]:
-        read = _read(samples)
+        read = {samples[number] for number in evenly(len(samples), _NUM_READ)}
         for index in samples:
             yield f"{self.names[index] if len(self.names) else ''} {self.sizes[index]} {self.labels[index]}"
             if index in read:
                 yield self.encoded(index)
-
-
-def _read(samples: range) -> set[int]:
-    """Those of a file whose bytes are in the fingerprint."""
-    return {samples[len(samples) * number // _NUM_READ] for number in range(_NUM_READ)}

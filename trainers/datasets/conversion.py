@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,7 +21,7 @@ from PIL import Image
 from recipes.errors import InputRefused
 from trainers.augmentations import decoders
 from trainers.datasets.manifest import MANIFEST, read_manifest
-from trainers.datasets.samples import EncodedSamples
+from trainers.datasets.samples import EncodedSamples, evenly
 from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of, digest_of
 from trainers.runs.errors import RunFailed
 from trainers.runs.run_folder import write_whole
@@ -101,7 +103,7 @@ def convert(
         showing: (words, samples) -> context that gives a function which counts samples.
     Raises:
         InputRefused: the folder has another conversion, or files of this one's names and no manifest; the images
-            cannot be an array.
+            cannot be an array, or there is no room for it.
         RunFailed: an image cannot be decoded, a process was killed.
     """
     header = {
@@ -117,8 +119,9 @@ def convert(
     }
     done = _begun(root, header, [chunk for each in chunks.values() for chunk in each])
     sizes = _array_shapes(source, conversion) if conversion.form == "arrays" else {}
-    for split, shape in sizes.items():
-        _allocate(root / _ARRAYS[split].format("images"), shape)
+    _allocate({root / _ARRAYS[split].format("images"): shape for split, shape in sizes.items()})
+    for split in sizes:
+        np.save(root / _ARRAYS[split].format("labels"), source.splits[split].labels)  # before the last line of a chunk
     for split, samples in source.splits.items():
         waiting = [chunk for chunk in chunks[split] if chunk.name not in done]
         words = f"{split}: writing {conversion.form}, {conversion.as_text()}"
@@ -131,8 +134,6 @@ def convert(
                 manifest.flush()
                 os.fsync(manifest.fileno())
                 add(len(chunk.indices))
-        if conversion.form == "arrays":
-            np.save(root / _ARRAYS[split].format("labels"), samples.labels)
 
 
 def verify(root: Path, add: Callable[[int], None]) -> None:
@@ -293,8 +294,7 @@ def _array_shapes(source: SourceImages, how: Conversion) -> dict[str, tuple[int,
     for split, samples in source.splits.items():
         shape = _pixels(samples, 0, how.shorter).shape
         if how.shorter is None and isinstance(samples, EncodedSamples):
-            count = min(len(samples), 1000)
-            for index in (len(samples) * number // count for number in range(count)):
+            for index in evenly(len(samples), 1000):
                 if (size := samples.size_of(index)) != shape[:2]:
                     what = f"{size[0]}x{size[1]} pixels, and the first image has {shape[0]}x{shape[1]}"
                     raise InputRefused(f"{samples.name_of(index)}: {what}; --shorter brings all to one size")
@@ -302,6 +302,16 @@ def _array_shapes(source: SourceImages, how: Conversion) -> dict[str, tuple[int,
     return shapes
 
 
-def _allocate(path: Path, shape: tuple[int, ...]) -> None:
-    if not path.exists():
-        np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
+def _allocate(shapes: Mapping[Path, tuple[int, ...]]) -> None:
+    """Make the files of arrays that are not there; their blocks are taken as images are written.
+
+    Raises:
+        InputRefused: there is too little room: a write to mapped memory would end the process without a word.
+    """
+    for path, shape in shapes.items():
+        if not path.exists():
+            np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).flush()
+    missing = sum(math.prod(shape) - 512 * path.stat().st_blocks for path, shape in shapes.items())
+    for folder in {path.parent for path in shapes}:
+        if missing > (free := shutil.disk_usage(folder).free):
+            raise InputRefused(f"{folder}: {free:,} bytes are free, {missing:,} needed; name another ROOT")

@@ -47,8 +47,8 @@ class DeviceFeed:
     The pixels that the pipeline has before its `finish` are copied, uint8 in most recipes; one kernel does the rest,
     with the same bits as the CPU. Mixed images (mixup, cutmix) are finished on the host and copied as float32.
 
-    Workers write pixels into pinned memory from `room`, which the copy reads. If there is none, or for images and all
-    that is small, the host copies to the pinned half of a block first.
+    Workers write pixels into pinned memory from `room`, which the copy to the GPU reads. Without pinned memory, and for
+    finished images, targets and other small arrays, the host first copies into the pinned half of a block.
 
     There are two blocks. The copy to the GPU runs on a separate stream, concurrently with computation but after the
     kernel that last read the block there; the host overwrites a pinned block once the copy from it has ended. The next

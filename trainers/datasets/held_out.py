@@ -14,7 +14,7 @@ from trainers.datasets.samples import EncodedSamples, Sample
 
 
 def open_split(dataset: Dataset, split: str) -> Any:
-    """The samples of "train" or "eval" of a data set, which are both in the reader's "train" if it has `validation`."""
+    """The samples of "train" or "eval". If the data set has `validation`, both are parts of the reader's "train"."""
     if dataset.validation is None:
         return dataset.reader.open(dataset.root, split)
     samples = dataset.reader.open(dataset.root, "train")
@@ -27,7 +27,7 @@ def open_split(dataset: Dataset, split: str) -> Any:
 
 
 def other_counts(dataset: Dataset) -> Iterator[str]:
-    """In words every count by the reader that is not the one in the data set's file; fewer classes are accepted."""
+    """In words, each count in the data set's file that the reader does not find; fewer classes are accepted."""
     said = {key: getattr(dataset, key) for key in ("num_train", "num_eval", "num_classes")}
     if dataset.validation is not None:
         said = {"num_train": dataset.num_train + dataset.num_eval, "num_classes": dataset.num_classes}
@@ -37,8 +37,21 @@ def other_counts(dataset: Dataset) -> Iterator[str]:
             yield f"{words}: {said[key]:,}, and there are {count:,}"
 
 
+class _FetchesAhead:
+    """What samples at a URL have, for some of them."""
+
+    @property
+    def mirror(self) -> Any:
+        """Of a URL, where the samples come from; else None."""
+        return getattr(self.samples, "mirror", None)
+
+    def will_need(self, indices: Iterable[int]) -> None:
+        """Fetch these samples ahead, where they come from a URL."""
+        self.samples.will_need(int(self.indices[index]) for index in indices)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChosenFiles(EncodedSamples):
+class ChosenFiles(_FetchesAhead, EncodedSamples):
     """Some samples of a split that is stored as image files.
 
     Args:
@@ -57,19 +70,10 @@ class ChosenFiles(EncodedSamples):
         """The file of a sample."""
         return self.samples.name_of(int(self.indices[index]))
 
-    @property
-    def mirror(self) -> Any:
-        """Of a URL, where the files come from; else None."""
-        return getattr(self.samples, "mirror", None)
-
-    def will_need(self, indices: Iterable[int]) -> None:
-        """Fetch the files of these samples ahead, where they come from a URL."""
-        self.samples.will_need(int(self.indices[index]) for index in indices)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChosenSamples:
-    """Some samples of a split that is stored otherwise. What the split cannot do, these cannot do either.
+class ChosenSamples(_FetchesAhead):
+    """Some samples of a split that is not stored as image files. They lack the attributes that the split lacks.
 
     Args:
         samples: the whole split.

@@ -309,10 +309,10 @@ def _within(outer: tarfile.TarFile, name: str, tar: tarfile.TarInfo) -> Iterator
 
 
 def _ranges(path: Path, members: Sequence[tuple[str, int, int]], classes: Sequence[str]) -> ByteRanges:
-    label_of, names = {name: label for label, name in enumerate(classes)}, FilePaths()
+    names = FilePaths()
     names.extend(os.fsencode(name) for name, _, _ in members)
     return ByteRanges(
-        labels=np.array([label_of.get(name.partition("/")[0], len(classes)) for name, _, _ in members], dtype=np.int32),
+        labels=_labels([name.partition("/")[0] for name, _, _ in members], classes, path),
         channels=3,
         files=[path],
         file_of=np.zeros(len(members), dtype=np.int32),
@@ -321,6 +321,14 @@ def _ranges(path: Path, members: Sequence[tuple[str, int, int]], classes: Sequen
         names=names,
         place=Place(path.parent),
     )
+
+
+def _labels(names: Sequence[str], classes: Sequence[str], path: Path) -> np.ndarray:
+    """The label of each image by the name of its class."""
+    label_of = {name: label for label, name in enumerate(classes)}
+    if odd := sorted(set(names) - label_of.keys()):
+        raise InputRefused(f"{path}: no evaluation image has class {odd[0]}; move it away, or fetch all files again")
+    return np.array([label_of[name] for name in names], dtype=np.int32)
 
 
 def kaggle_images(folder: Path) -> SourceImages:
@@ -337,12 +345,11 @@ def kaggle_images(folder: Path) -> SourceImages:
     evaluation = sorted(found, key=lambda file: (class_of.get(file, ""), file))
     if odd := [file for file in evaluation if file not in class_of]:
         raise InputRefused(f"{images / 'val' / odd[0]}: {SOLUTION} has no class of it; move it away")
-    labels = {
-        "train": [classes.index(path.partition("/")[0]) for path in train],
-        "eval": [classes.index(class_of[file]) for file in evaluation],
-    }
+    names = [path.partition("/")[0] for path in train], [class_of[file] for file in evaluation]
     splits = {
-        split: ImageFiles(folder=images / place, paths=paths, labels=np.array(labels[split]), channels=3)
-        for split, place, paths in (("train", "train", train), ("eval", "val", evaluation))
+        split: ImageFiles(folder=images / place, paths=paths, labels=_labels(own, classes, images / place), channels=3)
+        for split, place, paths, own in zip(
+            ("train", "eval"), ("train", "val"), (train, evaluation), names, strict=True
+        )
     }
     return SourceImages(name=f"Kaggle's files in {folder}", splits=splits, classes=classes)

@@ -13,12 +13,12 @@ import numpy as np
 
 from trainers.datasets.index_file import indexed, state_of
 from trainers.datasets.manifest import preparation, refuse_unfinished
-from trainers.datasets.place import place_of
+from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
-from trainers.datasets.remote import Mirror
 from trainers.datasets.samples import (
     FilePaths,
     ImageFiles,
+    evenly,
     require_channels,
     require_names,
     require_root,
@@ -74,26 +74,26 @@ class ImageFolder:
                 image by its name; a link leads out of the root. Reading a sample: the file is not a readable image.
         """
         require_split(split, self)
-        mirror, root = _mirror_and_folder(root)
-        classes, folder = self._classes(root), getattr(self, split)
-        index = _index(root, folder, classes, mirror)
+        place, name = self._place(root), getattr(self, split)
+        classes = self._classes(place)
+        index = _index(place, name, classes)
         label_of = {name: label for label, name in enumerate(classes)}
         labels = np.array([label_of[name] for name in _in_order(classes)], dtype=np.int32)
         return ImageFiles(
-            folder=root / folder,
+            folder=place.folder / name,
             paths=FilePaths.of_arrays(index),
             labels=np.repeat(labels, index["counts"]),
             channels=self.channels,
-            mirror=mirror,
+            mirror=place.mirror,
         )
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes, counted from the folders."""
-        mirror, root = _mirror_and_folder(root)
-        refuse_unfinished(root)
-        classes = self._classes(root)
+        place = self._place(root)
+        refuse_unfinished(place.folder)
+        classes = self._classes(place)
         counts = {
-            f"num_{split}": int(_index(root, getattr(self, split), classes, mirror)["counts"].sum())
+            f"num_{split}": int(_index(place, getattr(self, split), classes)["counts"].sum())
             for split in splits_of(self)
         }
         return {**counts, "num_classes": len(classes)}
@@ -107,13 +107,13 @@ class ImageFolder:
 
         Read are every file of a class of up to 16, and 16 evenly spaced ones of a larger class.
         """
-        mirror, root = _mirror_and_folder(root)
-        classes, found = self._classes(root), preparation(root)
+        place = self._place(root)
+        mirror, classes, found = place.mirror, self._classes(place), preparation(place.folder)
         for split in (getattr(self, name) for name in splits_of(self)):
-            index = _index(root, split, classes, mirror)
+            index = _index(place, split, classes)
 
             def bytes_of(name: str, split: str = split) -> bytes:
-                return (root / split / name).read_bytes() if mirror is None else mirror.read(f"{split}/{name}")
+                return (place.folder / split / name).read_bytes() if mirror is None else mirror.read(f"{split}/{name}")
 
             paths, sizes, start = FilePaths.of_arrays(index), index["sizes"].tolist(), 0
             if mirror is not None:
@@ -126,12 +126,15 @@ class ImageFolder:
 
     def class_names(self, root: Path | None) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return self._classes(_mirror_and_folder(root)[1])
+        return self._classes(self._place(root))
 
-    def _classes(self, root: Path | None) -> list[str]:
-        """Names of the class folders, in the order of their labels."""
+    def _place(self, root: Path | None) -> Place:
         layout = " and ".join(f"{getattr(self, split)}/CLASS/FILE" for split in splits_of(self))
-        root = require_root("ImageFolder", root, layout)
+        return place_of(require_root("ImageFolder", root, layout, whole=False))
+
+    def _classes(self, place: Place) -> list[str]:
+        """Names of the class folders, in the order of their labels."""
+        root = place.folder
         train = _class_folders(root, self.train)
         evaluation = train if self.eval is None else _class_folders(root, self.eval, instead=_INSTEAD)
         if train != evaluation:
@@ -141,14 +144,6 @@ class ImageFolder:
                 f"{root}: class {name!r} is in {there} but not in {missing}: both splits must have the same classes"
             )
         return train
-
-
-def _mirror_and_folder(root: Path | None) -> tuple[Mirror | None, Path | None]:
-    """A URL's mirror, which has all folders and fetches files when they are read, and its folder; else no mirror."""
-    if root is None:
-        return None, None
-    place = place_of(root)
-    return place.mirror, place.folder
 
 
 def _class_folders(root: Path, split: str, *, instead: str = "") -> list[str]:
@@ -170,8 +165,9 @@ def _in_order(classes: list[str]) -> list[str]:
     return sorted(classes, key=lambda name: os.fsencode(name) + b"/")
 
 
-def _index(root: Path, split: str, classes: list[str], mirror: Mirror | None) -> dict[str, np.ndarray]:
+def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray]:
     """paths and bounds of `FilePaths`, sizes of all files in bytes, counts of each class, in the order of paths."""
+    root, mirror = place.folder, place.mirror
     folder, ordered = root / split, _in_order(classes)
     state = {name: state_of(folder / name) for name in ordered} if mirror is None else {mirror.version: (0, 0)}
 
@@ -204,7 +200,7 @@ def _index(root: Path, split: str, classes: list[str], mirror: Mirror | None) ->
 def _identity(
     bytes_of: Callable[[str], bytes], paths: FilePaths, sizes: list[int], samples: range
 ) -> Iterator[str | bytes]:
-    read = _read(samples)
+    read = {samples[number] for number in evenly(len(samples), _NUM_READ)}
     for index in samples:
         path = os.fsencode(paths[index])
         yield from (path.rpartition(b"/")[2], str(sizes[index]))
@@ -212,15 +208,10 @@ def _identity(
             yield hashlib.sha256(bytes_of(paths[index])).digest()
 
 
-def _read(samples: range) -> set[int]:
-    """Those of a class whose bytes are in the fingerprint."""
-    return {samples[len(samples) * number // _NUM_READ] for number in range(_NUM_READ)}
-
-
 def _all_read(counts: np.ndarray) -> Iterator[int]:
     ends = np.cumsum(counts).tolist()
     for start, stop in zip([0, *ends[:-1]], ends, strict=True):
-        yield from sorted(_read(range(start, stop)))
+        yield from (start + number for number in evenly(stop - start, _NUM_READ))
 
 
 def _image_name(entry: os.DirEntry) -> str:

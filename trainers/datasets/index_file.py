@@ -20,16 +20,16 @@ State = Mapping[str, tuple[int, int]]
 
 
 def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays of an index: read from its file if that is of the data as they are now, else made, and kept.
+    """The arrays of an index: read from its file if the data have not changed since, else made and written to it.
 
     The file is `.kilobatch-index-NAME` in the root or, where that cannot be written, in the user's cache folder. It is
-    kept only if all data are older by two seconds: a later change then has another time of change. Processes that make
-    it at once make the same file.
+    written only if all data are at least two seconds older, so that a later change shows in their time of change. If
+    several processes make it at once, they write the same file.
 
     Args:
         root: folder of the data.
         name: of the index, one for each split.
-        state: of the data that the index is made from.
+        state: of the data; the index is made again if it differs.
         make: gives the arrays.
     """
     stamp = sha256_of(["kilobatch index 1", *(str(word) for path, now in state.items() for word in (path, *now))])

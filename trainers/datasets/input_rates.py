@@ -19,7 +19,7 @@ from recipes.reports.wording import counted, number
 from recipes.schema import Dataset, Recipe
 from trainers.augmentations import HorizontalFlip, RandomResizedCrop, decoders
 from trainers.augmentations.pipeline import Pipeline
-from trainers.datasets.inspection import evenly
+from trainers.datasets.samples import evenly
 from trainers.runs.errors import RankFailed
 
 ROUNDS = 5

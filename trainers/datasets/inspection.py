@@ -17,6 +17,7 @@ from recipes.schema import Dataset
 from trainers.augmentations.decoders import FORMATS
 from trainers.datasets.held_out import open_split
 from trainers.datasets.image_folder import ImageFolder
+from trainers.datasets.samples import evenly
 
 SPLITS = ("train", "eval")
 _LOOKED = 2000  # images of a split whose header is read
@@ -70,12 +71,6 @@ def labels_of(samples: Any) -> np.ndarray:
     if hasattr(samples, "labels"):
         return np.asarray(samples.labels)
     return np.array([samples[index][1] for index in evenly(len(samples), _LOOKED)])
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """Up to `most` evenly spaced indices of `count` samples."""
-    chosen = min(count, most)
-    return [count * number // chosen for number in range(chosen)]
 
 
 def inspect(dataset: Dataset) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from recipes.planning.planner import Plan
 from recipes.planning.stream import Stream
 from recipes.planning.timeline import Segment
 from trainers.augmentations.mixing import GroupMixing
+from trainers.datasets.bad_images import SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImage, Loading
 
@@ -242,7 +243,7 @@ class StreamIterator(chainer.dataset.Iterator):
     def _fetch_ahead(self, key: tuple[int, MicroBatch]) -> None:
         """Have files fetched of samples that follow a micro-batch, where they come from a URL."""
         samples = getattr(self._load, "samples", None)
-        samples = getattr(samples, "samples", samples)  # whose bad images are skipped
+        samples = samples.samples if isinstance(samples, SkippingSamples) else samples
         if getattr(samples, "mirror", None) is None:
             return
         if key not in self._fetching:  # the first, or an update is done again

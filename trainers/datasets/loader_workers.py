@@ -23,14 +23,14 @@ Finish = Callable[[Any, np.ndarray], Any]
 
 AHEAD_BYTES = 256 << 20  # of images that a rank has loaded ahead; then it adds no micro-batch
 _CHUNK = 8  # samples that a worker takes at a time: small, so that all workers end a micro-batch together
-_TIMED = 8  # samples a thread, for the choice between threads and processes
-_SHORT_SECONDS = 0.0005  # a sample, below which workers do not pay
-_WORTH = 1.3  # of two threads' speed over one's, from which on they serve
-_ENOUGH = 4 * _CHUNK  # samples that wait for each worker, at least, so that none is idle
+_TIMED = 8  # samples that each thread loads for the choice between threads and processes
+_SHORT_SECONDS = 0.0005  # a sample that takes less needs no workers
+_WORTH = 1.3  # times as fast as one thread two must be, else processes load
+_ENOUGH = 4 * _CHUNK  # samples ahead for each worker, at least, so that none is idle
 
 
 class LoadsSamples(Protocol):
-    """Another place where samples are loaded, such as a process; used by one thread."""
+    """Loads samples elsewhere, such as in a process; one thread uses it."""
 
     def load(self, load: LoadImage, samples: Sequence[tuple[int, int]], image_size: int | None) -> list[Any]:
         """What `load` gives for each sample; arrays may be overwritten by the next call."""
@@ -75,7 +75,7 @@ class Loading:
         self._bytes = 0
 
     def chunks(self, size: int) -> Iterator[tuple[int, int]]:
-        """First and last, not with it, of the samples that a worker loads at a time."""
+        """Start and stop of the samples that a worker loads at a time."""
         return ((start, min(start + size, len(self.samples))) for start in range(0, len(self.samples), size))
 
     def run(self, start: int, stop: int, load_samples: Callable[..., list[Any]]) -> None:

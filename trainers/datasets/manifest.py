@@ -12,6 +12,8 @@ MANIFEST = "manifest.jsonl"
 def read_manifest(root: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """How it was made, and the line of each chunk by its name; a torn last line is left out.
 
+    Both are empty if another program has written it: the name is a common one.
+
     Raises:
         OSError: there is none.
     """
@@ -22,6 +24,8 @@ def read_manifest(root: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
         except ValueError:
             break
     header, *chunks = lines or [{}]
+    if not isinstance(header, dict) or "per_chunk" not in header:
+        return {}, {}
     return header, {line["name"]: line for line in chunks}
 
 
@@ -31,7 +35,7 @@ def preparation(root: Path) -> dict[str, str]:
         header, _ = read_manifest(root)
     except OSError:
         return {}
-    return {"preparation": str(header.get("images"))}
+    return {"preparation": str(header["images"])} if header else {}
 
 
 def refuse_unfinished(root: Path | None) -> None:

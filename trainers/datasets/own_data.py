@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.datasets.samples import Sample, require_root, require_split, sha256_of
+from trainers.datasets.samples import Sample, evenly, require_root, require_split, sha256_of
 
 _NUM_READ = 256  # samples of a split whose bytes are in the fingerprint
 
@@ -108,7 +108,6 @@ def _opened(reader: Any, root: Path | None, split: str) -> OwnSamples:
 
 
 def _parts(samples: OwnSamples) -> Iterator[str | bytes]:
-    count = min(len(samples), _NUM_READ)
     yield str(len(samples))
-    for image_HWC, label in (samples[len(samples) * number // count] for number in range(count)):
+    for image_HWC, label in map(samples.__getitem__, evenly(len(samples), _NUM_READ)):
         yield from (f"{image_HWC.shape} {label}", image_HWC.tobytes())

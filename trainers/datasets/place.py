@@ -41,7 +41,7 @@ class Place:
         return sorted(found, key=os.fsencode)
 
     def state(self, files: Sequence[Path]) -> State:
-        """What an index of these files is made from."""
+        """Size and time of change of each file: if they differ, an index of the files is out of date."""
         if self.mirror is not None:
             return {self.mirror.version: (0, 0)}
         return {str(path.relative_to(self.folder)): state_of(path) for path in files}

@@ -36,9 +36,11 @@ FIRST_PAUSE = 1.0  # seconds before the second attempt; each further pause is tw
 STALLED_SECONDS = 30.0  # without a byte, after which an attempt is given up
 FETCHERS = 16  # files or ranges that are fetched at once
 _SLOWEST = 100_000  # bytes a second of a range, below which an attempt is given up
-_LISTED_SECONDS = 600.0  # for which processes other than a run's ranks trust a listing
+_LISTED_SECONDS = 600.0  # for which a listing is trusted
+_BY_RANKS_SECONDS = 86_400.0  # the same by a run's ranks, which need that of the command that started them
 _JUST_NOW_SECONDS = 3.0
-_READS = 3  # by the cache, which may be too small for what is read at once
+_DEAD_SECONDS = 3600.0  # without a byte, after which a part of a file is of a process that was killed
+_READS = 3  # attempts to read from the cache, which may be too small for all that is read at once
 _LISTING, _LOCK, _RANGES = ".listing.json", ".lock", ".ranges"
 _MARKS = ("ETag", "md5Hash", "mtime", "Last-Modified", "etag", "last_modified")  # as drivers of fsspec call them
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASS", re.IGNORECASE)  # in the name of a variable
@@ -149,7 +151,7 @@ class Mirror:
         self._fetched += self.sizes[name] if size is None else size
 
     def range(self, name: str, start: int, size: int) -> bytes:
-        """A range of a file's bytes, from the URL and not by the cache.
+        """A range of a file's bytes, straight from the URL.
 
         Raises:
             CannotFetch: it cannot be read, after several attempts.
@@ -158,7 +160,7 @@ class Mirror:
         return self._attempt(name, lambda: self._get_range(name, start, size))
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
-        """The bytes of a file, or a range of them; of the cache, unless they are removed from it again and again."""
+        """The bytes of a file, or a range of them: from the cache, or from the URL if the cache keeps removing them."""
         for _ in range(_READS):
             with suppress(FileNotFoundError):  # removed since it was fetched
                 return self.fetch(name, start, size).read_bytes()
@@ -212,7 +214,7 @@ class Mirror:
         with _locked(self.folder):
             with suppress(OSError, ValueError, KeyError):
                 age = time.time() - place.stat().st_mtime
-                if launched_by_us() or age < newer_than:
+                if age < (_BY_RANKS_SECONDS if launched_by_us() else newer_than):
                     kept = json.loads(place.read_text(encoding="utf-8"))
                     return kept["sizes"], kept["marks"], kept["version"]
             found = self._attempt("", lambda: _in_time(lambda: self._files.find(self._base, detail=True)))
@@ -297,10 +299,13 @@ class Mirror:
             found = []
             for folder, _, files in os.walk(self.folder):
                 for name in files:
-                    if not name.startswith("."):
-                        with suppress(FileNotFoundError):
-                            facts = os.stat(os.path.join(folder, name))
-                            found.append((facts.st_mtime_ns, facts.st_size, os.path.join(folder, name)))
+                    path = os.path.join(folder, name)
+                    with suppress(FileNotFoundError):
+                        facts = os.stat(path)
+                        if not name.startswith("."):
+                            found.append((facts.st_mtime_ns, facts.st_size, path))
+                        elif name.endswith(".part") and time.time() - facts.st_mtime > _DEAD_SECONDS:
+                            os.unlink(path)
             total = sum(size for _, size, _ in found)
             for _, size, path in sorted(found) if total > self._limit else []:
                 if total <= 0.9 * self._limit:
@@ -328,10 +333,10 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def _in_time(task: Callable[[], Any], *, seconds: float | None = None, grown: Callable[[], int] = lambda: 0) -> Any:
-    """The result of a task on another thread, which is left alone if nothing comes of it.
+    """The result of a task, which runs on another thread and is abandoned if it makes no progress.
 
     Args:
-        seconds: that it may take after `grown` has changed for the last time; None: ten times `STALLED_SECONDS`.
+        seconds: that may pass without a change of `grown`; None: ten times `STALLED_SECONDS`.
     Raises:
         TimeoutError: it took longer.
     """

@@ -112,6 +112,12 @@ class SamplesInMemory:
         return self.images_NHWC[index], int(self.labels[index])
 
 
+def evenly(count: int, most: int) -> list[int]:
+    """Up to `most` evenly spaced indices of `count` samples."""
+    chosen = min(count, most)
+    return [count * number // chosen for number in range(chosen)]
+
+
 def sha256_of(parts: Iterable[str | bytes]) -> str:
     """SHA-256, in hexadecimal, of the parts, each preceded by its length, so that no two lists give the same bytes."""
     digest = hashlib.sha256()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainers.datasets.samples import FilePaths, ImageFiles, require_root, require_split, sha256_of
+from trainers.datasets.samples import FilePaths, ImageFiles, evenly, require_root, require_split, sha256_of
 
 _LAYOUT = "train/CLASS/images/FILE, val/images/FILE and val/val_annotations.txt"
 _NUM_READ = 4096  # images of a split whose bytes are in the fingerprint
@@ -54,9 +54,9 @@ class TinyImageNet:
         labels = np.array([label_of[class_of[file]] for file in files], dtype=np.int32)
         return ImageFiles(folder=folder, paths=paths, labels=labels, channels=3)
 
-    def class_names(self, root: Path) -> list[str]:
+    def class_names(self, root: Path | None) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return sorted(_names(root / "train"), key=os.fsencode)
+        return sorted(_names(require_root("TinyImageNet", root, _LAYOUT) / "train"), key=os.fsencode)
 
     def facts(self, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and num_classes, counted from the folders."""
@@ -69,8 +69,7 @@ class TinyImageNet:
         words: list[str | bytes] = []
         for samples in (self.open(root, split) for split in ("train", "eval")):
             words += [f"{path} {label}" for path, label in zip(samples.paths, samples.labels, strict=True)]
-            count = min(len(samples), _NUM_READ)
-            words += [samples.encoded(len(samples) * number // count) for number in range(count)]
+            words += map(samples.encoded, evenly(len(samples), _NUM_READ))
         return sha256_of(words)
 
 

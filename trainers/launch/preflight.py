@@ -12,6 +12,7 @@ from recipes.schema import Dataset, Recipe
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import open_split, other_counts
+from trainers.datasets.samples import evenly
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
@@ -137,7 +138,8 @@ def require_readable(dataset: Dataset) -> None:
     """Check the samples' files before training, by `require_readable(index)` of the samples, where they have it.
 
     Of a larger split, 50,000 evenly spaced samples are checked; a fault in the others shows when they are read. Images
-    that the data set's `on_bad_image` lets the run skip are no fault.
+    that the data set's `on_bad_image` lets the run skip are no fault. Nothing is checked at a URL: all that would be
+    fetched first.
 
     Raises:
         DataRefused: some cannot be read; the first ten are named.
@@ -157,9 +159,9 @@ def require_readable(dataset: Dataset) -> None:
 
 
 def _unreadable(samples: Any) -> Iterator[ValueError]:
-    count = min(len(samples), _MAX_CHECKED) if hasattr(samples, "require_readable") else 0
-    for number in range(count):
+    can_check = hasattr(samples, "require_readable") and getattr(samples, "mirror", None) is None
+    for index in evenly(len(samples), _MAX_CHECKED if can_check else 0):
         try:
-            samples.require_readable(number * len(samples) // count)
+            samples.require_readable(index)
         except ValueError as error:
             yield error

@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from recipes.arguments import require_count, require_share
+from trainers.optimizers.formula import Formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
-
-if TYPE_CHECKING:
-    import chainer
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon:
+class Muon(Formula):
     """SGD with Nesterov momentum whose step has nearly equal singular values.
 
         m <- beta m + (1 - beta) g
@@ -42,7 +40,8 @@ class Muon:
         iterations: of the polynomial, at least 1.
         scale: s, of a matrix with so many rows and columns: `rows`, sqrt(max(1, rows / columns)); `largest`,
             0.2 sqrt(max(rows, columns)), whose step is about as long as Adam's; `none`, 1.
-        others: patterns of paths of matrices that are not made orthogonal, as the last layer.
+        others: patterns of paths of matrices that are not made orthogonal, by default the last layer: `fc`, or `fc6` of
+            the larger ResNets; of VGG16 and AlexNetBN that is the first linear layer as well.
         weight_decay: lambda, at least 0, times the rate.
         no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
@@ -58,11 +57,10 @@ class Muon:
     momentum: float = 0.95
     iterations: int = 5
     scale: Literal["rows", "largest", "none"] = "rows"
-    others: tuple[str, ...] = ("/fc/*",)
+    others: tuple[str, ...] = ("/fc/*", "/fc6/*")
     weight_decay: float = 0.0
     no_decay: tuple[NoDecay, ...] = ("norm", "bias")
 
-    rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("m",)
     elementwise: ClassVar[bool] = False
@@ -102,9 +100,3 @@ class Muon:
             a = x @ x.T
             x = _A * x + (_B * a + _C * (a @ a)) @ x
         return x.T if turned else x
-
-    def build(self) -> chainer.Optimizer:
-        """The optimizer; the updater sets its `lr`."""
-        from trainers.optimizers.component_rule import ComponentOptimizer
-
-        return ComponentOptimizer(self)

@@ -25,6 +25,7 @@ from trainers.communicators.wire import WIRES, FullWire
 from trainers.datasets.augmented import AugmentedSamples, augmented_samples
 from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
+from trainers.datasets.samples import evenly
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.local_steps import LocalExchange
@@ -249,8 +250,7 @@ def _extremes(samples: Any) -> list[int]:
     """Some samples: the first ones, and those of extreme sizes among evenly spaced ones."""
     chosen = [0, len(samples) - 1]
     if hasattr(samples, "size_of"):
-        looked = [len(samples) * number // _LOOKED for number in range(min(_LOOKED, len(samples)))]
-        sizes = {index: samples.size_of(index) for index in looked}
+        sizes = {index: samples.size_of(index) for index in evenly(len(samples), _LOOKED)}
         for measure in (lambda i: sizes[i][0], lambda i: sizes[i][1], lambda i: sizes[i][0] / sizes[i][1]):
             chosen += [min(sizes, key=measure), max(sizes, key=measure)]
     return sorted(set(chosen))

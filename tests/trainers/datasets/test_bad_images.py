@@ -60,6 +60,18 @@ def test_a_file_that_is_gone_is_never_skipped(dataset):
     assert not can_skip(caught.value)
 
 
+def test_an_image_for_which_this_rank_lacks_memory_is_never_skipped(dataset, monkeypatch):
+    samples = open_samples(dataset, "train")
+
+    def opened(*given, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(Image, "open", opened)
+    with pytest.raises(MemoryError):
+        _ = samples[0]
+    assert not samples.skipped
+
+
 def test_held_out_samples_take_the_place_of_held_out_ones_alone(dataset):
     trained, scored = (open_samples(dataset.holding_out(0.5), split) for split in ("train", "eval"))
     found = [{int(samples[index][0].max()) // 10 for index in range(3)} for samples in (trained, scored)]

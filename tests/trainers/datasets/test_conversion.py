@@ -2,7 +2,9 @@
 
 import io
 import os
+import shutil
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,6 +97,18 @@ def test_an_interrupted_conversion_goes_on_with_what_is_whole(source, tmp_path):
     assert contents(part) == contents(whole)
 
 
+def test_arrays_of_which_all_chunks_are_written_have_their_labels(source, tmp_path):
+    @contextmanager
+    def killed(words, total):
+        yield lambda count: None
+        if words.startswith("eval"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(images_in(source), tmp_path, Conversion(form="arrays", shorter=6), workers=1, showing=killed)
+    assert Arrays().facts(tmp_path) == {"num_train": 7, "num_eval": 2, "num_classes": 2}
+
+
 @pytest.mark.parametrize("form", ["folder", "tar", "arrays"])
 def test_a_chunk_that_the_manifest_does_not_name_is_written_again(source, tmp_path, form):
     how = Conversion(form=form, shorter=6, per_chunk=4)
@@ -154,6 +168,12 @@ def test_arrays_are_squares_from_the_middle(source, tmp_path):
     assert read_manifest(root)[0]["images"].startswith("decoded pixels, shorter side 20, square from the middle")
 
 
+def test_arrays_that_do_not_fit_are_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+    with pytest.raises(InputRefused, match=r"arrays: 100,000 bytes are free, 2..,... needed; name another ROOT"):
+        converted(source, tmp_path / "arrays", Conversion(form="arrays", shorter=100))
+
+
 def test_arrays_become_files_of_the_same_pixels(source, tmp_path):
     arrays = converted(source, tmp_path / "arrays", Conversion(form="arrays", shorter=20))
     shards = converted(arrays, tmp_path / "shards", reader=Arrays())
@@ -202,3 +222,12 @@ def test_what_is_not_finished_is_not_read(source, tmp_path, form):
     (root / MANIFEST).write_text("".join(lines[:-1]))
     with pytest.raises(ValueError, match=r"manifest\.jsonl: only [78] of 9 samples are written; run scripts/prepare"):
         reader.facts(root)
+
+
+def test_a_manifest_of_another_program_is_not_read(source):
+    facts, prints = ImageFolder().facts(source), ImageFolder().fingerprints(source)
+    for lines in ('{"image": "a.jpg"}\n{"image": "b.jpg"}\n', "[]\n[]\n", "no JSON"):
+        (source / MANIFEST).write_text(lines)
+        assert (ImageFolder().facts(source), ImageFolder().fingerprints(source)) == (facts, prints)
+        with pytest.raises(InputRefused, match="begun with source None, now 'a test'"):
+            converted(source, source)

@@ -14,7 +14,6 @@ from trainers.datasets import Synthetic, TarShards
 from trainers.datasets.inspection import (
     class_names,
     dataset_of_folder,
-    evenly,
     inspect,
     inspection_text,
     require_opened,
@@ -101,11 +100,6 @@ def test_classes_of_shards_have_the_names_of_their_folders(tmp_path):
 def test_the_picture_shows_every_split(found):
     titles = [axes.get_title(loc="left") for axes in data_figure(found).axes]
     assert titles == ["train: 4 images", "train: 4 samples", "eval: 4 images", "eval: 4 samples"]
-
-
-def test_evenly_spaced_indices_reach_over_all_samples():
-    assert evenly(10, 3) == [0, 3, 6]
-    assert evenly(2, 3) == [0, 1]
 
 
 def test_a_folder_without_splits_is_refused_with_a_way_out(tmp_path):

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,10 +26,14 @@ from trainers.augmentations.pipeline import Pipeline
 from trainers.datasets import Arrays, Idx, ImageFolder, Parquet, TarShards, remote, staging
 from trainers.datasets.augmented import AugmentedSamples
 from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
+from trainers.datasets.held_out import ChosenFiles, ChosenSamples
+from trainers.datasets.inspection import dataset_of_folder
 from trainers.datasets.loader import StreamIterator
 from trainers.datasets.remote import CannotFetch, Mirror, mirror_of
 from trainers.datasets.staging import Source, Staged, stage
+from trainers.launch.preflight import require_readable
 from trainers.launch.request import TrainRequest, prepare
+from trainers.runs.mpi_ranks import _OWN
 
 for package in ("fsspec", "s3fs", "moto.server", "gcsfs", "pyarrow"):
     pytest.importorskip(package, reason=f"{package} is not installed: pip install .[remote] moto[server]")
@@ -161,10 +166,15 @@ def test_samples_are_fetched_ahead_in_their_order_and_not_again(forms, form, mon
     assert len(fetched() - before) == 3 + len(asked)
 
 
+@pytest.mark.parametrize("holds_out", [False, True])
 @pytest.mark.parametrize("form", ["tar", "arrays"])
-def test_a_loader_asks_for_what_it_will_need(forms, form, monkeypatch):
+def test_a_loader_asks_for_what_it_will_need(forms, form, holds_out, monkeypatch):
     reader, _, url = forms[form]
-    samples, asked = reader.open(Path(url), "train"), []
+    whole, chosen, asked = reader.open(Path(url), "train"), np.arange(23, 3, -1), []
+    samples, names = whole, range(len(whole))
+    if holds_out:
+        names, of_files = chosen, {"labels": whole.labels[chosen], "channels": 3} if form == "tar" else {}
+        samples = (ChosenFiles if form == "tar" else ChosenSamples)(samples=whole, indices=chosen, **of_files)
     monkeypatch.setattr(Mirror, "will_need", lambda mirror, pieces: asked.extend(pieces))
     crop = (RandomResizedCrop(size=16),)
     numbers = {"name": "six", "mean": (0.5,) * 3, "std": (0.2,) * 3, "subset_of": ""}
@@ -179,12 +189,18 @@ def test_a_loader_asks_for_what_it_will_need(forms, form, monkeypatch):
     seen = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
     following = [index for part in next(iterator).micro_batches for index in part.indices.tolist()]
     assert len(seen) == len(following) == 8
-    pieces = [(samples._piece if form == "tar" else samples.images_NHWC.piece)(index) for index in following]
+    pieces = [(whole._piece if form == "tar" else whole.images_NHWC.piece)(names[index]) for index in following]
     assert asked[:8] == pieces
     assert len(asked) > 400
     asked.clear()
     next(next(iterator_of(600)).micro_batches)
     assert len(asked) == 600  # of the second update, however large the first is
+
+
+def test_before_a_run_no_image_is_fetched_to_be_checked(s3, images, monkeypatch):
+    dataset = replace(dataset_of_folder(images), root=Path(s3))
+    monkeypatch.setattr(Mirror, "_bring", None)
+    require_readable(dataset)
 
 
 def test_threads_that_need_the_same_bytes_fetch_them_once(forms, monkeypatch):
@@ -347,6 +363,30 @@ def test_a_file_that_changes_on_a_server_without_etags_is_fetched_anew(tmp_path,
             os.utime(tmp_path / "set/a.bin", (3600 * hour,) * 2)
             assert Mirror(f"http://127.0.0.1:{server.server_port}").read("a.bin") == content
         server.shutdown()
+
+
+def test_a_part_of_a_file_that_a_killed_process_left_is_removed(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/a.bin").write_bytes(bytes(100))
+    monkeypatch.setenv(remote.SIZE_VARIABLE, "1000")
+    mirror = Mirror(f"file://{tmp_path}/set")
+    parts = [mirror.folder / f".a.bin.{number}.part" for number in range(2)]
+    for hours, part in enumerate(parts):
+        part.write_bytes(bytes(50))
+        os.utime(part, (time.time() - 7200 * hours,) * 2)
+    mirror.read("a.bin")
+    assert [part.exists() for part in parts] == [True, False]
+
+
+def test_ranks_list_again_where_the_listing_on_their_host_is_of_another_day(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/a.bin").write_bytes(b"before")
+    before = Mirror(f"file://{tmp_path}/set")
+    (tmp_path / "set/a.bin").write_bytes(b"longer than before")
+    monkeypatch.setenv(_OWN, "1")
+    assert Mirror(before.url).sizes == {"a.bin": 6}  # that of the command that started them
+    os.utime(before.folder / ".listing.json", (time.time() - 2 * 86_400,) * 2)
+    assert Mirror(before.url).sizes == {"a.bin": 18}
 
 
 class Server(http.server.BaseHTTPRequestHandler):

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from trainers.datasets import ImageFolder
+from trainers.datasets.samples import evenly
 
 
 @pytest.fixture
@@ -61,3 +62,8 @@ def test_dropped_transparency_is_no_reason_to_complain(root):
     code += f"print(F().open(Path({str(root)!r}), 'eval')[2][0].shape)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("(256, 256, 3)\n", "")
+
+
+def test_evenly_spaced_indices_reach_over_all_samples():
+    assert evenly(10, 3) == [0, 3, 6]
+    assert evenly(2, 3) == [0, 1]

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,12 @@ def root(tmp_path):
         lines.append(f"val_{number}.JPEG\t{name}\t0\t32\t44\t62\n")
     (tmp_path / "val" / "val_annotations.txt").write_text("".join(lines))
     return tmp_path
+
+
+def test_classes_have_names_at_a_url_too(root, tmp_path_factory, monkeypatch):
+    pytest.importorskip("fsspec", reason="an extra: pip install '.[remote]'")
+    monkeypatch.setenv("KILOBATCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+    assert TinyImageNet().class_names(Path(f"file://{root}")) == ["n01", "n02"]
 
 
 def test_images_have_the_class_of_their_folder_and_of_the_table(root):

@@ -19,7 +19,7 @@ from trainers.runs.errors import RankFailed
 from trainers.runs.memory import installed_bytes
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
-from trainers.training.build import build
+from trainers.training.build import build, require_images
 
 DATASET = "name: own\nreader: {kind: ImageFolder}\nroot: own\nchannels: 3\n"
 RECIPE = """\
@@ -132,6 +132,14 @@ def test_a_folder_for_a_data_set_without_one_is_refused(tmp_path, monkeypatch):
     planned = CliRunner().invoke(kilobatch.app, ["plan", "digits/baseline", "--data", "photos"])
     assert str(planned.exception) == message
     assert not Path("out").exists()
+
+
+def test_an_image_of_another_size_in_the_middle_of_few_is_found_before_the_run(own):
+    own()
+    Image.new("RGB", (16, 8)).save("own/train/no/2.png")
+    opened = prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened
+    with pytest.raises(InputRefused, match=r"makes 3x8x8 of own/train/no/1\.png, 3x8x16 of own/train/no/2\.png"):
+        require_images(opened.recipe, opened.dataset)
 
 
 def test_an_image_too_small_for_a_crop_is_named(own):

@@ -1,6 +1,7 @@
 """Losses by hand, by their formula in float64, and what all of them make of labels and mixtures of labels."""
 
 import math
+from fnmatch import fnmatchcase
 
 import chainer
 import chainer.links as L
@@ -11,6 +12,7 @@ from chainer import gradient_check
 from trainers import losses
 from trainers.losses import BinaryCrossEntropy, SoftmaxCrossEntropy, soft_targets
 from trainers.models import ResNet50, SmallCNN
+from trainers.optimizers import Muon
 
 LOSSES = (
     SoftmaxCrossEntropy(),
@@ -171,6 +173,7 @@ def test_the_head_starts_with_its_bias_and_nothing_else_moves(model):
     BinaryCrossEntropy(head_bias=-math.log(10)).initialize(built)
     moved = [path for path, parameter in built.namedparams() if (parameter.array != before[path]).any()]
     assert [path.strip("/") for path in moved] in (["fc/b"], ["fc6/b"])
+    assert any(fnmatchcase(moved[0], pattern) for pattern in Muon().others)  # which leaves the head alone
     head = built.fc if hasattr(built, "fc") else built.fc6
     np.testing.assert_allclose(1 / (1 + np.exp(-head.b.array)), 1 / 11, rtol=1e-6)
 
