@@ -143,9 +143,9 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> list[str]:
     Returns:
         Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
     Raises:
-        InputRefused: its constructor, forward or backward fails, or gives no logits or no gradient; it has no parameters, or one without a
-            shape, or a normalisation over the batch that is not `BatchNormalization`; the loss wants something that it
-            does not have.
+        InputRefused: its constructor, forward or backward fails, or gives no logits or no gradient; it has no
+            parameters, or one without a shape, or a normalisation over the batch that is not `BatchNormalization`; the
+            loss wants something that it does not have.
     """
     name = type(recipe.model).__name__
     try:
