@@ -107,9 +107,7 @@ class Rehearsal:
             return None
         updater, memory = self.plan.recipe.updater, self.plan.model.memory()
         weights, state = memory["weights_bytes"], memory["optimizer_state_bytes"]
-        of_each = weights * (updater.power_sgd_rank is not None)
-        if updater.local_steps is not None:
-            of_each = weights + state
+        of_each = weights + state if updater.local_steps else weights * (updater.power_sgd_rank is not None)
         copies = 1 + self.plan.model.num_averages + updater.double_buffering
         return copies * weights + state + self.plan.workers * of_each
 
