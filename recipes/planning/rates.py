@@ -130,13 +130,16 @@ def largest_linear_batch(recipe: Recipe) -> float:
 
         max over the ramp of min(B, rate / reference * per), and the first batch
 
-    A step of the ramp counts by its actual rate: if the batch doubles while the rate falls to a fifth (Smith et al.
-    2017: grow the batch instead of decaying the rate), the reach stays. With `rule: none`, `per` is the first batch.
+    A step of the ramp counts by its actual rate, where it begins or where the warmup ends in it: if the batch doubles
+    while the rate falls to a fifth (Smith et al. 2017: grow the batch instead of decaying the rate), the reach stays.
+    With `rule: none`, `per` is the first batch.
     """
     formula, ramp = recipe.learning_rate, recipe.batch.global_
     per = ramp.sizes[0] if formula.rule == "none" else formula.per
-    steps = zip(ramp.boundaries[1:], ramp.sizes[1:], strict=True)
-    reached = [min(size, learning_rate_at(recipe, start) / formula.reference * per) for start, size in steps]
+    warm = 0.0 if formula.warmup is None else formula.warmup.shape.epochs
+    steps = zip(ramp.boundaries, (*ramp.boundaries[1:], math.inf), ramp.sizes, strict=True)
+    highest = [(max(start, warm) if warm < end else start, size) for start, end, size in steps]
+    reached = [min(size, learning_rate_at(recipe, epoch) / formula.reference * per) for epoch, size in highest]
     return max([ramp.sizes[0], *reached])
 
 

@@ -99,6 +99,7 @@ def test_momentum_is_the_coefficient_of_the_recipe(opened, optimizer, momentum):
         (["batch.global=65536"], 65536),
         ([GROWING], 4096),  # at a tenth of the rate
         ([GROWING.replace("30", "10")], 8192),
+        ([GROWING.replace("30", "1"), "learning_rate.warmup.target_batch=8192"], 8192),  # its full rate comes later
         ([GROWING.replace("30", "10"), "learning_rate.scale_with=initial"], 4096),
         ([GROWING, "learning_rate.rule=none"], 4096),
         ([GROWING, "learning_rate.schedule.factor=0.75"], 6144),
