@@ -158,16 +158,3 @@ def averaged_samples(evaluation: Evaluation, *, global_batch_size: int, norm_spa
         return global_batch_size / (1 - average.keep ** (global_batch_size / average.per))
     size = norm_span if evaluation.norm_statistics == "by_group" else global_batch_size
     return size / (1 - average.keep)
-
-
-def slow_until(recipe: Recipe) -> float:
-    """The epoch at which a run's slow start ends; before, it looks worse than it is.
-
-    The latest end of: the warmup, the schedule's own rise or slow start, the optimizer's. Schedules and optimizers
-    that have one say so by a property `slow_until`.
-    """
-    formula = recipe.learning_rate
-    warmup = 0.0 if formula.warmup is None else formula.warmup.shape.epochs
-    delay = warmup if formula.warmup is not None and formula.warmup.joins == "before" else 0.0
-    of_schedule = delay + getattr(formula.schedule, "slow_until", 0.0)
-    return max(warmup, of_schedule, getattr(recipe.optimizer, "slow_until", 0.0))
