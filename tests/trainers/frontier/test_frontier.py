@@ -205,6 +205,13 @@ def test_the_search_with_the_better_seeds_counts(equal_epochs):
     assert replace(point, parts=(steady, unconfirmed)).best_part is unconfirmed
 
 
+def test_points_at_which_every_run_diverged_are_compared_too(equal_epochs):
+    point = equal_epochs.points[0]
+    diverged = replace(point, parts=tuple(replace(part, seeds=(0.0, 0.0)) for part in point.parts))
+    middle, low, high = difference(diverged, replace(diverged, method=point.method))
+    assert low < middle == 0 < high < 0.05
+
+
 def test_accuracies_are_compared_with_intervals(equal_epochs):
     small, large = equal_epochs.points
     own = ttest_ind(large.runs, small.runs, equal_var=False).confidence_interval(0.95)
