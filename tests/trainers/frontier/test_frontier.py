@@ -171,7 +171,7 @@ def equal_epochs(measuring):
     text = "\n".join(own if line.startswith("space") else line for line in TEXT.splitlines())
     text = text.replace("{accuracy: 0.5}", "{epochs: 1}").replace("[128, 256, 512]", "[64, 256]")
     made = measuring(text.replace("{trials: 3, epochs: 10}", "{trials: 2}").replace("spacing: 0.1", "spacing: 0.5"))
-    made.first = made.run()
+    made.first = made.run("--json")
     assert made.first.returncode == 0, made.first.stdout + made.first.stderr
     return made
 
@@ -221,7 +221,9 @@ def test_accuracies_are_compared_with_intervals(equal_epochs):
     expected = f"{100 * middle:+.2f} ({100 * own.low:+.2f} to {100 * own.high:+.2f})"
     assert [row["against batch 64"] for row in rows] == ["-", expected]
     assert rows[1]["against other"] == expected
-    said = json.loads(equal_epochs.run("--json", name=equal_epochs.out).stdout)["conclusions"][0]
+    printed = equal_epochs.run("--json", name=equal_epochs.out).stdout
+    assert equal_epochs.first.stdout == printed, "that of the run has nothing but the result either"
+    said = json.loads(printed)["conclusions"][0]
     assert "lower (95 %) than at batch 64" in said
     assert ("at no batch" in said) == (own.high >= 0)
     assert "<svg" in (equal_epochs.out / "accuracy.svg").read_text()
