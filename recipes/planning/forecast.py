@@ -306,8 +306,6 @@ def checkpoint_seconds(plan: Plan) -> float:
 def num_evaluations(plan: Plan) -> int:
     """Evaluations of a run: after the first update that reaches each multiple, and at the end."""
     every, offset = plan.recipe.evaluation.every, plan.recipe.evaluation.offset
-    before = max(0, plan.timeline.first_update_at(offset) - 1)
-    if every == "update":
-        return plan.timeline.num_updates - before
-    after = math.ceil((plan.recipe.epochs - offset) / every - 1e-9) + (1 if offset else 0)
-    return max(1, min(plan.timeline.num_updates - before, after))
+    if every == "update":  # may be millions
+        return plan.timeline.num_updates - max(0, plan.timeline.first_update_at(offset) - 1)
+    return sum(1 for _ in plan.timeline.all_due(every, offset=offset))
