@@ -18,7 +18,7 @@ from recipes.errors import InputRefused
 from recipes.planning.forecast import PARTS, case_of, checkpoint_seconds, num_evaluations
 from recipes.planning.planner import Plan, largest_micro_batch
 from recipes.planning.timing import End, Timing, timing_of
-from recipes.schema.vocabulary import Unbuilt
+from recipes.schema.vocabulary import kind_of
 
 MOST_DEVICES = 100_000
 
@@ -192,8 +192,7 @@ def has_convergence_points(plan: Plan, top1: float) -> bool:
 
 def model_and_dataset(plan: Plan) -> tuple[str, str]:
     """The kind of a plan's model, and the name of its data set."""
-    model = plan.recipe.model
-    return model.kind if isinstance(model, Unbuilt) else type(model).__name__, plan.dataset.name
+    return kind_of(plan.recipe.model), plan.dataset.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from recipes.planning.timeline import Segment
 from recipes.planning.timing import Case, End, NoForecast, Timing, timing_of
 from recipes.planning.update_time import UpdateTime
 from recipes.schema.image_size import sides_by_size
-from recipes.schema.vocabulary import Unbuilt
+from recipes.schema.vocabulary import kind_of
 
 PARTS = ("compute", "exposed", "contention", "straggling", "waiting_for_input", "coordination")
 Range = tuple[float, float]  # low, high
@@ -238,10 +238,10 @@ def fullest_division(planned: PlannedSegment) -> dict[str, int]:
 
 def case_of(plan: Plan, segment: Segment) -> Case:
     """What is timed of a plan in one of its segments."""
-    recipe, model = plan.recipe, plan.recipe.model
+    recipe = plan.recipe
     return Case(
         cluster=plan.cluster,
-        model=model.kind if isinstance(model, Unbuilt) else type(model).__name__,
+        model=kind_of(recipe.model),
         image_size=sides_by_size(recipe).get(segment.image_size, segment.image_size),
         precision=recipe.precision.compute,
         num_classes=plan.dataset.num_classes,
