@@ -194,8 +194,7 @@ def _print_entries(entries: list, as_json: bool, *, none: str = _EMPTY) -> None:
     if as_json:
         print_json([{"name": entry.name, **entry.said} for entry in entries])
         return
-    facts = {entry.name: entry.said.get("facts") or {} for entry in entries}
-    rows = [{"name": name, **{key: _short(known.get(key)) for key in FACTS}} for name, known in facts.items()]
+    rows = [{"name": entry.name, **{key: _short(entry.facts.get(key)) for key in FACTS}} for entry in entries]
     rows = [row | {"accuracy": percent(row["accuracy"])} for row in rows]
     print(printable(points_text(rows)) if rows else none)
 
