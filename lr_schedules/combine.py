@@ -39,9 +39,9 @@ class Product:
             raise ValueError(f"Product.factors must be a tuple of at least one schedule, got {self.factors!r}")
 
     @property
-    def slow_until(self) -> float:
-        """The epoch at which all factors are past their slow start; 0 if none has one."""
-        return max(getattr(factor, "slow_until", 0.0) for factor in self.factors)
+    def rises_until(self) -> float:
+        """The epoch at which none of its factors rises any more; 0 if none does."""
+        return max(getattr(factor, "rises_until", 0.0) for factor in self.factors)
 
     def __call__(self, epoch: float) -> float:
         return math.prod(factor(epoch) for factor in self.factors)

@@ -273,7 +273,7 @@ class PiecewiseLinear:
             require_number("PiecewiseLinear.points", factor, at_least=0)
 
     @property
-    def slow_until(self) -> float:
+    def rises_until(self) -> float:
         """The epoch of the first of its highest points."""
         return max(self.points, key=lambda point: point[1])[0]
 
@@ -317,11 +317,6 @@ class SlowStart:
             raise ValueError(f"SlowStart.factors must be a tuple of {len(self.boundaries) + 1}, got {self.factors!r}")
         for factor in self.factors:
             require_number("SlowStart.factors", factor, at_least=0)
-
-    @property
-    def slow_until(self) -> float:
-        """The end of its first stage."""
-        return self.boundaries[0]
 
     def __call__(self, epoch: float) -> float:
         return float(self.factors[bisect_right(self.boundaries, epoch)])

@@ -1,6 +1,7 @@
 """The commands on recipes, as a user types them."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import kilobatch
 from recipes.errors import RecipeError
+from trainers.commands.options import print_json
 
 ROOT = Path(__file__).parent.parent
 MINE = """\
@@ -189,6 +191,12 @@ def test_a_copy_names_its_original_and_keeps_its_source_and_never_overwrites(run
     code, _, problems = run("recipes", "copy", "digits/ramp", "steps.txt")
     assert (code, problems) == (2, ["steps.txt:1:1: the path of a recipe ends in .yaml; call it steps.yaml"])
     assert not (tmp_path / "steps.txt").exists()
+
+
+def test_json_has_no_number_that_json_does_not_know(capsys):
+    print_json({"losses": (math.inf, math.nan, 1.5), "runs": [{"seed": 2}]})
+    tree = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert tree == {"losses": [None, None, 1.5], "runs": [{"seed": 2}]}
 
 
 def test_curve_at_epochs(run):

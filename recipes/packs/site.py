@@ -91,7 +91,7 @@ def of_registry(registry: Registry, vocabulary: Vocabulary) -> Iterator[Listed]:
         yield Listed(
             name=entry.name,
             opened=open_recipe(folder / PACKED, vocabulary=vocabulary, allow_code=None),
-            facts=entry.said.get("facts") or {},
+            facts=entry.facts,
             claims=(entry.said.get("claims") or ()) if runs else (),
             runs=[open_run(run) for run in runs],
             reruns=registry.reruns(entry.digest),

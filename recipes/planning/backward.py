@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from recipes.errors import InputRefused
 from recipes.planning.forecast import PARTS, case_of, checkpoint_seconds, num_evaluations
 from recipes.planning.planner import Plan, largest_micro_batch
 from recipes.planning.timing import End, Timing, timing_of
-from recipes.schema.vocabulary import Unbuilt
+from recipes.schema.vocabulary import kind_of
 
 MOST_DEVICES = 100_000
 
@@ -135,20 +135,25 @@ def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
         NoForecast: the cluster lacks a figure.
     """
     numbers = np.arange(1, MOST_DEVICES + 1) if devices is None else np.asarray(devices)
-    node = plan.cluster.workers_per_node
-    found = [_scanned(plan, numbers[numbers == one]) for one in range(1, node + 1) if one in numbers]
-    if (numbers > node).any():
-        found.append(_scanned(plan, numbers[numbers > node]))
+    timed = [each.workers for each in getattr(plan.cluster.hardware, "all_reduces", ())]
+    apart = (numbers <= plan.cluster.workers_per_node) | np.isin(numbers, timed)
+    found = [_scanned(plan, one) for one in numbers[apart, None]]
+    if not apart.all():
+        found.append(_scanned(plan, numbers[~apart]))
+    order = np.argsort(np.concatenate([each.devices for each in found]))
+
+    def rising(arrays: Iterable[np.ndarray]) -> np.ndarray:
+        return np.concatenate(list(arrays))[order]
+
     return Scan(
         devices=numbers,
-        **{name: np.concatenate([getattr(each, name) for each in found]) for name in ("seconds", "fast", "slow")},
-        parts={part: np.concatenate([each.parts[part] for each in found]) for part in PARTS},
-        other=np.concatenate([each.other for each in found]),
+        **{name: rising(getattr(each, name) for each in found) for name in ("seconds", "fast", "slow", "other")},
+        parts={part: rising(each.parts[part] for each in found) for part in PARTS},
     )
 
 
 def _scanned(plan: Plan, devices: np.ndarray) -> Scan:
-    """Of numbers of devices that one calibration serves: one number within a node, or any beyond."""
+    """Of numbers of devices that one calibration serves: one within a node or timed by a probe, or any others."""
     parts = {part: np.zeros(len(devices)) for part in PARTS}
     ends: dict[End, Any] = {"fast": 0.0, "slow": 0.0}
     serves = np.ones(len(devices), dtype=bool)
@@ -187,8 +192,7 @@ def has_convergence_points(plan: Plan, top1: float) -> bool:
 
 def model_and_dataset(plan: Plan) -> tuple[str, str]:
     """The kind of a plan's model, and the name of its data set."""
-    model = plan.recipe.model
-    return model.kind if isinstance(model, Unbuilt) else type(model).__name__, plan.dataset.name
+    return kind_of(plan.recipe.model), plan.dataset.name
 
 
 @dataclass(frozen=True, kw_only=True)

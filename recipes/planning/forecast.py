@@ -17,7 +17,7 @@ from recipes.planning.timeline import Segment
 from recipes.planning.timing import Case, End, NoForecast, Timing, timing_of
 from recipes.planning.update_time import UpdateTime
 from recipes.schema.image_size import sides_by_size
-from recipes.schema.vocabulary import Unbuilt
+from recipes.schema.vocabulary import kind_of
 
 PARTS = ("compute", "exposed", "contention", "straggling", "waiting_for_input", "coordination")
 Range = tuple[float, float]  # low, high
@@ -238,10 +238,10 @@ def fullest_division(planned: PlannedSegment) -> dict[str, int]:
 
 def case_of(plan: Plan, segment: Segment) -> Case:
     """What is timed of a plan in one of its segments."""
-    recipe, model = plan.recipe, plan.recipe.model
+    recipe = plan.recipe
     return Case(
         cluster=plan.cluster,
-        model=model.kind if isinstance(model, Unbuilt) else type(model).__name__,
+        model=kind_of(recipe.model),
         image_size=sides_by_size(recipe).get(segment.image_size, segment.image_size),
         precision=recipe.precision.compute,
         num_classes=plan.dataset.num_classes,
@@ -306,8 +306,6 @@ def checkpoint_seconds(plan: Plan) -> float:
 def num_evaluations(plan: Plan) -> int:
     """Evaluations of a run: after the first update that reaches each multiple, and at the end."""
     every, offset = plan.recipe.evaluation.every, plan.recipe.evaluation.offset
-    before = max(0, plan.timeline.first_update_at(offset) - 1)
-    if every == "update":
-        return plan.timeline.num_updates - before
-    after = math.ceil((plan.recipe.epochs - offset) / every - 1e-9) + (1 if offset else 0)
-    return max(1, min(plan.timeline.num_updates - before, after))
+    if every == "update":  # may be millions
+        return plan.timeline.num_updates - max(0, plan.timeline.first_update_at(offset) - 1)
+    return sum(1 for _ in plan.timeline.all_due(every, offset=offset))

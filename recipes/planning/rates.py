@@ -130,13 +130,16 @@ def largest_linear_batch(recipe: Recipe) -> float:
 
         max over the ramp of min(B, rate / reference * per), and the first batch
 
-    A step of the ramp counts by its actual rate: if the batch doubles while the rate falls to a fifth (Smith et al.
-    2017: grow the batch instead of decaying the rate), the reach stays. With `rule: none`, `per` is the first batch.
+    A step of the ramp counts by its actual rate, where it begins or where the warmup ends in it: if the batch doubles
+    while the rate falls to a fifth (Smith et al. 2017: grow the batch instead of decaying the rate), the reach stays.
+    With `rule: none`, `per` is the first batch.
     """
     formula, ramp = recipe.learning_rate, recipe.batch.global_
     per = ramp.sizes[0] if formula.rule == "none" else formula.per
-    steps = zip(ramp.boundaries[1:], ramp.sizes[1:], strict=True)
-    reached = [min(size, learning_rate_at(recipe, start) / formula.reference * per) for start, size in steps]
+    warm = 0.0 if formula.warmup is None else formula.warmup.shape.epochs
+    steps = zip(ramp.boundaries, (*ramp.boundaries[1:], math.inf), ramp.sizes, strict=True)
+    highest = [(max(start, warm) if warm < end else start, size) for start, end, size in steps]
+    reached = [min(size, learning_rate_at(recipe, epoch) / formula.reference * per) for epoch, size in highest]
     return max([ramp.sizes[0], *reached])
 
 
@@ -155,16 +158,3 @@ def averaged_samples(evaluation: Evaluation, *, global_batch_size: int, norm_spa
         return global_batch_size / (1 - average.keep ** (global_batch_size / average.per))
     size = norm_span if evaluation.norm_statistics == "by_group" else global_batch_size
     return size / (1 - average.keep)
-
-
-def slow_until(recipe: Recipe) -> float:
-    """The epoch at which a run's slow start ends; before, it looks worse than it is.
-
-    The latest end of: the warmup, the schedule's own rise or slow start, the optimizer's. Schedules and optimizers
-    that have one say so by a property `slow_until`.
-    """
-    formula = recipe.learning_rate
-    warmup = 0.0 if formula.warmup is None else formula.warmup.shape.epochs
-    delay = warmup if formula.warmup is not None and formula.warmup.joins == "before" else 0.0
-    of_schedule = delay + getattr(formula.schedule, "slow_until", 0.0)
-    return max(warmup, of_schedule, getattr(recipe.optimizer, "slow_until", 0.0))

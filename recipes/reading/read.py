@@ -27,7 +27,7 @@ from recipes.reading.other_frameworks import key_here, kind_here, value_here
 from recipes.reading.yaml import Origin
 from recipes.schema import Recipe
 from recipes.schema.positions import UNITS
-from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
+from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary, kind_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -377,11 +377,6 @@ class Reading:
         if match and any(field.key == key for field in fields_of(cls)):
             return self.refuse((*path, key), f"is {match[3]}" if match[3] else "is not possible", match[2])
         return self.refuse(path, str(error), f"see {cls.__name__} in docs/recipes.md")
-
-
-def kind_of(component: Any) -> str:
-    """The `kind` of a component that is a default."""
-    return component.kind if isinstance(component, Unbuilt) else type(component).__name__
 
 
 def dotted(path: Path) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 from recipes import schema
 from recipes.planning import hardware
 from recipes.planning.cluster import Cluster, GradientExchange
-from recipes.reading.read import Field, component_of, fields_of, kind_of, options_of, words
+from recipes.reading.read import Field, component_of, fields_of, options_of, words
 from recipes.schema.positions import UNITS
-from recipes.schema.vocabulary import Component, Vocabulary
+from recipes.schema.vocabulary import Component, Vocabulary, kind_of
 
 _ENTRY = re.compile(r"    (\w+(?:, \w+)*): (.*)")
 

@@ -94,6 +94,14 @@ def _statistics(request: Request) -> Change:
     )
 
 
+def forgetting_by_samples(request: Request) -> Iterator[Change]:
+    """Running statistics that count in samples, where a batch that stays begins to grow."""
+    average, how = request.recipe.evaluation.norm_momentum, request.recipe.evaluation.norm_statistics
+    if average.per == "update" and how in ("moving_average", "pooled"):
+        first = request.recipe.batch.global_.sizes[0]
+        yield request.moved("evaluation.norm_momentum.per", first, "forgets as fast at every batch")
+
+
 def _interval_reason(request: Request) -> str:
     every, num_train = request.recipe.evaluation.every, request.opened.dataset.num_train
     if every == "update":

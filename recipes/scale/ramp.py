@@ -11,6 +11,7 @@ from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate_at
 from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.scale.batch import forgetting_by_samples
 from recipes.scale.derive import Scaled, require_name, write_new
 from recipes.scale.request import Change, Request
 from recipes.scale.seesaw import derived_text
@@ -152,6 +153,5 @@ def step_changes(
         reached = [size for at, size in steps if at < warmup.shape.epochs][-1]
         if reached != warmup.target_batch:
             yield request.moved("learning_rate.warmup.target_batch", reached, "the batch at its end")
-    average, how = recipe.evaluation.norm_momentum, recipe.evaluation.norm_statistics
-    if average.per == "update" and how in ("moving_average", "pooled") and len(sizes) == 1:  # a ramp has its own way
-        yield request.moved("evaluation.norm_momentum.per", sizes[0], "forgets as fast at every batch")
+    if len(sizes) == 1:  # a ramp has its own way
+        yield from forgetting_by_samples(request)

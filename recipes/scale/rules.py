@@ -204,8 +204,8 @@ def _warmup(request: Request) -> Change:
         return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
     if warmup is None and (request.kappa <= 1 or formula.rule not in ("linear", "none")):
         return request.kept(key, "none, as before")
-    if warmup is None and getattr(formula.schedule, "slow_until", 0.0) > 0:
-        return request.kept(key, f"none: the schedule rises by itself, until epoch {formula.schedule.slow_until:g}")
+    if warmup is None and getattr(formula.schedule, "rises_until", 0.0) > 0:
+        return request.kept(key, f"none: the schedule rises by itself, until epoch {formula.schedule.rises_until:g}")
     if warmup is None:
         return request.moved(
             key, _five_epochs(request), "a rise in a straight line over 5 epochs, less in a short run", source

@@ -13,6 +13,7 @@ from recipes.planning.rates import full_rate_at, learning_rate_at
 from recipes.reading.load import load_tree, resolved_text
 from recipes.reading.open import OpenedRecipe, leaves, open_recipe
 from recipes.reading.read import dotted
+from recipes.scale.batch import forgetting_by_samples
 from recipes.scale.derive import HEADER, Scaled, link, require_name, write_new
 from recipes.scale.request import Change, Request, rounded
 from recipes.schema.vocabulary import Vocabulary, rate_rule
@@ -99,6 +100,7 @@ def _changes(request: Request) -> Iterator[Change]:
     schedule = {"kind": "SlowStart", "boundaries": boundaries[1:], "factors": factors}
     yield request.moved("learning_rate.schedule", schedule, f"{reason}, then is halved as before", _SOURCE)
     yield request.moved("learning_rate.scale_with", "initial", "the rate does not follow the growing batch", _SOURCE)
+    yield from forgetting_by_samples(request)
     warmup = recipe.learning_rate.warmup
     if warmup is not None and warmup.joins != "multiply":
         yield request.moved("learning_rate.warmup.joins", "multiply", "the new stages count from the start of the run")

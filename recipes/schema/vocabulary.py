@@ -71,6 +71,11 @@ class Unbuilt:
     fields: Mapping[str, object]
 
 
+def kind_of(component: object) -> str:
+    """The `kind` of a component, built or not."""
+    return component.kind if isinstance(component, Unbuilt) else type(component).__name__
+
+
 def rate_rule(optimizer: object) -> str | None:
     """How an optimizer's rate follows the batch, by its class attribute `rate_rule`; None where it has none.
 

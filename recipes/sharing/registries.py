@@ -12,6 +12,7 @@ What was read once stays in the cache, which serves names, packs and searches wi
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 import re
@@ -62,6 +63,12 @@ class Entry:
     @property
     def digest(self) -> str:
         return str(self.said["digest"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Those of `FACTS` that it has: texts, or finite numbers. A stranger's pack may say anything there."""
+        said = self.said.get("facts")
+        return {key: value for key in FACTS if isinstance(said, dict) and _is_fact(key, value := said.get(key))}
 
 
 def settings_file() -> Path:
@@ -309,6 +316,12 @@ class Registry:
         return place.read_bytes()
 
 
+def _is_fact(key: str, value: Any) -> bool:
+    if key in ("dataset", "model"):
+        return isinstance(value, str)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def found_in(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
     """The entries that meet all conditions, such as `dataset=imagenet`, `accuracy>=0.75` or `device_hours<100`.
 
@@ -321,7 +334,7 @@ def found_in(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]
             way_out = f"write a key, one of = != < <= > >=, and a value; keys: {', '.join(FACTS)}"
             raise InputRefused(f"{condition!r} is no condition; {way_out}")
         key, how, text = match.groups()
-        entries = [entry for entry in entries if _meets((entry.said.get("facts") or {}).get(key), how, text)]
+        entries = [entry for entry in entries if _meets(entry.facts.get(key), how, text)]
     return list(entries)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands.options import AllowCode, Data, Json, Workers
+from trainers.commands.options import AllowCode, Data, Json, Workers, print_json
 
 EXAMPLES = """\b
 Examples:
@@ -70,7 +69,7 @@ def branch(
         print(f"kilobatch: {error}", file=sys.stderr)
         raise typer.Exit(error.code) from None
     if as_json:
-        print(json.dumps({**asdict(result), "critical_batch": result.critical.batch, "at_least": result.is_largest}))
+        print_json({**asdict(result), "critical_batch": result.critical.batch, "at_least": result.is_largest})
     else:
         print(printable(branches_text(result)), end="")
         print(f"wrote {folder}; a ramp of it: kilobatch recipes ramp --from {quote(str(folder))}")

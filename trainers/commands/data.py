@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from trainers.commands.options import (
     Recipe,
     Set,
     opened_recipe,
+    print_json,
     written,
 )
 
@@ -37,7 +37,7 @@ def inspect(
     from trainers.datasets.inspection import inspect, inspection_text
 
     found = inspect(opened_dataset(dataset, data, allow_code))
-    print(json.dumps(found, indent=2) if as_json else inspection_text(found))
+    print_json(found) if as_json else print(inspection_text(found))
     if out is not None:
         from recipes.reports.plots import data_figure, save_figure
 
@@ -63,7 +63,7 @@ def verify(
     opened = opened_dataset(dataset, data, allow_code)
     with showing_progress(f"decoding {opened.name}", num_images(opened), unit="images", after_seconds=1.0) as advance:
         verified = verify_images(opened, advance)
-    print(json.dumps(verified.as_tree(), indent=2) if as_json else verified_text(verified))
+    print_json(verified.as_tree()) if as_json else print(verified_text(verified))
     if write_list is not None:
         written(lambda: write_names(verified.bad, write_list), "--write-list")
     raise typer.Exit(0 if verified.holds else EXIT_FAILED)
@@ -145,7 +145,7 @@ def bench(
     opened = opened_dataset(dataset, data, allow_code)
     of = None if recipe is None else _trainable(opened_recipe(recipe, None, data, allow_code)).recipe
     rates = measure_input(opened, of, target=target)
-    print(json.dumps(rates, indent=2) if as_json else rates_text(rates))
+    print_json(rates) if as_json else print(rates_text(rates))
 
 
 @app.command()

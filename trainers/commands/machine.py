@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainers.commands.options import NAME, AllowCode, Data, Device, Json, Set, Workers, opened_recipe, written
+from trainers.commands.options import (
+    NAME,
+    AllowCode,
+    Data,
+    Device,
+    Json,
+    Set,
+    Workers,
+    opened_recipe,
+    print_json,
+    written,
+)
 
 if TYPE_CHECKING:
     from trainers.launch.probe import ProbeRequest
@@ -68,7 +79,7 @@ def probe(
     tree["name"] = out.stem
     written(lambda: [_write_new(out, cluster_text(tree))], "-o")
     if as_json:
-        print(json.dumps(tree, indent=2))
+        print_json(tree)
     else:
         print(f"kilobatch plan {recipe} --cluster {out if out.parent != Path() else f'./{out}'} now knows this machine")
 

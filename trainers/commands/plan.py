@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,13 +20,13 @@ from trainers.commands.options import (
     Recipe,
     SetBoth,
     opened_recipe,
+    print_json,
     written,
 )
 
 if TYPE_CHECKING:
     from recipes.planning.backward import Choice
     from recipes.planning.planner import Plan
-    from recipes.reading.open import OpenedRecipe
     from trainers.launch.planning import Advice, Priced, RecipeChoice, Target
 
 EXAMPLES = """\b
@@ -139,7 +138,7 @@ def plan(
         tree["warnings"].append(crowded)
         texts.append(f"warning: {crowded}")
     if wanted is not None:
-        answer, text = _target(opened, made, wanted, words)
+        answer, text = _target(made, wanted, words)
         tree["target"] = answer
         texts.append(text)
     if advise:
@@ -157,10 +156,10 @@ def plan(
 
         times = planning.scaling(made)
         written(lambda: save_figure(scaling_figure(made, times, planning.published_times(made, words)), plot), "--plot")
-    print(json.dumps(tree, indent=2) if as_json else "\n\n".join(texts))
+    print_json(tree) if as_json else print("\n\n".join(texts))
 
 
-def _target(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
+def _target(made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
     """The answer to `--target`, for JSON and as text."""
     from recipes.planning.backward import has_convergence_points
     from trainers.launch import planning
@@ -169,22 +168,22 @@ def _target(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tup
         reaching = planning.recipes_reaching(made, wanted, made.workers, words)
         return {"recipes": [asdict(each) for each in reaching]}, _recipes_text(made, wanted, reaching)
     if wanted.top1 is not None:
-        found = planning.accuracy_choices(opened, made, wanted, made.workers)
+        found = planning.accuracy_choices(made, wanted, made.workers)
         answer, text = {"choices": [asdict(each) for each in found]}, _choices_text(made, wanted, found)
         if not found or wanted.seconds is None:
             return answer, text
         best = min(found, key=lambda choice: choice.devices)
-        within, more = _within(opened, planning.of_choice(opened, made, best), wanted, words)
+        within, more = _within(planning.of_choice(made, best), wanted, words)
         return answer | within, f"{text}\n\nwith batch {best.batch:,} and {best.epochs[0]:.1f} epochs, {more}"
-    return _within(opened, made, wanted, words)
+    return _within(made, wanted, words)
 
 
-def _within(opened: OpenedRecipe, made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
+def _within(made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
     """Devices, micro-batches and clusters on which a plan's recipe takes at most a time."""
     from trainers.launch import planning
 
     times, fewest = planning.fewest_devices(made, wanted.seconds)
-    clusters = planning.cheapest_clusters(opened, made, wanted.seconds, words=words)
+    clusters = planning.cheapest_clusters(made, wanted.seconds, words=words)
     micro = planning.micro_batches(made, wanted.seconds)
     answer = {
         "seconds": wanted.seconds,

@@ -15,6 +15,7 @@ from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import read_metrics
 from recipes.reports.wording import percent
+from recipes.schema.vocabulary import kind_of
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
@@ -54,7 +55,7 @@ class OpenRecipe:
     def __repr__(self) -> str:
         recipe = self.opened.recipe
         sizes = ", ".join(map(str, recipe.batch.global_.sizes))
-        return f"<recipe {recipe.name}: {type(recipe.model).__name__}, {recipe.epochs:g} epochs, batch {sizes}>"
+        return f"<recipe {recipe.name}: {kind_of(recipe.model)}, {recipe.epochs:g} epochs, batch {sizes}>"
 
 
 @dataclass(frozen=True)

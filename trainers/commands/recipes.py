@@ -21,6 +21,7 @@ from trainers.commands.options import (
     Recipe,
     Set,
     opened_recipe,
+    print_json,
     written,
 )
 
@@ -39,7 +40,7 @@ def list_recipes(as_json: Json = False, allow_code: AllowCode = False) -> None:
 
     rows, problems = library(vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         keys = ("name", "dataset", "model", "epochs", "global_batch_size", "title")
         print(points_text([{key: row[key] for key in keys} for row in rows], cut="title"))
@@ -56,7 +57,7 @@ def show(
 
     opened = opened_recipe(recipe, overrides, data, allow_code, looks=True)
     if as_json:
-        print(json.dumps({"recipe": opened.tree, "origins": opened.origins}, indent=2))
+        print_json({"recipe": opened.tree, "origins": opened.origins})
     else:
         print(resolved_text(opened.tree, opened.origins), end="")
 
@@ -129,7 +130,7 @@ def show_id(
     ids = ids_of(opened_recipe(recipe, overrides, data, allow_code, looks=True))
     missing = {"code": "none: the recipe names no code of your own", "data": "unknown: the data are not here"}
     if as_json:
-        print(json.dumps(ids, indent=2))
+        print_json(ids)
     else:
         print("\n".join(f"{what:<7} {digest or missing[what]}" for what, digest in ids.items()))
 
@@ -208,7 +209,7 @@ def diff(
     known = vocabulary(allow_code=allow_code)
     comparison = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code or None, data_root=data)
     if as_json:
-        print(json.dumps(comparison.as_tree(), indent=2))
+        print_json(comparison.as_tree())
     else:
         print(printable(diff_text(comparison, with_words=everything)), end="")
     raise typer.Exit(0 if comparison.same else 1)
@@ -320,4 +321,4 @@ def curve(
         print(curve_text(opened.recipe, opened.dataset))
     elif at is not None or as_json:
         points = curve_points(opened, parse_at(at, opened))
-        print(json.dumps(points, indent=2) if as_json else points_text(points))
+        print_json(points) if as_json else print(points_text(points))

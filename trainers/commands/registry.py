@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
 import typer
 
-from trainers.commands.options import OPTIONS_OF_GROUPS, Json
+from trainers.commands.options import OPTIONS_OF_GROUPS, Json, print_json
 
 EXAMPLES = """\b
 Examples:
@@ -191,10 +190,9 @@ def _print_entries(entries: list, as_json: bool, *, none: str = _EMPTY) -> None:
     from recipes.sharing.registries import FACTS
 
     if as_json:
-        print(json.dumps([{"name": entry.name, **entry.said} for entry in entries], indent=2))
+        print_json([{"name": entry.name, **entry.said} for entry in entries])
         return
-    facts = {entry.name: entry.said.get("facts") or {} for entry in entries}
-    rows = [{"name": name, **{key: _short(known.get(key)) for key in FACTS}} for name, known in facts.items()]
+    rows = [{"name": entry.name, **{key: _short(entry.facts.get(key)) for key in FACTS}} for entry in entries]
     rows = [row | {"accuracy": percent(row["accuracy"])} for row in rows]
     print(printable(points_text(rows)) if rows else none)
 

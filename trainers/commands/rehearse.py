@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from trainers.commands.options import (
     Recipe,
     SetBoth,
     opened_recipe,
+    print_json,
 )
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def rehearse(
     if as_json:
         names = ("seconds", "seconds_with_failures")
         more = dict.fromkeys(names) if seconds is None else dict(zip(names, seconds, strict=True))
-        print(json.dumps(rehearsed.as_tree() | more, indent=2))
+        print_json(rehearsed.as_tree() | more)
     else:
         print(f"{rehearsal_text(rehearsed)}\n{time}")
     raise typer.Exit(0 if rehearsed.holds else 5)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainers.commands.options import AllowCode, Data, Json, Workers
+from trainers.commands.options import AllowCode, Data, Json, Workers, print_json
 
 EXAMPLES = """\b
 Examples:
@@ -65,5 +64,5 @@ def reproduce(
         print(f"kilobatch: {error}", file=sys.stderr)
         raise typer.Exit(error.code) from None
     if as_json:
-        print(json.dumps(evidence, indent=2))
+        print_json(evidence)
     raise typer.Exit(EXIT_CODES[evidence["verdict"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from enum import Enum
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json
+from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json, print_json
 
 app = typer.Typer(help="List, show and remove runs.", **OPTIONS_OF_GROUPS)
 
@@ -32,7 +31,7 @@ def evaluate(
     from trainers.launch.score_run import score_run, scored_text
 
     scored = score_run(run, checkpoint=checkpoint, split=split, data=data, allow_code=allow_code, device=device)
-    print(json.dumps(scored, indent=2) if as_json else scored_text(scored))
+    print_json(scored) if as_json else print(scored_text(scored))
 
 
 def export(
@@ -100,7 +99,7 @@ def list_runs(
 
     rows = [run.facts for run in runs(folder)]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
     elif rows:
         print(printable(points_text([_for_people(row) for row in rows])))
     else:
@@ -133,7 +132,7 @@ def show(
     require_run(run)
     facts = Run(run).facts | {"files": sorted(path.name for path in run.iterdir())}
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         texts = _for_people(facts) | {"files": ", ".join(facts["files"])}
         print(printable("\n".join(f"{key}: {value}" for key, value in texts.items())))

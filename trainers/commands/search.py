@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainers.commands.options import AllowCode, AllRanks, ClusterName, Data, Device, HangAfter, Hosts, Json
+from trainers.commands.options import AllowCode, AllRanks, ClusterName, Data, Device, HangAfter, Hosts, Json, print_json
 
 
 def search(
@@ -64,7 +63,7 @@ def search_status(
     from trainers.search.status import status_text, status_tree
 
     tree = status_tree(folder)
-    print(json.dumps(tree, indent=1) if as_json else status_text(tree))
+    print_json(tree) if as_json else print(status_text(tree))
 
 
 def search_ranks(messages: Path, local_ranks: str) -> None:

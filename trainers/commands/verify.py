@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 import typer
 
-from trainers.commands.options import AllowCode, Data, Json, Recipe, Set
+from trainers.commands.options import AllowCode, Data, Json, Recipe, Set, print_json
 
 
 def verify(
@@ -33,7 +32,7 @@ def verify(
     with console.status("training a few updates in several ways"):
         checks = run(recipe, overrides=overrides or (), data=data, allow_code=allow_code, tell=tell)
     if as_json:
-        print(json.dumps([asdict(check) for check in checks], indent=2))
+        print_json([asdict(check) for check in checks])
     broken = sum(not check.holds for check in checks)
     console.print(f"{broken} of {len(checks)} checks do not hold." if broken else f"All {len(checks)} checks hold.")
     raise typer.Exit(1 if broken else 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def frontier(
         request: of a search, but `search` is a frontier's name, its file, or its folder, which is only shown.
         overrides: `a.b=c` as given to `--set`, of the frontier.
         cluster: on which time and cost of every point are planned; None: not.
-        as_json: print the result as JSON.
+        as_json: print the result as JSON; all that is said before goes to stderr.
     Raises:
         InputRefused: before anything was started or written.
     """
@@ -65,7 +67,7 @@ def frontier(
     code = 0
     if shown is None:
         _require_same(opened, folder)
-        with lock_folder(folder):
+        with lock_folder(folder), redirect_stdout(sys.stderr) if as_json else nullcontext():
             write_whole(folder / FRONTIER, block_text(_own_tree(opened)))
             code = _run(opened, folder, request)
             write_report(folder, opened, read_points(opened, folder), cluster=cluster)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -32,8 +31,9 @@ from recipes.reading.registry import names
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run
 from recipes.scale import Change, scaling_changes
+from recipes.schema import Dataset, Recipe
 from recipes.schema.image_size import sides_by_size
-from recipes.schema.vocabulary import Vocabulary
+from recipes.schema.vocabulary import Vocabulary, kind_of
 from trainers.launch.vocabulary import vocabulary
 
 _FEWEST_UPDATES = 5  # for the median of a rate
@@ -129,12 +129,12 @@ def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
     )
 
 
-def of_choice(opened: OpenedRecipe, made: Plan, choice: Choice) -> Plan:
+def of_choice(made: Plan, choice: Choice) -> Plan:
     """The plan of a choice's batch and epochs on the same cluster."""
-    return _whole(opened, made.cluster, at_batch(made, choice.batch, choice.epochs[0]))
+    return _whole(made, recipe=at_batch(made, choice.batch, choice.epochs[0]))
 
 
-def cheapest_clusters(opened: OpenedRecipe, made: Plan, seconds: float, *, words: Vocabulary) -> list[Priced]:
+def cheapest_clusters(made: Plan, seconds: float, *, words: Vocabulary) -> list[Priced]:
     """Of the clusters that have a name: those with a rate of this model whose devices suffice.
 
     The cheapest first; behind them those without a price, the one of the fewest device-hours first.
@@ -145,7 +145,7 @@ def cheapest_clusters(opened: OpenedRecipe, made: Plan, seconds: float, *, words
         if cluster.hardware is None:
             continue
         try:
-            times = scan(_whole(opened, cluster, made.recipe))
+            times = scan(_whole(made, cluster=cluster))
         except (NoForecast, PlanError):
             continue
         if (priced := _priced(cluster, times, seconds)) is not None and not priced.beyond:
@@ -153,16 +153,23 @@ def cheapest_clusters(opened: OpenedRecipe, made: Plan, seconds: float, *, words
     return sorted(found, key=lambda each: (each.dollars is None, each.dollars or each.device_hours))
 
 
-def _whole(opened: OpenedRecipe, cluster: Cluster, recipe: Any = None) -> Plan:
-    """A plan on so many workers that the recipe's norm groups surely fit: the scan plans all other numbers."""
-    recipe = opened.recipe if recipe is None else recipe
-    workers = min(cluster.num_workers, min(recipe.batch.global_.sizes))
-    return plan(recipe=recipe, dataset=opened.dataset, cluster=cluster, workers=workers)
+def _whole(
+    made: Plan, *, recipe: Recipe | None = None, dataset: Dataset | None = None, cluster: Cluster | None = None
+) -> Plan:
+    """A plan of another recipe or on another cluster, for `scan`, which divides it anew.
+
+    The micro-batch that was asked for and exact mode hold on the plan's own cluster only.
+    """
+    recipe, own, cluster = recipe or made.recipe, cluster in (None, made.cluster), cluster or made.cluster
+    workers = min(cluster.num_workers, min(recipe.batch.global_.sizes))  # on these its norm groups surely fit
+    whole = plan(recipe=recipe, dataset=dataset or made.dataset, cluster=cluster, workers=workers)
+    asked = {"micro_batch_size": made.micro_batch_size, "exact": made.exact} if own else {}
+    return replace(whole, model=made.model, **asked)
 
 
 def micro_batches(made: Plan, seconds: float) -> list[tuple[int, int]]:
     """(micro-batch, fewest devices within a time), for norm spans times powers of two up to the largest rate's."""
-    rates = [rate for rate in made.cluster.hardware.rates if rate.model == type(made.recipe.model).__name__]
+    rates = [rate for rate in made.cluster.hardware.rates if rate.model == kind_of(made.recipe.model)]
     largest = max((rate.micro_batch_size for rate in rates), default=0)
     size, found = min(made.recipe.batch.norm_span.sizes), []
     while size <= max(largest, min(made.recipe.batch.norm_span.sizes)):
@@ -173,14 +180,14 @@ def micro_batches(made: Plan, seconds: float) -> list[tuple[int, int]]:
     return found
 
 
-def accuracy_choices(opened: OpenedRecipe, made: Plan, target: Target, devices: int) -> list[Choice]:
+def accuracy_choices(made: Plan, target: Target, devices: int) -> list[Choice]:
     """Batches that reach an accuracy, with their epochs and devices."""
     first, last = CONVERGENCE[0].batch, CONVERGENCE[-1].batch
     powers = [2**power for power in range(11, 17)]
     batches = sorted({*(point.batch for point in CONVERGENCE), *(b for b in powers if first <= b <= last)})
 
     def plan_at(batch: int, epochs: float) -> Plan:
-        return _whole(opened, made.cluster, at_batch(made, batch, epochs))
+        return _whole(made, recipe=at_batch(made, batch, epochs))
 
     return choices(plan_at, batches=batches, devices=devices, within=target.seconds)
 
@@ -217,7 +224,7 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
     claimed, found, planned, missing = [], [], 0, ""
     for name in names("recipes"):
         opened = open_recipe(name, vocabulary=words)
-        if (type(opened.recipe.model).__name__, opened.dataset.name) != model_and_dataset(made):
+        if (kind_of(opened.recipe.model), opened.dataset.name) != model_and_dataset(made):
             continue
         claimed += [(claim.value, claim, name, opened) for claim in opened.recipe.claims if claim.metric == "top1"]
     best = max(claimed, key=lambda each: each[0], default=None)
@@ -230,7 +237,7 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
         if top1 < target.top1:
             continue
         try:
-            times = scan(_whole(opened, made.cluster), range(1, devices + 1))
+            times = scan(_whole(made, recipe=opened.recipe, dataset=opened.dataset), range(1, devices + 1))
         except (NoForecast, PlanError) as error:
             missing = str(error).partition("; ")[0]  # --set would not change these recipes
             continue
@@ -304,6 +311,7 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, time
         timed: its time is known; False: the largest batch that the rules allow.
     """
     same = {"dataset": opened.dataset, "cluster": made.cluster, "workers": made.workers}
+    same |= {} if made.micro_batch_size == "auto" else {"micro_batch_size": made.micro_batch_size}
     own = made.recipe.batch.global_.sizes[0]
     span = made.recipe.batch.norm_span.sizes[0]
     candidates: dict[int, tuple[tuple[float, float, float], tuple[Change, ...]]] = {}
@@ -317,7 +325,7 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, time
             changes = () if batch == own else scaling_changes(opened, batch=batch, vocabulary=vocabulary())
             recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
             if timed:
-                taken = scan(_whole(opened, made.cluster, recipe), [made.workers]).at(made.workers)
+                taken = scan(_whole(made, recipe=recipe), [made.workers]).at(made.workers)
             else:
                 plan(recipe=recipe, **same)  # these workers can serve it
                 taken = (0.0, 0.0, 0.0)
@@ -391,7 +399,7 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
 
 def rates_of(run: Run, opened: OpenedRecipe, *, fewest_updates: int = _FEWEST_UPDATES) -> Iterator[Rate]:
     """The rate of each stage of a run that has so many updates after its first."""
-    model, sides, workers = type(opened.recipe.model).__name__, sides_by_size(opened.recipe), run.plan.get("workers")
+    model, sides, workers = kind_of(opened.recipe.model), sides_by_size(opened.recipe), run.plan.get("workers")
     segments = run.plan.get("segments")
     if not isinstance(workers, int) or not isinstance(segments, list):
         return

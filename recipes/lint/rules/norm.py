@@ -69,15 +69,12 @@ def lagging_average(case: Case) -> Iterator[Fault]:
         weight_average: {keep: 0.999, per: 8192}
     """
     average, samples = case.recipe.weight_average, case.recipe.epochs * case.opened.dataset.num_train
-    if average is None or average.keep >= 1:
-        return
-    per = case.largest_batch if average.per == "update" else average.per
-    window = per / (1 - average.keep)
+    window = 0.0 if average is None else average.per / (1 - average.keep)
     if window > samples / 4:
         yield Fault(
             keys=("weight_average.keep", "weight_average.per", "epochs"),
             what=f"an average over {window / case.opened.dataset.num_train:.3g} of {case.recipe.epochs:g} epochs",
-            way_out=f"write `keep: {1 - per / (samples / 10):.4g}`, a tenth of the run",
+            way_out=f"write `keep: 0.9, per: {max(1, int(samples / 100))}`, a tenth of the run",
         )
 
 

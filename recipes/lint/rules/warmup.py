@@ -20,7 +20,8 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     In the first epochs the gradient changes too fast for one large step to replace many small ones. A rate that is
     written at its own batch counts by the first step, rate over 1 - momentum, which is 1.0 at batch 256. The rate of
     LARS and LAMB follows no rule: they are reported from a batch of 1,632, the smallest of MLPerf's reference points,
-    all of which warm up. RmspropWarmup and AdaScale have a warmup of their own and are not reported.
+    all of which warm up. RmspropWarmup and AdaScale have a warmup of their own and are not reported, nor is a schedule
+    that begins low enough.
 
     Way out: rise to the full rate over 5 epochs, in a short run over a quarter of it.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of warmups at batch 8,192: top-1 error 24.84 %
@@ -34,10 +35,10 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     formula, kind = case.recipe.learning_rate, case.optimizer["kind"]
     if formula.warmup is not None or kind in _BRING_THEIR_OWN:
         return
-    what = None
-    if formula.rule != "none" and case.growth > _LARGEST_WITHOUT:
+    what, begins = None, formula.schedule(0.0)
+    if formula.rule != "none" and case.growth * begins > _LARGEST_WITHOUT:
         what = f"none, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
-    elif is_layerwise(case.recipe.optimizer) and case.first_batch >= _SMALLEST_PUBLISHED:
+    elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"none, with {kind} at a batch of {case.first_batch:,}"
     elif case.is_momentum_sgd and (step := case.first_rate * case.reach) > 1.001 * _LARGEST_WITHOUT:
         what = f"none, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
@@ -79,7 +80,8 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
     """A step of the schedule at or after the end of the run: it never happens.
 
     A recipe that extends another and shortens the run inherits the boundaries of the longer one. The rate then falls
-    once or never, and the accuracy of the last epochs is missing.
+    once or never, and the accuracy of the last epochs is missing. With `joins: before` the boundaries count from the
+    end of the warmup.
 
     Way out: boundaries at the same shares of the run.
     Source: Goyal et al. 2017, arXiv 1706.02677: steps at 30, 60 and 80 of 90 epochs.
@@ -89,10 +91,13 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
         epochs: 30
         learning_rate: {schedule: {boundaries: [10, 20, 27]}}
     """
-    boundaries = getattr(case.recipe.learning_rate.schedule, "boundaries", None) or ()
-    late = [boundary for boundary in boundaries if boundary >= case.recipe.epochs]
+    formula = case.recipe.learning_rate
+    boundaries = getattr(formula.schedule, "boundaries", None) or ()
+    clock_starts = formula.warmup.shape.epochs if formula.warmup is not None and formula.warmup.joins == "before" else 0
+    late = [clock_starts + each for each in boundaries if clock_starts + each >= case.recipe.epochs]
     if late:
-        shares = (boundary * case.recipe.epochs / (max(boundaries) * 90 / 80) for boundary in boundaries)
+        length = case.recipe.epochs - clock_starts
+        shares = (boundary * length / (max(boundaries) * 90 / 80) for boundary in boundaries)
         yield Fault(
             keys=("epochs", "learning_rate.schedule.boundaries"),
             what=f"steps at {', '.join(f'{each:g}' for each in late)} of a run of {case.recipe.epochs:g} epochs",

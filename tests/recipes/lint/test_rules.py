@@ -63,6 +63,7 @@ LATER = "batch: {global: [{from: 0, size: 8192}, {from: %s, size: 16384}]}\neval
 LARS = "optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}\n"
 OWN_WARMUP = "optimizer: {kind: %s, weight_decay: 1e-4, no_decay: [norm]}\nlearning_rate: {warmup: null, rule: %s}\n"
 SLOW = "learning_rate: {%sschedule: {kind: SlowStart, boundaries: [30, 60], factors: [%s, 1.0, 0.1]}}\n"
+RISING = "learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, %s], [10, 1], [90, 0]]}}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
 
@@ -79,8 +80,13 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", "batch: {global: 16384}\nlearning_rate: {rule: sqrt}\n", []),
         ("goyal2017/256", LARS, []),
         # a clock that starts after the warmup
-        ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: before}}\n", []),
+        ("goyal2017", "epochs: 120\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n", []),
         ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: over}}\n", ["warmup-past-decay"]),
+        ("goyal2017", "epochs: 85\nlearning_rate: {warmup: {joins: before}}\n", ["decay-after-end"]),
+        ("goyal2017", "epochs: 86\nlearning_rate: {warmup: {joins: before}}\n", []),
+        # a schedule that begins low, and one that begins at 9.6 times the reference rate
+        ("goyal2017", RISING % 0.1, []),
+        ("goyal2017", RISING % 0.3, ["no-warmup"]),
         # statistics that move by group or not at all
         ("goyal2017", LAGGING % "pooled", ["lagging-statistics"]),
         ("goyal2017", LAGGING % "by_group", []),
@@ -103,6 +109,13 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 )
 def test_rules_that_fire(base, changes, rules, lint):
     assert [finding.rule for finding in lint(f"kilobatch: 1\nextends: {base}\n{changes}")] == rules
+
+
+def test_what_is_written_against_a_lagging_average_is_quiet(lint):
+    text = "kilobatch: 1\nextends: digits/baseline\nepochs: 8\nweight_average: {%s}\n"
+    (finding,) = lint(text % "keep: 0.9999, per: 8192")
+    assert finding.way_out == "write `keep: 0.9, per: 120`, a tenth of the run"
+    assert lint(text % "keep: 0.9, per: 120") == []
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ import pytest
 
 from recipes import open_cluster
 from recipes.planning.backward import scan
-from recipes.planning.forecast import forecast
-from recipes.planning.hardware import Coordination, Input
+from recipes.planning.forecast import forecast, num_evaluations
+from recipes.planning.hardware import Coordination, Input, MeasuredAllReduce
+from recipes.planning.planner import plan
+from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -47,6 +49,34 @@ def test_a_scan_gives_what_a_forecast_gives(planned: Callable) -> None:
     times = scan(made, numbers)
     for number, seconds in zip(numbers, times.seconds, strict=True):
         assert forecast(planned("suzuki2018", "mn1", number)).seconds == pytest.approx(float(seconds), rel=1e-3)
+
+
+def test_a_scan_takes_what_a_probe_timed_for_that_number_of_devices_only(planned: Callable) -> None:
+    timed = MeasuredAllReduce(workers=32, nodes=8, bytes_=(1000, 10**8), milliseconds=(1.0, 3000.0))
+    made = {number: planned("suzuki2018", "mn1", number) for number in (8, 24, 32, 64)}
+    where = replace(made[8].cluster, hardware=replace(made[8].cluster.hardware, all_reduces=(timed,)))
+    for last in (32, 64):
+        times = scan(replace(made[8], cluster=where), [number for number in made if number <= last])
+        for number, seconds in zip(times.devices.tolist(), times.seconds, strict=True):
+            expected = forecast(replace(made[number], cluster=where)).seconds
+            assert expected == pytest.approx(float(seconds), rel=1e-3), number
+
+
+def test_evaluations_are_those_of_the_run() -> None:
+    cluster = open_cluster("laptop", vocabulary=vocabulary())
+    for overrides, number in (
+        (["epochs=4.05", "batch.global=512"], 4),  # the update that reaches epoch 4 reaches 4.05, the end, too
+        (["epochs=4", "evaluation.every=0.5ep", "batch.global=[{from: 0, size: 1024}, {from: 2, size: 96}]"], 7),
+        (["epochs=4", "batch.global=512", "evaluation.every=update", "evaluation.offset=2"], 7),
+    ):
+        opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides)
+        made, evaluation = (
+            plan(recipe=opened.recipe, dataset=opened.dataset, cluster=cluster, workers=1),
+            opened.recipe.evaluation,
+        )
+        assert (
+            num_evaluations(made) == number == len([*made.timeline.all_due(evaluation.every, offset=evaluation.offset)])
+        )
 
 
 def test_a_hundred_thousand_devices_are_scanned_far_faster_than_the_bar_of_two_seconds(planned: Callable) -> None:

@@ -9,7 +9,6 @@ from recipes.planning.rates import (
     learning_rate_at,
     momentum_at,
     norm_span_at,
-    slow_until,
 )
 from recipes.reading.open import open_recipe
 from recipes.schema import Evaluation, NormMomentum
@@ -18,8 +17,6 @@ from trainers.launch.vocabulary import vocabulary
 SPAN = "[{from: 0, size: 8}, {from: 10, size: 64}]"
 RAMP = f"batch: {{global: [{{from: 0, size: 32}}, {{from: 10, size: 64}}], norm_span: {SPAN}}}"
 GROWING = "batch.global=[{from: 0, size: 4096}, {from: 30, size: 8192}]"
-RISE = "learning_rate.schedule={kind: PiecewiseLinear, points: [[0, 0.1], [4, 1.0], [20, 0.0]]}"
-BEFORE = "learning_rate.warmup={kind: GradualWarmup, epochs: %d, start: 0, joins: before}"
 HALF = "schedule: {kind: MultiStep, boundaries: [4, 10], factor: 0.5}"
 
 
@@ -99,6 +96,7 @@ def test_momentum_is_the_coefficient_of_the_recipe(opened, optimizer, momentum):
         (["batch.global=65536"], 65536),
         ([GROWING], 4096),  # at a tenth of the rate
         ([GROWING.replace("30", "10")], 8192),
+        ([GROWING.replace("30", "1"), "learning_rate.warmup.target_batch=8192"], 8192),  # its full rate comes later
         ([GROWING.replace("30", "10"), "learning_rate.scale_with=initial"], 4096),
         ([GROWING, "learning_rate.rule=none"], 4096),
         ([GROWING, "learning_rate.schedule.factor=0.75"], 6144),
@@ -131,28 +129,3 @@ def test_averaged_samples_per_samples_hardly_depends_on_the_batch():
 def test_averaged_samples_are_the_mean_age_of_a_sample_with_the_update_that_it_came_in():
     ages = sum(0.9**updates * 0.1 * (updates + 1) * 256 for updates in range(2000))
     assert window("pooled", 0.9, "update") == pytest.approx(ages)
-
-
-def library_recipe(*overrides, name="digits/batch_256"):
-    return open_recipe(name, vocabulary=vocabulary(), overrides=overrides).recipe
-
-
-@pytest.mark.parametrize(
-    ("overrides", "end"),
-    [
-        ([], 5),
-        (["learning_rate.warmup=null"], 0),
-        (["learning_rate.warmup=null", RISE], 4),
-        ([RISE], 5),
-        ([BEFORE % 3, RISE], 7),
-        (["learning_rate.schedule={kind: SlowStart, boundaries: [9, 12], factors: [0.5, 0.1, 0.01]}"], 9),
-        (["optimizer={kind: RmspropWarmup, beta_center: 6, beta_period: 4}"], 8),
-        (["learning_rate.schedule={kind: Product, factors: [{kind: Cosine}, {kind: SlowStart}]}", "epochs=90"], 40),
-    ],
-)
-def test_slow_until(overrides, end):
-    assert slow_until(library_recipe(*overrides)) == end
-
-
-def test_akiba2017_is_slow_until_its_slow_start_ends():
-    assert slow_until(library_recipe(name="akiba2017")) == 40

@@ -93,6 +93,12 @@ def test_warmup_of_a_short_run_is_a_quarter_of_it_and_ends_before_the_first_step
     assert scale("early.yaml", 512, text=early)[1].recipe.learning_rate.warmup.shape.epochs == 3
 
 
+def test_a_schedule_of_stages_does_not_rise_and_gets_a_warmup(scale):
+    stages = "kilobatch: 1\nextends: goyal2017/256\n"
+    stages += "learning_rate: {schedule: {kind: SlowStart, boundaries: [30, 60], factors: [1, 0.1, 0.01]}}\n"
+    assert scale("stages.yaml", 512, text=stages)[1].recipe.learning_rate.warmup.shape.epochs == 5
+
+
 def test_decay_relative_to_the_full_rate_moves_with_the_batch(scale, change_of):
     composer = (
         "kilobatch: 1\nextends: goyal2017\n"

@@ -63,6 +63,12 @@ def test_a_fall_by_ten_is_three_doublings_at_once(seesaw):
     assert after.recipe.batch.global_.boundaries[1] == pytest.approx(10, abs=1e-5)
 
 
+def test_running_statistics_forget_as_fast_when_the_batch_grows(seesaw):
+    _, after, _ = seesaw("kilobatch: 1\nextends: goyal2017/256\n", 2048)
+    assert after.recipe.batch.global_.sizes == (256, 2048)
+    assert after.recipe.evaluation.norm_momentum.per == 256
+
+
 @pytest.mark.parametrize(
     ("more", "batch", "message"),
     [

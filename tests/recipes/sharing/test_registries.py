@@ -251,6 +251,12 @@ def test_a_url_without_conditional_writes_is_read_and_refuses_pushes(packed, tmp
         there.push(packed(2), "net")
 
 
+def test_what_a_stranger_says_of_a_pack_breaks_no_list(packed, tmp_path):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    facts = {"accuracy": "high", "batch": [8], "epochs": 3, "model": "ResNet50", "dataset": 7, "color": "red"}
+    assert team.push(packed(1, **facts), "net").facts == {"epochs": 3, "model": "ResNet50"}
+
+
 def test_a_store_cannot_write_outside_the_cache(tmp_path):
     fsspec = pytest.importorskip("fsspec")
     team = add_registry("team", "memory://hostile", signers=None)

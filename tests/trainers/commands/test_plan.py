@@ -71,6 +71,16 @@ def test_a_time_is_answered_with_the_fewest_devices_and_the_cheapest_cluster() -
     assert beyond["devices"] > 128
 
 
+def test_the_named_cluster_of_the_plan_is_planned_as_asked() -> None:
+    words = ("akiba2017", "--cluster", "mn1", "--micro-batch-size", 8)
+    answer = tree_of(*words, "--target", "30min")["target"]
+    (own,) = [each for each in answer["clusters"] if each["cluster"] == "mn1"]
+    assert own == answer["fewest"]
+    alone = tree_of("goyal2017", "--cluster", "big-basin", "-n", 64, "--micro-batch-size", 8, "--advise")
+    assert alone["advice"]["micro_batch_size"] == 8
+    assert alone["advice"]["seconds"][0] == pytest.approx(alone["forecast"]["seconds"], rel=1e-6)
+
+
 def test_a_time_that_nothing_reaches_names_the_fastest() -> None:
     text = planned("goyal2017", "--cluster", "mn1-10gbe", "--target", "1s")
     assert "no number of devices up to 100,000" in text

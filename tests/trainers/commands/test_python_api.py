@@ -28,6 +28,9 @@ def test_a_recipe_opens_with_changed_values():
     assert recipe.origins["batch.global"] == "kilobatch.open"
     with pytest.raises(RecipeError, match="did you mean epochs"):
         kb.open("digits/large_batch", set={"epoch": 3})
+    assert "FutureNet, 20 epochs" in repr(
+        kb.open("digits/baseline", set={"model": {"kind": "FutureNet"}, "lacks": ["FutureNet"]})
+    )
 
 
 def test_a_plan_is_that_of_the_command(kilobatch):
@@ -69,7 +72,7 @@ def test_the_notebook_runs_beside_packages_of_our_names(notebook):
     assert "accuracy" in done.stdout
     (run,) = kb.runs(folder / "runs")
     assert run.accuracy == run.curve("eval_accuracy")[-1][1] == run.evaluate()["accuracy"]
-    assert [line["key"] for line in run.metrics][::len(run.metrics) - 1] == ["run_start", "run_stop"]
+    assert [line["key"] for line in run.metrics][:: len(run.metrics) - 1] == ["run_start", "run_stop"]
     assert repr(run).startswith(f"<run {run.folder}: accuracy ")
     with pytest.raises(InputRefused, match="has no key train_los; it has train_loss, eval_accuracy, eval_loss, "):
         run.curve("train_los")

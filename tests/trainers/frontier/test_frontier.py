@@ -171,7 +171,7 @@ def equal_epochs(measuring):
     text = "\n".join(own if line.startswith("space") else line for line in TEXT.splitlines())
     text = text.replace("{accuracy: 0.5}", "{epochs: 1}").replace("[128, 256, 512]", "[64, 256]")
     made = measuring(text.replace("{trials: 3, epochs: 10}", "{trials: 2}").replace("spacing: 0.1", "spacing: 0.5"))
-    made.first = made.run()
+    made.first = made.run("--json")
     assert made.first.returncode == 0, made.first.stdout + made.first.stderr
     return made
 
@@ -205,6 +205,13 @@ def test_the_search_with_the_better_seeds_counts(equal_epochs):
     assert replace(point, parts=(steady, unconfirmed)).best_part is unconfirmed
 
 
+def test_points_at_which_every_run_diverged_are_compared_too(equal_epochs):
+    point = equal_epochs.points[0]
+    diverged = replace(point, parts=tuple(replace(part, seeds=(0.0, 0.0)) for part in point.parts))
+    middle, low, high = difference(diverged, replace(diverged, method=point.method))
+    assert low < middle == 0 < high < 0.05
+
+
 def test_accuracies_are_compared_with_intervals(equal_epochs):
     small, large = equal_epochs.points
     own = ttest_ind(large.runs, small.runs, equal_var=False).confidence_interval(0.95)
@@ -214,7 +221,9 @@ def test_accuracies_are_compared_with_intervals(equal_epochs):
     expected = f"{100 * middle:+.2f} ({100 * own.low:+.2f} to {100 * own.high:+.2f})"
     assert [row["against batch 64"] for row in rows] == ["-", expected]
     assert rows[1]["against other"] == expected
-    said = json.loads(equal_epochs.run("--json", name=equal_epochs.out).stdout)["conclusions"][0]
+    printed = equal_epochs.run("--json", name=equal_epochs.out).stdout
+    assert equal_epochs.first.stdout == printed, "that of the run has nothing but the result either"
+    said = json.loads(printed)["conclusions"][0]
     assert "lower (95 %) than at batch 64" in said
     assert ("at no batch" in said) == (own.high >= 0)
     assert "<svg" in (equal_epochs.out / "accuracy.svg").read_text()
