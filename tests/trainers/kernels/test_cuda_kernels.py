@@ -146,6 +146,18 @@ def test_max_pooling_is_that_of_the_cpu_to_the_bit(cuda, kind, seed):
     assert_close(gx, expected, bound=BOUNDS[kind])
 
 
+def test_pooling_of_more_values_than_the_kernels_count_runs_out_of_memory(monkeypatch):
+    launched, as_it_is = [], SimpleNamespace(ascontiguousarray=lambda array: array)
+    device = SimpleNamespace(xp=as_it_is, launch=lambda *given: launched.append(given[3]))
+    monkeypatch.setattr(launcher, "device", device)
+    images = np.broadcast_to(np.float16(0), (1 << 16, 1 << 8, 1 << 8, 1))  # nobody reads them: they take no memory
+    how = {"kernel": (1, 1), "stride": (1, 1), "pad": (0, 0)}
+    with pytest.raises(MemoryError, match="4294967296 threads"):
+        pooling._launch("average_pooled", (images.transpose(0, 3, 1, 2),), size=(256, 256), out=(256, 256), **how)
+    pooling._launch("average_pooled", (images[1:].transpose(0, 3, 1, 2),), size=(256, 256), out=(256, 256), **how)
+    assert launched == [((1 << 24) - (1 << 8),)]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_average_pooling_and_its_gradient(cuda, kind, seed):
     random = np.random.RandomState(seed)
@@ -186,6 +198,20 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     np.testing.assert_array_equal(from_device(elementwise.relu(values)), np.where(x > 0, x, 0 * x))
     assert elementwise.relu(values[..., ::2]) is None or shape[-1] <= 2
     assert elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
+
+
+@pytest.mark.parametrize("start", range(3))
+def test_parts_of_arrays_are_read_value_by_value_unless_they_begin_at_16_bytes(cuda, monkeypatch, kind, start):
+    widths, launch = [], cuda.launch
+    monkeypatch.setattr(cuda, "launch", lambda *given: (widths.append(given[2]), launch(*given)))
+    values = rounded(np.random.RandomState(0).normal(size=40), kind)
+    whole = on(cuda, values, kind)
+    part, other, first = whole[start : start + 16], whole[24:], start * whole.itemsize
+    for x, y in ((part, other), (other, part)):
+        np.testing.assert_array_equal(from_device(elementwise.add(x, y)), values[start : start + 16] + values[24:])
+    np.testing.assert_array_equal(from_device(elementwise.relu(part)), np.maximum(values[start : start + 16], 0))
+    assert launcher.address(whole) % 16 == 0
+    assert widths == 3 * [1 if first % 16 else 16 // whole.itemsize]
 
 
 @pytest.mark.parametrize("targets", ["i", "q", "mixtures"])

@@ -128,3 +128,12 @@ def test_softmax_cross_entropy(precision, smoothing, mixed):
     logits = random.normal(0, 4, (65, 1000))
     actual, expected = of_both(lambda x: loss(x, x.xp.asarray(targets)), (logits,), precision)
     assert_close(actual, expected, BOUNDS[precision])
+
+
+@pytest.mark.parametrize("precision", ["float32"], indirect=True)
+def test_where_no_plan_can_be_built_again_the_first_one_stays(precision, monkeypatch):
+    from trainers.kernels.cuda.convolution import _Plan
+
+    monkeypatch.setattr(_Plan, "_selects", lambda plan, index: False)  # as where memory runs out
+    x, W = np.random.RandomState(0).normal(size=(2, 5, 13, 11)), np.random.RandomState(1).normal(size=(6, 5, 3, 3))
+    assert_close(*of_both(F.convolution_2d, (x, W), precision), BOUNDS[precision])

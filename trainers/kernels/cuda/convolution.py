@@ -140,8 +140,9 @@ class _Plan:
                 timings.append((math.inf, index))  # it cannot run, or there is too little memory to time it
             if sum(milliseconds < math.inf for milliseconds, _ in timings) == _TRIED:
                 break
-        least, chosen = min(timings)
-        self._selects(chosen)
+        least, chosen = min(timings, default=(math.inf, None))
+        if chosen is not None:  # else none could be built again: the first one of the heuristics stays
+            self._selects(chosen)
         if least < math.inf:
             _tuned_plans().keep(self.name, chosen)
 

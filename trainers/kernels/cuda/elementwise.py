@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainers.kernels.cuda import launcher
-from trainers.kernels.cuda.launcher import THREADS
+from trainers.kernels.cuda.launcher import ACCESS_BYTES, THREADS, address
 
 
 def relu(x: Any) -> Any | None:
@@ -39,7 +39,8 @@ def _alike(name: str, *arrays: Any, in_place: bool = False) -> Any | None:
     rows = [xp.ascontiguousarray(array.transpose(order)) for array in arrays]
     if not in_place:
         rows.append(xp.empty(rows[0].shape, first.dtype))
-    width = launcher.width_of(first, first.size)
+    aligned = not any(address(array) % ACCESS_BYTES for array in rows)  # not so: parts of arrays
+    width = launcher.width_of(first, first.size) if aligned else 1
     blocks = -(-first.size // (width * THREADS))
     launcher.device.launch(name, first.dtype.char, width, (blocks,), (*rows, first.size))
     return first if in_place else rows[-1].transpose(sorted(range(first.ndim), key=order.__getitem__))

@@ -44,7 +44,7 @@ def whole_pixels(images: Any) -> Any | None:
     row = width * _PIXEL_BYTES
     if channels != _COLOURS or lanes <= channels or images.strides != (height * row, size, row, _PIXEL_BYTES):
         return None
-    if (images.ctypes.data if isinstance(images, np.ndarray) else images.data.ptr) % _PIXEL_BYTES:
+    if launcher.address(images) % _PIXEL_BYTES:
         return None  # other channels of wider images
     as_strided = launcher.device.xp.lib.stride_tricks.as_strided
     return as_strided(images, (n, height, width, lanes), (height * row, row, _PIXEL_BYTES, size))

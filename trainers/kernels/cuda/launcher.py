@@ -18,7 +18,7 @@ _TYPES = {  # in memory, in registers; E is ml_dtypes.bfloat16, which CuPy knows
     "f": ("float", "float"),
     "d": ("double", "double"),
 }
-_ACCESS_BYTES = 16
+ACCESS_BYTES = 16  # of a thread at once, at a multiple of as many
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,17 @@ def definitions(kind: str, width: int) -> tuple[str, ...]:
     return f"-DMEMORY={memory}", f"-DREGISTERS={registers}", f"-DWIDTH={width}"
 
 
+def address(array: Any) -> int:
+    """Where an array begins in memory."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+
+
 def width_of(x: Any, values: int) -> int:
-    """How many values of x's type a thread accesses at once, where `values` of them are contiguous."""
-    width = _ACCESS_BYTES // x.itemsize
+    """How many values of x's type a thread accesses at once, where `values` of them are contiguous.
+
+    The caller knows that the access is aligned: that the array begins at a multiple of 16 bytes where this is not 1.
+    """
+    width = ACCESS_BYTES // x.itemsize
     return width if values % width == 0 else 1
 
 

@@ -8,6 +8,8 @@ from trainers.kernels.cpu.convolution import Pair
 from trainers.kernels.cuda import launcher
 from trainers.kernels.cuda.launcher import THREADS
 
+_MOST = (1 << 32) - THREADS  # threads: the kernels count them in 32 bits
+
 
 def max_pooling(x: Any, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> tuple[Any, Any]:
     """See `trainers.kernels.cpu.pooling`."""
@@ -50,7 +52,9 @@ def _launch(
     n, *_, channels = arrays[0].shape
     width = launcher.width_of(arrays[0], channels)
     pixels = n * (size[0] * size[1] if name == "pooling_gradient" else out[0] * out[1])
-    blocks = -(-pixels * (channels // width) // THREADS)
+    if (threads := pixels * (channels // width)) > _MOST:
+        raise MemoryError(f"{name}: {threads} threads, more than the kernel counts")  # smaller micro-batches do
+    blocks = -(-threads // THREADS)
     sizes = (n, *size, channels, *out, *kernel, *stride, *pad)
     launcher.device.launch(name, arrays[0].dtype.char, width, (blocks,), (*arrays, *sizes))
 

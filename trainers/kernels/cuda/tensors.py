@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainers.kernels.cuda import launcher
-from trainers.kernels.cuda.launcher import THREADS
+from trainers.kernels.cuda.launcher import THREADS, address
 from trainers.kernels.optimizer_steps import OptimizerStep, StepDecay, Trust
 
 
@@ -55,7 +55,7 @@ def narrowed(tensors: Sequence[Any], dtype: Any) -> list[Any] | None:
     if any(tensor.dtype != np.float32 or not tensor.flags.c_contiguous or tensor.size > _MOST for tensor in tensors):
         return None
     xp = launcher.device.xp
-    of_all, fields, ends = _layout(tuple(tensor.shape for tensor in tensors), tuple(map(_address, tensors)), xp)
+    of_all, fields, ends = _layout(tuple(tensor.shape for tensor in tensors), tuple(map(address, tensors)), xp)
     out = xp.empty(ends[-1], dtype)
     launch("narrowed", out, of_all, *fields, out)
     placed = zip(tensors, ends[:-1], strict=True)
@@ -94,7 +94,7 @@ def _gather(given: list[tuple[Any, int, bool, int]], out: Any, found: Any) -> No
     tensors, *rest = zip(*given, strict=True)
     tensors, windows = zip(*map(_in_rows, tensors), strict=True)
     places = np.zeros(_ADDRESSES, "q")
-    places[: len(tensors)] = [*map(_address, tensors)]
+    places[: len(tensors)] = [*map(address, tensors)]
     fields_of = _kept_fields if launcher.device.rehearses else _recent_fields
     of_all, fields = fields_of(tuple(tensor.size for tensor in tensors), windows, *rest, xp=launcher.device.xp)
     launch("gathered", tensors[0], of_all, launcher.ByValue(places), *fields, out, found)
@@ -177,11 +177,7 @@ def _table_of(sizes: tuple[int, ...], xp: Any) -> Table:
 
 def addresses(tensors: Sequence[Any]) -> Any:
     """Addresses of these tensors, as an array on the device; the caller has checked that they are contiguous."""
-    return on_device(tuple(map(_address, tensors)), "q")
-
-
-def _address(tensor: Any) -> int:
-    return tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data.ptr
+    return on_device(tuple(map(address, tensors)), "q")
 
 
 def on_device(values: tuple[float, ...], kind: str) -> Any:
