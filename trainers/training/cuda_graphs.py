@@ -195,19 +195,21 @@ class MicroBatchGraphs:
 
     def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> LossAndNorm:
         """Run eagerly, then replay the graph on the same inputs and compare; capture it first if there is none."""
-        before, out_of_memory = self._state(), None
+        before = result = out_of_memory = why = None
         try:
+            before = self._state()
             with self._device.rehearsal():
                 result = work(*arrays, None)
+            after = self._state()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             out_of_memory = one_line(error)
         if out_of_memory is not None:  # not in `except`: the error's frames would keep their arrays alive
-            self._set(before)
+            if before is not None and result is None:
+                self._set(before)
             self._give_up(f"memory for a graph ran out: {out_of_memory}")
-            return work(*arrays, None)
-        after, why = self._state(), None
+            return work(*arrays, None) if result is None else result
         try:
             self._set(before)
             if not known.steps:

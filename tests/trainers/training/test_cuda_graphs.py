@@ -175,6 +175,30 @@ class Small(Cpu):
         assert self._computed() is None
 
 
+class Full(np.ndarray):
+    """Flags for whose `last` copy there is no memory."""
+
+    def copy(self, *given):
+        self.copies = getattr(self, "copies", 0) + 1
+        if self.copies == self.last:
+            raise MemoryError("out of memory")
+        return np.array(self)
+
+
+class NoRoomForACopy(Cpu):
+    """Has memory for the work, but not for a copy of what it changes, before or after."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.last = last
+
+    def of(self, updater):
+        flat = updater.exchange.flat
+        flat.flags = flat.flags.view(Full)
+        flat.flags.last = self.last
+        return super().of(updater)
+
+
 class Forgetful(Cpu):
     """Runs out of memory while it captures, which its pool hides by giving back what others use."""
 
@@ -189,6 +213,8 @@ class Forgetful(Cpu):
         (Refusing(), "no graph was captured: NotImplementedError: calling cuBLAS API during stream capture"),
         (Idle(), "a replay is not the eager computation: the loss nan apart of"),
         (Small(), "memory for a graph ran out: MemoryError: out of memory"),
+        (NoRoomForACopy(1), "memory for a graph ran out: MemoryError: out of memory"),
+        (NoRoomForACopy(2), "memory for a graph ran out: MemoryError: out of memory"),
         (Forgetful(), "memory for graphs ran out"),
     ],
     ids=lambda given: type(given).__name__,
