@@ -73,9 +73,10 @@ class ArrayCheck:
             if served is operators and len(known) == len(everything) and all(map(is_, known, everything)):
                 return True
         self._known = [each for each in self._known if each[1][0] is everything[0]]  # drop those of former weights
-        if arrays[0][0].dtype.char not in [*getattr(operators, "STEPS", "")] or any(
-            each is None for each in everything
-        ):
+        dtype = arrays[0][0].dtype
+        if dtype.char not in [*getattr(operators, "STEPS", "")]:
+            return False
+        if any(each is None or each.dtype != dtype for each in everything):
             return False
         if chainer_hooks.operators_for(*everything) is None or not all(map(_are_alike, *arrays)):
             return False

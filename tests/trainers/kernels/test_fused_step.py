@@ -197,6 +197,29 @@ def test_on_a_gpu_it_is_that_of_the_cpu(component):
     assert_alike(actual, expected, bound=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
+def test_weights_of_two_types_are_moved_and_checked_one_by_one_on_a_gpu():
+    kernels.use_on_gpu("cudnn")
+    model, component = chainer.Sequential(L.Linear(40, 40), L.Linear(40, 40)), optimizers.MomentumSGD(momentum=0.0)
+    for parameter in model[0].params():
+        parameter.array = parameter.array.astype("e")
+    model.to_device("@cupy:0")
+    optimizer = component.build().setup(model)
+    optimizer.lr, optimizer.hyperparam.component = 1.0, component
+    expected = {}
+    for path, parameter in model.namedparams():
+        parameter.grad = parameter.xp.full_like(parameter.array, 0.5)
+        expected[path] = to_cpu(parameter.array) - parameter.dtype.type(0.5)
+    FusedStep(optimizer)()
+    for path, parameter in model.namedparams():
+        np.testing.assert_allclose(to_cpu(parameter.array), expected[path], rtol=1e-3)
+    arrays = {path: parameter.array for path, parameter in sorted(model.namedparams())}
+    assert first_not_finite(arrays) is None
+    arrays["/1/W"][20, 39] = np.inf
+    assert first_not_finite(arrays) == "/1/W"
+
+
 @pytest.mark.parametrize("fused_first", [True, False])
 @pytest.mark.parametrize("component", [FORMS[11], FORMS[16], FORMS[17], FORMS[20]], ids=repr)
 def test_a_run_goes_on_with_the_other_kind_of_step(cuda_on_cpu, monkeypatch, tmp_path, component, fused_first):
