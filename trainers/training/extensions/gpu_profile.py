@@ -44,7 +44,7 @@ def nsys_command(folder: Path) -> str:
 
 
 class GpuProfile:
-    """Marks phases, micro-batches and buckets as NVTX ranges, and sums kernels by class if PyTorch is installed.
+    """Marks phases, micro-batches and buckets as NVTX ranges, and sums kernels by class with a PyTorch for GPUs.
 
     PyTorch's profiler sees the kernels of every library.
 
@@ -62,14 +62,17 @@ class GpuProfile:
         self._clock.ranges = nvtx
         profiler.start()
         try:
+            import torch
             from torch.profiler import ProfilerActivity, profile
         except ImportError:
+            return
+        if not torch.cuda.is_available():  # PyTorch for CPUs: AssertionError "No activities specified"
             return
         self._profiler = profile(activities=[ProfilerActivity.CUDA])
         self._profiler.start()
 
     def end(self) -> dict[str, tuple[float, int]]:
-        """They have ended; returns milliseconds and launches by class, nothing without PyTorch."""
+        """They have ended; returns milliseconds and launches by class, nothing without such a PyTorch."""
         from cupy.cuda import Device, profiler
 
         Device().synchronize()

@@ -1,0 +1,25 @@
+"""What a profile of a GPU needs beside CuPy, whose names stand here for it."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from trainers.runs.phase_clock import PhaseClock
+from trainers.training.extensions.gpu_profile import GpuProfile
+
+
+@pytest.mark.torch
+def test_a_pytorch_for_cpus_leaves_the_ranges(monkeypatch):
+    if pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("PyTorch uses a GPU here")
+    cuda, clock = ModuleType("cupy.cuda"), PhaseClock()
+    cuda.nvtx, cuda.profiler = object(), SimpleNamespace(start=lambda: None, stop=lambda: None)
+    cuda.Device = lambda: SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    profile = GpuProfile(clock)
+    profile.begin()
+    assert clock.ranges is cuda.nvtx
+    assert profile.end() == {}
+    assert clock.ranges is None
