@@ -12,6 +12,9 @@ from typing import Any
 
 _MESSAGES = (  # in RuntimeErrors of CUDA, cuBLAS and PyTorch's operators; CuPy's pool raises MemoryError
     "cudaErrorMemoryAllocation",
+    "CUDA_ERROR_OUT_OF_MEMORY",  # of the driver, which loads kernels
+    "CUDA out of memory",  # PyTorch's pool, CuPy's too with the kernels `torch`
+    "CUDA error: out of memory",  # PyTorch, beside its pool
     "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )

@@ -200,6 +200,9 @@ def test_on_a_gpu_the_pool_runs_out_and_the_run_is_the_same(hungry, assert_same_
     [
         (MemoryError("Unable to allocate 8.00 GiB"), True),
         (RuntimeError("cudaErrorMemoryAllocation: out of memory"), True),
+        (RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 92.00 MiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"), True),
         (RuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered"), False),
         (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
