@@ -129,8 +129,9 @@ class FlatGradients:
 
     def _number_of(self, variable: chainer.Variable) -> int | None:
         """The slot number of a parameter, or of the parameter behind a mixed-precision cast; None of anything else."""
-        if isinstance(variable.creator, Cast):
-            variable = variable.creator.inputs[0].get_variable()
+        creator = variable.creator_node
+        if isinstance(creator, Cast):
+            variable = creator.inputs[0].get_variable()
         return self._number.get(id(variable))
 
     def first_flagged(self, flags: np.ndarray) -> str | None:
@@ -304,14 +305,14 @@ class DeliveringIdentity(chainer.FunctionNode):
 
     def outs(self, variables: list[chainer.Variable], ranks: list[int]) -> list[chainer.Variable]:
         """What `apply` would return, in a third of its time: small models have many layers and little arithmetic."""
-        self.inputs = tuple([variable.node for variable in variables])
-        self.rank = max([*ranks, *[node.rank for node in self.inputs]])
+        self.inputs = tuple([variable._node for variable in variables])
+        self.rank = max([*ranks, *[node._rank for node in self.inputs]])
         outs, make = [], chainer.Variable._init_unchecked
         for one in variables:
-            out = make(one.array, requires_grad=one.requires_grad, is_chainerx_array=False)
+            out = make(one._data[0], requires_grad=one._requires_grad, is_chainerx_array=False)
             out.creator_node = self
             outs.append(out)
-        self.outputs = tuple([weakref.ref(out.node) for out in outs])
+        self.outputs = tuple([weakref.ref(out._node) for out in outs])
         return outs
 
     def number_of(self, out: Any) -> int:
@@ -321,7 +322,7 @@ class DeliveringIdentity(chainer.FunctionNode):
     def backward(self, indexes: tuple[int, ...], grads: tuple[chainer.Variable | None, ...]) -> tuple[None, ...]:
         for number, grad in zip(self._numbers, grads, strict=True):
             if grad is not None:
-                self._deliver(number, grad.array)
+                self._deliver(number, grad._data[0])
         return (None,) * len(grads)
 
 

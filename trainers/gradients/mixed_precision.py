@@ -18,7 +18,7 @@ from chainer.functions.array.cast import Cast
 from recipes.planning.division import Division
 from recipes.schema import Precision
 from trainers.kernels import chainer_hooks
-from trainers.kernels.chainer_nodes import allows_short_apply, output_of, variables_of
+from trainers.kernels.chainer_nodes import allows_short_apply, arrays_of, output_of, variables_of
 
 HALVES = ("mixed16", "bfloat16")  # values of `precision.compute` with 16 bits
 MOST_HALVINGS = 20  # of one update; then the run fails
@@ -191,7 +191,7 @@ class _Narrowed(Cast):
         variables = variables_of(inputs)
         if not allows_short_apply(variables):
             return super().apply(inputs)
-        return output_of(self, variables, *self.forward((variables[0].array,)))
+        return output_of(self, variables, *self.forward(arrays_of(variables)))
 
     def forward(self, inputs: tuple[Any]) -> tuple[Any]:
         self._in_type = inputs[0].dtype

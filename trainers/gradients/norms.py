@@ -58,7 +58,8 @@ class FiniteCheck:
         arrays = {name: values for name, values in arrays.items() if values is not None}
         self._names, values = list(arrays), list(arrays.values())
         ours = chainer_hooks.operators_for(*values) if values else None
-        if hasattr(ours, "finite") and all(each.flags.c_contiguous and each.dtype == values[0].dtype for each in values):
+        fit = all(each.flags.c_contiguous and each.dtype == values[0].dtype for each in values)
+        if hasattr(ours, "finite") and fit:
             self.flags = ours.finite(values)
         else:
             xp = chainer.backend.get_array_module(*values)

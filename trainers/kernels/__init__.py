@@ -65,6 +65,7 @@ def _channels_last_impl() -> type:
 
 
 HOOKS: tuple[tuple[str, Callable[[ModuleType], None]], ...] = (
+    ("chainer.variable", chainer_hooks.hook_gradient_check),
     ("chainer.functions.connection.convolution_2d", _hook_convolution),
     ("chainer.functions.connection.deconvolution_2d", chainer_convolution.hook_deconvolution),
     ("chainer.functions.connection.linear", chainer_hooks.hook_linear),

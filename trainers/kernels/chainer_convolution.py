@@ -44,7 +44,7 @@ def _fitting(x: Any, W: Any, *b: Any, stride: Pair, pad: Pair) -> Any | None:
 
 def _convolution_apply(module: ModuleType) -> None:
     """Make `apply` the short version (see `applied`) where our kernels serve; else Chainer's."""
-    from trainers.kernels.chainer_nodes import allows_short_apply, output_of, variables_of
+    from trainers.kernels.chainer_nodes import allows_short_apply, arrays_of, output_of, variables_of
 
     convolution = module.Convolution2DFunction
     original, convolution.ordered_weights = convolution.apply, None
@@ -52,7 +52,7 @@ def _convolution_apply(module: ModuleType) -> None:
     def apply(self, inputs):
         variables = variables_of(inputs)
         if allows_short_apply(variables):
-            x, W, *b = (each.array for each in variables)
+            x, W, *b = arrays_of(variables)
             how = options_of(self)
             ours = None if _is_special(self) or self.cudnn_fast else _fitting(x, W, *b, **how)
             if ours is not None:

@@ -27,7 +27,10 @@ def allows_short_apply(variables: Sequence[chainer.Variable]) -> bool:
     config = chainer.config
     if config.debug or config.schedule_func is not None or chainer.get_function_hooks():
         return False
-    return all(each.layout is None for each in variables) and _is_here(variables[0].array)
+    for each in variables:  # faster than `all`: this runs for every node
+        if each._layout is not None:
+            return False
+    return _is_here(variables[0]._data[0])
 
 
 def _is_here(array: Any) -> bool:
@@ -41,6 +44,11 @@ def _is_here(array: Any) -> bool:
 def variables_of(inputs: Sequence[Any]) -> list[chainer.Variable]:
     """The inputs of a node, as `apply` takes them, all as variables."""
     return [as_variable(each) for each in inputs]
+
+
+def arrays_of(variables: Sequence[chainer.Variable]) -> list[Any]:
+    """The arrays of variables for which `allows_short_apply` is true, without Chainer's checks of their layout."""
+    return [each._data[0] for each in variables]
 
 
 def variable_of(array: Any) -> chainer.Variable:
@@ -57,17 +65,17 @@ def output_of(node: chainer.FunctionNode, variables: Sequence[chainer.Variable],
         y: the array that its forward gave.
     """
     node._input_layouts, node._output_layouts, node._output_count = (None,) * len(variables), (None,), 1
-    rank, requires_grad = 0, False
-    for each in variables:
-        rank = max(rank, each.rank)
-        requires_grad = requires_grad or each.requires_grad
+    nodes, rank, requires_grad = [each._node for each in variables], 0, False
+    for each in nodes:
+        rank = each._rank if each._rank > rank else rank
+        requires_grad = requires_grad or each._requires_grad
     out = _make(y, requires_grad=requires_grad, is_chainerx_array=False)
     config = chainer.config
     if not config.enable_backprop:
         return (out,)
     node.rank, node.lazy_grad_sum = rank, config.lazy_grad_sum
     out.creator_node = node
-    node.inputs, node.outputs = tuple([each.node for each in variables]), (weakref.ref(out.node),)
+    node.inputs, node.outputs = tuple(nodes), (weakref.ref(out._node),)
     for index in node._input_indexes_to_retain or ():
         variables[index].retain_data()
     if node._output_indexes_to_retain is not None:

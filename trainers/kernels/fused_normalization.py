@@ -20,7 +20,7 @@ from chainer.functions.activation.relu import ReLUGrad2
 from chainer.functions.normalization.batch_normalization import BatchNormalizationGrad
 
 from trainers.kernels import chainer_convolution, chainer_hooks
-from trainers.kernels.chainer_nodes import allows_short_apply, output_of, variable_of, variables_of
+from trainers.kernels.chainer_nodes import allows_short_apply, arrays_of, output_of, variable_of, variables_of
 
 
 class Normalization(chainer.FunctionNode):
@@ -46,7 +46,7 @@ class Normalization(chainer.FunctionNode):
         variables = variables_of(inputs)
         if not allows_short_apply(variables):
             return super().apply(inputs)
-        return output_of(self, variables, *self.forward([each.array for each in variables]))
+        return output_of(self, variables, *self.forward(arrays_of(variables)))
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         x, _, _, *plus = inputs

@@ -12,6 +12,7 @@ import functools
 import logging
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,6 @@ _TYPES = {"e": cudnn.data_type.HALF, "E": cudnn.data_type.BFLOAT16, "f": cudnn.d
 _TRIED, _REPEATS = 10, 3  # plans that are timed, as in PyTorch; the least time of each counts
 _CACHE_BYTES = 1 << 27  # written before each time, so that no operand lies in the GPU's L2 cache: more than it holds
 _MOST_WORKSPACE_BYTES = 1 << 32
-_local = threading.local()
 
 
 def convolution(x: Any, W: Any, b: Any, *, stride: Pair, pad: Pair) -> Any | None:
@@ -81,7 +81,7 @@ def _empty(like: Any, channels: int, size: Pair) -> Any:
 
 def _done(operation: str, x: Any, W: Any, y: Any, stride: Pair, pad: Pair, *plus: Any) -> bool:
     """Run an operation, which writes one of these arrays; returns whether cuDNN could."""
-    if x.dtype.char not in _TYPES or any(each.dtype != x.dtype for each in (W, y, *plus)):
+    if x.dtype.char not in _TYPES or not x.dtype == W.dtype == y.dtype == (plus[0] if plus else x).dtype:
         return False
     config = chainer.config
     how = (config.use_cudnn_tensor_core == "always", bool(config.cudnn_deterministic))
@@ -91,7 +91,7 @@ def _done(operation: str, x: Any, W: Any, y: Any, stride: Pair, pad: Pair, *plus
         name = f"{operation} of {shapes}"
         raise RunFailed(f"cuDNN has no deterministic plan for {name}: its bits may change; train without --exact")
     if plan is not None:
-        plan.run([as_NHWC(array) for array in (x, W, y, *plus)])
+        plan.run((x, W, y, *plus))
     return plan is not None
 
 
@@ -102,31 +102,36 @@ class _Plan:
     Args:
         name: of the operation, its type and its shapes.
         graph: with the first plan of the heuristics built.
-        uids: of x, W, y and what is added.
+        handle: of its thread and device.
+        operands: of x, W, y and what is added: its number in the graph, and its strides in bytes with channels last.
         workspace_bytes: that it needs while it runs.
         tuned: whether its execution plan is settled.
     """
 
     name: str
     graph: Any
-    uids: tuple[int, ...]
+    handle: Any
+    operands: tuple[tuple[int, tuple[int, ...]], ...]
     workspace_bytes: int
     tuned: bool = False
 
-    def run(self, arrays: list[Any]) -> None:
-        """Run it on x, W, y and what is added; it writes one of the first three."""
-        handle = _handle()
-        cudnn.set_stream(handle, cupy.cuda.get_current_stream().ptr)
-        addresses = {uid: array.data.ptr for uid, array in zip(self.uids, arrays, strict=True)}
+    def run(self, arrays: Sequence[Any]) -> None:
+        """Run it on x, W, y and what is added; it writes one of the first three, which has its channels last."""
+        cudnn.set_stream(self.handle, cupy.cuda.get_current_stream().ptr)
+        arrays = [
+            array if array.strides == strides else as_NHWC(array)  # or where its strides are others, on axes of 1
+            for (_, strides), array in zip(self.operands, arrays, strict=True)
+        ]
+        addresses = {uid: array.data.ptr for (uid, _), array in zip(self.operands, arrays, strict=True)}
         if not self.tuned and not launcher.device.captures:  # a capture runs nothing
-            self._tune(addresses, handle)
-        self._execute(addresses, handle)
+            self._tune(addresses)
+        self._execute(addresses)
 
-    def _execute(self, addresses: dict[int, int], handle: Any) -> None:
+    def _execute(self, addresses: dict[int, int]) -> None:
         workspace = cupy.empty(self.workspace_bytes, "B") if self.workspace_bytes else None
-        self.graph.execute(addresses, 0 if workspace is None else workspace.data.ptr, handle=handle)
+        self.graph.execute(addresses, 0 if workspace is None else workspace.data.ptr, handle=self.handle)
 
-    def _tune(self, addresses: dict[int, int], handle: Any) -> None:
+    def _tune(self, addresses: dict[int, int]) -> None:
         """Choose the fastest of the plans that the heuristics put first, or the one that an earlier run chose."""
         self.tuned, known, timings = True, _tuned_plans().find(self.name), []
         if known is not None and self._selects(known):
@@ -134,8 +139,8 @@ class _Plan:
         _say_that_plans_are_timed()
         for index in filter(self._selects, range(self.graph.get_execution_plan_count())):
             try:
-                self._execute(addresses, handle)
-                timings.append((self._milliseconds(addresses, handle), index))
+                self._execute(addresses)
+                timings.append((self._milliseconds(addresses), index))
             except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError, MemoryError):
                 timings.append((math.inf, index))  # it cannot run, or there is too little memory to time it
             if sum(milliseconds < math.inf for milliseconds, _ in timings) == _TRIED:
@@ -146,13 +151,13 @@ class _Plan:
         if least < math.inf:
             _tuned_plans().keep(self.name, chosen)
 
-    def _milliseconds(self, addresses: dict[int, int], handle: Any) -> float:
+    def _milliseconds(self, addresses: dict[int, int]) -> float:
         """Of the least of some executions, each with an empty cache."""
         start, end, times = cupy.cuda.Event(), cupy.cuda.Event(), []
         for _ in range(_REPEATS):
             cupy.empty(_CACHE_BYTES, "B").fill(0)
             start.record()
-            self._execute(addresses, handle)
+            self._execute(addresses)
             end.record()
             end.synchronize()
             times.append(cupy.cuda.get_elapsed_time(start, end))
@@ -180,11 +185,12 @@ def _plan(
     thread: int,
 ) -> _Plan | None:
     """The plan that cuDNN's heuristics put first; None where there is none. It belongs to a device and a thread."""
+    handle = _handle(device, thread)
     graph = cudnn.pygraph(
         io_data_type=_TYPES[kind],
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
-        handle=_handle(),
+        handle=handle,
     )
     tensors = _operation(graph, operation, _TYPES[kind], shapes, stride, pad)
     name = f"{operation} {kind} {shapes} {stride} {pad} {how}"
@@ -199,8 +205,13 @@ def _plan(
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
         log.info("cuDNN has no plan for %s: %s", name, str(error).strip()[:300])
         return None
-    uids, (_, deterministic) = tuple(tensor.get_uid() for tensor in tensors), how
-    return _Plan(name, graph, uids, graph.get_workspace_size(), tuned=deterministic)
+    itemsize, shapes = 4 if kind == "f" else 2, (*shapes, shapes[0])  # what is added has the shape of x
+    operands = tuple(
+        (tensor.get_uid(), tuple(itemsize * stride for stride in _strides(shape)))
+        for tensor, shape in zip(tensors, shapes, strict=False)
+    )
+    _, deterministic = how
+    return _Plan(name, graph, handle, operands, graph.get_workspace_size(), tuned=deterministic)
 
 
 def _operation(
@@ -256,10 +267,7 @@ def _say_that_plans_are_timed() -> None:
     log.info("cuDNN's plans are timed for each new shape, once on this machine: the first updates take longer")
 
 
-def _handle() -> Any:
-    """cuDNN's handle of this thread and device, made when first asked for."""
-    handles = _local.__dict__.setdefault("handles", {})
-    device = cupy.cuda.get_device_id()
-    if device not in handles:
-        handles[device] = cudnn.create_handle()
-    return handles[device]
+@functools.cache
+def _handle(device: int, thread: int) -> Any:
+    """cuDNN's handle of the current device and thread, made when first asked for."""
+    return cudnn.create_handle()

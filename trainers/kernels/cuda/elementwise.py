@@ -40,7 +40,7 @@ def _alike(name: str, *arrays: Any, in_place: bool = False) -> Any | None:
     if not in_place:
         rows.append(xp.empty(rows[0].shape, first.dtype))
     aligned = not any(address(array) % ACCESS_BYTES for array in rows)  # not so: parts of arrays
-    width = launcher.width_of(first, first.size) if aligned else 1
+    width = launcher.width_of(first.itemsize, first.size) if aligned else 1
     blocks = -(-first.size // (width * THREADS))
     launcher.device.launch(name, first.dtype.char, width, (blocks,), (*rows, first.size))
     return first if in_place else rows[-1].transpose(sorted(range(first.ndim), key=order.__getitem__))

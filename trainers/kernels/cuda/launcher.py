@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ class Launcher:
 
     def launch(self, name: str, kind: str, width: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         """Launch a kernel; integer arguments are 64 bits, None is a null pointer."""
-        _kernel(name, kind, width)(grid, (THREADS,), tuple(map(_argument, arguments)))
+        given = [convert(each) if (convert := _BY_VALUE.get(type(each))) else each for each in arguments]
+        _kernel(name, kind, width)(grid, (THREADS,), tuple(given))
 
 
 device = Launcher()  # tests replace it by one that runs kernels on the CPU
@@ -77,12 +79,12 @@ def address(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
-def width_of(x: Any, values: int) -> int:
-    """How many values of x's type a thread accesses at once, where `values` of them are contiguous.
+def width_of(itemsize: int, values: int) -> int:
+    """How many values of so many bytes a thread accesses at once, where `values` of them are contiguous.
 
     The caller knows that the access is aligned: that the array begins at a multiple of 16 bytes where this is not 1.
     """
-    width = ACCESS_BYTES // x.itemsize
+    width = ACCESS_BYTES // itemsize
     return width if values % width == 0 else 1
 
 
@@ -91,13 +93,12 @@ def vector_type(x: Any) -> str:
     return "d" if x.dtype.char == "d" else "f"
 
 
-def _argument(argument: Any) -> Any:
-    """An argument in a form that fixes its size, which CuPy would choose otherwise."""
-    if argument is None or type(argument) is int:
-        return np.int64(argument or 0)
-    if type(argument) is ByValue:
-        return argument.numbers.view(f"V{argument.numbers.nbytes}")  # one value of that size: CuPy passes one by value
-    return np.float64(argument) if type(argument) is float else argument
+_BY_VALUE: dict[type, Callable[[Any], Any]] = {  # arguments in a form that fixes their size, which CuPy would choose
+    int: np.int64,
+    float: np.float64,
+    type(None): lambda _: np.int64(0),
+    ByValue: lambda given: given.numbers.view(f"V{given.numbers.nbytes}"),  # one value of that size
+}
 
 
 @functools.cache

@@ -5,6 +5,7 @@ Statistics are float64 sums over rows of any type; a group is never looped over 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ def mean_and_variance(x: Any) -> tuple[Any, Any]:
     """Mean and biased variance of each group and channel, float64 (groups, channels)."""
     groups, rows, channels = x.shape
     total = launcher.device.xp.empty((groups, 2, channels), "d")
-    _add_up(x, _Spread(x).launch_sums("moments", x), total=total, values=rows)
+    _add_up(x, _spread(x).launch_sums("moments", x), total=total, values=rows)
     return total[:, 0], total[:, 1]
 
 
@@ -48,7 +49,7 @@ def whole_scales(
         gamma, beta: (channels,)
         seen: arguments of `see`, to do that as well: weights, seen and factor.
     """
-    parts = _Spread(x).launch_sums("moments", x)
+    parts = _spread(x).launch_sums("moments", x)
     return _scaled(x, parts, gamma, beta, eps, values=x.shape[1], seen=seen)
 
 
@@ -60,7 +61,7 @@ def normalized_by(x: Any, scales: Any, *, relu: bool, plus: Any = None) -> Any:
         plus: of x's shape; None for nothing.
     """
     y = launcher.device.xp.empty(x.shape, x.dtype)
-    _Spread(x).launch("normalized", x, plus, y, scales[0], scales[2], scales[3], int(relu))
+    _spread(x).launch("normalized", x, plus, y, scales[0], scales[2], scales[3], int(relu))
     return y
 
 
@@ -74,7 +75,7 @@ def gradient_by(
         y: output of the forward, where there was a `plus` before ReLU.
         whole: see `trainers.kernels.cpu.normalization`.
     """
-    xp, spread = launcher.device.xp, _Spread(x)
+    xp, spread = launcher.device.xp, _spread(x)
     counted = gy if y is None else xp.empty(gy.shape, gy.dtype)
     vectors = (scales[0], scales[2], scales[3])
     parts = spread.launch_sums("gradient_sums", gy, x, y, counted, *vectors, relu=relu)
@@ -104,34 +105,37 @@ def see(mean: Any, var: Any, weights: Any, seen: Any, *, factor: float) -> None:
 
 
 class _Spread:
-    """How the blocks and threads of a kernel share (groups, rows, channels)."""
+    """How the blocks and threads of a kernel share (groups, rows, channels) of a type.
 
-    def __init__(self, x: Any) -> None:
-        self._groups, self._rows, self._channels = x.shape
-        self._kind, self._width = x.dtype.char, launcher.width_of(x, self._channels)
-        vectors = -(-self._channels // self._width)
-        self._lanes = min(_LANES, 1 << (vectors - 1).bit_length())
-        self._across = -(-vectors // self._lanes)
-        self._most = -(-self._rows * self._lanes // (_ROWS * THREADS))
+    As many blocks share the rows of a group as lets the blocks of all groups run at once.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], kind: str, itemsize: int) -> None:
+        groups, rows, channels = shape
+        self._kind, self._width = kind, launcher.width_of(itemsize, channels)
+        vectors = -(-channels // self._width)
+        lanes = min(_LANES, 1 << (vectors - 1).bit_length())
+        across, most = -(-vectors // lanes), -(-rows * lanes // (_ROWS * THREADS))
+        blocks = {name: _MULTIPROCESSORS * at_once // (across * groups) for name, at_once in _AT_ONCE.items()}
+        self._grids = {name: (across, max(1, min(fit, most)), groups) for name, fit in blocks.items()}
+        self._shape, self._sizes = shape, (rows, channels, lanes)
 
     def launch(self, name: str, *arguments: Any) -> None:
-        self._launch(name, self._blocks(name), *arguments)
+        launcher.device.launch(name, self._kind, self._width, self._grids[name], (*arguments, *self._sizes))
 
     def launch_sums(self, name: str, *arguments: Any, relu: bool | None = None) -> Any:
         """Launch a kernel that sums; returns the partial sums of its blocks, float64 (groups, blocks, 2, channels)."""
-        blocks = self._blocks(name)
-        parts = launcher.device.xp.empty((self._groups, blocks, 2, self._channels), "d")
-        self._launch(name, blocks, *arguments, parts, *([] if relu is None else [int(relu)]))
+        (groups, _, channels), blocks = self._shape, self._grids[name][1]
+        parts = launcher.device.xp.empty((groups, blocks, 2, channels), "d")
+        self.launch(name, *arguments, parts, *([] if relu is None else [int(relu)]))
         return parts
 
-    def _blocks(self, name: str) -> int:
-        """Number of blocks that share the rows of a group, so that the blocks of all groups run at once."""
-        at_once = _MULTIPROCESSORS * _AT_ONCE[name]
-        return max(1, min(at_once // (self._across * self._groups), self._most))
 
-    def _launch(self, name: str, blocks: int, *arguments: Any) -> None:
-        sizes, grid = (self._rows, self._channels, self._lanes), (self._across, blocks, self._groups)
-        launcher.device.launch(name, self._kind, self._width, grid, (*arguments, *sizes))
+_spread_of = functools.cache(_Spread)
+
+
+def _spread(x: Any) -> _Spread:
+    return _spread_of(x.shape, x.dtype.char, x.itemsize)
 
 
 def _scaled(x: Any, parts: Any, gamma: Any, beta: Any, eps: float, **how: Any) -> Any:

@@ -50,7 +50,7 @@ def _launch(
     """Launch a kernel on arrays (n, channels, ...), or None; each thread writes V channels of a pixel of the last."""
     arrays = [array if array is None else as_NHWC(array) for array in arrays]
     n, *_, channels = arrays[0].shape
-    width = launcher.width_of(arrays[0], channels)
+    width = launcher.width_of(arrays[0].itemsize, channels)
     pixels = n * (size[0] * size[1] if name == "pooling_gradient" else out[0] * out[1])
     if (threads := pixels * (channels // width)) > _MOST:
         raise MemoryError(f"{name}: {threads} threads, more than the kernel counts")  # smaller micro-batches do
