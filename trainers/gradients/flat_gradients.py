@@ -18,6 +18,7 @@ from chainer.functions.array.cast import Cast
 
 from trainers.gradients.norms import PartNorms, SquaredNorm
 from trainers.kernels import chainer_hooks
+from trainers.kernels.chainer_nodes import variable_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,11 +308,9 @@ class DeliveringIdentity(chainer.FunctionNode):
         """What `apply` would return, in a third of its time: small models have many layers and little arithmetic."""
         self.inputs = tuple([variable._node for variable in variables])
         self.rank = max([*ranks, *[node._rank for node in self.inputs]])
-        outs, make = [], chainer.Variable._init_unchecked
-        for one in variables:
-            out = make(one._data[0], requires_grad=one._requires_grad, is_chainerx_array=False)
+        outs = [variable_of(one._data[0], requires_grad=one._requires_grad) for one in variables]
+        for out in outs:
             out.creator_node = self
-            outs.append(out)
         self.outputs = tuple([weakref.ref(out._node) for out in outs])
         return outs
 

@@ -15,11 +15,9 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.functions.normalization import batch_normalization
-from chainer.variable import Variable, as_variable  # works while Chainer itself is still being imported
+from chainer.variable import Variable, VariableNode, as_variable  # works while Chainer itself is still being imported
 
 from trainers.kernels import chainer_hooks
-
-_make = Variable._init_unchecked
 
 
 def allows_short_apply(variables: Sequence[chainer.Variable]) -> bool:
@@ -51,9 +49,15 @@ def arrays_of(variables: Sequence[chainer.Variable]) -> list[Any]:
     return [each._data[0] for each in variables]
 
 
-def variable_of(array: Any) -> chainer.Variable:
-    """What `as_variable` makes of an array, without its checks."""
-    return _make(array, requires_grad=False, is_chainerx_array=False)
+def variable_of(array: Any, *, requires_grad: bool = False) -> chainer.Variable:
+    """The variable of an array that Chainer's constructor makes in a dozen calls: a step makes hundreds."""
+    variable, node = Variable.__new__(Variable), VariableNode.__new__(VariableNode)
+    variable._requires_grad = node._requires_grad = requires_grad
+    variable._device = variable._loss_scale = variable._grad = variable._grad_var = None
+    variable._grad_valid, variable._data, variable._node = True, [array], node
+    variable._layout = node._layout = node.name = None
+    node._variable, node.dtype, node.shape = weakref.ref(variable), array.dtype, array.shape
+    return variable
 
 
 def output_of(node: chainer.FunctionNode, variables: Sequence[chainer.Variable], y: Any) -> tuple[chainer.Variable]:
@@ -69,7 +73,7 @@ def output_of(node: chainer.FunctionNode, variables: Sequence[chainer.Variable],
     for each in nodes:
         rank = each._rank if each._rank > rank else rank
         requires_grad = requires_grad or each._requires_grad
-    out = _make(y, requires_grad=requires_grad, is_chainerx_array=False)
+    out = variable_of(y, requires_grad=requires_grad)
     config = chainer.config
     if not config.enable_backprop:
         return (out,)

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels
+from trainers.kernels.chainer_nodes import variable_of
 from trainers.kernels.fused_normalization import Normalization, covers
 from trainers.losses import SoftmaxCrossEntropy
 from trainers.models import ResNet50, SmallResNet
@@ -145,3 +146,16 @@ def test_a_score_is_that_over_numpys_kernels(cuda_on_cpu):
     layers = sum(isinstance(link, NormGroupBatchNormalization) for link in model.links())
     assert launched.count("normalized") == layers > 5
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_variable_made_in_one_call_is_that_of_chainer(requires_grad):
+    array = np.ones((2, 3), "f")
+    ours = variable_of(array, requires_grad=requires_grad)
+    theirs = chainer.Variable._init_unchecked(array, requires_grad=requires_grad, is_chainerx_array=False)
+    for one, other, own in ((ours, theirs, {"_data", "_node"}), (ours.node, theirs.node, {"_variable", "shape"})):
+        assert vars(one).keys() == vars(other).keys()
+        assert {name for name, value in vars(one).items() if value is not vars(other)[name]} == own
+    assert ours.array is array
+    assert ours.node.shape == (2, 3)
+    assert ours.node.get_variable_or_none() is ours
