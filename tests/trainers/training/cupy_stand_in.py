@@ -96,9 +96,6 @@ class Stream:
     def record(self, event=None):
         return event or Event()
 
-    def is_capturing(self):
-        return False
-
 
 class Event(Stream):
     """cupy.cuda.Event. Only the feed of images waits for one: for a copy to the GPU, two micro-batches ago."""
@@ -188,5 +185,5 @@ def install(folder):
     operators = {name: value for module in modules for name, value in vars(module).items()}
     for name in ("convolution", "convolution_data", "convolution_weights"):
         operators[name] = _on_gpu(getattr(convolution, name))
-    launcher.device = SimpleNamespace(xp=cupy, launch=launch, rehearses=False, captures=False)
+    launcher.device = SimpleNamespace(xp=cupy, launch=launch, rehearses=False)
     chainer_hooks.gpu_operators = SimpleNamespace(**operators)

@@ -49,11 +49,6 @@ class Launcher:
 
         return cupy
 
-    @property
-    def captures(self) -> bool:
-        """Whether launches are captured into a CUDA graph now, and do not run."""
-        return self.xp.cuda.get_current_stream().is_capturing()
-
     def launch(self, name: str, kind: str, width: int, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         """Launch a kernel; integer arguments are 64 bits, None is a null pointer."""
         given = [convert(each) if (convert := _BY_VALUE.get(type(each))) else each for each in arguments]
