@@ -59,8 +59,8 @@ class Cluster:
         micro_batch_size: the most samples of one forward on one device, or `auto`.
         exchange: exchange of gradients between workers.
         cuda_graph: replay forward and backward of a micro-batch as a CUDA graph, once two replays have given what the
-            eager computation gave; where that does not work they stay eager, and the log says why. null: on GPUs. Not
-            run on one yet.
+            eager computation gave; where that does not work they stay eager, and the log says why. null: on GPUs with
+            the kernels `cudnn`, which alone can be captured.
         hardware: what its devices, links and storage can do, for the time that a run takes; null: no time is planned.
     Raises:
         ValueError: a number is out of its range.

@@ -18,6 +18,7 @@ from trainers.runs.errors import RunFailed, one_line
 
 DEVICES = ("cpu", "gpu", "auto")
 INSTALL = 'in the checkout, pip install ".[gpu]" (for CUDA 12: .[gpu12])'
+_UNCAPTURED = ("torch", "chainer")  # PyTorch may free memory that a graph writes again; CuPy refuses cuBLAS
 _TF32_SINCE = 80  # compute capability of NVIDIA's Ampere
 _DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
 
@@ -100,6 +101,9 @@ def require_device(cluster: Cluster, reading: Reading, *, workers: int) -> None:
     if cluster.cuda_graph and cluster.device == "cpu":
         what = "is true, and the device is cpu"
         reading.refuse(("cuda_graph",), what, "leave cuda_graph out, or train with --device gpu")
+    elif cluster.cuda_graph and (asked := kernels.asked()) in _UNCAPTURED:
+        what = f"is true, and the kernels are {asked}, whose work is not captured"
+        reading.refuse(("cuda_graph",), what, "leave cuda_graph out, or train with --kernels cudnn")
     if hasattr(component, "misfit") and (misfit := component.misfit(workers)):
         reading.refuse(("exchange", "communicator"), f"{kind}: {misfit}", "change it, or the number of workers")
     if wire != "float32" and not getattr(component, "sums_16_bits", True):

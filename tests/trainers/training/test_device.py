@@ -121,6 +121,16 @@ def test_a_cuda_graph_is_refused_on_a_cpu(prepared):
     assert prepared.plan().cluster.cuda_graph is None
 
 
+@pytest.mark.parametrize("kind", ["torch", "chainer"])
+def test_a_cuda_graph_of_kernels_that_are_not_captured_is_refused(prepared, monkeypatch, kind):
+    monkeypatch.setattr(device_module, "gpu_trouble", lambda: None)
+    monkeypatch.setenv("KILOBATCH_KERNELS", kind)
+    said = f"ours.yaml:6:13: cuda_graph: is true, and the kernels are {kind}, whose work is not captured"
+    assert prepared.refusal(of_cluster="gpu", more="cuda_graph: true\n").startswith(said)
+    monkeypatch.delenv("KILOBATCH_KERNELS")  # the default of a GPU is cudnn
+    assert prepared.plan(of_cluster="gpu", more="cuda_graph: true\n").cluster.cuda_graph
+
+
 @pytest.mark.parametrize(("extra", "cuda"), [("gpu", "13"), ("gpu12", "12")])
 def test_the_extra_that_errors_name_has_all_that_a_gpu_needs(extra, cuda):
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
