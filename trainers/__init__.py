@@ -2,7 +2,7 @@
 
 Importing this package loads no Chainer. It sets up `trainers.compat`, so that `import chainer` (and chainermn,
 chainercv) anywhere afterwards gives a patched one, whatever the order of the imports below it, and `trainers.kernels`,
-which compute for it on the CPU.
+which compute for it.
 """
 
 from trainers import compat, kernels

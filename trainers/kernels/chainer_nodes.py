@@ -1,9 +1,9 @@
-"""A short version of `FunctionNode.apply`, for nodes of ours on NumPy's and CuPy's arrays. Imports Chainer.
+"""Chainer's nodes with less Python between operators, and its batch normalisation by our kernels. Imports Chainer.
 
-Chainer's own makes some thirty checks before and after `forward`: of hooks, devices, layouts, ChainerX, debugging.
-Each is a cache miss after an operator that has filled the caches, and a GPU may wait meanwhile.
-
-Chainer's batch normalisation with our passes over the arrays, NumPy's or CuPy's. Imports Chainer.
+`FunctionNode.apply` makes some thirty checks before and after `forward`: of hooks, devices, layouts, ChainerX and
+debugging. Each is a cache miss after an operator that has filled the caches, and a GPU may wait meanwhile. The
+functions here are a short version of it for nodes of ours on NumPy's and CuPy's arrays. They read the attributes behind
+Chainer's properties.
 """
 
 from __future__ import annotations

@@ -107,10 +107,10 @@ class GraphRecorder:
 
 @dataclass
 class _Kind:
-    """Micro-batches whose work differs only in its numbers.
+    """Micro-batches that run the same operations on other numbers.
 
     Args:
-        came: how many there were.
+        came: how many of them have run.
         checks: how many of them were computed both eagerly and by a replay.
         inputs: images and targets that the graph reads.
         outputs: float64, the numbers that it writes: the loss, then the terms of the squared norm.
@@ -164,7 +164,7 @@ class MicroBatchGraphs:
         """Do the work of a micro-batch.
 
         Args:
-            kind: equal for micro-batches whose work differs only in its numbers.
+            kind: equal for micro-batches that run the same operations on other numbers.
             arrays: its images and targets, on the device.
             work: (*arrays, finished) -> loss, norm: eagerly.
             finished: called with slots that are complete, but not while graphs are checked.

@@ -215,7 +215,7 @@ def optimizer_step(
     of_all, like, lambdas = table(weights), weights[0], on_device(decay.lambdas, "d")
     held = [addresses(each) for each in states] + [None] * (_STATES - len(states))
     given = (addresses(weights), addresses(gradients), *held, lambdas, float(decay.coupled), float(decay.shrink))
-    numbers, ratios = tuple(map(float, form.numbers)), None  # they may be integers, where Python made the component
+    numbers, ratios = tuple(map(float, form.numbers)), None  # a component that Python code made may have integers
     if form.trust is not None:
         parts = launcher.device.xp.empty((of_all.blocks, 2), "d")
         launch(f"{form.kernels}_norms", like, of_all, *given, parts, *numbers)
