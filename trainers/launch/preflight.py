@@ -12,6 +12,7 @@ from recipes.schema import Dataset, Recipe
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import open_split, other_counts
+from trainers.runs.errors import print_error
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
@@ -89,7 +90,11 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.build import require_trainable  # and Chainer
 
-        require_trainable(opened.recipe, opened.dataset)
+        if unreached := require_trainable(opened.recipe, opened.dataset):
+            more = f" and {len(unreached) - _MAX_NAMED} more" if len(unreached) > _MAX_NAMED else ""
+            named = ", ".join(unreached[:_MAX_NAMED]) + more
+            way_out = "is that meant? In a forward `.array` cuts off what lies before it"
+            print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
     if files and opened.recipe.init is not None:
         from trainers.training.build import require_initial_weights
 

@@ -137,13 +137,15 @@ def drawn_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
     return _with_weights(build_model(recipe, dataset), recipe, dataset)
 
 
-def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
+def require_trainable(recipe: Recipe, dataset: Dataset) -> list[str]:
     """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
 
+    Returns:
+        Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
     Raises:
-        InputRefused: its constructor or its forward fails, or gives no logits; it has no parameters, or one without a
-            shape, or a normalisation over the batch that is not `BatchNormalization`; the loss wants something that it
-            does not have.
+        InputRefused: its constructor, forward or backward fails, or gives no logits or no gradient; it has no
+            parameters, or one without a shape, or a normalisation over the batch that is not `BatchNormalization`; the
+            loss wants something that it does not have.
     """
     name = type(recipe.model).__name__
     try:
@@ -157,11 +159,12 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> None:
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
-    _require_logits(model, name, example_image(recipe, dataset), dataset.num_classes)
+    unreached = _require_gradients(model, name, example_image(recipe, dataset), dataset.num_classes)
     try:
         NormGroups(recipe.evaluation).install(_with_weights(model, recipe, dataset))
     except (TypeError, ValueError) as error:
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+    return unreached
 
 
 def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
@@ -175,20 +178,30 @@ def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
     begin_with(drawn_model(recipe, dataset), recipe.init)
 
 
-def _require_logits(model: chainer.Chain, name: str, image_CHW: np.ndarray, num_classes: int) -> None:
-    """Refuse a forward that fails on two images, or whose result is not (2, num_classes)."""
+def _require_gradients(model: chainer.Chain, name: str, image_CHW: np.ndarray, num_classes: int) -> list[str]:
+    """Paths of the parameters that two images give no gradient; refused is a model that trains none, or whose logits
+    are not (2, num_classes)."""
     images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
+    what = "forward"
     try:
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            logits = chainer.as_array(model(images_NCHW))
+        with chainer.using_config("train", False):
+            logits = model(images_NCHW)
+        what = "backward"
+        model.cleargrads()
+        if isinstance(logits, chainer.Variable):
+            chainer.functions.sum(logits).backward()
     except Exception as error:
-        what = f"its forward fails on images of {size}, channels, height and width: {one_line(error)}"
+        what = f"its {what} fails on images of {size}, channels, height and width: {one_line(error)}"
         raise InputRefused(f"the model, {name}: {what} ({_own_place(error)}); correct it") from error
     if getattr(logits, "shape", None) != (2, num_classes):
         raise InputRefused(
             f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}, and "
             f"the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes outputs"
         )
+    unreached = [path for path, parameter in sorted(model.namedparams()) if parameter.grad is None]
+    if len(unreached) == len(list(model.params())):
+        raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
+    return unreached
 
 
 def _own_place(error: Exception) -> str:

@@ -211,6 +211,11 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
         ("self.fc, self.forward = L.Linear(64, num_classes), None", "seed=0", "Own, has no method `forward(self"),
         ("import os; os.environ['NOT']", "seed=0", "Own, cannot be built: KeyError: 'NOT' (HERE/NAME.py:9)"),
         ("pass", "seed=0", "Own, has no parameters: make its layers within"),
+        (
+            "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(x).array",
+            "seed=0",
+            "Own: no gradient reaches its parameters; return the Variable, not its array",
+        ),
     ],
 )
 def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
@@ -226,14 +231,30 @@ def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
     assert not Path("run").exists()
 
 
-def test_a_model_of_ones_own_with_all_that_is_wanted_is_let_through(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "layers", "unreached"),
+    [
+        ("mine_whole", "self.fc = L.Linear(64, num_classes)", ""),
+        (
+            "mine_cut",
+            "self.a, self.fc = L.Linear(64, 9), L.Linear(9, 10); self.out = lambda x: self.fc(self.a(x).array)",
+            "kilobatch: warning: no gradient reaches /a/W, /a/b: at most weight decay",
+        ),
+    ],
+)
+def test_a_model_of_ones_own_is_let_through_and_what_it_does_not_train_is_named(
+    name, layers, unreached, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine_whole.py").write_text(OWN.format(layers="self.fc = L.Linear(64, num_classes)"))
-    overrides = ("model={kind: mine_whole.Own}", HEAD_BIAS)
+    (tmp_path / f"{name}.py").write_text(OWN.format(layers=layers))
+    overrides = (f"model={{kind: {name}.Own}}", HEAD_BIAS)
     opened = open_recipe(
         "digits/baseline", vocabulary=vocabulary(allow_code=True), overrides=overrides, allow_code=True
     )
     require_startable(opened, ranks=1, files=True)
+    said = capsys.readouterr().err
+    assert said.startswith(unreached)
+    assert bool(said) == bool(unreached)
 
 
 def test_a_threshold_below_what_smoothing_gives_every_class_is_refused_at_once():
