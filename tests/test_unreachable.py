@@ -16,6 +16,7 @@ COMMANDS = [
     ("recipes", "show", "{}"),
     ("recipes", "copy", "{}.yaml", "mine.yaml"),
     ("recipes", "diff", "digits/baseline", "{}"),
+    ("recipes", "pack", "digits/baseline", "-o", "{}/a.kilobatch"),
     ("plan", "digits/baseline", "--cluster", "{}.yaml"),
     ("rehearse", "digits/baseline", "--cluster", "{}.yaml"),
     ("train", "digits/baseline", "--out", "{}"),

@@ -107,7 +107,8 @@ def write_pack_of_layout(path: Path, folder: Path) -> Pack:
         pack = open_pack(part)
         part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # none is there: the folder is read-only
+            part.unlink()
     return pack
 
 
@@ -132,7 +133,8 @@ def _write(path: Path, manifest: bytes, blobs: Mapping[str, bytes | Path]) -> No
             out.write(bytes(-out.tell() % _RECORD))
         part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # none is there: the folder is read-only
+            part.unlink()
 
 
 def open_pack(path: Path) -> Pack:

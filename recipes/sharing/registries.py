@@ -111,10 +111,14 @@ def remove_registry(name: str) -> str:
 
 def _write_settings(known: dict[str, dict[str, Any]]) -> None:
     file = settings_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.{os.getpid()}")
-    part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-    part.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        way_out = "set XDG_CONFIG_HOME to a folder of your own"
+        raise InputRefused(f"{file} cannot be written: {error.strerror}; {way_out}") from None
 
 
 def registries(*names: str) -> list[Registry]:

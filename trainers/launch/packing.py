@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -89,4 +90,5 @@ def _written(path: Path, write: Callable[[Path], Any]) -> Any:
     except OSError as error:
         raise InputRefused(f"{path} cannot be written: {error.strerror}; give another -o") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
