@@ -81,24 +81,36 @@ def settings() -> dict[str, dict[str, Any]]:
 def add_registry(name: str, url: str, *, signers: Path | None) -> Registry:
     """Remember a registry by a name; a folder is made in a folder that is there.
 
+    Added again, it keeps its signers unless others are given.
+
     Raises:
-        InputRefused: the name cannot be one, or the place cannot be reached or made.
+        InputRefused: the name cannot be one or is that of another place, the place cannot be reached or made, or the
+            file of `signers` is missing.
     """
     if not re.fullmatch(_PART, name):
         raise InputRefused(f"{name!r} cannot name a registry; use letters, digits, `_`, `.` and `-`")
     if re.search("//[^/@]*:[^/@]*@", url) or (re.search("//[^/]*@", url) and not url.startswith("git")):
         raise InputRefused("the URL holds credentials; leave them to the configuration of fsspec or git")
-    if "://" not in url and not url.startswith("git+") and not url.endswith(".git"):
+    is_folder = "://" not in url and not url.startswith("git+") and not url.endswith(".git")
+    if is_folder:
         url = os.path.abspath(os.path.expanduser(url))
+    elif Path(repository := url.removeprefix("git+")).is_dir():
+        url = f"git+{os.path.abspath(repository)}"  # git runs in a folder of its own
+    known = settings()
+    before = known.get(name, {"url": url, "signers": None})
+    if before["url"] != url:
+        raise InputRefused(f"{name} is {before['url']}; take another name, or: kilobatch registry remove {name}")
+    if signers is not None and not signers.is_file():
+        raise InputRefused(f"--signers: there is no file {signers}")
+    if is_folder:
         try:
             Path(url).mkdir(exist_ok=True)
         except OSError as error:
             raise InputRefused(f"{url}: cannot be made: {error.strerror}; is the folder around it mounted?") from None
-    elif Path(repository := url.removeprefix("git+")).is_dir():
-        url = f"git+{os.path.abspath(repository)}"  # git runs in a folder of its own
-    registry = Registry(name, url, signers=signers and signers.absolute())
+    trusted = str(signers.absolute()) if signers else before["signers"]
+    registry = Registry(name, url, signers=trusted and Path(trusted))
     registry.store.names("names")  # it answers
-    _write_settings(settings() | {name: {"url": url, "signers": signers and str(signers.absolute())}})
+    _write_settings(known | {name: {"url": url, "signers": trusted}})
     return registry
 
 

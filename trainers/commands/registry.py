@@ -14,8 +14,8 @@ from trainers.commands.options import OPTIONS_OF_GROUPS, Json
 EXAMPLES = """\b
 Examples:
   kilobatch registry add team /mnt/share/recipes
-  kilobatch registry add team git+ssh://git@host/recipes.git --signers team_keys
-  kilobatch registry add team s3://bucket/recipes
+  kilobatch registry add lab git+ssh://git@host/recipes.git --signers lab_keys
+  kilobatch registry add cloud s3://bucket/recipes
   kilobatch registry push mine.kilobatch team/resnet50
   kilobatch registry search dataset=imagenet 'batch>=8192'
   kilobatch train team/resnet50@3
@@ -34,15 +34,13 @@ def add(
 ) -> None:
     """Remember a registry by a name.
 
-    A folder is made if only the folder around it is there.
+    A folder is made if only the folder around it is there. Added again, it keeps its signers unless others are given.
     """
-    from recipes.sharing.registries import add_registry, settings
+    from recipes.sharing.registries import add_registry
 
-    before = settings().get(name, {}).get("url")
     registry = add_registry(name, url, signers=signers)
     guard = registry.store.guard
-    instead = f", which was {before}" if before not in (None, registry.url) else ""
-    print(f"added {name}: {registry.url}{instead}")
+    print(f"added {name}: {registry.url}" + (f", signed by keys of {registry.signers}" if registry.signers else ""))
     print(f"Two pushes at once are kept apart by {guard}." if guard else "It can be read; pushes are refused there.")
 
 

@@ -123,7 +123,7 @@ def test_a_repository_may_be_named_by_a_relative_path_and_of_a_missing_one_git_s
     assert add_registry("team", "git+team.git", signers=None).url == f"git+{tmp_path}/team.git"
     assert add_registry("team", "team.git", signers=None).entries() == []
     with pytest.raises(InputRefused, match=r"none.git: git fetch: fatal: .*none.git' does not appear to be a git rep"):
-        add_registry("team", "none.git", signers=None)
+        add_registry("none", "none.git", signers=None)
 
 
 @EVERY

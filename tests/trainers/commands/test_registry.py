@@ -17,6 +17,12 @@ def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path
         monkeypatch.setenv(name, str(tmp_path))
     assert "cannot be made: No such file or directory" in typed("add", "team", tmp_path / "away" / "team")
     assert typed("add", "team", tmp_path / "team").startswith("added team: ")
+    assert f"team is {tmp_path}/team; take another name, or: kilobatch" in typed("add", "team", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    assert "--signers: there is no file no_keys" in typed("add", "team", tmp_path / "team", "--signers", "no_keys")
+    (tmp_path / "keys").touch()
+    for signers in (("--signers", tmp_path / "keys"), ()):  # added again, it keeps them
+        assert f"signed by keys of {tmp_path}/keys" in typed("add", "team", tmp_path / "team", *signers)
     entry = {"name": "net", "version": 1, "digest": "0" * 64, "facts": {"dataset": "digits", "accuracy": 1.0}}
     (tmp_path / "team" / "names" / "net").mkdir(parents=True)
     (tmp_path / "team" / "names" / "net" / "1.json").write_text(json.dumps({"entry": entry}))
