@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 from recipes.reading.read import REFUSED, Path, Reading
@@ -25,8 +26,13 @@ def read_init(reading: Reading, raw: Any, path: Path, _: Mapping[str, Any]) -> t
         with open(file, "rb") as data:
             digest = hashlib.file_digest(data, "sha256").hexdigest()
     if digest is None:
+        what = f"there is no file {file}"
         way_out = "give its path from the folder of this file, or its sha256 to plan without it"
-        return reading.refuse((*path, "weights"), f"there is no file {file}", way_out), tree
+        if os.path.isdir(file):
+            what = f"{file} is a folder, and no file of weights"
+            export = f"kilobatch export {quote(init.weights)} --format safetensors"
+            way_out = f"`{export}` writes model.safetensors into the folder of a run: name that"
+        return reading.refuse((*path, "weights"), what, way_out), tree
     if init.sha256 not in (None, digest):
         what = f"the SHA-256 of {file} is {digest}"
         return reading.refuse((*path, "sha256"), what, "give the file that this recipe means, or remove this"), tree

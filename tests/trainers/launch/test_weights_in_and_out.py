@@ -92,6 +92,8 @@ def test_a_file_that_is_not_here_is_refused_unless_its_hash_is_known(recipe):
     sha256 = opened(recipe).recipe.init.sha256
     with pytest.raises(RecipeError, match=r"init.weights: there is no file .*nothing.safetensors; give its path"):
         opened(recipe, "init.weights=nothing.safetensors")
+    with pytest.raises(RecipeError, match=r"is a folder, and no file of weights; `kilobatch export \S+ --format saf"):
+        opened(recipe, f"init.weights={recipe.parent}")
     assert opened(recipe, "init.weights=nothing.safetensors", f"init.sha256={sha256}").recipe.init.sha256 == sha256
     with pytest.raises(RecipeError, match=r"init.sha256: the SHA-256 of .* is [0-9a-f]{64}; give the file"):
         opened(recipe, "init.sha256=abc")
