@@ -277,12 +277,12 @@ class _Probe:
         self._seed = opened.recipe.seed
 
     def mixing_layer(self) -> str | None:
-        """The first layer whose result for a norm group depends on the group beside it."""
+        """The first layer, or code before one, whose result for a norm group depends on the group beside it."""
         a, b, c = (list(range(n * self._span, (n + 1) * self._span)) for n in range(3))
         return self._first_that_differs(self._outputs([*a, *b], 2), self._outputs([*a, *c], 2))
 
     def random_layer(self) -> str | None:
-        """The first layer that gives something else when it is called again."""
+        """The first layer, or code before one, that gives something else when it is called again."""
         own = list(range(self._span))
         return self._first_that_differs(self._outputs(own, 1), self._outputs(own, 1))
 
@@ -306,7 +306,7 @@ class _Probe:
         return next(changed, None)
 
     def _outputs(self, indices: list[int], groups: int) -> dict[str, Any]:
-        """What each layer gives for the first norm group, by path, in the order of calls."""
+        """What each layer gets and gives for the first norm group, by path, in the order in which they end."""
         import chainer
         import numpy as np
 
@@ -326,9 +326,12 @@ class _Probe:
             name = "kilobatch verify"
 
             def forward_postprocess(self, args: Any) -> None:
-                out = getattr(args.out, "array", None)
-                if out is not None and out.ndim and len(out) == len(indices):
-                    outputs[f"{paths.get(id(args.link), 'a layer')}#{len(outputs)}"] = out[:span].copy()
+                layer = paths.get(id(args.link), "a layer")
+                given = args.args[0] if args.args else None
+                for place, each in ((f"the code before {layer}", given), (layer, args.out)):
+                    array = getattr(each, "array", each)
+                    if getattr(array, "ndim", 0) and len(array) == len(indices):
+                        outputs[f"{place}#{len(outputs)}"] = array[:span].copy()
 
         numbers = np.array(indices)
         keyed = KeyedDropout(self._model, seed=self._seed, epochs=0 * numbers, indices=numbers)

@@ -74,6 +74,12 @@ class WithWide(Net):
     Middle = Wide
 
 
+class MixesBetween(Net):
+    def forward(self, x):
+        h = F.relu(self.bn(self.conv(x)))
+        return self.fc(F.average(h - F.broadcast_to(F.mean(h, axis=0, keepdims=True), h.shape), axis=(2, 3)))
+
+
 class WithUnkeyed(Net):
     Middle = Unkeyed
 
@@ -101,6 +107,11 @@ class MeanOverRanks:
 """
 FAULTS = {
     "batch-wide layer": ("model={kind: faults.WithWide}", "micro-batches of", "/middle (Wide) looks at the whole m"),
+    "batch-wide code between layers": (
+        "model={kind: faults.MixesBetween}",
+        "micro-batches of",
+        "the code before /fc (Linear) looks at the whole micro-batch",
+    ),
     "global random state": (
         "augmentation.train=[{kind: faults.Jitter}]",
         "same command again",
