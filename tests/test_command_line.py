@@ -168,10 +168,17 @@ def test_the_next_command_quotes_a_path_with_spaces(run, tmp_path):
     assert "kilobatch recipes lint 'a b/large.yaml'" in scaled
 
 
-def test_copy_is_exact_and_never_overwrites(run, tmp_path):
+def test_a_copy_names_its_original_and_keeps_its_source_and_never_overwrites(run, tmp_path):
     assert run("recipes", "copy", "goyal2017")[0] == 0
-    assert (tmp_path / "goyal2017.yaml").read_bytes() == (ROOT / "recipes/papers/goyal2017.yaml").read_bytes()
+    first, rest = (tmp_path / "goyal2017.yaml").read_bytes().split(b"\n", 1)
+    assert first.startswith(b"# A copy of goyal2017, kilobatch ")
+    assert rest == (ROOT / "recipes/papers/goyal2017.yaml").read_bytes()
     assert run("recipes", "validate", "goyal2017.yaml")[0] == 0
+    assert run("recipes", "copy", "goyal2017/1024", "inherits.yaml")[0] == 0
+    shows = (run("recipes", "show", name, "--json")[1] for name in ("goyal2017/1024", "inherits.yaml"))
+    original, copy = (json.loads(shown)["recipe"]["source"] for shown in shows)
+    assert copy == original
+    assert copy["year"] == 2017
     (tmp_path / "goyal2017.yaml").write_text(MINE)
     code, _, problems = run("recipes", "copy", "goyal2017")
     assert (code, len(problems)) == (2, 1)

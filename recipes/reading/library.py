@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
+from recipes.reading.load import load_tree
 from recipes.reading.open import open_recipe
-from recipes.reading.registry import find_or_refuse, names, path_of_pack, require_suffix, shown
+from recipes.reading.registry import find_or_refuse, is_of_library, names, path_of_pack, require_suffix, shown
 from recipes.schema.vocabulary import Vocabulary
 
 
@@ -37,7 +41,9 @@ def library(*, vocabulary: Vocabulary, allow_code: bool = False) -> tuple[list[d
 
 
 def copy_recipe(name: str, target: Path | None = None) -> Path:
-    """Copies a recipe's file as it is, comments included.
+    """Copies a recipe's file, comments included.
+
+    A first line names the original. The `source` that it inherits in the library, and a copy does not, comes last.
 
     Args:
         name: of the recipe.
@@ -51,12 +57,22 @@ def copy_recipe(name: str, target: Path | None = None) -> Path:
         raise RecipeError([Problem(file=name, what="the recipe of a pack lies beside its data set", way_out=way_out)])
     target = target or Path(source.name)
     require_suffix(target)
+    of = f"{shown(name)}, kilobatch {version('kilobatch')}"
+    origin = f"# A copy of {of}. What you change is no longer what it claims.\n"
     try:
         with target.open("xb") as file:
-            file.write(source.read_bytes())
+            file.write(origin.encode() + source.read_bytes() + _inherited_source(source).encode())
     except OSError as error:
         reason = "exists, and a copy never overwrites" if isinstance(error, FileExistsError) else str(error.strerror)
         way_out = "give another name: kilobatch recipes copy NAME FILE.yaml"
         problem = Problem(file=shown(target), what=reason, way_out=way_out)
         raise RecipeError([problem]) from None
     return target
+
+
+def _inherited_source(path: Path) -> str:
+    """The `source` that a recipe of the library inherits, as YAML; empty where it has its own."""
+    if not is_of_library(path) or re.search("^source:", path.read_text(encoding="utf-8"), re.MULTILINE):
+        return ""
+    tree, _ = load_tree(path)
+    return f"source: {json.dumps(tree['source'], ensure_ascii=False)}\n" if "source" in tree else ""

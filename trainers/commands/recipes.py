@@ -244,7 +244,7 @@ def copy(
     recipe: Recipe,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The new file; NAME.yaml here.")] = None,
 ) -> None:
-    """Copy a recipe's file into this folder. Claims and card are included; nothing is ever overwritten."""
+    """Copy a recipe's file into this folder. Its first line names the original; nothing is ever overwritten."""
     from recipes.reading.library import copy_recipe
 
     target = copy_recipe(recipe, file)
