@@ -99,4 +99,5 @@ def _interval_reason(request: Request) -> str:
     if every == "update":
         return "as before; updates are fewer"
     updates = every * num_train / request.batch
-    return "the same samples, now " + (f"{updates:,.0f} updates" if updates >= 1 else "less than an update: after each")
+    now = f"{updates:,.0f} update{'s' if updates > 1.5 else ''}" if updates >= 1 else "less than an update: after each"
+    return f"the same samples, now {now}"

@@ -50,7 +50,9 @@ Decoder = Annotated[
     str | None,
     typer.Option(metavar="D", help="Decoder of images: turbo, opencv, pillow; nvimgcodec or dali where installed."),
 ]
-MicroBatch = Annotated[int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward.")]
+MicroBatch = Annotated[
+    int | None, typer.Option(min=1, metavar="M", help="The most samples of one forward; more accumulate.")
+]
 
 
 def opened_recipe(

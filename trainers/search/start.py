@@ -105,7 +105,8 @@ def _search_study(
         display.say(f"  to train it: kilobatch train {quote(str(path))}{ranks}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
         metric = search.objectives[0].metric
-        display.say(f"the second half of the trials gained {shown(metric, gain)}; as many again usually gain no more")
+        mean = f"the second half of the trials gained {shown(metric, gain)} in the mean over all their orders"
+        display.say(f"{mean}; as many again usually gain no more")
     display.say(f"report: {folder / REPORT}")
     if supervisor.stopped_by:
         print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")
