@@ -181,6 +181,11 @@ class Screen(Console):
     Rich's Console would end the process, and with it the ranks.
     """
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a display can be drawn again and again: Rich shows one on a dumb terminal only once it has ended."""
+        return super().is_terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
     def on_broken_pipe(self) -> None:
         redirect_to_devnull(sys.stdout)
 

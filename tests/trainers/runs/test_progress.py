@@ -13,7 +13,7 @@ import time
 import pytest
 from rich.console import Console
 
-from trainers.runs.progress import follow
+from trainers.runs.progress import Screen, follow
 
 WRITE = """
 import json, pathlib, sys, time
@@ -154,6 +154,12 @@ def test_bar_shows_progress_and_numbers_in_two_lines_of_80_columns(played):
     assert "batch 100  rate 0.5  loss 1.0000  accuracy 90.00 %  200 samples/s" in plain
     assert all(len(line) <= 80 for part in plain.split("\n") for line in part.split("\r"))
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+@pytest.mark.parametrize(("term", "has_bar"), [("xterm", True), ("dumb", False)])
+def test_a_dumb_terminal_gets_lines_because_a_bar_would_show_only_at_the_end(term, has_bar, monkeypatch):
+    monkeypatch.setenv("TERM", term)
+    assert Screen(force_terminal=True).is_terminal == has_bar
 
 
 def test_bar_moves_while_the_process_runs(tmp_path):
