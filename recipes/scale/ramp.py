@@ -12,9 +12,8 @@ from recipes.planning.rates import full_rate_at
 from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.scale.batch import forgetting_by_samples
-from recipes.scale.derive import Scaled, require_name, write_new
+from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request
-from recipes.scale.seesaw import derived_text
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 MERRILL = "Merrill et al. 2025, arXiv 2505.23971 (a summary was read)"
@@ -100,7 +99,7 @@ def stepped_recipe(
     file = out or Path(f"{opened.recipe.name}-ramp.yaml")
     require_name(file)
     title = f"{opened.recipe.name} with a batch that grows where {reason}, derived and not measured"
-    text = derived_text(opened, [change for change in changes if change.moves], file, title)
+    text = derived_text(opened, changes, file, title)
     made = write_new(file, text, lambda: open_recipe(file, vocabulary=vocabulary, **options))
     return Scaled(
         recipe=opened.recipe.name,
