@@ -15,7 +15,7 @@ from typing import Any
 
 from recipes.errors import InputRefused, Problem, RecipeError
 from recipes.planning.rates import LINEAR_HOLDS_TO, largest_linear_batch
-from recipes.reading.load import load_tree, resolved_text
+from recipes.reading.load import resolved_text
 from recipes.reading.open import OpenedRecipe, leaves, open_recipe
 from recipes.reading.read import dotted, fields_of
 from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
@@ -114,7 +114,7 @@ def scale_recipe(
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
-    request = _request(opened, batch=batch, beyond=beyond)
+    request = Request(opened=opened, batch=batch, beyond=beyond)
     changes = _required_changes(request, vocabulary)
     file = out or Path(f"{opened.recipe.name}-{batch}.yaml")
     require_name(file)
@@ -143,12 +143,7 @@ def scaling_changes(opened: OpenedRecipe, *, batch: int, vocabulary: Vocabulary)
     Raises:
         InputRefused: no published rule leads to this batch.
     """
-    return _required_changes(_request(opened, batch=batch, beyond=False), vocabulary)
-
-
-def _request(opened: OpenedRecipe, *, batch: int, beyond: bool) -> Request:
-    written, _ = load_tree(opened.path)
-    return Request(opened=opened, written=written, batch=batch, beyond=beyond)
+    return _required_changes(Request(opened=opened, batch=batch), vocabulary)
 
 
 def _required_changes(request: Request, vocabulary: Vocabulary) -> tuple[Change, ...]:

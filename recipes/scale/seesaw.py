@@ -10,7 +10,6 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate_at, learning_rate_at
-from recipes.reading.load import load_tree
 from recipes.reading.open import open_recipe
 from recipes.scale.batch import forgetting_by_samples
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
@@ -47,7 +46,7 @@ def seesaw_recipe(
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
-    request = Request(opened=opened, written=load_tree(opened.path)[0], batch=batch)
+    request = Request(opened=opened, batch=batch)
     changes = tuple(_changes(request))
     file = out or Path(f"{opened.recipe.name}-seesaw-{batch}.yaml")
     require_name(file)
