@@ -88,7 +88,7 @@ def test_ranks_of_other_kernels_are_named_and_of_the_same_are_not(tmp_path):
     done = subprocess.run(ranks, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     host, numpys = socket.gethostname(), kernels.described("numpy")
-    said = f"the ranks do not compute by the same kernels: {numpys} on rank 0 on {host}; chainer on rank 1 on {host};"
+    said = f"the ranks use different kernels: {numpys} on rank 0 on {host}; chainer on rank 1 on {host};"
     assert said in (tmp_path / "log.txt").read_text()
     ranks = json.loads((tmp_path / ENVIRONMENT).read_text())["ranks"]
     assert [rank["kernels"] for rank in ranks] == [numpys, "chainer"]
