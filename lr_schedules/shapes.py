@@ -205,7 +205,7 @@ class CosineRestarts:
 
     def _start(self, number: int) -> float:
         """The start of a period, rounded once: 3 periods of 0.1 end at 0.3, where 3 * 0.1 is more."""
-        first, times = (Fraction(value).limit_denominator(10**8) for value in (self.first, self.times))
+        first, times = (Fraction(it).limit_denominator(10**8) or Fraction(it) for it in (self.first, self.times))
         return float(first * (number if times == 1 else (times**number - 1) / (times - 1)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +11,10 @@ from recipes.cards.card import CardFacts, card_facts, card_markdown, peak_rate
 from recipes.cards.picture import curve_picture
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import names
-from recipes.reports.html import Markup, inline_svg, joined, table, tag
+from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.wording import number
+from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary
 
 PICTURES = "pictures/library"  # beside the page
@@ -137,14 +139,14 @@ def write_card(name: str, opened: OpenedRecipe, path: Path) -> list[Path]:
 
 def card_page(facts: CardFacts, opened: OpenedRecipe) -> str:
     """The page as text, with its picture inline."""
-    return document(facts.title, joined(card_sections(facts, _picture(opened))))
+    return document(facts.title, joined(card_sections(facts, opened.recipe)))
 
 
-def card_sections(facts: CardFacts, picture: Markup) -> list[Markup]:
-    """The parts of a card's page, with a picture of the curves."""
+def card_sections(facts: CardFacts, recipe: Recipe) -> list[Markup]:
+    """The parts of a card's page, with a picture of the recipe's curves."""
     source = tag("a", facts.source, href=facts.url) if facts.url.startswith("https://") else facts.source
     body = [tag("div", joined([facts.name, " · ", source]), class_="muted"), _standing(facts)]
-    body += [_words(facts), picture, _claims(facts)]
+    body += [_words(facts), _picture(recipe), _claims(facts)]
     body += [tag("h2", "The recipe"), table(("what", "value"), facts.values, class_="values")]
     for head, paths in (("Assumed: the source does not give these", facts.assumed), ("Left open", facts.open)):
         if paths:
@@ -172,12 +174,11 @@ def _words(facts: CardFacts) -> Markup:
     return joined(parts)
 
 
-def _picture(opened: OpenedRecipe) -> Markup:
-    from recipes.reports.plots import curve_figure, svg_text
-
-    figure = curve_figure(opened.recipe, opened.dataset)
-    drawing = inline_svg(svg_text(figure), prefix="curve", label="Learning rate, batch and momentum against epochs")
-    return joined([tag("h2", "Curves"), tag("figure", drawing)])
+def _picture(recipe: Recipe) -> Markup:
+    drawn = base64.b64encode(curve_picture(recipe).encode()).decode()
+    words = {"alt": "Learning rate and batch against epochs", "style": "width: 100%; max-width: 45rem"}
+    image = tag("img", src=f"data:image/svg+xml;base64,{drawn}", **words).removesuffix("</img>")
+    return joined([tag("h2", "Curves"), tag("figure", Markup(image))])
 
 
 def _claims(facts: CardFacts) -> Markup:

@@ -58,7 +58,7 @@ class Case:
         return self.opened.tree["optimizer"]
 
     @property
-    def is_momentum_sgd(self) -> bool:
+    def is_sgd(self) -> bool:
         """Whether the optimizer is SGD, with or without momentum of any form."""
         return rate_rule(self.recipe.optimizer) == "linear"
 
@@ -90,7 +90,7 @@ class Case:
         return learning_rate_at(self.recipe, 0.0)
 
     @property
-    def reach(self) -> float:
+    def momentum_factor(self) -> float:
         """By how much momentum multiplies a step of SGD over time, 1 / (1 - m)."""
         return 1 / (1 - (momentum_at(self.recipe, 0.0) or 0.0))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 
 from recipes.cards.card import card_facts, claim_text
 from recipes.cards.pages import card_sections, published_recipes
-from recipes.cards.picture import curve_picture
 from recipes.diff.recipes import compare_recipes
 from recipes.packs.make import facts_of
 from recipes.reading.load import chain_of
@@ -38,7 +36,6 @@ th button { font: inherit; color: inherit; background: none; border: 0; padding:
 th[aria-sort=ascending] button::after { content: " ↑"; } th[aria-sort=descending] button::after { content: " ↓"; }
 table.recipes td:nth-child(n+4):nth-child(-n+8), table.recipes th:nth-child(n+4):nth-child(-n+8) { text-align: right; }
 table.recipes td { white-space: nowrap; } a { color: inherit; }
-.curve { width: 100%; max-width: 45rem; }
 """
 _HEADS = ("recipe", "data set", "model", "batch", "epochs", "updates", "accuracy", "device-hours", "checked")
 _GOOD = ("the same bits", "the same run", "statistically as good")
@@ -157,11 +154,7 @@ def _verdict(rerun: Mapping[str, Any]) -> Markup:
 
 def _page(one: Listed) -> str:
     facts = card_facts(one.name, one.opened)
-    drawn = base64.b64encode(curve_picture(one.opened.recipe).encode()).decode()
-    label = "Learning rate and batch against epochs"
-    image = tag("img", src=f"data:image/svg+xml;base64,{drawn}", alt=label, class_="curve").removesuffix("</img>")
-    curve = joined([tag("h2", "Curves"), tag("figure", Markup(image))])
-    parts = [tag("p", tag("a", "All recipes", href="index.html")), *card_sections(facts, curve)]
+    parts = [tag("p", tag("a", "All recipes", href="index.html")), *card_sections(facts, one.opened.recipe)]
     get = [f"kilobatch recipes show {quote(one.name)}", f"kilobatch train {quote(one.name)} -n 2"]
     get += [f"kilobatch reproduce {quote(one.name)} -n 2"] if "@" in one.name else []
     parts.insert(3, joined([tag("pre", tag("code", "\n".join(get)))]))

@@ -121,8 +121,7 @@ def dollars(value: float) -> str:
     >>> dollars(12345.0), dollars(7.123)
     ('12,300 dollars', '7.12 dollars')
     """
-    value = float(f"{value:.3g}")
-    return f"{value:,.0f} dollars" if value >= 100 else f"{value:g} dollars"
+    return f"{rate(value)} dollars"
 
 
 def outcome(run: Run) -> Markup:
@@ -139,17 +138,14 @@ def outcome(run: Run) -> Markup:
 def _outcome(run: Run, forecast: dict[str, Any]) -> Markup:
     rows = [row for segment in forecast["segments"] for row in _outcome_rows(run, segment)]
     if run.outcome == "success":
-        rows.append(("the run", duration(forecast["seconds"]), duration(run.seconds), _off(forecast, run.seconds)))
+        was, now = forecast["seconds"], run.seconds
+        rows.append(("the run", duration(was), duration(now), _ratio(was, now)))
     low, high = forecast["range_seconds"]
     words = f"Predicted before the run, which was expected to take between {duration(low)} and {duration(high)}. "
     words += "It rests on: " + "; ".join(map(str, forecast["rests_on"])) + ". "
     words += "`kilobatch plan --from` this run's folder plans with what it measured."
     heads = ("", "predicted", "measured", "measured over predicted")
     return joined([tag("h2", "Prediction and outcome"), table(heads, rows, class_="numbers"), tag("p", words)])
-
-
-def _off(forecast: dict[str, Any], seconds: float) -> str:
-    return f"{seconds / forecast['seconds']:.2f}"
 
 
 def _outcome_rows(run: Run, segment: dict[str, Any]) -> list[tuple[str, str, str, str]]:

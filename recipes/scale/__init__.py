@@ -5,13 +5,12 @@ Rules that change a value with the batch enter. Imports from `recipes.reading` a
 
 from recipes.scale.derive import Scaled, scale_recipe, scaled_text, scaling_changes
 from recipes.scale.ramp import Measured, ramp_recipe, step_changes, stepped_recipe
-from recipes.scale.request import Change, Request, parse_batch
+from recipes.scale.request import Change, parse_batch
 from recipes.scale.seesaw import seesaw_recipe
 
 __all__ = [
     "Change",
     "Measured",
-    "Request",
     "Scaled",
     "parse_batch",
     "ramp_recipe",

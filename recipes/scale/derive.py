@@ -15,7 +15,7 @@ from typing import Any
 
 from recipes.errors import InputRefused, Problem, RecipeError
 from recipes.planning.rates import LINEAR_HOLDS_TO, largest_linear_batch
-from recipes.reading.load import load_tree, resolved_text
+from recipes.reading.load import resolved_text
 from recipes.reading.open import OpenedRecipe, leaves, open_recipe
 from recipes.reading.read import dotted, fields_of
 from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
@@ -58,7 +58,7 @@ def not_promised(request: Request) -> Iterator[str]:
 
 
 _WIDTH = 116  # columns of the printed text
-HEADER = "# Derived by `kilobatch`, which has printed the source of each reason.\n"
+_HEADER = "# Derived by `kilobatch`, which has printed the source of each reason.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def scale_recipe(
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
-    request = _request(opened, batch=batch, beyond=beyond)
+    request = Request(opened=opened, batch=batch, beyond=beyond)
     changes = _required_changes(request, vocabulary)
     file = out or Path(f"{opened.recipe.name}-{batch}.yaml")
     require_name(file)
@@ -124,7 +124,8 @@ def scale_recipe(
         require_promise(opened.recipe, made.recipe, ratio=_rate_ratio(request, changes))
         return made
 
-    made = write_new(file, _text(request, changes, file), check)
+    title = f"{opened.recipe.name} at batch {batch}, derived by rule and not measured"
+    made = write_new(file, derived_text(opened, changes, file, title), check)
     return Scaled(
         recipe=opened.recipe.name,
         before=opened.recipe.batch.global_.sizes[0],
@@ -142,12 +143,7 @@ def scaling_changes(opened: OpenedRecipe, *, batch: int, vocabulary: Vocabulary)
     Raises:
         InputRefused: no published rule leads to this batch.
     """
-    return _required_changes(_request(opened, batch=batch, beyond=False), vocabulary)
-
-
-def _request(opened: OpenedRecipe, *, batch: int, beyond: bool) -> Request:
-    written, _ = load_tree(opened.path)
-    return Request(opened=opened, written=written, batch=batch, beyond=beyond)
+    return _required_changes(Request(opened=opened, batch=batch), vocabulary)
 
 
 def _required_changes(request: Request, vocabulary: Vocabulary) -> tuple[Change, ...]:
@@ -214,18 +210,12 @@ def _require_published(request: Request, changes: Sequence[Change]) -> None:
                 raise InputRefused(f"{change.key} is left open by {request.recipe.name}: give it first")
 
 
-def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
-    """The new file: only the changes, each with its reason as a comment."""
-    moving = [change for change in changes if change.moves]
-    reference = request.recipe.name
-    tree: dict[str, Any] = {
-        "kilobatch": 1,
-        "title": f"{reference} at batch {request.batch}, derived by rule and not measured",
-        "extends": link(request.opened.path, file),
-    }
-    origins = dict.fromkeys(tree, "")
+def derived_text(opened: OpenedRecipe, changes: Sequence[Change], file: Path, title: str) -> str:
+    """The new file: what it extends, and only the changes, each with its reason as a comment."""
     order = [field.key for field in fields_of(Recipe)]
-    moving.sort(key=lambda change: order.index(change.key.partition(".")[0]))
+    moving = sorted((c for c in changes if c.moves), key=lambda change: order.index(change.key.partition(".")[0]))
+    tree: dict[str, Any] = {"kilobatch": 1, "title": title, "extends": link(opened.path, file)}
+    origins = dict.fromkeys(tree, "")
     for change in moving:
         inner, (*parents, last) = tree, change.key.split(".")
         for key in parents:
@@ -233,10 +223,10 @@ def _text(request: Request, changes: Sequence[Change], file: Path) -> str:
         inner[last] = change.after
         origins |= dict.fromkeys(map(dotted, leaves(change.after, (change.key,))), change.reason)
     gone = tuple(f"{change.key}." for change in moving if change.after is None)
-    kept = [path for path in request.recipe.assumed if not path.startswith(gone)]
+    kept = [path for path in opened.recipe.assumed if not path.startswith(gone)]
     tree["assumed"] = sorted({*kept, *(change.key for change in moving)})
     origins |= dict.fromkeys(map(dotted, leaves(tree["assumed"], ("assumed",))), "")
-    return HEADER + resolved_text(tree, origins)
+    return _HEADER + resolved_text(tree, origins)
 
 
 def require_name(file: Path) -> None:

@@ -9,12 +9,10 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate_at
-from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.scale.batch import forgetting_by_samples
-from recipes.scale.derive import Scaled, require_name, write_new
+from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request
-from recipes.scale.seesaw import derived_text
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 MERRILL = "Merrill et al. 2025, arXiv 2505.23971 (a summary was read)"
@@ -95,12 +93,11 @@ def stepped_recipe(
     **options: Any,
 ) -> Scaled:
     """Write a recipe that extends another one and has these steps of the batch; raises as `step_changes`."""
-    request = Request(opened=opened, written=load_tree(opened.path)[0], batch=steps[-1][1])
-    changes = tuple(step_changes(request, steps, reason, source))
+    changes = tuple(step_changes(opened, steps, reason, source))
     file = out or Path(f"{opened.recipe.name}-ramp.yaml")
     require_name(file)
     title = f"{opened.recipe.name} with a batch that grows where {reason}, derived and not measured"
-    text = derived_text(opened, [change for change in changes if change.moves], file, title)
+    text = derived_text(opened, changes, file, title)
     made = write_new(file, text, lambda: open_recipe(file, vocabulary=vocabulary, **options))
     return Scaled(
         recipe=opened.recipe.name,
@@ -117,7 +114,7 @@ def stepped_recipe(
 
 
 def step_changes(
-    request: Request, steps: Sequence[tuple[float, int]], reason: str, source: str = ""
+    opened: OpenedRecipe, steps: Sequence[tuple[float, int]], reason: str, source: str = ""
 ) -> Iterator[Change]:
     """The changes of a recipe whose batch has these steps, with a rate that follows the batch from the first on.
 
@@ -126,7 +123,7 @@ def step_changes(
     Raises:
         InputRefused: no rule is known for this optimizer, or the recipe scales its rate by another one.
     """
-    recipe = request.recipe
+    request, recipe = Request(opened=opened, batch=steps[-1][1]), opened.recipe
     formula, sizes, warmup = recipe.learning_rate, recipe.batch.global_.sizes, recipe.learning_rate.warmup
     rule = rate_rule(recipe.optimizer)
     if rule is None:

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate
+from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe
 from recipes.reading.read import value_at
 from recipes.schema import Recipe
@@ -62,15 +64,18 @@ class Request:
 
     Args:
         opened: the recipe.
-        written: its merged tree as it was written, positions with their units.
         batch: the new first global batch; every step of a ramp changes by the same factor.
         beyond: allow batches above those for which linear scaling is published.
     """
 
     opened: OpenedRecipe
-    written: Mapping[str, Any]
     batch: int
     beyond: bool = False
+
+    @cached_property
+    def written(self) -> Mapping[str, Any]:
+        """The recipe's merged tree as it was written, positions with their units."""
+        return load_tree(self.opened.path)[0]
 
     @property
     def recipe(self) -> Recipe:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate_at, learning_rate_at
-from recipes.reading.load import load_tree, resolved_text
-from recipes.reading.open import OpenedRecipe, leaves, open_recipe
-from recipes.reading.read import dotted
+from recipes.reading.open import open_recipe
 from recipes.scale.batch import forgetting_by_samples
-from recipes.scale.derive import HEADER, Scaled, link, require_name, write_new
+from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request, rounded
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
@@ -48,7 +46,7 @@ def seesaw_recipe(
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
-    request = Request(opened=opened, written=load_tree(opened.path)[0], batch=batch)
+    request = Request(opened=opened, batch=batch)
     changes = tuple(_changes(request))
     file = out or Path(f"{opened.recipe.name}-seesaw-{batch}.yaml")
     require_name(file)
@@ -132,18 +130,3 @@ def _halvings(request: Request, most: int) -> Iterator[float]:
         yield float(f"{high:.6g}")
     if not found:
         raise InputRefused(f"{recipe.name}: its schedule never halves the rate, so there is nothing to exchange")
-
-
-def derived_text(opened: OpenedRecipe, changes: Sequence[Change], file: Path, title: str) -> str:
-    """The new file: what it extends, and the changes, each with its reason as a comment."""
-    tree: dict[str, Any] = {"kilobatch": 1, "title": title, "extends": link(opened.path, file)}
-    origins = dict.fromkeys(tree, "")
-    for change in changes:
-        inner, (*parents, last) = tree, change.key.split(".")
-        for key in parents:
-            inner = inner.setdefault(key, {})
-        inner[last] = change.after
-        origins |= dict.fromkeys(map(dotted, leaves(change.after, (*parents, last))), change.reason)
-    tree["assumed"] = sorted({*opened.recipe.assumed, *(change.key for change in changes)})
-    origins |= dict.fromkeys(map(dotted, leaves(tree["assumed"], ("assumed",))), "")
-    return HEADER + resolved_text(tree, origins)

@@ -114,6 +114,10 @@ def test_a_restart_falls_on_the_sample_of_its_multiple_whatever_the_float_of_the
     assert [samples for samples in range(700) if schedule(samples / 10) == 1.0] == [*range(0, 700, 7)]
 
 
+def test_a_tiny_period_of_restarts_does_not_search_for_ever():
+    assert 0 <= CosineRestarts(first=1e-9)(0.5) <= 1
+
+
 def test_piecewise_linear_jumps_at_two_points_of_one_position():
     schedule = PiecewiseLinear(points=((0.0, 1.0), (4.0, 0.5), (4.0, 0.25), (8.0, 0.25), (8.0, 0.0)))
     by_hand = {0.0: 1.0, 2.0: 0.75, math.nextafter(4.0, 0.0): 0.5, 4.0: 0.25, 7.999: 0.25, 8.0: 0.0, 9.0: 0.0}

@@ -101,6 +101,8 @@ def _note(point: Point) -> str:
     notes = [f"{' and '.join(column_names(point.edges))} at the edge"] if point.edges else []
     if len(point.parts) > 1:
         notes.append("range widened" + ("" if len(point.parts) == 2 else " twice"))
+    if point.missed:
+        notes.append(f"seeds of {point.missed} better {'trial' if point.missed == 1 else 'trials'} missed")
     if not all(part.is_spent for part in point.parts):
         notes.append("not finished")
     return ", ".join(notes)

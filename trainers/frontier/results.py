@@ -34,14 +34,16 @@ class Part:
     Args:
         folder, file: of the search.
         trials: that have ended.
-        seeds: the figures of the runs with fresh seeds: updates to the goal, infinite where one missed it; or the
-            accuracy, 0 where one diverged.
+        seeds: the figures of the best trial's runs with fresh seeds: updates to the goal, infinite where one missed
+            it; or the accuracy, 0 where one diverged.
+        missed: numbers of the trials whose fresh seeds mostly missed the goal, so that the next best one was tried.
     """
 
     folder: Path
     file: Path
     trials: tuple[FrozenTrial, ...]
     seeds: tuple[float, ...]
+    missed: frozenset[int] = frozenset()
 
     @cached_property
     def tree(self) -> dict[str, Any]:
@@ -50,9 +52,10 @@ class Part:
 
     @property
     def best(self) -> FrozenTrial | None:
+        """The best trial; one in `missed` only where all are."""
         sign = -1 if self.tree["objective"]["metric"] == "accuracy" else 1
         reached = [trial for trial in self.trials if state_of(trial) == "complete"]
-        return min(reached, key=lambda trial: (sign * trial.values[0], trial.number), default=None)
+        return min(reached, key=lambda it: (it.number in self.missed, sign * it.values[0], it.number), default=None)
 
     @property
     def is_spent(self) -> bool:
@@ -91,6 +94,11 @@ class Point:
     @property
     def diverged(self) -> int:
         return sum(DIVERGED in trial.user_attrs for trial in self.trials)
+
+    @property
+    def missed(self) -> int:
+        """Trials that reached the goal and whose fresh seeds mostly missed it."""
+        return sum(len(part.missed) for part in self.parts)
 
     @property
     def best_part(self) -> Part | None:
@@ -188,18 +196,22 @@ def point_folder(folder: Path, method: str, batch: int) -> Path:
 
 def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
     for file in sorted(folder.glob("search-*.yaml")):
-        search, trials, seeds = file.with_suffix(""), [], []
+        search, trials = file.with_suffix(""), []
         if (search / SEARCH).is_file():
             record = read_record(search)
             with opened_storage(record["storage"], search) as storage:
                 study = optuna.load_study(study_name=record["study"], storage=storage)
                 trials = finished(study)
         part = Part(folder=search, file=file, trials=tuple(trials), seeds=())
-        if part.best is not None:
-            first = confirm_folder(search, part.best.number, 0).parent
-            figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal
-            seeds = [figure(run) for run in sorted(first.glob("seed-*")) if has_ended(run)]
-        yield replace(part, seeds=tuple(seeds))
+        figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal
+        while (best := part.best) is not None:
+            runs = sorted(confirm_folder(search, best.number, 0).parent.glob("seed-*"))
+            part = replace(part, seeds=tuple(figure(run) for run in runs if has_ended(run)))
+            hit = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
+            if hit or best.number in part.missed:
+                break
+            part = replace(part, missed=part.missed | {best.number})
+        yield part
 
 
 def _updates_to_goal(run: Path) -> float:
@@ -215,7 +227,7 @@ def difference(point: Point, other: Point) -> tuple[float, float, float] | None:
     """The mean accuracy of a point minus another's, and its 95 % interval by Welch's t; None without two runs each."""
     if len(point.runs) < 2 or len(other.runs) < 2:
         return None
-    one_sample = 1 / other.opened.bases[other.method].dataset.num_eval  # runs that all diverged do not differ at all
+    one_sample = 1 / point.opened.bases[point.method].dataset.num_eval  # runs that all diverged do not differ at all
     spread = {"deviation": stdev(other.runs), "runs": len(other.runs), "margin": 0.0, "resolution": one_sample}
     judged = judge(Claimed(value=fmean(other.runs), **spread), point.runs, level=0.025)
     return judged.difference, judged.lower, judged.upper

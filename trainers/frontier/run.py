@@ -109,13 +109,17 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
         name = f"point {number} of {len(points)}: {point.method} at batch {point.batch:,}"
         while (file := _next_search(opened, folder, point)) is not None:
             say(f"{name}, {file.stem.replace('-', ' ')}")
-            code = _search(file, request)
+            code, missed = _search(file, request), point.missed
             point = read_point(opened, folder, point.method, point.batch)
-            if not all(part.is_spent for part in point.parts if part.file == file):
+            if point.missed > missed:
+                say(f"{name}: most fresh seeds of the best trial missed the goal")
+            elif not all(part.is_spent for part in point.parts if part.file == file):
                 return code or EXIT_FAILED  # the search has said why
         write_report(folder, opened, read_points(opened, folder))
         found = "no trial reached the goal" if point.has_target else "every trial diverged"
-        if point.figure is not None:
+        if point.figure == math.inf:
+            found = "most fresh seeds of every trial that reached the goal missed it"
+        elif point.figure is not None:
             accuracy = "" if point.has_target else f"{percent(point.figure)} after "
             found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
         say(f"{name}: {found}")
@@ -136,6 +140,7 @@ def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | N
     for part in point.parts:
         now = tree if part is point.parts[0] else {**tree, "budget": few}
         same = {key: now[key] for key in ("budget", "confirm", "retries", "ranks_per_trial")}
+        same["confirm"] = now["confirm"] and now["confirm"] | {"top": 1 + len(part.missed)}
         write_whole(part.file, block_text(part.tree | same))
     point = read_point(opened, folder, point.method, point.batch)
     if unspent := [part.file for part in point.parts if not part.is_spent]:

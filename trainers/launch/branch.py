@@ -16,12 +16,11 @@ import numpy as np
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.rates import full_rate
 from recipes.planning.timeline import timeline_of
-from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import percent
-from recipes.scale import Measured, Request, Scaled, ramp_recipe, step_changes, stepped_recipe
+from recipes.scale import Measured, Scaled, ramp_recipe, step_changes, stepped_recipe
 from recipes.scale.ramp import MERRILL
 from recipes.schema.positions import parse_position
 from recipes.schema.vocabulary import rate_rule
@@ -305,15 +304,10 @@ def _require_room(asked: Branching, opened: OpenedRecipe, *, samples: int, windo
 
 def _overrides(opened: OpenedRecipe, *, samples: int, batch: int, end: int) -> list[str]:
     """The recipe of a branch, as changes of that of the run."""
-    changes = step_changes(request_of(opened), steps_of(opened, samples=samples, batch=batch), "a branch")
+    changes = step_changes(opened, steps_of(opened, samples=samples, batch=batch), "a branch")
     moved = [f"{change.key}={json.dumps(change.after)}" for change in changes if change.moves]
     offset = end if end / opened.dataset.num_train < opened.recipe.epochs else 0  # the end of a run is scored anyway
     return [*moved, "stop_at=null", "evaluation.every=1run", f"evaluation.offset={offset}sp"]
-
-
-def request_of(opened: OpenedRecipe) -> Request:
-    """For `step_changes`."""
-    return Request(opened=opened, written=load_tree(opened.path)[0], batch=opened.recipe.batch.global_.sizes[0])
 
 
 def steps_of(opened: OpenedRecipe, *, samples: int, batch: int) -> list[tuple[float, int]]:

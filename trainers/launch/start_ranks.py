@@ -103,7 +103,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
     lock_folder(folder).close()  # rank 0 holds it while they train
-    began_ms = int(time.time() * 1000)
+    began_ms, before = int(time.time() * 1000), _last_line(folder / METRICS)
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
         tree = replace(request, out=folder, workers=None).as_tree()
@@ -123,7 +123,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             console.print(f"{text}; -n takes another number", markup=False, highlight=False, soft_wrap=True)
         end = prepared.stop_after_update or timeline.num_updates
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
-        totals |= {"since_ms": began_ms, "verbosity": request.verbosity}
+        # All lines of a new run are new, however the clock is set meanwhile.
+        totals |= {"since_ms": began_ms if request.resume else 0, "verbosity": request.verbosity}
         code = follow(folder, started.process, console=console, **totals)
     failure = watch.close()
     if failure is None and (left := started.left_behind()):
@@ -132,7 +133,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         started.kill()
         print_error(f"kilobatch: {failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
         return EXIT_FAILED
-    code = _verdict(code, folder, began_ms, started, ended_at_once_by=signals.ended_at_once_by)
+    code = _verdict(code, folder, before, started, ended_at_once_by=signals.ended_at_once_by)
     if request.report and code in (0, EXIT_STOPPED):
         code = _report(folder) or code
     if code == 0:
@@ -208,11 +209,13 @@ class _StopSignals:
             self.ranks.kill()
 
 
-def _verdict(code: int, folder: Path, began_ms: int, ranks: Ranks, *, ended_at_once_by: str | None) -> int:
-    """The exit code of a run: good only if mpiexec says so and the ranks wrote the last line."""
+def _verdict(
+    code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, ended_at_once_by: str | None
+) -> int:
+    """The exit code of a run: good only if mpiexec says so and the ranks wrote a last line, other than that before."""
     errors = ranks.errors()
     last = _last_line(folder / METRICS)
-    ended = last.get("key") == "run_stop" and last["time_ms"] >= began_ms
+    ended = last.get("key") == "run_stop" and last != before
     records = [read_heartbeat(folder, rank) for rank in range(ranks.num_ranks)]
     finished = {record.rank for record in records if record is not None and record.finished}
     if code == 0 and ended and last["value"] != "failed" and len(finished) == ranks.num_ranks:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lr_schedules.units import require_number
 from recipes.arguments import require_flag, require_share
 from trainers.kernels.optimizer_steps import AdamStep, Trust
-from trainers.optimizers.formula import Formula
 from trainers.optimizers.lars import norm, one_where_a_norm_is_0
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
 
+if TYPE_CHECKING:
+    import chainer
+
 
 @dataclass(frozen=True, kw_only=True)
-class Lamb(Formula):
+class Lamb:
     """LAMB: Adam's direction with the decay, scaled in every tensor to the norm of its weights, times the rate.
 
         m <- beta1 m + (1 - beta1) g
@@ -63,6 +65,7 @@ class Lamb(Formula):
     weight_decay: float = 0.0
     no_decay: tuple[NoDecay, ...] = ("norm", "bias")
 
+    rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 2
     states: ClassVar[tuple[str, ...]] = ("m", "v")
     elementwise: ClassVar[bool] = False
@@ -117,6 +120,12 @@ class Lamb(Formula):
         weights, direction = norm(xp, w), norm(xp, r)
         phi = weights if self.trust_bounds is None else xp.clip(weights, *self.trust_bounds)
         return one_where_a_norm_is_0(xp, phi / xp.where(direction == 0, 1.0, direction), weights, direction)
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.component_rule import ComponentOptimizer
+
+        return ComponentOptimizer(self)
 
 
 def _require_bounds(bounds: object) -> None:

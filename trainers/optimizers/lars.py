@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lr_schedules.units import require_number
 from recipes.arguments import require_flag, require_share
 from trainers.kernels.optimizer_steps import MomentumStep, Trust
-from trainers.optimizers.formula import Formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lars(Formula):
+class Lars:
     """LARS: SGD with momentum in which every tensor's rate follows the norm of its weights over that of its gradient.
 
         ratio = trust_coefficient ||w|| / (||g|| + lambda ||w|| + eps)       decay_in_trust: true
@@ -63,6 +65,7 @@ class Lars(Formula):
     weight_decay: float = 0.0
     no_decay: tuple[NoDecay, ...] = ("norm", "bias")
 
+    rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("v",)
     elementwise: ClassVar[bool] = False
@@ -118,6 +121,12 @@ class Lars(Formula):
         if self.clip:
             ratio = xp.minimum(ratio / rate, 1.0) if rate else xp.ones_like(ratio)
         return one_where_a_norm_is_0(xp, ratio, weights, gradient)
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.component_rule import ComponentOptimizer
+
+        return ComponentOptimizer(self)
 
 
 def norm(xp: Any, array: Any) -> Any:

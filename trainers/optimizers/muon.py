@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recipes.arguments import require_count, require_share
-from trainers.optimizers.formula import Formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon(Formula):
+class Muon:
     """SGD with Nesterov momentum whose step has nearly equal singular values.
 
         m <- beta m + (1 - beta) g
@@ -61,6 +63,7 @@ class Muon(Formula):
     weight_decay: float = 0.0
     no_decay: tuple[NoDecay, ...] = ("norm", "bias")
 
+    rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("m",)
     elementwise: ClassVar[bool] = False
@@ -100,3 +103,9 @@ class Muon(Formula):
             a = x @ x.T
             x = _A * x + (_B * a + _C * (a @ a)) @ x
         return x.T if turned else x
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.component_rule import ComponentOptimizer
+
+        return ComponentOptimizer(self)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lr_schedules.units import Epochs, require_number
 from recipes.arguments import require_share
 from trainers.kernels.optimizer_steps import RmspropStep
-from trainers.optimizers.formula import Formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class RmspropWarmup(Formula):
+class RmspropWarmup:
     """SGD with momentum that starts as RMSprop and moves over to SGD around an epoch; both terms go into the buffer.
 
         m     <- mu2 m + (1 - mu2) g^2
@@ -63,6 +65,7 @@ class RmspropWarmup(Formula):
     weight_decay: float = 0.0
     no_decay: tuple[NoDecay, ...] = ()
 
+    rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 2
     states: ClassVar[tuple[str, ...]] = ("m", "delta")
     elementwise: ClassVar[bool] = True
@@ -96,6 +99,12 @@ class RmspropWarmup(Formula):
         delta *= self.mu1
         delta -= (sgd + rmsprop / (xp.sqrt(m) + self.eps)) * g
         w += rate * delta
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr` and the epoch."""
+        from trainers.optimizers.component_rule import ComponentOptimizer
+
+        return ComponentOptimizer(self)
 
     @property
     def slow_until(self) -> float:

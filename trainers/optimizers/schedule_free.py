@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lr_schedules.units import require_number
-from trainers.optimizers.formula import Formula
 from trainers.optimizers.weight_decay import NoDecay, require_weight_decay
+
+if TYPE_CHECKING:
+    import chainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleFreeSGD(Formula):
+class ScheduleFreeSGD:
     """SGD whose gradients are taken between its iterate z and the average x of its iterates, which is evaluated.
 
         y = (1 - beta) z + beta x                         # the weights while training: g is their gradient
@@ -43,6 +45,7 @@ class ScheduleFreeSGD(Formula):
     weight_decay: float = 0.0
     no_decay: tuple[NoDecay, ...] = ()
 
+    rate_attribute: ClassVar[str] = "lr"
     rate_rule: ClassVar[str] = "linear"
     num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("d",)
@@ -69,3 +72,9 @@ class ScheduleFreeSGD(Formula):
     def evaluated(self, w: Any, state: Any) -> Any:
         """x of a parameter; its weights where no update has been made."""
         return w + (1.0 - 1.0 / self.beta) * state["d"] if state else w
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.component_rule import ComponentOptimizer
+
+        return ComponentOptimizer(self)

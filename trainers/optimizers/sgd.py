@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipes.arguments import require_share
 from trainers.kernels.optimizer_steps import MomentumStep
-from trainers.optimizers.formula import Formula
 from trainers.optimizers.weight_decay import RATE_NOT_SET, Decay, NoDecay, require_weight_decay
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class CorrectedMomentumSGD:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrectedNesterovAG(Formula):
+class CorrectedNesterovAG:
     """Nesterov momentum; the rate is outside the buffer.
 
         v <- m v + g
@@ -95,6 +94,7 @@ class CorrectedNesterovAG(Formula):
     decay: Decay = "coupled"
     no_decay: tuple[NoDecay, ...] = ()
 
+    rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("v",)
     elementwise: ClassVar[bool] = True
@@ -114,6 +114,12 @@ class CorrectedNesterovAG(Formula):
         v *= self.momentum
         v += g
         w -= hyperparam.lr * (g + self.momentum * v)
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.component_rule import ComponentOptimizer
+
+        return ComponentOptimizer(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +173,7 @@ class MomentumSGD:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NesterovAG(Formula):
+class NesterovAG:
     """Nesterov momentum, a gradient step looked ahead; the rate is inside the buffer.
 
         v <- m v + eta g
@@ -197,6 +203,7 @@ class NesterovAG(Formula):
     decay: Decay = "coupled"
     no_decay: tuple[NoDecay, ...] = ()
 
+    rate_attribute: ClassVar[str] = "lr"
     num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("v",)
     elementwise: ClassVar[bool] = True
@@ -217,6 +224,12 @@ class NesterovAG(Formula):
         v += step
         step += self.momentum * v
         w -= step
+
+    def build(self) -> chainer.Optimizer:
+        """The optimizer; the updater sets its `lr`."""
+        from trainers.optimizers.component_rule import ComponentOptimizer
+
+        return ComponentOptimizer(self)
 
 
 @dataclass(frozen=True, kw_only=True)

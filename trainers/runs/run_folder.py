@@ -118,7 +118,7 @@ def lock_folder(folder: Path) -> IO[bytes]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         held.close()
-        way_out = f"wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
+        way_out = f"give another --out, wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
         raise FolderRefused(f"a run is being trained in {folder}; {way_out}") from None
     except OSError:  # no locks here
         pass

@@ -25,7 +25,7 @@ from trainers.communicators.wire import WIRES, FullWire
 from trainers.datasets.augmented import AugmentedSamples, augmented_samples
 from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
-from trainers.datasets.samples import evenly
+from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.local_steps import LocalExchange
@@ -240,7 +240,7 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
             for index in _extremes(samples):
                 try:
                     image_CHW, _ = load(0, index, image_size=size)
-                except UnfitImage as error:
+                except (UnfitImage, UnreadableImage) as error:
                     raise InputRefused(f"{error}") from error
                 except Exception as error:
                     raise InputRefused(

@@ -125,7 +125,11 @@ def train_as_rank(
     divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
     prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
     run = _Run(prepared, request, folder, mpi, threads, heartbeat or Heartbeat(folder, mpi=mpi, seconds=0))
-    run.start()
+    try:
+        run.start()
+    except RunFailed:  # on all ranks, which may do more runs
+        run.release()
+        raise
     gc.freeze()  # a garbage collection then passes over modules: it takes 0.1 s else, on one rank while all wait
     try:
         run.trainer.run(show_loop_exception_msg=False)
@@ -369,9 +373,8 @@ class _Run:
         def saves(trainer: Trainer) -> bool:
             return self._ends() or every(trainer)
 
-        trainer.extend(
-            lambda trainer: self.heartbeat.updated(), name="heartbeat", trigger=(1, "iteration"), priority=_FIRST
-        )
+        first = {"trigger": (1, "iteration"), "priority": _FIRST}
+        trainer.extend(lambda trainer: self.heartbeat.updated(), name="heartbeat", **first)
         trainer.extend(self.metrics)
         if not self.plan.exact:  # exact mode uses no communicator's sum, and overlaps nothing
             component = self.plan.cluster.exchange.communicator
@@ -412,10 +415,9 @@ class _Run:
             if resumed and hasattr(extension, "state"):
                 extension.state = resumed["extensions"][index]
             self.checkpoints.extensions.append(extension)
-            trainer.extend(extension, name=type(component).__name__, trigger=trigger, priority=_AFTER_EVALUATION)
-            trainer.extend(
-                lambda _: self.metrics.restart_clock(), name="clock", trigger=trigger, priority=_AFTER_EVALUATION
-            )
+            when = {"trigger": trigger, "priority": _AFTER_EVALUATION}
+            trainer.extend(extension, name=type(component).__name__, **when)
+            trainer.extend(lambda _: self.metrics.restart_clock(), name="clock", **when)
 
     def _equal(self) -> None:
         self.updater.settle()
@@ -444,9 +446,8 @@ class _Run:
     def failed(self, error: RunFailed) -> RunFailed:
         """The error for the user: the cause, and where the last good checkpoint is."""
         last = self.checkpoints.last and self.folder / CHECKPOINTS / self.checkpoints.last
-        peaks = self._peaks()
-        cause = {"cause": type(error).__name__}
-        self.metrics.write("run_stop", "failed", update=self.updater.iteration, reason=str(error), **cause, **peaks)
+        how = {"reason": str(error), "cause": type(error).__name__, **self._peaks()}
+        self.metrics.write("run_stop", "failed", update=self.updater.iteration, **how)
         self.close()
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 
@@ -469,10 +470,8 @@ class _Run:
     def _write_samples(self) -> None:
         """Write what the last evaluation says of classes and samples, if the run has just made one."""
         score = self.evaluation.score_after(self.updater.iteration)
-        if score is None:
-            return
-        samples = gather_samples(score, self.mpi)
-        if self.leads:
+        samples = None if score is None else gather_samples(score, self.mpi)
+        if samples is not None:  # on rank 0
             opened, reached = self.opened, {**self._reached, "split": "run"}
             try:
                 write_samples(self.folder, samples, recipe=opened.recipe, dataset=opened.dataset, reached=reached)
@@ -490,8 +489,12 @@ class _Run:
         return {kind: [rank[kind] for rank in ranks] for kind in ranks[0]} if self.leads else {}
 
     def close(self) -> None:
-        """Release what the next run of this process must not find; all ranks call this together."""
+        """The run is over; all ranks call this together."""
         self.metrics.close()
+        self.release()
+
+    def release(self) -> None:
+        """Release what the next run of this process must not find; all ranks call this together."""
         self.stop_request.close()
         self.loader.close()
         self.updater.close()

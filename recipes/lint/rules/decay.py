@@ -46,7 +46,7 @@ def decay_with_batch(case: Case) -> Iterator[Fault]:
         batch: {global: 4096}
         optimizer: {weight_decay: 1e-4}
     """
-    if case.base is None or not case.is_momentum_sgd or case.optimizer.get("decay") == "times_relative_rate":
+    if case.base is None or not case.is_sgd or case.optimizer.get("decay") == "times_relative_rate":
         return
     decay, before = case.optimizer.get("weight_decay", 0.0), case.base.tree["optimizer"].get("weight_decay", 0.0)
     growth = case.first_batch / case.base.recipe.batch.global_.sizes[0]

@@ -45,7 +45,7 @@ def mean_over_classes(case: Case) -> Iterator[Fault]:
         loss: {kind: BinaryCrossEntropy, reduction: class_sum}
     """
     loss = case.opened.tree["loss"]
-    if loss["kind"] == _BCE and loss.get("reduction") == "class_mean" and case.is_momentum_sgd:
+    if loss["kind"] == _BCE and loss.get("reduction") == "class_mean" and case.is_sgd:
         yield Fault(
             keys=("loss.reduction", "loss.kind"),
             what=f"gradients {case.opened.dataset.num_classes:,} times smaller than of the sum over classes",

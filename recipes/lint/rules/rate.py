@@ -37,7 +37,7 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
         learning_rate: {rule: none, warmup: null}
     """
     formula = case.recipe.learning_rate
-    if case.is_momentum_sgd and formula.rule == "none" and case.growth > _LARGEST_UNSCALED:
+    if case.is_sgd and formula.rule == "none" and case.growth > _LARGEST_UNSCALED:
         yield Fault(
             keys=("learning_rate.rule", "batch.global"),
             what=f"the rate of batch {formula.per:,} at batch {case.first_batch:,}, {case.growth:g} times larger",
@@ -123,9 +123,9 @@ def long_steps(case: Case) -> Iterator[Fault]:
         learning_rate: {reference: 0.2}
     """
     rate, epoch = case.peak
-    step = rate * case.reach / batch_size_at(case.recipe, epoch) * 256
+    step = rate * case.momentum_factor / batch_size_at(case.recipe, epoch) * 256
     largest = _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
-    if case.is_momentum_sgd and case.optimizer["kind"] not in _MEASURE_THEIR_RATE and step > largest:
+    if case.is_sgd and case.optimizer["kind"] not in _MEASURE_THEIR_RATE and step > largest:
         yield Fault(
             keys=("learning_rate.reference", "optimizer.momentum", "learning_rate.per", "batch.global"),
             what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
@@ -146,16 +146,17 @@ def raised_momentum(case: Case) -> Iterator[Fault]:
         learning_rate: {reference: 0.05}
         optimizer: {momentum: 0.95}
     """
-    if case.base is None or not case.is_momentum_sgd:
+    if case.base is None or not case.is_sgd:
         return
     before = 1 / (1 - (momentum_at(case.base.recipe, 0.0) or 0.0))
     formula, others = case.recipe.learning_rate, case.base.recipe.learning_rate
     same_rate = (formula.reference, formula.per, formula.rule) == (others.reference, others.per, others.rule)
-    if same_rate and case.reach >= 1.999 * before:
+    longer = case.momentum_factor / before
+    if same_rate and longer >= 1.999:
         yield Fault(
             keys=("optimizer.momentum",),
-            what=f"steps {case.reach / before:.3g} times longer than in {case.base.recipe.name}, at the same rate",
-            way_out=f"write a reference rate of {formula.reference * before / case.reach:.3g}, or the former momentum",
+            what=f"steps {longer:.3g} times longer than in {case.base.recipe.name}, at the same rate",
+            way_out=f"write a reference rate of {formula.reference / longer:.3g}, or the former momentum",
         )
 
 
@@ -176,7 +177,7 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     """
     formula = case.recipe.learning_rate
     reach = largest_linear_batch(case.recipe)
-    if case.is_momentum_sgd and formula.rule == "linear" and reach > max(LINEAR_HOLDS_TO, formula.per):
+    if case.is_sgd and formula.rule == "linear" and reach > max(LINEAR_HOLDS_TO, formula.per):
         yield Fault(
             keys=("batch.global", "learning_rate.rule"),
             what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {LINEAR_HOLDS_TO:,}",

@@ -40,7 +40,7 @@ def no_warmup(case: Case) -> Iterator[Fault]:
         what = f"none, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
     elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"none, with {kind} at a batch of {case.first_batch:,}"
-    elif case.is_momentum_sgd and (step := case.first_rate * case.reach) > 1.001 * _LARGEST_WITHOUT:
+    elif case.is_sgd and (step := case.first_rate * case.momentum_factor) > 1.001 * _LARGEST_WITHOUT:
         what = f"none, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per")
@@ -63,7 +63,7 @@ def short_warmup(case: Case) -> Iterator[Fault]:
     warmup = case.recipe.learning_rate.warmup
     epoch = max(epoch, 0.0 if warmup is None else warmup.shape.epochs)
     rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
-    if case.is_momentum_sgd and rises and epoch < 1 and max(case.growth, rate * case.reach) > _LARGEST_WITHOUT:
+    if case.is_sgd and rises and epoch < 1 and max(case.growth, rate * case.momentum_factor) > _LARGEST_WITHOUT:
         yield Fault(
             keys=("learning_rate.warmup.epochs", "learning_rate.schedule"),
             what=f"rises to a rate of {rate:.4g} within {epoch:.2g} epochs",

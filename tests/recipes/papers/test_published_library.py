@@ -216,6 +216,7 @@ PUBLISHED = {
     "fashion/resnet_lars_1024": (fashion(1024, 4.238, start=0), 10),
     "fashion/simple_cnn": (lambda t: (0.02, 128, 0.9), 10),
     "fashion/simple_cnn_256": (lambda t: (0.0158, 256, 0.9759), 20),
+    "fashion/simple_cnn_4096": (lambda t: (0.0226, 4096, 0.9794), 60),
     "fashion/sqrt_4096": (fashion(4096, 0.1 * 32**0.5), 10),
     "fashion/ramp_4096": (fashion_ramp, 10),
     "fashion/lars_4096": (fashion(4096, 4.0, start=0), 10),

@@ -190,7 +190,7 @@ class Forger:
     def name_in_the_manifest(self):
         names = ["../evil", "/tmp/evil", "a/../../evil", ".blobs/x", "runs", "pack.json", "recipe.yaml", "a\0b", ""]
         names += ["torch.py", "torch/__init__.py", "sources/torch.so", "code"]
-        names += ["a" * 200, "runs/0/metrics.jsonl/x", "\u202egnp.exe", "a//b", "a/", "C:\\evil"]
+        names += ["a" * 200, "runs/0/metrics.jsonl/x", "\u202egnp.exe", "a//b", "a/", "C:\\evil", "runs/x/a.json"]
         name = self.rng.choice(names)
         return self.whole(sorted([*FILES.items(), (name, b"evil")]))
 

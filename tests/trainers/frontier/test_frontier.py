@@ -2,18 +2,21 @@
 
 import json
 import math
+import shutil
 from collections import namedtuple
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from scipy.stats import ttest_ind
 
 from recipes.reading.open import open_recipe
 from trainers.frontier import report
 from trainers.frontier.report import rows_of
 from trainers.frontier.results import difference, read_point
+from trainers.frontier.run import _next_search
 from trainers.launch.vocabulary import vocabulary
 from trainers.search.outcome import metrics_lines
 from trainers.search.study import state_of
@@ -256,3 +259,37 @@ def test_a_cluster_gives_time_and_cost_of_every_batch(measured):
     refused = measured.run("--cluster", "mn1", name=measured.out)
     assert refused.returncode == 2
     assert "mn1 has no rate of SmallCNN" in refused.stderr
+
+
+@pytest.fixture
+def lucky(measured, tmp_path):
+    """The same frontier in another folder, where the fresh seeds of a best trial missed the goal; its point."""
+    copied = copy(measured)
+    copied.out = tmp_path / "out"
+    shutil.copytree(measured.out, copied.out)
+    point = next(point for point in copied.points if point.reached > 1)
+    for metrics in point.best_part.folder.glob(f"confirm/trial-{point.best_part.best.number:04d}/seed-*/metrics.jsonl"):
+        lines = metrics.read_text().splitlines(keepends=True)
+        metrics.write_text("".join(line for line in lines if json.loads(line)["key"] != "goal"))
+    return copied, point
+
+
+def test_a_best_trial_whose_seeds_miss_the_goal_is_followed_by_the_next(lucky):
+    copied, before = lucky
+    point = read_point(copied.opened, copied.out, "recipe", before.batch)
+    part = point.best_part
+    assert part.missed == {before.best_part.best.number} != {part.best.number}
+    assert not part.is_spent
+    assert "seeds of 1 better trial missed" in rows_of([point])[0]["note"]
+    assert yaml.safe_load(_next_search(copied.opened, copied.out, point).read_text())["confirm"]["top"] == 2
+
+
+@pytest.mark.slow
+def test_the_next_best_trial_gets_fresh_seeds_too(lucky):
+    copied, before = lucky
+    more = copied.run("--set", f"batches=[{before.batch}]")
+    assert more.returncode == 0, more.stdout + more.stderr
+    (point,) = (point for point in copied.points if point.batch == before.batch)
+    assert len(point.runs) == 2
+    assert all(map(math.isfinite, point.runs))
+    assert point.updates > before.best_part.best.values[0]

@@ -25,7 +25,6 @@ from trainers.launch.branch import (
     epsilon_of,
     grown_recipe,
     measured_ramp,
-    request_of,
     steps_of,
 )
 from trainers.launch.vocabulary import vocabulary
@@ -91,7 +90,7 @@ def test_a_branch_of_a_ramp_changes_nothing_but_the_batch_from_there_on(tmp_path
     opened = open_recipe(tmp_path / "mine.yaml", vocabulary=vocabulary())
     for batch, moved in ((192, []), (384, ["batch.global", "batch.norm_span"])):
         steps = steps_of(opened, samples=1536 + 192, batch=batch)
-        changes = [change for change in step_changes(request_of(opened), steps, "a branch") if change.moves]
+        changes = [change for change in step_changes(opened, steps, "a branch") if change.moves]
         assert [change.key for change in changes] == moved
         values = [f"{change.key}={json.dumps(change.after)}" for change in changes]
         there = open_recipe(tmp_path / "mine.yaml", vocabulary=vocabulary(), overrides=values).recipe.batch

@@ -142,6 +142,18 @@ def test_an_image_of_another_size_in_the_middle_of_few_is_found_before_the_run(o
         require_images(opened.recipe, opened.dataset)
 
 
+def test_an_image_of_extreme_size_that_is_damaged_in_the_middle_is_no_fault_of_the_augmentation(own):
+    own()
+    damaged = Path("own/train/no/2.png")
+    Image.effect_noise((16, 8), 50).convert("RGB").save(damaged)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 255
+    damaged.write_bytes(content)
+    opened = prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened
+    with pytest.raises(InputRefused, match=r"^own/train/no/2\.png: not a readable image .*`on_bad_image: skip`"):
+        require_images(opened.recipe, opened.dataset)
+
+
 def test_an_image_too_small_for_a_crop_is_named(own):
     own()
     Image.new("RGB", (8, 5)).save("own/train/yes/2.png")

@@ -22,13 +22,33 @@ from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import find_mpiexec
 
 pytestmark = pytest.mark.mpi
-ORDER = ("team", "nan", "mixed", "doubled", "team", "mixed")
+ORDER = ("team", "nan", "mixed", "doubled", "unlike", "team", "mixed")
+UNLIKE = """\
+import chainer
+import numpy as np
+from mpi4py import MPI
+
+
+class Net(chainer.Chain):
+    \"\"\"Begins with another value on each rank.\"\"\"
+
+    def __init__(self, num_classes, channels):
+        super().__init__()
+        with self.init_scope():
+            self.fc = chainer.links.Linear(64 * channels, num_classes)
+        self.add_persistent("rank", np.full(1, MPI.COMM_WORLD.rank, "f"))
+
+    def forward(self, x):
+        return self.fc(x)
+"""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    command = [find_mpiexec(), "-n", "2", sys.executable, __file__, tmp_path_factory.mktemp("runs")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "unlike_of_a_test.py").write_text(UNLIKE)
+    command = [find_mpiexec(), "-n", "2", sys.executable, __file__, folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     runs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [run["name"] for run in runs] == list(ORDER)
@@ -44,7 +64,8 @@ def test_a_run_has_the_same_weights_whatever_was_before_it(runs, name):
 
 def test_a_run_that_all_ranks_give_up_together_leaves_them_for_the_next(runs):
     assert "is not finite at update" in runs[1]["how"]
-    assert [run["how"] for run in runs[2:]] == [0] * 4
+    assert "after 0 updates /rank is not the same on all ranks" in runs[4]["how"]
+    assert [run["how"] for run in (runs[0], *runs[2:4], *runs[5:])] == [0] * 5
 
 
 def test_nothing_is_left_of_a_run(runs):
@@ -59,6 +80,7 @@ RUNS = {
     "nan": ("learning_rate.reference=1e12",),
     "mixed": ("precision.compute=mixed16", "model.width=8"),
     "doubled": ("updater.double_buffering=true", "seed=3"),
+    "unlike": ("model={kind: unlike_of_a_test.Net}",),
 }
 
 
@@ -96,9 +118,8 @@ def run_one(name, folder, world):
     if world.rank == 0:
         folder.mkdir(parents=True)
     world.Barrier()
-    request = TrainRequest(
-        recipe="digits/batch_256", overrides=(*SMALL, *RUNS[name.partition("-")[0]]), out=folder, watchdog_seconds=60
-    )
+    how = {"overrides": (*SMALL, *RUNS[name.partition("-")[0]]), "allow_code": True, "loader_workers": 1}
+    request = TrainRequest(recipe="digits/batch_256", out=folder, watchdog_seconds=60, **how)
     try:
         how = train_together(request, world, threads=1, served=True)
     except RunFailed as error:

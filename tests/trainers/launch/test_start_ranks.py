@@ -119,6 +119,15 @@ def test_a_folder_of_another_run_is_refused(whole, kilobatch, words, message):
     assert updates(whole)[-1] == END - 1
 
 
+def test_a_clock_that_is_set_back_during_a_run_changes_neither_its_verdict_nor_its_lines(tmp_path, monkeypatch, capsys):
+    ahead, run = time.time() + 3600, tmp_path / "run"
+    monkeypatch.setattr(time, "time", lambda: ahead)  # in this process, not in the rank
+    recipe, *overrides = (word for word in SMALL if word != "--set")
+    request = TrainRequest(recipe=recipe, overrides=tuple(overrides), workers=1, out=run, report=False)
+    assert start_or_join(replace(request, stop_after="1up")) == 0
+    assert capsys.readouterr().out.splitlines()[-3].startswith("stopped: 1 of ")
+
+
 def test_resume_without_a_checkpoint_begins_at_0_and_logs_it(tmp_path, on_resident_ranks):
     (tmp_path / "run").mkdir()
     done = on_resident_ranks(tmp_path / "run", "--resume", "--stop-after", "2up")

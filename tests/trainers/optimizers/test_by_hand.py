@@ -114,7 +114,7 @@ def test_rmsprop_warmup_begins_with_the_rmsprop_rate_whatever_the_rate_is():
 
 
 @pytest.mark.parametrize(("transition", "over"), [("continuous", 12.5), ("printed", 11.25)])
-def test_rmsprop_warmup_is_momentum_sgd_when_it_is_over(transition, over):
+def test_rmsprop_warmup_is_sgd_when_it_is_over(transition, over):
     component = RmspropWarmup(transition=transition)
     spent, rates = [1.0, 2.0, 0.0], [1.0, 0.1, 0.01]
     expected = steps(CorrectedMomentumSGD(), spent, rates=rates)

@@ -13,7 +13,7 @@ from trainers.search.start import search
 
 
 def test_a_second_supervisor_is_refused(tmp_path):
-    with lock_folder(tmp_path / "out"), pytest.raises(FolderRefused, match=f"is being trained in {tmp_path}/out; wait"):
+    with lock_folder(tmp_path / "out"), pytest.raises(FolderRefused, match=f"is being trained in {tmp_path}/out; give"):
         search(SearchRequest(search="digits", out=tmp_path / "out"))
 
 

@@ -47,12 +47,13 @@ class SkippedImages(Extension):
         own = [image for images in self._skipped for image in list(images.values()) if _key(image) not in self._known]
         found = {_key(image): image for images in self._mpi.allgather(own) for image in images}
         for key, image in sorted(found.items()):
+            text = f"warning: sample {image.index} of {image.split} is skipped: {image.message}"
+            more = {} if self._known else {"note": f"{text}; the log names any further ones"}  # on the terminal
             self._known[key] = image
-            self._metrics.write(
-                "skipped_image", image.message, split=image.split, index=image.index, update=trainer.updater.iteration
-            )
+            more |= {"split": image.split, "index": image.index, "update": trainer.updater.iteration}
+            self._metrics.write("skipped_image", image.message, **more)
             if self._mpi.rank == 0:
-                log.warning("warning: sample %d of %s is skipped: %s", image.index, image.split, image.message)
+                log.warning("%s", text)
         if self._limit is not None and len(self._known) > self._limit:
             last = list(self._known.values())[-1]
             raise TooManyBadImages(

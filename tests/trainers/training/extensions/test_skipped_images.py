@@ -93,3 +93,4 @@ def test_a_run_that_a_bad_image_ended_goes_on_by_skipping_it(tmp_path, photos, k
     assert done.returncode == 0, done.stderr
     assert "resuming from update-000002" in done.stdout
     assert skipped(tmp_path / "run") == [("eval", 17)]
+    assert done.stdout.count("warning: sample 17 of eval is skipped: ") == 1
