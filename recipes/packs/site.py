@@ -26,6 +26,7 @@ from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, number, percent
 from recipes.schema import Claim
 from recipes.schema.vocabulary import Vocabulary
+from recipes.sharing.pack_file import claims_of
 from recipes.sharing.registries import FACTS, Registry
 
 _STYLE = """
@@ -59,7 +60,7 @@ class Listed:
     name: str
     opened: OpenedRecipe
     facts: Mapping[str, Any]
-    claims: Sequence[Mapping[str, Any]] = ()
+    claims: Sequence[Claim] = ()
     runs: Sequence[Run] = ()
     reruns: Sequence[Mapping[str, Any]] = ()
     parent: str = ""
@@ -89,7 +90,7 @@ def of_registry(registry: Registry, vocabulary: Vocabulary) -> Iterator[Listed]:
             name=entry.name,
             opened=open_recipe(folder / PACKED, vocabulary=vocabulary, allow_code=None),
             facts=entry.facts,
-            claims=(entry.said.get("claims") or ()) if runs else (),
+            claims=claims_of(entry.said) if runs else (),
             runs=[open_run(run) for run in runs],
             reruns=registry.reruns(entry.digest),
             parent=str(found.get("parent", "")),
@@ -159,7 +160,7 @@ def _page(one: Listed) -> str:
     get += [f"kilobatch reproduce {quote(one.name)} -n 2"] if "@" in one.name else []
     parts.insert(3, joined([tag("pre", tag("code", "\n".join(get)))]))
     known = [f"Signed by {one.signed}."] if one.signed else []
-    known += [f"Its runs have {claim_text(Claim(**claim))} on {claim.get('on')}." for claim in one.claims]
+    known += [f"Its runs have {claim_text(claim)} on {claim.on}." for claim in one.claims]
     last = [_verdict(one.reruns[-1]), f"says the last of {counted(len(one.reruns), 'rerun')}. "] if one.reruns else []
     parts.insert(3, tag("p", *last, " ".join(known)))
     if one.reruns:

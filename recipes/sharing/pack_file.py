@@ -9,6 +9,8 @@ bytes, and a reader compares what it finds with what it would have written.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import re
 import shutil
@@ -20,7 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from recipes.errors import InputRefused
+from recipes.schema import Claim
 from recipes.sharing.cache import cache_folder
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
 
@@ -61,6 +66,20 @@ class Pack:
     digest: str
     folder: Path
     head: dict[str, Any]
+
+
+def claims_of(said: Mapping[str, Any]) -> list[Claim]:
+    """The claims in the head of a pack or in a registry's entry; what a stranger wrote there that is none is left out.
+
+    >>> claims_of({"claims": [{"metric": "top1", "kind": "accuracy", "value": "high", "status": "reproduced"}, 7]})
+    []
+    """
+    found, listed, claim = [], said.get("claims"), TypeAdapter(Claim)
+    for each in listed if isinstance(listed, list) else ():
+        with suppress(ValidationError):
+            found.append(claim.validate_json(json.dumps(each), strict=True))
+    numbers = ([it for it in vars(each).values() if isinstance(it, int | float)] for each in found)
+    return [each for each, own in zip(found, numbers, strict=True) if all(map(math.isfinite, own))]
 
 
 def write_pack(path: Path, head: Mapping[str, Any], files: Mapping[str, bytes | Path]) -> str:

@@ -28,7 +28,7 @@ from recipes.reading.tree_diff import WORDS, without_place
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
-from recipes.sharing.pack_file import HEAD
+from recipes.sharing.pack_file import HEAD, claims_of
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
@@ -163,14 +163,14 @@ def _claimed(head: Mapping[str, Any], opened: OpenedRecipe, recorded: Mapping[in
         return Claimed(
             value=-mean, deviation=spread, runs=len(losses), margin=_LOSS_MARGIN * mean, resolution=1e-4 * mean
         )
-    claim = next((claim for claim in head.get("claims") or () if claim.get("kind") == "accuracy"), None)
+    claim = next((claim for claim in claims_of(head) if claim.kind == "accuracy"), None)
     if claim is None:
         raise InputRefused("the pack claims no accuracy; pack runs, or a recipe with `claims`")
     return Claimed(
-        value=claim["value"],
-        deviation=claim.get("deviation"),
-        runs=claim.get("runs"),
-        margin=claim.get("margin", _MARGIN),
+        value=claim.value,
+        deviation=claim.deviation,
+        runs=claim.runs,
+        margin=_MARGIN if claim.margin is None else claim.margin,
         resolution=1 / opened.dataset.num_eval,
     )
 
@@ -198,15 +198,15 @@ def _differences(
     """What is not as the pack has recorded it, in words."""
     from trainers.training.environment import numerical_environment
 
-    ids = identity_ids(opened, made_of(opened))
-    for what, digest in (head.get("ids") or {}).items():
+    ids, said = identity_ids(opened, made_of(opened)), head.get("ids")
+    for what, digest in said.items() if isinstance(said, dict) else ():
         if ids.get(what) != digest and not (what == "data" and digest is None):
             yield f"{what}: {str(digest)[:12]} in the pack, {str(ids.get(what))[:12]} here"
     if recorded:
         mean = statistics.fmean(run.final_accuracy or 0.0 for run in recorded.values())
-        claim = next((claim for claim in head["claims"] if claim.get("kind") == "accuracy"), {"value": mean})
-        if not math.isclose(claim["value"], mean, abs_tol=1e-9):
-            yield f"claim: {claim['value']:.4f} is claimed, and the pack's own runs have {mean:.4f}"
+        claimed = next((claim.value for claim in claims_of(head) if claim.kind == "accuracy"), mean)
+        if not math.isclose(claimed, mean, abs_tol=1e-9):
+            yield f"claim: {claimed:.4f} is claimed, and the pack's own runs have {mean:.4f}"
     for seed, run in recorded.items():
         here, there = without_place({**opened.tree, "seed": seed}), without_place(run.recipe)
         changed = differences(here, there, where=("in the pack's recipe", "in its run"))

@@ -2,15 +2,17 @@
 
 import io
 import json
+import math
 import random
 import tarfile
 
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.schema import Claim
 from recipes.sharing import pack_file
 from recipes.sharing.canonical import canonical_json, sha256_of
-from recipes.sharing.pack_file import PackRefused, open_pack, write_pack, write_pack_of_layout
+from recipes.sharing.pack_file import PackRefused, claims_of, open_pack, write_pack, write_pack_of_layout
 
 FILES = {
     "recipe.yaml": b"kilobatch: 1\n",
@@ -250,3 +252,10 @@ def test_five_hundred_changed_packs_are_refused_and_leave_nothing(path, tmp_path
     assert number < 520
     path.write_bytes(data)
     assert below(tmp_path) == before
+
+
+def test_claims_of_strangers_are_claims_or_nothing():
+    claim = {"metric": "top1", "kind": "accuracy", "value": 0.5, "runs": 3, "status": "reproduced"}
+    wrong = [7, None, {**claim, "value": "high"}, {**claim, "value": math.nan}, {**claim, "runs": "3"}]
+    assert claims_of({"claims": [*wrong, claim]}) == [Claim(**claim)]
+    assert claims_of({"claims": 7}) == claims_of({}) == []
