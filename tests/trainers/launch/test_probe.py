@@ -36,6 +36,7 @@ def test_ranks_that_measure_without_end_are_refused_with_a_way_out(monkeypatch) 
         module._measured_by_ranks(ProbeRequest(recipe="digits/large_batch"), None)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_add_what_they_reach_together_to_a_clusters_file(run_on_ranks, tmp_path: Path) -> None:
     program, file = Path(__file__).parents[3] / "kilobatch.py", tmp_path / "ours.yaml"
