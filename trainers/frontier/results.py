@@ -207,8 +207,8 @@ def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
         while (best := part.best) is not None:
             runs = sorted(confirm_folder(search, best.number, 0).parent.glob("seed-*"))
             part = replace(part, seeds=tuple(figure(run) for run in runs if has_ended(run)))
-            hit = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
-            if hit or best.number in part.missed:
+            may_count = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
+            if may_count or best.number in part.missed:  # in it only once all trials are
                 break
             part = replace(part, missed=part.missed | {best.number})
         yield part
