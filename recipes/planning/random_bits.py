@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,16 @@ def word(text: str) -> int:
 class Draws:
     """A sequence of draws from one Philox stream; every method consumes whole 64-bit words."""
 
-    _generator: np.random.Philox = field(repr=False)
+    _seed: int
+    _purpose: str
+    _words: tuple[int, ...]
+
+    @functools.cached_property
+    def _generator(self) -> np.random.Philox:
+        """Made by the first draw: it costs more than loading a small image."""
+        # Philox increments the first word of its counter; the others hold `words`.
+        counter = np.array([0, *(w & _WORD for w in self._words), 0, 0, 0][:4], dtype=np.uint64)
+        return np.random.Philox(_key(self._seed & _WORD, self._purpose), counter=counter)
 
     def bits(self, count: int) -> np.ndarray:
         """`count` raw words, uint64 of shape (count,)."""
@@ -93,9 +102,7 @@ def draws(seed: int, purpose: str, *words: int) -> Draws:
     """
     if len(words) > 3:
         raise ValueError(f"draws takes at most 3 words beside the purpose, got {len(words)}")
-    # Philox increments the first word of its counter; the others hold `words`.
-    counter = np.array([0, *(w & _WORD for w in words), 0, 0, 0][:4], dtype=np.uint64)
-    return Draws(np.random.Philox(_key(seed & _WORD, purpose), counter=counter))
+    return Draws(seed, purpose, words)
 
 
 class _Key(ISeedSequence):

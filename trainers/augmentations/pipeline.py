@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -64,6 +64,15 @@ class Finish:
             np.subtract(image_HWC[:, :, channel], shift, out=one_HW, dtype=np.float32)
             one_HW /= scale
         return image_CHW
+
+    def images(self, pixels: Sequence[Pixels]) -> Iterable[np.ndarray]:
+        """`image` of each, with the same bits; in less time if they are small and have one shape and type."""
+        if len({(each.pixels_HWC.shape, each.pixels_HWC.dtype) for each in pixels}) > 1:
+            return [self.image(*each) for each in pixels]
+        below_each_other = np.concatenate([each[:, ::-1] if mirrored else each for each, mirrored in pixels])
+        rows_CHW = self.image(below_each_other, mirrored=False)
+        channels, _, width = rows_CHW.shape
+        return np.ascontiguousarray(rows_CHW.reshape(channels, len(pixels), -1, width).swapaxes(0, 1))
 
     def shift_and_scale(self, channels: int) -> tuple[np.ndarray, np.ndarray]:
         """Both float32 (channels,).

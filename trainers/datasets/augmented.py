@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from recipes.schema import Dataset, Recipe
-from trainers.augmentations.pipeline import Pipeline
+from trainers.augmentations.pipeline import Pipeline, Pixels
 from trainers.datasets.bad_images import can_skip, open_samples
 from trainers.datasets.samples import EncodedSamples, UnreadableImage
 from trainers.runs.errors import UnfitImage
 
 Split = Literal["train", "late", "eval"]  # late: training samples after the end of augmentation
+_SMALL = 1 << 14  # values of an image up to which a call of NumPy takes longer than its work
+_TOGETHER = 32  # images that are finished at once: few, so that they stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,19 +35,44 @@ class AugmentedSamples:
     pixels: bool = False
 
     def __call__(self, epoch: int, index: int, image_size: int | None = None) -> tuple[Any, int]:
+        pixels, label = self._load(epoch, index, image_size)
+        return pixels if self.pixels else self.pipeline.finish.image(*pixels), label
+
+    def several(
+        self, wanted: Sequence[tuple[int, int]], image_size: int | None, moved: Callable[[], None]
+    ) -> list[tuple[Any, int]]:
+        """What a call gives for each (epoch, index), small images in less time; `moved` is called after each."""
+        images: list[Any] = []
+        labels, waiting = [], []
+        for epoch, index in wanted:
+            pixels, label = self._load(epoch, index, image_size)
+            labels.append(label)
+            waiting.append(pixels)
+            if len(waiting) == _TOGETHER or pixels.pixels_HWC.size > _SMALL:
+                images.extend(self._finished(waiting))
+                waiting = []
+            moved()
+        images.extend(self._finished(waiting))
+        return list(zip(images, labels, strict=True))
+
+    def _finished(self, several: list[Pixels]) -> Iterable[Any]:
+        return several if self.pixels or not several else self.pipeline.finish.images(several)
+
+    def _load(self, epoch: int, index: int, image_size: int | None) -> tuple[Pixels, int]:
         samples, is_encoded = self.samples, isinstance(self.samples, EncodedSamples)
-        augmented: Callable[..., Any] = self.pipeline.pixels if self.pixels else self.pipeline
-        named = getattr(samples, "name_of", "sample {}".format)
         try:
             image, label = samples.lazy(index) if is_encoded else samples[index]
             with samples.naming(index) if is_encoded else nullcontext():
-                return augmented(image, epoch=epoch, index=index, image_size=image_size), label
+                return self.pipeline.pixels(image, epoch=epoch, index=index, image_size=image_size), label
         except UnfitImage as error:
-            raise UnfitImage(f"{named(index)}: {error}") from error
+            raise UnfitImage(f"{self._name_of(index)}: {error}") from error
         except UnreadableImage as error:
             way_out = ": mend or remove it, or write `on_bad_image: skip` in the data set's file"
             named = f"{error}; it is sample {index}{way_out if can_skip(error) else ''}"
             raise UnreadableImage(named) from error.__cause__
+
+    def _name_of(self, index: int) -> str:
+        return getattr(self.samples, "name_of", "sample {}".format)(index)
 
 
 def augmented_samples(recipe: Recipe, dataset: Dataset, split: Split, *, pixels: bool = False) -> AugmentedSamples:

@@ -20,7 +20,7 @@ from recipes.planning.timeline import Segment
 from trainers.augmentations.mixing import GroupMixing
 from trainers.datasets.bad_images import SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
-from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImage, Loading
+from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImages, Loading
 
 _FETCHED_AHEAD = 512  # samples whose files are fetched before they are loaded
 
@@ -112,12 +112,12 @@ class StreamIterator(chainer.dataset.Iterator):
         plan: Plan,
         rank: int,
         stream: Stream,
-        load: LoadImage,
+        load: LoadImages,
         workers: LoaderWorkers | None = None,
         mixing: GroupMixing | None = None,
         trace: bool = False,
         feed: DeviceFeed | None = None,
-        late: tuple[float, LoadImage] | None = None,
+        late: tuple[float, LoadImages] | None = None,
     ) -> None:
         self.plan = plan
         self._rank = rank

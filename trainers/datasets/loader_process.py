@@ -159,8 +159,7 @@ def serve(
                 if problem is not None:
                     raise problem
                 load = samples_of(asked["split"], asked["pixels"])
-                size = {} if asked["image_size"] is None else {"image_size": asked["image_size"]}
-                fields = memory.put([load(*sample, **size) for sample in asked["samples"]])
+                fields = memory.put(load.several(asked["samples"], asked["image_size"], lambda: None))
                 answer = fields, getattr(load.samples, "skipped", None)
             except BaseException as error:
                 answer = _portable(error)

@@ -16,8 +16,6 @@ import numpy as np
 from trainers.augmentations.pipeline import Pixels
 from trainers.runs.errors import UnfitImage
 
-# (epoch, index, image_size=None) -> image or pixels, label
-LoadImage = Callable[..., tuple[Any, int]]
 # All images of a micro-batch, an array (or `Pixels` of arrays), int32 labels -> what becomes of them
 Finish = Callable[[Any, np.ndarray], Any]
 
@@ -29,10 +27,22 @@ _WORTH = 1.3  # times as fast as one thread two must be, else processes load
 _ENOUGH = 4 * _CHUNK  # samples ahead for each worker, at least, so that none is idle
 
 
+class LoadImages(Protocol):
+    """What loads samples; `trainers.datasets.augmented.AugmentedSamples`."""
+
+    def __call__(self, epoch: int, index: int, image_size: int | None = None) -> tuple[Any, int]:
+        """One image, or its pixels, and its label."""
+
+    def several(
+        self, wanted: Sequence[tuple[int, int]], image_size: int | None, moved: Callable[[], None]
+    ) -> list[tuple[Any, int]]:
+        """Those of each (epoch, index); `moved` is called after each."""
+
+
 class LoadsSamples(Protocol):
     """Loads samples elsewhere, such as in a process; one thread uses it."""
 
-    def load(self, load: LoadImage, samples: Sequence[tuple[int, int]], image_size: int | None) -> list[Any]:
+    def load(self, load: LoadImages, samples: Sequence[tuple[int, int]], image_size: int | None) -> list[Any]:
         """What `load` gives for each sample; arrays may be overwritten by the next call."""
 
     def close(self) -> None:
@@ -53,7 +63,7 @@ class Loading:
 
     def __init__(
         self,
-        load: LoadImage,
+        load: LoadImages,
         samples: Sequence[tuple[int, int]],
         *,
         image_size: int | None = None,
@@ -195,7 +205,7 @@ class LoaderWorkers:
     def result(self, loading: Loading) -> Any:
         """See `Loading.result`."""
         if not self.num_workers:
-            loading.run(0, len(loading.samples), lambda *what: _load_here(*what, self._moved))
+            loading.run(0, len(loading.samples), lambda load, *what: load.several(*what, self._moved))
         return loading.result()
 
     def close(self) -> None:
@@ -238,7 +248,7 @@ def choose_workers(
     return "threads" if alone / _seconds(loads[0], image_size, at_once=2) > _WORTH else "processes", number
 
 
-def _seconds(load: LoadImage, image_size: int | None, *, at_once: int) -> float:
+def _seconds(load: LoadImages, image_size: int | None, *, at_once: int) -> float:
     """Seconds a sample, of a few that are loaded by so many threads at once."""
     size = {} if image_size is None else {"image_size": image_size}
 
@@ -257,16 +267,6 @@ def _seconds(load: LoadImage, image_size: int | None, *, at_once: int) -> float:
     return (time.perf_counter() - began) / (at_once * _TIMED)
 
 
-def _load_here(
-    load: LoadImage, samples: Sequence[tuple[int, int]], image_size: int | None, moved: Callable[[], None]
-) -> list[Any]:
-    loaded = []
-    for epoch, index in samples:
-        loaded.append(load(epoch, index) if image_size is None else load(epoch, index, image_size=image_size))
-        moved()
-    return loaded
-
-
 def _work(
     tasks: queue.SimpleQueue[Any],
     number: int,
@@ -276,9 +276,9 @@ def _work(
     """What the thread of a worker does until it is given None."""
     elsewhere = None if place is None else place(number)
 
-    def load_samples(load: LoadImage, samples: Sequence[tuple[int, int]], image_size: int | None) -> list[Any]:
+    def load_samples(load: LoadImages, samples: Sequence[tuple[int, int]], image_size: int | None) -> list[Any]:
         if elsewhere is None:
-            return _load_here(load, samples, image_size, moved)
+            return load.several(samples, image_size, moved)
         loaded = elsewhere.load(load, samples, image_size)
         moved()
         return loaded

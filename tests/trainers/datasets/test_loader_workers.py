@@ -21,8 +21,19 @@ def pair(images, labels):
     return images, labels
 
 
+class OneByOne:
+    """Samples as a function gives them."""
+
+    def __init__(self, load):
+        self._load = load
+
+    def several(self, wanted, image_size, moved):
+        return [self._load(epoch, index) for epoch, index in wanted]
+
+
 def loading(load=image, count=20, finish=pair, first=0):
-    return Loading(load, [(1, first + index) for index in range(count)], key="augmentation.train", finish=finish)
+    wanted = [(1, first + index) for index in range(count)]
+    return Loading(OneByOne(load), wanted, key="augmentation.train", finish=finish)
 
 
 def result(workers, made):

@@ -16,7 +16,7 @@ from chainer.training import Extension, Trainer
 
 from recipes.planning.timeline import Timeline
 from recipes.schema import StopAt
-from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImage, Loading
+from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImages, Loading
 from trainers.runs.memory import is_out_of_memory
 from trainers.training.extensions.metrics import Metrics
 
@@ -94,7 +94,7 @@ class Evaluation(Extension):
 def score(
     model: chainer.Chain,
     *,
-    load: LoadImage,
+    load: LoadImages,
     num_samples: int,
     loss: Callable[..., chainer.Variable],
     mpi: Any,

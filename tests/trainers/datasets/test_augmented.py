@@ -1,0 +1,84 @@
+"""Samples that are loaded together are those that are loaded one by one, to the bit."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from trainers.augmentations.crop import RandomCrop
+from trainers.augmentations.horizontal_flip import HorizontalFlip
+from trainers.augmentations.normalize import Normalize
+from trainers.augmentations.pipeline import Pipeline
+from trainers.datasets.augmented import AugmentedSamples
+
+NUMBERS = SimpleNamespace(name="own", mean=None, std=None, subset_of="")
+NORMALIZE = Normalize(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+LISTS = {
+    "flipped": (RandomCrop(size=12, padding=2), HorizontalFlip(), NORMALIZE),
+    "flipped last": (RandomCrop(size=12), NORMALIZE, HorizontalFlip()),
+    "divided": (HorizontalFlip(),),
+    "nothing": (),
+}
+
+
+def photos(*sizes, dtype=np.uint8):
+    draws = np.random.default_rng(0)
+    return [((255 * draws.random((size, size, 3))).astype(dtype), number) for number, size in enumerate(sizes)]
+
+
+def made(samples, parts, *, pixels=False):
+    return AugmentedSamples(samples, Pipeline(parts=parts, dataset=NUMBERS, seed=3), "train", pixels)
+
+
+def both(load, count):
+    """What `several` gives, and calls one by one."""
+    moved = []
+    wanted = [(2, index) for index in reversed(range(count))]
+    together = load.several(wanted, None, lambda: moved.append(1))
+    assert len(moved) == count
+    return together, [load(*each) for each in wanted]
+
+
+def assert_equal(together, alone):
+    assert [label for _, label in together] == [label for _, label in alone]
+    for (image, _), (expected, _) in zip(together, alone, strict=True):
+        assert image.dtype == expected.dtype == np.float32
+        np.testing.assert_array_equal(image, expected, strict=True)
+
+
+@pytest.mark.parametrize("parts", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 70])
+def test_small_images_are_finished_together(parts, count):
+    assert_equal(*both(made(photos(*[14] * count), parts), count))
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [photos(14, 16, 14), [*photos(14), *photos(14, dtype=np.float32)], photos(14, 90, 14), photos(90, 14, 100)],
+    ids=["shapes", "types", "one large", "two large"],
+)
+def test_images_of_several_kinds_are_the_same_as_one_by_one(samples):
+    samples = [(image, number) for number, (image, _) in enumerate(samples)]
+    assert_equal(*both(made(samples, LISTS["divided"]), len(samples)))
+
+
+def test_none_are_none():
+    assert made(photos(14), ()).several([], None, lambda: None) == []
+
+
+def test_pixels_stay_pixels():
+    together, alone = both(made(photos(*[14] * 40), LISTS["flipped"], pixels=True), 40)
+    assert {pixels.mirrored for pixels, _ in together} == {True, False}
+    for (pixels, label), (expected, other) in zip(together, alone, strict=True):
+        assert (pixels.mirrored, label) == (expected.mirrored, other)
+        np.testing.assert_array_equal(pixels.pixels_HWC, expected.pixels_HWC, strict=True)
+
+
+def test_a_large_image_is_finished_at_once(monkeypatch):
+    load = made(photos(14, 14, 90, 14), LISTS["divided"])
+    together, images = [], type(load.pipeline.finish).images
+    monkeypatch.setattr(
+        type(load.pipeline.finish), "images", lambda self, given: together.append(len(given)) or images(self, given)
+    )
+    load.several([(0, index) for index in range(4)], None, lambda: None)
+    assert together == [3, 1]
