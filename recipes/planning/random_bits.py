@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,17 +35,19 @@ class Draws:
     _seed: int
     _purpose: str
     _words: tuple[int, ...]
+    _generator: np.random.Philox | None = field(default=None, repr=False)
 
-    @functools.cached_property
-    def _generator(self) -> np.random.Philox:
-        """Made by the first draw: it costs more than loading a small image."""
-        # Philox increments the first word of its counter; the others hold `words`.
-        counter = np.array([0, *(w & _WORD for w in self._words), 0, 0, 0][:4], dtype=np.uint64)
-        return np.random.Philox(_key(self._seed & _WORD, self._purpose), counter=counter)
+    def _made(self) -> np.random.Philox:
+        """The generator, made by the first draw: making it takes longer than loading a small image."""
+        if self._generator is None:
+            # Philox increments the first word of its counter; the others hold `words`.
+            counter = np.array([0, *(w & _WORD for w in self._words), 0, 0, 0][:4], dtype=np.uint64)
+            self._generator = np.random.Philox(_key(self._seed & _WORD, self._purpose), counter=counter)
+        return self._generator
 
     def bits(self, count: int) -> np.ndarray:
         """`count` raw words, uint64 of shape (count,)."""
-        return self._generator.random_raw(count)
+        return self._made().random_raw(count)
 
     def uniforms(self, count: int) -> np.ndarray:
         """`count` numbers in [0, 1), float64: the upper 53 bits of a word over 2**53."""
@@ -53,11 +55,11 @@ class Draws:
 
     def uniform(self) -> float:
         """One number in [0, 1)."""
-        return (int(self._generator.random_raw()) >> 11) * 2.0**-53
+        return (int(self._made().random_raw()) >> 11) * 2.0**-53
 
     def integers(self, bound: int) -> int:
         """One integer in [0, bound): the upper word of word * bound (bias below bound / 2**64)."""
-        return (int(self._generator.random_raw()) * bound) >> 64
+        return (int(self._made().random_raw()) * bound) >> 64
 
     def normals(self, count: int) -> np.ndarray:
         """`count` standard normal numbers, float64, by Box and Muller from pairs of uniforms."""

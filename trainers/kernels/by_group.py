@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
+_WORTH_THREADS = 1 << 22  # multiplications of a product
 count = 0  # norm groups of the current forward that are computed apart, a power of two; 0: all samples as one
 
 
@@ -73,8 +74,14 @@ def product(x: np.ndarray, y: np.ndarray, *, of_weights: bool, b: Sequence[np.nd
     """
     import numpy as np
 
-    if of_weights:
-        x_parts, y_parts = (np.stack(np.split(part, count)) for part in (x.T, y))
-        return tree_sum(x_parts.transpose(0, 2, 1) @ y_parts)
-    products = np.ascontiguousarray(x).reshape(count, len(x) // count, -1) @ y
-    return sum(b, products.reshape(len(x), -1))
+    from trainers.kernels.threads import shared
+
+    x_parts = np.stack(np.split(x.T, count)).swapaxes(1, 2) if of_weights else np.stack(np.split(x, count))
+    y_parts = np.stack(np.split(y, count)) if of_weights else np.broadcast_to(y, (count, *y.shape))
+    products = np.empty((count, x_parts.shape[1], y.shape[1]), np.result_type(x, y))
+
+    def task(start: int, stop: int) -> None:
+        np.matmul(x_parts[start:stop], y_parts[start:stop], out=products[start:stop])
+
+    shared(task, count, worth=products.size * x_parts.shape[2] >= _WORTH_THREADS)
+    return tree_sum(products) if of_weights else sum(b, products.reshape(len(x), -1))

@@ -98,6 +98,16 @@ def gradients(
     return gx, gW
 
 
+def _bias_gradient(gy: Any) -> Any:
+    """gy summed over samples, lines and columns."""
+    ours = operators_for(gy)
+    if hasattr(ours, "row_sums"):
+        rows = gy.transpose(0, 2, 3, 1).reshape(by_group.count or 1, -1, gy.shape[1])
+        if (sums := ours.row_sums(rows)) is not None:
+            return by_group.sum_of_groups(sums)
+    return by_group.sum_over_samples(gy, (0, 2, 3))
+
+
 def array_of(variable: Any) -> Any:
     """The array of a variable; None of None."""
     return None if variable is None else variable.array
@@ -133,7 +143,7 @@ def _convolution_backward(module: ModuleType) -> None:
         grads = gradients(indexes, self.inputs[0].data, self.inputs[1].data, gy, plus=plus, **options_of(self))
         if grads is None:
             return None
-        grads = (*grads, by_group.sum_over_samples(gy, (0, 2, 3)) if 2 in indexes else ())
+        grads = (*grads, _bias_gradient(gy) if 2 in indexes else ())
         return [grads[index] for index in indexes]
 
     def backward(self, indexes, grad_outputs):

@@ -3,8 +3,7 @@
 PyTorch has one thread, and `trainers.kernels.threads` calls it from several: its own threads spin between operators,
 and what they add up depends on how many they are.
 
-What PyTorch does not cover (padding above half a pooling window, windows that begin in the padding) NumPy computes, and
-the convolutions that it computes in less time.
+Our own compiled passes pool and normalise, and NumPy computes the convolutions for which it takes less time.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ import torch
 
 from trainers.kernels import by_group
 from trainers.kernels.cpu import convolution as by_numpy
-from trainers.kernels.cpu import normalization, pooling
+from trainers.kernels.cpu import normalization
 from trainers.kernels.cpu.compiled import Steps
 from trainers.kernels.cpu.compiled_normalization import Passes
 from trainers.kernels.cpu.convolution import WORTH_THREADS, Pair, out_size
 from trainers.kernels.cpu.elementwise import WORTH
 from trainers.kernels.cpu.normalization import sums_of_groups
+from trainers.kernels.cpu.pooling import max_pooled_at, max_pooling, max_pooling_gradient  # noqa: F401, operators too
 from trainers.kernels.threads import THREADS, num_threads, shared
 
 torch.set_num_threads(1)
@@ -31,7 +31,8 @@ COMPUTES_MASK = COMPUTES_GROUPS = normalization.COMPUTES_MASK
 scales = normalization.scales
 _aten = torch.ops.aten
 _compiled, _steps = Passes(THREADS), Steps(THREADS)
-whole_scales, optimizer_step, finite = _compiled.whole_scales, _steps.optimizer_step, _steps.finite
+whole_scales, row_sums = _compiled.whole_scales, _compiled.row_sums
+optimizer_step, finite = _steps.optimizer_step, _steps.finite
 STEPS = _steps.types
 _LAST = torch.channels_last
 # Pixels of an output, up to which NumPy is as fast or faster: fixed, so that ranks and hosts choose alike.
@@ -48,10 +49,7 @@ def convolution(
     if _suits_numpy(W, stride, pad, x.shape[2:]):
         return by_numpy.convolution(x, W, b, stride=stride, pad=pad, groups=groups)
     out = (len(W), *out_size(x.shape[2:], W.shape[2:], stride, pad))
-    y = _by_samples(_convolved, x, W, out, (stride, pad), groups)
-    if b is not None:
-        y += b.reshape(1, -1, 1, 1)
-    return y
+    return _by_samples(_convolved, x, W, out, (stride, pad), groups, b)
 
 
 def in_order(W: np.ndarray) -> np.ndarray:
@@ -165,39 +163,6 @@ def normalization_gradient(
     return tuple(each[0][np.newaxis] if len(each) == 1 else np.stack(each) for each in zip(*result, strict=True))
 
 
-def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> tuple[np.ndarray, np.ndarray]:
-    """See `trainers.kernels.cpu.pooling`; places are int64 indexes of pixels unless NumPy computed them."""
-    sizes = list(zip(x.shape[2:], kernel, stride, pad, out, strict=True))
-    if any(2 * p > k or (o - 1) * step >= size + p for size, k, step, p, o in sizes):
-        return pooling.max_pooling(x, kernel=kernel, stride=stride, pad=pad, out=out)
-    over = any(o > (size + 2 * p - k) // step + 1 for size, k, step, p, o in sizes)
-    y, places = _aten.max_pool2d_with_indices(_tensor(x), kernel, stride, pad, (1, 1), over)
-    return y.numpy(), places.numpy()
-
-
-def max_pooling_gradient(
-    gy: np.ndarray, places: np.ndarray, *, size: Pair, kernel: Pair, stride: Pair, pad: Pair
-) -> np.ndarray:
-    """See `trainers.kernels.cpu.pooling`."""
-    if places.dtype != np.int64:
-        how = {"size": size, "kernel": kernel, "stride": stride, "pad": pad}
-        return pooling.max_pooling_gradient(gy, places, **how)
-    gy_tensor = _tensor(gy)
-    x = torch.empty((*gy.shape[:2], *size), dtype=gy_tensor.dtype, memory_format=_LAST)  # only its shape is read
-    sizes = zip(size, kernel, stride, pad, gy.shape[2:], strict=True)
-    over = any(o > (s + 2 * p - k) // step + 1 for s, k, step, p, o in sizes)
-    given = (gy_tensor, x, kernel, stride, pad, (1, 1), over, _tensor(places))
-    return _aten.max_pool2d_with_indices_backward(*given).numpy()
-
-
-def max_pooled_at(x: np.ndarray, places: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair) -> np.ndarray:
-    """See `trainers.kernels.cpu.pooling`."""
-    if places.dtype != np.int64:
-        return pooling.max_pooled_at(x, places, kernel=kernel, stride=stride, pad=pad)
-    planes, chosen = (array.reshape(*array.shape[:2], -1) for array in (x, places))
-    return np.take_along_axis(planes, chosen, axis=2).reshape(places.shape)
-
-
 def add(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     """x + y; None for small arrays, which NumPy adds as fast."""
     return torch.add(_tensor(x, order=None), _tensor(y, order=None)).numpy() if x.size >= WORTH else None
@@ -229,12 +194,12 @@ def _suits_numpy(W: Any, stride: Pair, pad: Pair, size: Pair) -> bool:
     return height * width <= _FEW_FOR_STRIDED
 
 
-def _convolved(x: torch.Tensor, W: torch.Tensor, stride: Pair, pad: Pair) -> torch.Tensor:
+def _convolved(x: torch.Tensor, W: torch.Tensor, b: torch.Tensor | None, stride: Pair, pad: Pair) -> torch.Tensor:
     images = _images(W, stride, pad, x)
-    return _cut(torch.conv2d(_cut(x, images), W, None, stride, pad), len(x))
+    return _cut(torch.conv2d(_cut(x, images), W, b, stride, pad), len(x))
 
 
-def _convolved_back(gy: torch.Tensor, W: torch.Tensor, stride: Pair, pad: Pair, size: Pair) -> torch.Tensor:
+def _convolved_back(gy: torch.Tensor, W: torch.Tensor, b: None, stride: Pair, pad: Pair, size: Pair) -> torch.Tensor:
     # Of the input only shape and order are read.
     x = torch.empty((len(gy), W.shape[1], *size), dtype=gy.dtype, memory_format=_LAST)
     images = _images(W, stride, pad, x)
@@ -244,18 +209,26 @@ def _convolved_back(gy: torch.Tensor, W: torch.Tensor, stride: Pair, pad: Pair, 
 _Calls = Callable[..., torch.Tensor]
 
 
-def _by_samples(of: _Calls, x: np.ndarray, W: np.ndarray, out: tuple[int, ...], how: Any, groups: int) -> np.ndarray:
-    """of(x, W, *how), (n, *out), on several threads, with the bits that each group has alone."""
-    x_tensor, W_tensor = _tensor(x), _tensor(W)
+def _by_samples(
+    of: _Calls,
+    x: np.ndarray,
+    W: np.ndarray,
+    out: tuple[int, ...],
+    how: Any,
+    groups: int,
+    b: np.ndarray | None = None,
+) -> np.ndarray:
+    """of(x, W, b, *how), (n, *out), on several threads, with the bits that each group has alone."""
+    x_tensor, W_tensor, b_tensor = _tensor(x), _tensor(W), None if b is None else _tensor(b)
     threads = num_threads() if len(x) * W.size * out[1] * out[2] >= WORTH_THREADS else 1
-    size = _samples_a_call(of, x.dtype, x.shape, W.shape, how, groups, threads)
+    size = _samples_a_call(of, x.dtype, x.shape, W.shape, b is not None, how, groups, threads)
     if size == len(x):
-        return of(x_tensor, W_tensor, *how).numpy()
+        return of(x_tensor, W_tensor, b_tensor, *how).numpy()
     y = torch.empty((len(x), *out), dtype=x_tensor.dtype, memory_format=_LAST)
 
     def task(start: int, stop: int) -> None:
         for first in range(start * size, stop * size, size):
-            y[first : first + size] = of(x_tensor[first : first + size], W_tensor, *how)
+            y[first : first + size] = of(x_tensor[first : first + size], W_tensor, b_tensor, *how)
 
     _on_threads(task, len(x) // size, worth=threads > 1)
     return y.numpy()
@@ -277,6 +250,7 @@ def _samples_a_call(
     dtype: np.dtype,
     shape: tuple[int, ...],
     W_shape: tuple[int, ...],
+    biased: bool,
     how: Any,
     groups: int,
     threads: int,
@@ -290,9 +264,10 @@ def _samples_a_call(
     size = next(size for size in sizes if size % span == 0 or span % size == 0)
     if size == span:
         return size
-    draws, shapes = np.random.default_rng(0), ((max(size, span), *shape[1:]), W_shape)
-    x, W = (_tensor(draws.standard_normal(each).astype(dtype)) for each in shapes)
-    ways = (torch.cat([of(part, W, *how) for part in x.split(number)]) for number in (size, span))
+    draws, shapes = np.random.default_rng(0), ((max(size, span), *shape[1:]), W_shape, W_shape[:1])
+    x, W, b = (_tensor(draws.standard_normal(each).astype(dtype)) for each in shapes)
+    given = W, b if biased else None, *how
+    ways = (torch.cat([of(part, *given) for part in x.split(number)]) for number in (size, span))
     return size if torch.equal(*ways) else span
 
 

@@ -117,6 +117,8 @@ class KeyedDropout(chainer.LinkHook):
                 f"dropout in {path or 'the model'} on {shape[0]} rows for {len(self._samples)} samples: "
                 "its first axis must be the sample"
             )
+        if not ratio:
+            return np.ones(shape, dtype)
         size = int(np.prod(shape[1:]))
         rows = [draws(self._seed, "dropout", epoch, index, key).uniforms(size) for epoch, index in self._samples]
         return ((np.stack(rows) >= ratio) / (1.0 - ratio)).reshape(shape).astype(dtype)

@@ -229,6 +229,16 @@ def test_pixels_are_copied_where_memory_cannot_be_pinned(gpu_on_cpu, caplog):
     ]
 
 
+class OneByOne:
+    """Samples as a function gives them."""
+
+    def __init__(self, load):
+        self._load = load
+
+    def several(self, wanted, image_size, moved):
+        return [self._load(*each, image_size) for each in wanted]
+
+
 def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu):
     actual, asked = prepared(BYTES, 32), []
     parts = build(actual.opened.recipe, actual.opened.dataset)
@@ -237,7 +247,7 @@ def test_an_update_begins_with_what_was_loaded_during_the_one_before(gpu_on_cpu)
         asked.append(index)
         return parts.load_pixels(epoch, index, image_size)
 
-    _, iterator = iterators(actual, gpu_on_cpu((OWN, CURRENT)), load=load)
+    _, iterator = iterators(actual, gpu_on_cpu((OWN, CURRENT)), load=OneByOne(load))
 
     def loaded_by(do):
         before = len(asked)
@@ -271,7 +281,7 @@ def test_what_goes_wrong_ahead_is_raised_by_the_update_that_needs_it(gpu_on_cpu)
             raise ValueError("the file is damaged")
         return parts.load_pixels(epoch, index, image_size)
 
-    _, iterator = iterators(actual, gpu_on_cpu(()), load=load)
+    _, iterator = iterators(actual, gpu_on_cpu(()), load=OneByOne(load))
     for _ in range(2):  # an update that is done again does not need it either
         share = next(iterator) if iterator.update == 0 else iterator.again()
         assert len(list(share.micro_batches)) == 1

@@ -352,6 +352,7 @@ def test_pytorch_is_called_for_each_group_where_more_samples_have_other_bits():
     """No convolution is known here of which this is true: an operator that looks at all samples is in its place."""
     by = importlib.import_module(kernels._MODULES["torch"])
     given = {"dtype": np.dtype("f"), "shape": (64, 4, 8, 8), "W_shape": (4, 4, 3, 3), "how": ((1, 1), (1, 1))}
+    given["biased"] = True
     assert by._samples_a_call(by._convolved, **given, groups=2, threads=1) == 64
     assert by._samples_a_call(by._convolved, **given, groups=2, threads=4) == 16
     assert by._samples_a_call(lambda x, *_: x - x.mean(), **given, groups=2, threads=1) == 32

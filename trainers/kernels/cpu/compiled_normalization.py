@@ -1,4 +1,4 @@
-"""Batch normalisation's passes over float32 on a CPU, compiled: `normalization.c`.
+"""Batch normalisation's passes over float32 on a CPU, and the sum of rows, compiled: `normalization.c`.
 
 Arrays are as in `trainers.kernels.cpu.normalization`. NumPy and PyTorch make a pass for each operation; here the sum
 and ReLU are part of the pass that normalises, and ReLU's gradient is part of the gradient's passes.
@@ -22,6 +22,7 @@ _PART_VALUES = 1 << 15  # of a part, at least
 _PLACE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_double, ctypes.c_int
 _PASSES = {
     "mean_and_variance": (_PLACE, _PLACE),
+    "row_sums": (_PLACE, _PLACE, _PLACE),
     "whole_scales": (_PLACE, _PLACE, _PLACE, _NUMBER, _PLACE, _PLACE, _PLACE, ctypes.c_int64, _NUMBER, _PLACE),
     "normalized": (_PLACE, _PLACE, _PLACE, _FLAG, _PLACE, _PLACE),
     "gradients": (_PLACE, _PLACE, _PLACE, _FLAG, _PLACE, _PLACE, _PLACE, _PLACE, _PLACE),
@@ -56,6 +57,15 @@ class Passes:
         shape, memory, threads = self._given(x)
         COMPILED.mean_and_variance(shape, threads, place(x), place(memory))
         return _sums(x, shape, memory).copy()
+
+    def row_sums(self, x: np.ndarray) -> np.ndarray | None:
+        """x.sum(axis=1), (groups, channels), with sums in float64."""
+        if not self._serve(x):
+            return None
+        shape, memory, threads = self._given(x)
+        sums = np.empty(x.shape[::2], x.dtype)
+        COMPILED.row_sums(shape, threads, place(x), place(sums), place(memory))
+        return sums
 
     def whole_scales(
         self, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float, *, seen: Seen | None = None

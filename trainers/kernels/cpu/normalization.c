@@ -239,6 +239,31 @@ INLINE void add_where(const struct pass *p, int64_t group, int64_t row, int rows
     }
 }
 
+INLINE void add_values(const struct pass *p, int64_t group, int64_t row, int rows, double *restrict one,
+                       double *restrict other) {
+    int64_t channels = p->of.channels;
+    given x = AT(x);
+    (void)other;
+    for EACH(c) {
+        float sum = 0;
+        for (int r = 0; r < rows; r++) sum += x[r * channels + c];
+        one[c] += sum;
+    }
+}
+
+PASS void sum_values(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_values) }
+
+/* Over each group's rows: out, (groups, channels). */
+FAST void row_sums(const struct shape *of, unsigned threads, const float *x, float *out, double *memory) {
+    struct pass pass = pass_of(of, threads, x, 0, memory), *p = &pass;
+    int64_t channels = of->channels;
+    pass.run = sum_values;
+    go_over(p, 0);
+    add_parts(p);
+    for (int64_t group = 0; group < of->groups; group++)
+        for EACH(c) out[group * channels + c] = SUMS[c];
+}
+
 PASS void sum_all(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_all) }
 PASS void sum_above(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_above) }
 PASS void sum_where(const struct pass *p, int64_t group, int64_t part, int64_t first, int64_t last) { SUM(add_where) }

@@ -21,7 +21,7 @@ _BLOCK_VALUES = 1 << 15  # 128 KiB of float32: what is written once is read agai
 _ROW_VALUES = 512
 _WORTH_THREADS = 1 << 18
 _compiled = Passes(THREADS)
-whole_scales = _compiled.whole_scales
+whole_scales, row_sums = _compiled.whole_scales, _compiled.row_sums
 
 
 def mean_and_variance(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from trainers.kernels.cpu.normalization import (
     normalization_gradient,
     normalized,
     normalized_by,
+    row_sums,
     scales,
     whole_scales,
 )

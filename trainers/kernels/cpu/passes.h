@@ -13,7 +13,7 @@
 #else
 #define APART _Pragma("GCC ivdep")
 #endif
-#define VERSION 4 /* of the library's interface: as in trainers/kernels/cpu/compiled.py */
+#define VERSION 5 /* of the library's interface: as in trainers/kernels/cpu/compiled.py */
 
 /* OpenMP's GOMP_parallel: calls work(data) on so many threads at once, and waits for all. */
 typedef void (*parallel_t)(void (*work)(void *), void *data, unsigned threads, unsigned flags);

@@ -1,12 +1,33 @@
-"""Max pooling over images whose channels are last in memory."""
+"""Max pooling over images whose channels are last in memory: float32 by `pooling.c`, else by NumPy."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from trainers.kernels.cpu.compiled import LIBRARY, load, place
 from trainers.kernels.cpu.convolution import Pair, channels_last
+from trainers.kernels.threads import THREADS
+
+_PAIR = ctypes.c_int64 * 2
+
+
+class _Windows(ctypes.Structure):
+    """`struct windows` of `pooling.c`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("images", "height", "width", "channels", "out_height", "out_width")),
+        *((name, _PAIR) for name in ("kernel", "stride", "pad")),
+        ("parallel", ctypes.c_void_p),
+        ("threads", ctypes.c_uint),
+        *((name, ctypes.c_void_p) for name in ("x", "gy", "y", "gx", "places")),
+    )
+
+
+_COMPILED = load(LIBRARY, dict.fromkeys(("max_pooling", "max_pooling_gradient"), (ctypes.POINTER(_Windows),)))
 
 
 def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -18,8 +39,13 @@ def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pa
     Returns:
         both (n, c, *out), the places uint8.
     """
-    padded = _padded(channels_last(x), kernel, stride, pad, out)
-    views = _views(padded, kernel, stride, out)
+    x_NHWC, how = channels_last(x), {"kernel": kernel, "stride": stride, "pad": pad}
+    if _serves(x.dtype) and _reaches_in(x.shape[2:], **how, out=out):
+        y = np.empty((len(x), *out, x.shape[1]), x.dtype)
+        places = np.empty(y.shape, np.uint8)
+        _call("max_pooling", x_NHWC.shape, y.shape, **how, x=x_NHWC, y=y, places=places)
+        return y.transpose(0, 3, 1, 2), places.transpose(0, 3, 1, 2)
+    views = _views(_padded(x_NHWC, kernel, stride, pad, out), kernel, stride, out)
     y = next(views).copy()
     places = np.zeros(y.shape, np.uint8)
     for number, view in enumerate(views, start=1):
@@ -34,6 +60,11 @@ def max_pooling_gradient(
     """The gradient of `max_pooling`'s input, of height and width `size`."""
     gy_NHWC, places_NHWC = channels_last(gy), channels_last(places)
     n, *out, channels = gy_NHWC.shape
+    how = {"kernel": kernel, "stride": stride, "pad": pad}
+    if _serves(gy.dtype) and _reaches_in(size, **how, out=out):
+        gx = np.empty((n, *size, channels), gy.dtype)
+        _call("max_pooling_gradient", gx.shape, gy_NHWC.shape, **how, gy=gy_NHWC, gx=gx, places=places_NHWC)
+        return gx.transpose(0, 3, 1, 2)
     padded = np.zeros((n, *_padded_size(size, kernel, stride, pad, out), channels), gy.dtype)
     apart = all(k <= step for k, step in zip(kernel, stride, strict=True))
     for number, view in enumerate(_views(padded, kernel, stride, out)):
@@ -55,6 +86,28 @@ def max_pooled_at(x: np.ndarray, places: np.ndarray, *, kernel: Pair, stride: Pa
     for number, view in enumerate(_views(_padded(channels_last(x), kernel, stride, pad, out), kernel, stride, out)):
         np.copyto(y, view, where=places_NHWC == number)
     return y.transpose(0, 3, 1, 2)
+
+
+def _serves(dtype: np.dtype) -> bool:
+    return _COMPILED is not None and THREADS.serve and dtype == np.float32
+
+
+def _reaches_in(size: Pair, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair) -> bool:
+    """Whether every window has a pixel of the image."""
+    return all(
+        p < k and (o - 1) * step < s + p for s, k, step, p, o in zip(size, kernel, stride, pad, out, strict=True)
+    )
+
+
+def _call(name: str, shape: tuple[int, ...], out: tuple[int, ...], kernel: Pair, stride: Pair, pad: Pair, **of: Any):
+    """A function of `pooling.c` on contiguous arrays; both shapes are (n, h, w, c)."""
+    images, height, width, channels = shape
+    sizes = {"images": images, "height": height, "width": width, "channels": channels}
+    sizes |= {"out_height": out[1], "out_width": out[2]}
+    pairs = {"kernel": _PAIR(*kernel), "stride": _PAIR(*stride), "pad": _PAIR(*pad)}
+    threads = THREADS.on(images * height * width * channels)
+    arrays = {key: place(array) for key, array in of.items()}
+    getattr(_COMPILED, name)(_Windows(**sizes, **pairs, parallel=THREADS.parallel, threads=threads, **arrays))
 
 
 def _views(padded: np.ndarray, kernel: Pair, stride: Pair, out: Pair) -> Iterator[np.ndarray]:
