@@ -171,6 +171,14 @@ def test_the_next_command_quotes_a_path_with_spaces(run, tmp_path):
     assert "kilobatch recipes lint 'a b/large.yaml'" in scaled
 
 
+def test_an_option_that_would_change_nothing_is_refused(run):
+    code, _, said = run("recipes", "scale", "digits/baseline", "--batch", "64", "--seesaw", "--beyond")
+    assert code == 2
+    words = " ".join(" ".join(said).replace("│", " ").split())
+    assert "--seesaw lets no rate grow, so it has no limit: leave --beyond out" in words
+
+
+
 def test_a_copy_names_its_original_and_keeps_its_source_and_never_overwrites(run, tmp_path):
     assert run("recipes", "copy", "goyal2017")[0] == 0
     first, rest = (tmp_path / "goyal2017.yaml").read_bytes().split(b"\n", 1)

@@ -234,6 +234,10 @@ def scale(
 
     options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
     if seesaw:
+        if beyond:
+            raise typer.BadParameter(
+                "--seesaw lets no rate grow, so it has no limit: leave --beyond out", param_hint="--beyond"
+            )
         scaled = seesaw_recipe(recipe, batch=parse_batch(batch), out=out, **options)
     else:
         scaled = scale_recipe(recipe, batch=parse_batch(batch), beyond=beyond, out=out, **options)

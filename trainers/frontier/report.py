@@ -262,7 +262,7 @@ def planned_time(
     return {"devices": str(devices), "time": duration(seconds), "device-hours": f"{hours:.3g}", "cost": cost}
 
 
-def dry_run_text(opened: OpenedFrontier, *, workers: int | None) -> str:
+def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool = False) -> str:
     """Points, trials and samples before anything starts."""
     frontier, rows, total = opened.frontier, [], 0
     for batch in frontier.sizes:
@@ -272,7 +272,12 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None) -> str:
             samples = longest * batch * runs
             total += samples
             row = {"batch": batch, "method": method, "trials": frontier.budget.trials, "seeds": frontier.seeds}
-            rows.append(row | {"updates a run, at most": longest, "samples, at most": f"{samples:,}"})
+            if as_json:
+                rows.append(row | {"updates_at_most": longest, "samples_at_most": samples})
+            else:
+                rows.append(row | {"updates a run, at most": longest, "samples, at most": f"{samples:,}"})
+    if as_json:
+        return json.dumps({"frontier": frontier.name, "samples_at_most": total, "points": rows}, indent=1)
     with_target = frontier.goal.target is not None
     side = (workers or 1) // frontier.ranks_per_trial or 1
     lines = [

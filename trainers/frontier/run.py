@@ -62,7 +62,7 @@ def frontier(
         method = next(iter(opened.frontier.branches))
         planned_time(opened, method, opened.frontier.sizes[0], cluster, values={}, updates=1)
     if request.dry_run:
-        print(dry_run_text(opened, workers=request.workers))
+        print(dry_run_text(opened, workers=request.workers, as_json=as_json))
         return 0
     code = 0
     if shown is None:

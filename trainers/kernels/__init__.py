@@ -19,7 +19,7 @@ compute forward, and the gradients of a convolution. What a kernel does not cove
 on the CPU) Chainer computes. Three nodes are ours, and use Chainer's for gradients of gradients: normalisation with a
 sum and ReLU (`normalized`), on the CPU the same with the convolution before it (`convolved`), and on a GPU the loss
 (`fused_loss`). Optimizers move all parameters at once (`trainers.optimizers.fused_step`), on the CPU in float32. The
-compiled `normalization.c` and `steps.c` serve both `numpy` and `torch`, on the threads of each.
+compiled `normalization.c`, `pooling.c` and `steps.c` serve both `numpy` and `torch`, on the threads of each.
 
 `trainers/__init__.py` installs the `HOOKS`, each when its module of Chainer is imported. Which kernels serve is looked
 up at each call; the default is the environment's, `KILOBATCH_KERNELS`. Nothing is loaded here, not even NumPy.

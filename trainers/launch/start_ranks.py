@@ -209,9 +209,7 @@ class _StopSignals:
             self.ranks.kill()
 
 
-def _verdict(
-    code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, ended_at_once_by: str | None
-) -> int:
+def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, ended_at_once_by: str | None) -> int:
     """The exit code of a run: good only if mpiexec says so and the ranks wrote a last line, other than that before."""
     errors = ranks.errors()
     last = _last_line(folder / METRICS)

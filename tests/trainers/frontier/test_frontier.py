@@ -164,6 +164,9 @@ def test_a_dry_run_says_what_it_may_take(measured):
     shown = measured.run("--dry-run")
     assert shown.returncode == 0
     assert "at most" in shown.stdout
+    told = json.loads(measured.run("--dry-run", "--json").stdout)
+    assert [(point["batch"], point["method"]) for point in told["points"]] == [(b, "recipe") for b in (128, 256, 512)]
+    assert told["samples_at_most"] == sum(point["samples_at_most"] for point in told["points"])
     assert not Path("runs").exists() or "mine" not in [path.name for path in Path("runs").iterdir()]
 
 
