@@ -76,8 +76,11 @@ def product(x: np.ndarray, y: np.ndarray, *, of_weights: bool, b: Sequence[np.nd
 
     from trainers.kernels.threads import shared
 
-    x_parts = np.stack(np.split(x.T, count)).swapaxes(1, 2) if of_weights else np.stack(np.split(x, count))
-    y_parts = np.stack(np.split(y, count)) if of_weights else np.broadcast_to(y, (count, *y.shape))
+    def split(rows: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(rows).reshape(count, len(rows) // count, -1)
+
+    x_parts = split(x.T).swapaxes(1, 2) if of_weights else split(x)
+    y_parts = split(y) if of_weights else np.broadcast_to(y, (count, *y.shape))
     products = np.empty((count, x_parts.shape[1], y.shape[1]), np.result_type(x, y))
 
     def task(start: int, stop: int) -> None:

@@ -1,10 +1,13 @@
 """Benchmarks run, and all that they measure has figures; their times are for quiet machines."""
 
 import doctest
+from pathlib import Path
 
 import pytest
 
 from trainers import augmentations, communicators
+
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 
 @pytest.mark.mpi
@@ -49,6 +52,16 @@ def test_every_loop_has_figures_of_every_round(run):
         assert figures[f"{one}_over_{other}".replace(" ", "_")] == pytest.approx([a / b for a, b in pairs])
     assert figures["weight_difference"] < 1e-5
     assert lines[-1].startswith("| digits | 2 | ")
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason="needs Fashion-MNIST: apt-get install dataset-fashion-mnist")
+def test_small_images_have_figures_beside_loops_that_do_the_same_work(run):
+    lines, (figures,) = run("small_images.py", "--batches 64 --rounds 2 --updates 1")
+    assert figures["seconds"].keys() == {"exact", "fast", "pytorch", "channels_last"}
+    pairs = zip(figures["seconds"]["pytorch"], figures["seconds"]["exact"], strict=True)
+    assert figures["times_as_fast"]["exact_over_pytorch"] == pytest.approx([a / b for a, b in pairs])
+    assert lines[-1].startswith("| 64 | ")
 
 
 @pytest.mark.parametrize("name", ["timing", "slow_network"])
