@@ -100,7 +100,7 @@ class OwnSamples:
                 f"{type(self.own).__name__}.load({index}) returned {found} and label {label!r}; it must return an "
                 "image, uint8 (height, width, channels), and its label, a whole number from 0"
             )
-        return image, int(label)
+        return image.copy(), int(label)  # the next `load` may use its memory again
 
 
 def _opened(reader: Any, root: Path | None, split: str) -> OwnSamples:

@@ -10,6 +10,7 @@ from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 from trainers.augmentations.pipeline import Pipeline
 from trainers.datasets.augmented import AugmentedSamples
+from trainers.datasets.own_data import OwnSamples
 
 NUMBERS = SimpleNamespace(name="own", mean=None, std=None, subset_of="")
 NORMALIZE = Normalize(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
@@ -60,6 +61,33 @@ def test_small_images_are_finished_together(parts, count):
 def test_images_of_several_kinds_are_the_same_as_one_by_one(samples):
     samples = [(image, number) for number, (image, _) in enumerate(samples)]
     assert_equal(*both(made(samples, LISTS["divided"]), len(samples)))
+
+
+class Reused:
+    """Users' code that returns the same memory each time, as an augmentation and as a data set."""
+
+    def __init__(self):
+        self._memory = np.empty((14, 14, 3), np.uint8)
+
+    def __len__(self):
+        return 40
+
+    def __call__(self, image_HWC, draws):
+        np.copyto(self._memory, 255 - image_HWC)
+        return self._memory
+
+    def load(self, index):
+        self._memory[...] = index
+        return self._memory, index
+
+
+def test_memory_that_users_code_uses_again_is_not_shared_by_images():
+    count = 40
+    assert_equal(*both(made(photos(*[14] * count), (Reused(), NORMALIZE)), count))
+    load = made(OwnSamples(own=Reused(), reader=None, root=None, split="train"), (NORMALIZE,))
+    together, alone = both(load, count)
+    assert_equal(together, alone)
+    assert len({image.tobytes() for image, _ in together}) == count
 
 
 def test_none_are_none():
