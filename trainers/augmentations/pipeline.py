@@ -67,7 +67,8 @@ class Finish:
 
     def images(self, pixels: Sequence[Pixels]) -> Iterable[np.ndarray]:
         """`image` of each, with the same bits; in less time if they are small and have one shape and type."""
-        if len({(each.pixels_HWC.shape, each.pixels_HWC.dtype) for each in pixels}) > 1:
+        kinds = {(each.pixels_HWC.shape, each.pixels_HWC.dtype) for each in pixels}
+        if len(kinds) > 1 or len(pixels) == 1:
             return [self.image(*each) for each in pixels]
         below_each_other = np.concatenate([each[:, ::-1] if mirrored else each for each, mirrored in pixels])
         rows_CHW = self.image(below_each_other, mirrored=False)
