@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import math
 import zlib
@@ -73,6 +74,13 @@ def _found(path: Path) -> Path:
 
 
 def _bytes(path: Path) -> bytes:
+    """A file's content, uncompressed; read once, since both splits and the fingerprint need the same files."""
+    found = path.stat()
+    return _content(path, found.st_size, found.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=len(_PREFIXES) * len(_PARTS))
+def _content(path: Path, size: int, changed: int) -> bytes:
     if path.suffix != ".gz":
         return path.read_bytes()
     try:

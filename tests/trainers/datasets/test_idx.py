@@ -1,4 +1,5 @@
 import gzip
+import os
 import re
 
 import numpy as np
@@ -37,6 +38,16 @@ def test_compressed_files_are_the_same_data(root):
         path.unlink()
     assert Idx().fingerprint(root) == before
     assert Idx().open(root, "eval")[2][1] == 2
+
+
+def test_files_are_read_once_and_again_where_they_have_changed(root):
+    first, second = (Idx().open(root, "train") for _ in range(2))
+    assert np.shares_memory(first.images_NHWC, second.images_NHWC)
+    before, path = Idx().fingerprint(root), root / "train-images-idx3-ubyte"
+    path.write_bytes(idx(np.arange(60).reshape(5, 4, 3)[::-1]))
+    os.utime(path, ns=(0, 12345))  # the clock may not have moved on
+    assert Idx().fingerprint(root) != before
+    assert Idx().open(root, "train")[0][0][0, 0, 0] == 48
 
 
 def test_a_file_of_another_form_is_named(root):
