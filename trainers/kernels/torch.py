@@ -36,7 +36,7 @@ optimizer_step, finite = _steps.optimizer_step, _steps.finite
 STEPS = _steps.types
 _LAST = torch.channels_last
 # Pixels of an output, up to which NumPy is as fast or faster: fixed, so that ranks and hosts choose alike.
-_FEW_FOR_WEIGHTS, _FEW_FOR_STRIDED = 4, 16  # with 512 channels the first takes oneDNN five times as long
+_FEW = 16  # gradients of weights by oneDNN take up to five times as long
 # Channels of oneDNN's blocks. With fewer, the weight gradient of a strided 1x1 convolution writes past its memory, from
 # which processes crash: uxlfoundation/oneDNN, issue 6035, in PyTorch 2.14.1.
 _BLOCK = 16
@@ -71,7 +71,7 @@ def convolution_weights(
 ) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
     W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=torch.from_numpy(x[:0]).dtype, memory_format=_LAST)
-    if gy.shape[2] * gy.shape[3] <= _FEW_FOR_WEIGHTS or _suits_numpy(W, stride, pad, x.shape[2:]):
+    if gy.shape[2] * gy.shape[3] <= _FEW or _suits_numpy(W, stride, pad, x.shape[2:]):
         return by_numpy.convolution_weights(x, gy, kernel=kernel, stride=stride, pad=pad, groups=groups)
     if tuple(kernel) == (1, 1) and tuple(pad) == (0, 0) and x.shape[1] < _BLOCK:  # one pixel in so many is read
         x, stride = x[:, :, :: stride[0], :: stride[1]], (1, 1)
@@ -191,7 +191,7 @@ def _suits_numpy(W: Any, stride: Pair, pad: Pair, size: Pair) -> bool:
     if tuple(W.shape[2:]) != (1, 1) or tuple(stride) == (1, 1) or tuple(pad) != (0, 0):
         return False
     height, width = out_size(size, (1, 1), stride, pad)
-    return height * width <= _FEW_FOR_STRIDED
+    return height * width <= _FEW
 
 
 def _convolved(x: torch.Tensor, W: torch.Tensor, b: torch.Tensor | None, stride: Pair, pad: Pair) -> torch.Tensor:
