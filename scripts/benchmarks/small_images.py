@@ -7,12 +7,12 @@
 
     exact           an update of `kilobatch train` as it is typed, with its loading; the bits of any number of ranks
     fast            the same with `--fast`
-    pytorch         indexes a uint8 tensor, normalises, forward, loss, backward, SGD's step: the shortest loop there is,
+    pytorch         indexes a uint8 tensor, normalises, forward, loss, backward, SGD's step: a short loop,
                     without a DataLoader, sample by sample work or anything written to disk
     channels_last   the same with channels last in memory
 
-All begin with the same weights and take the same samples at the same rate; their losses of the first update are
-compared. They take turns update by update. A round is `--updates` turns; its figure is the median time of an update
+All begin with the same weights and take the same samples at the same rate; their losses of the first two updates
+are compared. They take turns update by update. A round is `--updates` turns; its figure is the median time of an update
 over its turns, and its ratio that of two medians of the same round. The table has samples a second by the median over
 the rounds, and ratios above 1 where ours is faster, with the smallest and the largest.
 
@@ -118,7 +118,7 @@ def measure(batch: int, *, rounds: int, updates: int, clock: str) -> dict[str, A
     """Times of one batch.
 
     Raises:
-        SystemExit: the first losses differ, so the loops do not do the same work.
+        SystemExit: the losses of the first two updates differ, so the loops do not do the same work.
     """
     import chainer
     import torch

@@ -114,7 +114,7 @@ class Pipeline:
         scaled = any(getattr(part, "scales_pixels", False) for part in parts)
         self.finish = Finish(normalize=normalize, divisor=np.float32(1 if scaled else 255))
         self._seed = seed
-        self._is_users = not all(type(part).__module__.startswith("trainers.") for part in self.parts)
+        self._has_users_code = not all(type(part).__module__.startswith("trainers.") for part in self.parts)
         self._needs_size = any(map(keys_of_image_size, self.parts))
         self._parts_at: dict[int, list[Augmentation]] = {}
 
@@ -158,7 +158,7 @@ class Pipeline:
                 mirrored ^= part.mirrors(drawn)
         if image_HWC.dtype != np.uint8:
             image_HWC = image_HWC.astype(np.float32, copy=False)
-        if self._is_users:  # the next call of an augmentation may use its memory again
+        if self._has_users_code:  # the next call of an augmentation may use its memory again
             image_HWC = image_HWC.copy()
         return Pixels(image_HWC, mirrored)
 

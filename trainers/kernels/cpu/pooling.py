@@ -99,7 +99,9 @@ def _reaches_in(size: Pair, *, kernel: Pair, stride: Pair, pad: Pair, out: Pair)
     )
 
 
-def _call(name: str, shape: tuple[int, ...], out: tuple[int, ...], kernel: Pair, stride: Pair, pad: Pair, **of: Any):
+def _call(
+    name: str, shape: tuple[int, ...], out: tuple[int, ...], kernel: Pair, stride: Pair, pad: Pair, **of: Any
+) -> None:
     """A function of `pooling.c` on contiguous arrays; both shapes are (n, h, w, c)."""
     images, height, width, channels = shape
     sizes = {"images": images, "height": height, "width": width, "channels": channels}
