@@ -137,9 +137,10 @@ def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
     numbers = np.arange(1, MOST_DEVICES + 1) if devices is None else np.asarray(devices)
     timed = [each.workers for each in getattr(plan.cluster.hardware, "all_reduces", ())]
     apart = (numbers <= plan.cluster.workers_per_node) | np.isin(numbers, timed)
-    found = [_scanned(plan, one) for one in numbers[apart, None]]
+    evaluations = num_evaluations(plan)
+    found = [_scanned(plan, one, evaluations) for one in numbers[apart, None]]
     if not apart.all():
-        found.append(_scanned(plan, numbers[~apart]))
+        found.append(_scanned(plan, numbers[~apart], evaluations))
     order = np.argsort(np.concatenate([each.devices for each in found]))
 
     def rising(arrays: Iterable[np.ndarray]) -> np.ndarray:
@@ -152,7 +153,7 @@ def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
     )
 
 
-def _scanned(plan: Plan, devices: np.ndarray) -> Scan:
+def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
     """Of numbers of devices that one calibration serves: one within a node or timed by a probe, or any others."""
     parts = {part: np.zeros(len(devices)) for part in PARTS}
     ends: dict[End, Any] = {"fast": 0.0, "slow": 0.0}
@@ -174,7 +175,7 @@ def _scanned(plan: Plan, devices: np.ndarray) -> Scan:
             ends[end] += segment.num_updates * timing.update(devices=devices, **shares, end=end).total
         for part in PARTS:
             parts[part] += segment.num_updates * np.broadcast_to(getattr(made, part), devices.shape)
-    scored = num_evaluations(plan) * -(-plan.dataset.num_eval // devices) * timing.scoring_seconds
+    scored = evaluations * -(-plan.dataset.num_eval // devices) * timing.scoring_seconds
     other = scored + checkpoint_seconds(plan) + plan.cluster.hardware.start_seconds
     return Scan(
         devices=devices,

@@ -70,7 +70,7 @@ def convolution_weights(
     x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, groups: int = 1
 ) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
-    W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=torch.from_numpy(x[:0]).dtype, memory_format=_LAST)
+    W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=_tensor(x[:0]).dtype, memory_format=_LAST)
     if gy.shape[2] * gy.shape[3] <= _FEW or _suits_numpy(W, stride, pad, x.shape[2:]):
         return by_numpy.convolution_weights(x, gy, kernel=kernel, stride=stride, pad=pad, groups=groups)
     if tuple(kernel) == (1, 1) and tuple(pad) == (0, 0) and x.shape[1] < _BLOCK:  # one pixel in so many is read

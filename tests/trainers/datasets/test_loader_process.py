@@ -104,6 +104,7 @@ def test_workers_and_ranks_change_no_sample_and_no_bit(folder, alone, tmp_path, 
     assert f", {by}, " in (tmp_path / "run" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_resumed_in_mid_epoch_with_other_workers_is_the_same(folder, alone, tmp_path):
     first = run(
         folder, tmp_path / "run", "-n", 2, "--loader-workers", 2, "--loader", "processes", "--stop-after", "2up"

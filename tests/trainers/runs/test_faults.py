@@ -123,7 +123,7 @@ SLOW = [
     ("kill", 3, ()),
     ("build", 2, ()),
     ("exit", 2, ()),
-    *((how, 3, SOCKETS) for how in ("raise", "_exit", "stop")),
+    *((how, 3, SOCKETS) for how in ("raise", "_exit", "stop", "kill")),
 ]
 
 
@@ -132,7 +132,6 @@ SLOW = [
     [
         ("raise", 2, ()),
         ("_exit", 2, ()),
-        ("kill", 3, SOCKETS),
         ("perturb", 2, ()),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
@@ -253,12 +252,13 @@ def wait_for(condition):
                 "ended at once, by a second signal; no checkpoint was written yet",
             ],
         ),
-        (
+        pytest.param(
             1,  # the stop file has nowhere to be
             [
                 "the ranks cannot be asked to stop, and are ended: [Errno 2] No such file",
                 "ended at once, by a signal; ",
             ],
+            marks=pytest.mark.slow,
         ),
     ],
 )

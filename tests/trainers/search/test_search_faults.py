@@ -87,18 +87,23 @@ def test_a_killed_rank_and_then_a_killed_search_cost_a_checkpoint_at_most(search
     assert resumed["notes"][0].startswith("resuming from update-")
 
 
-def test_a_search_that_a_file_or_a_signal_stopped_says_so_and_goes_on(searching):
+@pytest.mark.parametrize("ways", [["a signal"], pytest.param(["the file", "a signal"], marks=pytest.mark.slow)])
+def test_a_search_that_a_file_or_a_signal_stopped_says_so_and_goes_on(searching, ways):
     search, pids = searching(LONG.replace("epochs: 8", "epochs: 40") + "budget: {trials: 1}\n", "-n", 1), None
-    stops = (lambda process: (search.folder / "stop").touch(), lambda process: process.send_signal(signal.SIGTERM))
-    for stop, by in zip(stops, (f"the file {search.folder}/stop", "a signal"), strict=True):
+    stops = {
+        "the file": lambda process: (search.folder / "stop").touch(),
+        "a signal": lambda process: process.send_signal(signal.SIGTERM),
+    }
+    said = {"the file": f"the file {search.folder}/stop", "a signal": "a signal"}
+    for way in ways:
         with search.start() as process:
             while search.pids(0) == pids:
                 time.sleep(0.02)
             pids = search.pids(0)
-            stop(process)
+            stops[way](process)
             output = process.communicate(timeout=600)[0]
         assert process.returncode == 4, output
-        assert f"kilobatch: stopped by {by}; the same command goes on" in output
+        assert f"kilobatch: stopped by {said[way]}; the same command goes on" in output
         assert "trial 0 stopped at update " in output
         search.options = ("-n", 1, "--resume")
     (trial,) = search.trials()

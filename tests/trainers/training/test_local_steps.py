@@ -86,7 +86,7 @@ def test_50_local_steps_are_those_of_a_loop_by_hand(tmp_path, train):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("kind", ["local", "power"])
+@pytest.mark.parametrize("kind", ["local", pytest.param("power", marks=pytest.mark.slow)])
 def test_a_run_resumed_on_as_many_ranks_has_the_bits_of_the_uninterrupted_one(kind, tmp_path, train, kilobatch):
     how = {"recipe": "digits/baseline"}
     whole = train(tmp_path / "whole", 2, *words(kind), stop_after=27, **how)
