@@ -1,5 +1,8 @@
 """Losses: each a frozen dataclass whose `build` gives a function (logits, targets) -> mean over the samples given.
 
+A function with an argument `groups` may be asked for the means of so many norm groups, which stand one after the other:
+(groups,), each with the bits that the group alone has, or None where it is to be called for each group.
+
 Targets are int (samples,), labels, or float32 (samples, classes): mixtures of labels, not smoothed yet. A loss's
 `initialize(model)`, if it has one, is called once, after the model's initial weights were drawn.
 """
@@ -136,21 +139,22 @@ class SoftmaxCrossEntropy:
     def __post_init__(self) -> None:
         require_share("SoftmaxCrossEntropy.label_smoothing", self.label_smoothing)
 
-    def build(self) -> Callable[[chainer.Variable, np.ndarray], chainer.Variable]:
+    def build(self) -> Callable[..., chainer.Variable | None]:
         """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
 
-        In the fused kernels of a GPU a label outside 0 to K - 1 gives a loss of NaN.
+        A label outside 0 to K - 1 gives a loss of NaN in the fused kernels of a GPU, elsewhere an error.
         """
         return self._loss
 
-    def _loss(self, logits: chainer.Variable, targets: np.ndarray) -> chainer.Variable:
+    def _loss(self, logits: chainer.Variable, targets: np.ndarray, groups: int = 1) -> chainer.Variable | None:
         import chainer.functions as F
 
         from trainers.kernels.fused_loss import fused_cross_entropy
 
         smoothed = functools.partial(soft_targets, targets, like=logits, label_smoothing=self.label_smoothing)
-        fused = fused_cross_entropy(logits, targets, label_smoothing=self.label_smoothing, soft_targets=smoothed)
-        if fused is not None:
+        given = {"label_smoothing": self.label_smoothing, "soft_targets": smoothed, "groups": groups}
+        fused = fused_cross_entropy(logits, targets, **given)
+        if fused is not None or groups > 1:
             return fused
         if self.label_smoothing == 0 and targets.ndim == 1:
             return F.softmax_cross_entropy(logits, targets)

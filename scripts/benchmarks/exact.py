@@ -41,7 +41,8 @@ _IMAGES = (
 )
 CASES = {
     "digits": ("digits/large_batch", ()),
-    "images": ("digits/large_batch", (*_IMAGES, "batch={global: 192, norm_span: 32}")),
+    "images": ("digits/large_batch", (*_IMAGES, "batch={global: 256, norm_span: 32}")),
+    "images_192": ("digits/large_batch", (*_IMAGES, "batch={global: 192, norm_span: 32}")),  # six norm groups
     "resnet18": ("digits/large_batch", (*_IMAGES, "batch={global: 128, norm_span: 32}", "model={kind: ResNet18}")),
 }
 MODES = ("fast", "exact")

@@ -17,7 +17,7 @@ On a GPU:
 Chainer's function nodes stay, and with them type checks and gradients of gradients; our kernels replace what they
 compute forward, and the gradients of a convolution. What a kernel does not cover (groups, dilation, cover_all, float16
 on the CPU) Chainer computes. Three nodes are ours, and use Chainer's for gradients of gradients: normalisation with a
-sum and ReLU (`normalized`), on the CPU the same with the convolution before it (`convolved`), and on a GPU the loss
+sum and ReLU (`normalized`), on the CPU the same with the convolution before it (`convolved`), and the loss
 (`fused_loss`). Optimizers move all parameters at once (`trainers.optimizers.fused_step`), on the CPU in float32. The
 compiled `normalization.c`, `pooling.c` and `steps.c` serve both `numpy` and `torch`, on the threads of each.
 

@@ -13,56 +13,55 @@ from trainers.kernels import chainer_hooks
 
 
 def fused_cross_entropy(
-    logits: Any, targets: Any, *, label_smoothing: float, soft_targets: Callable[[], Any]
+    logits: Any, targets: Any, *, label_smoothing: float, soft_targets: Callable[[], Any], groups: int = 1
 ) -> chainer.Variable | None:
     """`trainers.losses.SoftmaxCrossEntropy` of logits and targets; None where Chainer's nodes must serve.
 
-    Logits of 16 bits are read as they are, computed with in float32, and give a loss in float32. Forward reads them
-    twice and keeps three numbers a sample, backward reads them once more.
+    On a GPU logits of 16 bits are read as they are, computed with in float32, and give a loss in float32. Forward reads
+    them twice and keeps three numbers a sample, backward reads them once more.
 
     Args:
         logits: (samples, classes).
-        targets: int (samples,), labels, or float32 (samples, classes). A label of no class makes the loss NaN.
+        targets: int (samples,), labels, or float32 (samples, classes). A label of no class makes the loss NaN on a GPU,
+            and is a ValueError on a CPU.
         label_smoothing: in [0, 1).
         soft_targets: gives them as a float array like the logits, smoothed; asked for gradients of gradients only.
+        groups: norm groups that have a mean each, on a CPU; the loss is then (groups,).
     """
     x = getattr(logits, "array", logits)
     if not _covers(x, targets):
         return None
-    (loss,) = _SoftmaxCrossEntropy(targets, label_smoothing, soft_targets).apply((logits,))
+    options = {"label_smoothing": label_smoothing} | ({"groups": groups} if groups > 1 else {})
+    (loss,) = _SoftmaxCrossEntropy(targets, soft_targets, options).apply((logits,))
     return loss
 
 
 class _SoftmaxCrossEntropy(chainer.FunctionNode):
-    """Mean over samples of -sum over k of q_k log p_k, p being the softmax of the logits."""
+    """Mean over samples of -sum over k of q_k log p_k, p being the softmax of the logits; one for each group."""
 
-    def __init__(self, targets: Any, label_smoothing: float, soft_targets: Callable[[], Any]) -> None:
-        self._targets, self._label_smoothing, self._soft_targets = targets, label_smoothing, soft_targets
+    def __init__(self, targets: Any, soft_targets: Callable[[], Any], options: dict[str, Any]) -> None:
+        self._targets, self._soft_targets, self._options = targets, soft_targets, options
 
     def forward(self, inputs: tuple[Any]) -> tuple[Any]:
         (x,) = inputs
         self.retain_inputs((0,))
-        loss, self._kept = chainer_hooks.operators_for(x).cross_entropy(
-            x, self._targets, label_smoothing=self._label_smoothing
-        )
+        loss, self._kept = chainer_hooks.operators_for(x).cross_entropy(x, self._targets, **self._options)
         return (loss,)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[chainer.Variable]:
         (gy,), (x,) = grad_outputs, self.get_retained_inputs()
         if chainer.config.enable_backprop:  # gradients of gradients are asked for: by nodes that have them
             return (self._nodes(x, gy),)
-        given, smoothing = (x.array, self._targets, self._kept, gy.array), self._label_smoothing
-        return (
-            chainer.as_variable(
-                chainer_hooks.operators_for(x.array).cross_entropy_gradient(*given, label_smoothing=smoothing)
-            ),
-        )
+        given, ours = (x.array, self._targets, self._kept, gy.array), chainer_hooks.operators_for(x.array)
+        return (chainer.as_variable(ours.cross_entropy_gradient(*given, **self._options)),)
 
     def _nodes(self, x: chainer.Variable, gy: chainer.Variable) -> chainer.Variable:
         q = self._soft_targets()
         p, total = F.softmax(F.cast(x, q.dtype)), q.sum(axis=1, keepdims=True)
         slopes = p * p.xp.broadcast_to(total, p.shape) - q
-        return F.cast(F.broadcast_to(gy / len(q), p.shape) * slopes, x.dtype)
+        span = len(q) // gy.size
+        factors = F.broadcast_to(F.reshape(gy / span, (-1, 1, 1)), (gy.size, span, q.shape[1]))
+        return F.cast(F.reshape(factors, p.shape) * slopes, x.dtype)
 
 
 def _covers(x: Any, targets: Any) -> bool:

@@ -22,6 +22,7 @@ from trainers.kernels.cpu.compiled import Steps
 from trainers.kernels.cpu.compiled_normalization import Passes
 from trainers.kernels.cpu.convolution import WORTH_THREADS, Pair, out_size
 from trainers.kernels.cpu.elementwise import WORTH
+from trainers.kernels.cpu.loss import cross_entropy, cross_entropy_gradient  # noqa: F401, operators too
 from trainers.kernels.cpu.normalization import sums_of_groups
 from trainers.kernels.cpu.pooling import max_pooled_at, max_pooling, max_pooling_gradient  # noqa: F401, operators too
 from trainers.kernels.threads import THREADS, num_threads, shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -120,6 +121,7 @@ class Heartbeat:
     def marking(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The same function, every call of which counts as progress."""
 
+        @functools.wraps(call)
         def marked(*arguments: Any, **named: Any) -> Any:
             self.moved()
             return call(*arguments, **named)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +114,7 @@ class MeanGradient:
             }
             self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
         self._exact = isinstance(exchange, ExactExchange)
+        self._loss_takes_groups = "groups" in inspect.signature(loss).parameters
         # On a GPU a plan belongs to a shape: only forwards of one norm group have the same bits on any ranks.
         self._group_by_group = self._exact and model.device.xp is not np
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
@@ -298,9 +299,18 @@ class MeanGradient:
                 logits = self._logits(images)
                 if groups > 1:
                     require_sample_by_sample(logits, images)
-                of_groups = F.split_axis(logits, groups, axis=0, force_tuple=True)
-                starts = range(0, len(images), span)
-                losses = [self._loss(o, targets[s : s + span]) for o, s in zip(of_groups, starts, strict=True)]
+                losses = self._losses_of(logits, targets, groups)
             with self.clock("backward"):
-                (functools.reduce(operator.add, losses) * (span * factor)).backward()
-        return [loss.array for loss in losses], norm
+                losses.grad = np.full(losses.shape, span * factor, losses.dtype)
+                losses.backward()
+        return [losses.array] if groups == 1 else list(losses.array), norm
+
+    def _losses_of(self, logits: Any, targets: Any, groups: int) -> chainer.Variable:
+        """The mean loss of each norm group, (groups,); of one group without axes."""
+        if groups == 1:
+            return self._loss(logits, targets)
+        losses = self._loss(logits, targets, groups=groups) if self._loss_takes_groups else None
+        if losses is not None:
+            return losses
+        apart = zip(F.split_axis(logits, groups, axis=0), np.split(targets, groups), strict=True)
+        return F.stack([self._loss(*each) for each in apart])

@@ -1,10 +1,13 @@
-"""Softmax cross entropy in one node, over our CUDA kernels compiled for the CPU, is that of Chainer's nodes."""
+"""Softmax cross entropy in one node, by NumPy and by our CUDA kernels compiled for the CPU, is Chainer's."""
+
+import functools
 
 import chainer
 import numpy as np
 import pytest
 from chainer import gradient_check
 
+from trainers.kernels import chainer_hooks
 from trainers.losses import SoftmaxCrossEntropy
 
 LAUNCHED = ["cross_entropy", "mean_loss", "cross_entropy_gradient"]
@@ -32,15 +35,19 @@ def loss_and_gradient(smoothing, logits, targets):
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 @pytest.mark.parametrize("targets", [np.int32, np.int64, "mixtures"])
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-12), (np.float32, 1e-5)])
-def test_it_is_the_loss_of_chainers_nodes(cuda_on_cpu, smoothing, targets, dtype, bound):
+def test_it_is_the_loss_of_chainers_nodes(cuda_on_cpu, monkeypatch, smoothing, targets, dtype, bound):
     given = samples(targets, dtype)
-    expected = loss_and_gradient(smoothing, *given)
+    by_numpy = loss_and_gradient(smoothing, *given)
+    with monkeypatch.context() as changed:
+        changed.setattr(chainer_hooks, "operators", None)
+        expected = loss_and_gradient(smoothing, *given)
     launched = cuda_on_cpu()
-    actual = loss_and_gradient(smoothing, *given)
+    by_cuda = loss_and_gradient(smoothing, *given)
     assert launched == LAUNCHED
-    for one, other in zip(actual, expected, strict=True):
-        assert one.dtype == other.dtype == dtype
-        np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())
+    for actual in (by_numpy, by_cuda):
+        for one, other in zip(actual, expected, strict=True):
+            assert one.dtype == other.dtype == dtype
+            np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
@@ -52,6 +59,42 @@ def test_gradients_and_gradients_of_gradients_agree_with_differences(cuda_on_cpu
     assert set(launched) == set(LAUNCHED)
     steep = np.random.RandomState(1).normal(size=logits.shape)
     gradient_check.check_double_backward(lambda x: loss(x, given), logits, np.array(0.7), steep, dtype=np.float64)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("targets", [np.int32, "mixtures"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_mean_and_gradient_of_a_group_have_the_bits_that_it_has_alone(smoothing, targets, dtype):
+    logits, given = samples(targets, dtype, count=52, classes=11)
+    loss, slopes = SoftmaxCrossEntropy(label_smoothing=smoothing).build(), np.arange(1, 5, dtype=dtype)
+    x = chainer.Variable(logits)
+    means = loss(x, given, groups=4)
+    means.grad = slopes
+    means.backward()
+    for group in range(4):
+        rows, alone = slice(13 * group, 13 * group + 13), chainer.Variable(logits[13 * group : 13 * group + 13])
+        mean = loss(alone, given[rows])
+        mean.grad = np.array(slopes[group])
+        mean.backward()
+        assert mean.array == means.array[group]
+        np.testing.assert_array_equal(alone.grad, x.grad[rows])
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("targets", [np.int32, "mixtures"])
+def test_means_of_groups_and_their_gradients_agree_with_differences(smoothing, targets):
+    logits, given = samples(targets, np.float64, count=6, classes=4)
+    loss = functools.partial(SoftmaxCrossEntropy(label_smoothing=smoothing).build(), groups=2)
+    slopes = np.array([0.7, -1.3])
+    gradient_check.check_backward(lambda x: loss(x, given), logits, slopes, dtype=np.float64)
+    steep = np.random.RandomState(1).normal(size=logits.shape)
+    gradient_check.check_double_backward(lambda x: loss(x, given), logits, slopes, steep, dtype=np.float64)
+
+
+@pytest.mark.parametrize("label", [-1, 11])
+def test_a_label_of_no_class_is_refused(label):
+    with pytest.raises(ValueError, match=f"classes are from 0 to 10, got {min(0, label)} to {max(0, label)}"):
+        SoftmaxCrossEntropy().build()(np.zeros((2, 11), "f"), np.array([0, label], np.int32))
 
 
 def test_a_score_needs_no_gradient(cuda_on_cpu):

@@ -5,6 +5,7 @@
 from trainers.kernels.cpu.compiled import Steps
 from trainers.kernels.cpu.convolution import convolution, convolution_data, convolution_weights
 from trainers.kernels.cpu.elementwise import add, add_to, relu, relu_gradient
+from trainers.kernels.cpu.loss import cross_entropy, cross_entropy_gradient
 from trainers.kernels.cpu.normalization import (
     COMPUTES_MASK,
     gradient_by,
