@@ -1,7 +1,7 @@
 """Losses: each a frozen dataclass whose `build` gives a function (logits, targets) -> mean over the samples given.
 
-A function with an argument `groups` may be asked for the means of so many norm groups, which stand one after the other:
-(groups,), each with the bits that the group alone has, or None where it is to be called for each group.
+A function with an argument `norm_groups` may be asked for the means of so many norm groups, which stand one after the
+other: (norm_groups,), each with the bits that the group has alone, or None where it is to be called for each group.
 
 Targets are int (samples,), labels, or float32 (samples, classes): mixtures of labels, not smoothed yet. A loss's
 `initialize(model)`, if it has one, is called once, after the model's initial weights were drawn.
@@ -146,15 +146,15 @@ class SoftmaxCrossEntropy:
         """
         return self._loss
 
-    def _loss(self, logits: chainer.Variable, targets: np.ndarray, groups: int = 1) -> chainer.Variable | None:
+    def _loss(self, logits: chainer.Variable, targets: np.ndarray, norm_groups: int = 1) -> chainer.Variable | None:
         import chainer.functions as F
 
         from trainers.kernels.fused_loss import fused_cross_entropy
 
         smoothed = functools.partial(soft_targets, targets, like=logits, label_smoothing=self.label_smoothing)
-        given = {"label_smoothing": self.label_smoothing, "soft_targets": smoothed, "groups": groups}
+        given = {"label_smoothing": self.label_smoothing, "soft_targets": smoothed, "groups": norm_groups}
         fused = fused_cross_entropy(logits, targets, **given)
-        if fused is not None or groups > 1:
+        if fused is not None or norm_groups > 1:
             return fused
         if self.label_smoothing == 0 and targets.ndim == 1:
             return F.softmax_cross_entropy(logits, targets)

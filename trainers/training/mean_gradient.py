@@ -114,7 +114,7 @@ class MeanGradient:
             }
             self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
         self._exact = isinstance(exchange, ExactExchange)
-        self._loss_takes_groups = "groups" in inspect.signature(loss).parameters
+        self._loss_takes_groups = "norm_groups" in inspect.signature(loss).parameters
         # On a GPU a plan belongs to a shape: only forwards of one norm group have the same bits on any ranks.
         self._group_by_group = self._exact and model.device.xp is not np
         self._mpi, self.clock = exchange.connection.mpi, norm_groups.clock
@@ -309,8 +309,10 @@ class MeanGradient:
         """The mean loss of each norm group, (groups,); of one group without axes."""
         if groups == 1:
             return self._loss(logits, targets)
-        losses = self._loss(logits, targets, groups=groups) if self._loss_takes_groups else None
+        losses = self._loss(logits, targets, norm_groups=groups) if self._loss_takes_groups else None
         if losses is not None:
+            if losses.shape != (groups,):
+                raise ValueError(f"the loss gave {losses.shape} for norm_groups={groups}, not ({groups},) or None")
             return losses
         apart = zip(F.split_axis(logits, groups, axis=0), np.split(targets, groups), strict=True)
         return F.stack([self._loss(*each) for each in apart])

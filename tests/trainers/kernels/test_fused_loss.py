@@ -68,7 +68,7 @@ def test_the_mean_and_gradient_of_a_group_have_the_bits_that_it_has_alone(smooth
     logits, given = samples(targets, dtype, count=52, classes=11)
     loss, slopes = SoftmaxCrossEntropy(label_smoothing=smoothing).build(), np.arange(1, 5, dtype=dtype)
     x = chainer.Variable(logits)
-    means = loss(x, given, groups=4)
+    means = loss(x, given, norm_groups=4)
     means.grad = slopes
     means.backward()
     for group in range(4):
@@ -84,7 +84,7 @@ def test_the_mean_and_gradient_of_a_group_have_the_bits_that_it_has_alone(smooth
 @pytest.mark.parametrize("targets", [np.int32, "mixtures"])
 def test_means_of_groups_and_their_gradients_agree_with_differences(smoothing, targets):
     logits, given = samples(targets, np.float64, count=6, classes=4)
-    loss = functools.partial(SoftmaxCrossEntropy(label_smoothing=smoothing).build(), groups=2)
+    loss = functools.partial(SoftmaxCrossEntropy(label_smoothing=smoothing).build(), norm_groups=2)
     slopes = np.array([0.7, -1.3])
     gradient_check.check_backward(lambda x: loss(x, given), logits, slopes, dtype=np.float64)
     steep = np.random.RandomState(1).normal(size=logits.shape)

@@ -94,6 +94,12 @@ def test_ranks_and_micro_batches_do_not_change_a_bit(exact, digits_alone, ranks,
     assert exact(ranks, DIGITS, update=12, micro_batch_size=micro_batch_size) == digits_alone
 
 
+def test_a_loss_that_is_called_for_each_group_has_the_same_bits_too(exact):
+    settings = ("loss={kind: BinaryCrossEntropy, label_smoothing: 0.1}", "model.width=4")
+    group_by_group, together = (exact(1, settings, update=2, micro_batch_size=size) for size in (32, 192))
+    assert together == group_by_group
+
+
 def test_measured_norms_have_the_same_bits_too(exact, digits_alone):
     actual = exact(2, DIGITS, update=12, micro_batch_size=192, measure=True)
     assert "gradient_noise" in actual["metrics"][0]
