@@ -324,6 +324,8 @@ class Supervisor:
             if end.how == "stopped":
                 self.display.say(f"{work.name} stopped at update {work.state.updates}, with a checkpoint")
         else:
+            if end.how == "stopped":  # by a signal to its ranks, or they missed this process while it was suspended
+                end = RunEnd(how="died", reason=f"stopped at update {work.state.updates}, not by this search")
             self._retry(work, end)
 
     def _retry(self, work: _Work, end: RunEnd) -> None:

@@ -1,6 +1,7 @@
 """What a search does when ranks, or it itself, end in the middle."""
 
 import os
+import re
 import signal
 import time
 
@@ -109,6 +110,17 @@ def test_a_search_that_a_file_or_a_signal_stopped_says_so_and_goes_on(searching,
     (trial,) = search.trials()
     assert trial.state == TrialState.RUNNING
     assert "deaths" not in trial.user_attrs
+
+
+def test_a_trial_that_something_else_stopped_goes_on(searching):
+    search = searching(LONG + "budget: {trials: 1}\n", "-n", 1)
+    with search.start() as process:
+        search.wait_for_checkpoint(0)
+        os.kill(search.pids(0)[0], signal.SIGTERM)
+        process.communicate(timeout=600)
+    search.require_complete(1, updates=UPDATES, reports=4)
+    log = (search.folder / "log.txt").read_text()
+    assert re.search(r"trial 0: stopped at update \d+, not by this search; it goes on from its last checkpoint", log)
 
 
 def test_a_failed_trial_has_its_reason_and_the_search_goes_on(searching_net):
