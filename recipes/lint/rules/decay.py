@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
+from recipes.planning.rates import full_rate_at
 from recipes.schema.vocabulary import is_layerwise
 
 
@@ -35,7 +36,8 @@ def decay_with_batch(case: Case) -> Iterator[Fault]:
 
     A step shrinks the weights by rate times decay. With a linearly scaled rate, the same decay shrinks them as much in
     an epoch as before, and a scaled decay shrinks them too much. Decay relative to the full rate
-    (`times_relative_rate`) does not depend on the rate. It has to grow and is not reported.
+    (`times_relative_rate`) does not depend on the rate. It has to grow and is not reported, nor is decay beside a rate
+    that stays as it was.
 
     Way out: the decay of the reference.
     Source: Goyal et al. 2017, arXiv 1706.02677: 1e-4 from batch 64 to 65,536; Remark 1, on scaling the loss.
@@ -50,6 +52,9 @@ def decay_with_batch(case: Case) -> Iterator[Fault]:
         return
     decay, before = case.optimizer.get("weight_decay", 0.0), case.base.tree["optimizer"].get("weight_decay", 0.0)
     growth = case.first_batch / case.base.recipe.batch.global_.sizes[0]
+    rates = full_rate_at(case.recipe, 0.0) / max(full_rate_at(case.base.recipe, 0.0), 1e-300)
+    if math.isclose(rates, 1, rel_tol=0.01):  # as many times fewer updates of the same size: a scaled decay is the same
+        return
     if before > 0 and growth != 1 and math.isclose(decay / before, growth, rel_tol=0.01):
         yield Fault(
             keys=("optimizer.weight_decay",),

@@ -64,6 +64,8 @@ LARS = "optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}\n"
 OWN_WARMUP = "optimizer: {kind: %s, weight_decay: 1e-4, no_decay: [norm]}\nlearning_rate: {warmup: null, rule: %s}\n"
 SLOW = "learning_rate: {%sschedule: {kind: SlowStart, boundaries: [30, 60], factors: [%s, 1.0, 0.1]}}\n"
 RISING = "learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, %s], [10, 1], [90, 0]]}}\n"
+WARM = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 2, start: reference, joins: multiply}}\n"
+UNSCALED = "learning_rate: {rule: none}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
 
@@ -87,6 +89,9 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         # a schedule that begins low, and one that begins at 9.6 times the reference rate
         ("goyal2017", RISING % 0.1, []),
         ("goyal2017", RISING % 0.3, ["no-warmup"]),
+        # a decay that grows with the batch, beside a rate that does and beside one that stays
+        ("fashion/baseline", "batch: {global: 512}\noptimizer: {weight_decay: 4e-4}\n" + WARM, ["decay-with-batch"]),
+        ("fashion/baseline", "batch: {global: 512}\noptimizer: {weight_decay: 4e-4}\n" + UNSCALED, []),
         # statistics that move by group or not at all
         ("goyal2017", LAGGING % "pooled", ["lagging-statistics"]),
         ("goyal2017", LAGGING % "by_group", []),
