@@ -17,6 +17,7 @@ from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import identity_of, read_identity, require_same_identity
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.run_folder import (
+    claimed,
     dataset_facts,
     default_folder,
     folder_required,
@@ -186,8 +187,10 @@ def _checked_together(
             require_threads(prepared.plan, mpi)
             folder = request.out or default_folder(prepared.opened.recipe.name)
             if not checked:  # else the parent process has checked, and begun the log there
-                check_folder(request, folder, prepared)
+                if request.out is not None:
+                    check_folder(request, folder, prepared)
                 require_startable(prepared.opened, ranks=1, files=not request.resume)  # others may be elsewhere
+                folder = folder if request.out is not None else claimed(folder)
             held = lock_folder(folder) if alone else None
             if not checked:
                 (folder / STOP_FILE).unlink(missing_ok=True)

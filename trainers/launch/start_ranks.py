@@ -38,6 +38,7 @@ from trainers.runs.run_folder import (
     RANKS,
     REPORT,
     FolderRefused,
+    claimed,
     default_folder,
     lock_folder,
     newest_checkpoint_name,
@@ -64,12 +65,13 @@ def start_or_join(request: TrainRequest) -> int:
     if workers != prepared.plan.workers:
         prepared = prepare(request, workers=workers)
     folder = request.out or default_folder(prepared.opened.recipe.name)
-    check_folder(request, folder, prepared)
+    if request.out is not None:
+        check_folder(request, folder, prepared)
     if request.resume and (ending := _ending(folder, prepared)):
         print(printable(f"{ending}\nrun: {folder}, which has ended"))
         return _report(folder) if request.report and not (folder / REPORT).exists() else 0
     require_startable(prepared.opened, ranks=workers, files=not request.resume)
-    return _start(request, prepared, folder, workers)
+    return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)
 
 
 def _ending(folder: Path, prepared: Prepared) -> str:

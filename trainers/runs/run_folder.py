@@ -36,8 +36,26 @@ class FolderRefused(InputRefused):
 
 
 def default_folder(recipe_name: str) -> Path:
-    """`runs/NAME-DATE-TIME` in the working directory."""
+    """`runs/NAME-DATE-TIME` in the working directory; nothing is made."""
     return Path("runs", f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def claimed(folder: Path) -> Path:
+    """Make a run's default folder; its name with -2, -3 and so on where another run began in the same second.
+
+    Raises:
+        FolderRefused: it cannot be made.
+    """
+    number, own = 1, folder
+    while True:
+        try:
+            own.mkdir(parents=True)
+            return own
+        except FileExistsError:
+            number += 1
+            own = folder.with_name(f"{folder.name}-{number}")
+        except OSError as error:
+            raise FolderRefused(f"{own} cannot be written: {error.strerror}; choose another --out") from error
 
 
 def require_run(folder: Path) -> None:

@@ -100,6 +100,13 @@ def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_
         np.testing.assert_array_equal(array, weights(whole)[path], err_msg=path)
 
 
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
+    command = [*KILOBATCH, "train", *SMALL, "-n", "1", "--no-report", "--stop-after", "1up"]
+    for process in [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]:
+        assert process.wait(timeout=60) == 0
+    assert [updates(folder) for folder in (tmp_path / "runs").iterdir()] == [[0]] * 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

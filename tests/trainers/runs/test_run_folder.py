@@ -15,6 +15,7 @@ from trainers.launch.start_ranks import start_or_join
 from trainers.runs.errors import RankFailed
 from trainers.runs.run_folder import (
     FolderRefused,
+    claimed,
     configure_logging,
     folder_required,
     lock_folder,
@@ -200,3 +201,11 @@ def test_a_line_of_the_metrics_that_cannot_be_read_is_named_where_all_losses_are
 def test_lost_metrics_are_named(tmp_path):
     (warning,) = truncate_records(tmp_path, 2)
     assert warning.endswith("metrics.jsonl is missing: the metrics of the first 2 updates are lost")
+
+
+def test_a_default_folder_is_made_once_and_the_next_run_has_a_number(tmp_path):
+    names = [claimed(tmp_path / "runs" / "digits-20261126-120000").name for _ in range(3)]
+    assert names == ["digits-20261126-120000", "digits-20261126-120000-2", "digits-20261126-120000-3"]
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderRefused, match="cannot be written: Not a directory; choose another --out"):
+        claimed(tmp_path / "file" / "run")
