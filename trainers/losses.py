@@ -142,7 +142,7 @@ class SoftmaxCrossEntropy:
     def build(self) -> Callable[..., chainer.Variable | None]:
         """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
 
-        A label outside 0 to K - 1 gives a loss of NaN in the fused kernels of a GPU, elsewhere an error.
+        A label outside 0 to K - 1 gives a loss of NaN in the fused kernels of a GPU, and is refused by those of a CPU.
         """
         return self._loss
 

@@ -71,6 +71,24 @@ def require_sample_by_sample(logits: chainer.Variable, images_NCHW: np.ndarray) 
                 waiting.append(each)
 
 
+def require_no_parameters(losses: chainer.Variable, logits: chainer.Variable) -> None:
+    """Accept losses that read nothing of the model but the logits.
+
+    Raises:
+        MixesSamples: they read a parameter, whose gradients would be added one group after the other.
+    """
+    waiting, known = [losses.node], {id(losses.node), id(logits.node)}
+    while waiting:
+        variable = waiting.pop()
+        node = variable.creator_node
+        if isinstance(node, DeliveringIdentity) or (node is None and variable.requires_grad):
+            raise MixesSamples("the loss reads a parameter")
+        for each in () if node is None else node.inputs:
+            if id(each) not in known:
+                known.add(id(each))
+                waiting.append(each)
+
+
 def _is_known(node: chainer.FunctionNode, shape: tuple[int, ...], num_samples: int) -> bool:
     if type(node) not in _PARAMETERS or shape[:1] != (num_samples,):
         return False

@@ -63,7 +63,7 @@ def _linear_backward(module: ModuleType) -> None:
     original = module.LinearFunction.backward
 
     def backward(self, indexes, grad_outputs):
-        if not by_group.count:
+        if not by_group.count or module.chainer.config.enable_backprop:  # for gradients of gradients
             return original(self, indexes, grad_outputs)
         apart = by_group.sum_over_samples(grad_outputs[0].array, (0,)) if 2 in indexes else None
         others = iter(original(self, tuple(index for index in indexes if index < 2), grad_outputs))

@@ -45,15 +45,16 @@ class _SoftmaxCrossEntropy(chainer.FunctionNode):
     def forward(self, inputs: tuple[Any]) -> tuple[Any]:
         (x,) = inputs
         self.retain_inputs((0,))
-        loss, self._kept = chainer_hooks.operators_for(x).cross_entropy(x, self._targets, **self._options)
+        self._operators = chainer_hooks.operators_for(x)  # the gradient needs the same kernels
+        loss, self._kept = self._operators.cross_entropy(x, self._targets, **self._options)
         return (loss,)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable]) -> tuple[chainer.Variable]:
         (gy,), (x,) = grad_outputs, self.get_retained_inputs()
         if chainer.config.enable_backprop:  # gradients of gradients are asked for: by nodes that have them
             return (self._nodes(x, gy),)
-        given, ours = (x.array, self._targets, self._kept, gy.array), chainer_hooks.operators_for(x.array)
-        return (chainer.as_variable(ours.cross_entropy_gradient(*given, **self._options)),)
+        given = x.array, self._targets, self._kept, gy.array
+        return (chainer.as_variable(self._operators.cross_entropy_gradient(*given, **self._options)),)
 
     def _nodes(self, x: chainer.Variable, gy: chainer.Variable) -> chainer.Variable:
         q = self._soft_targets()
@@ -88,6 +89,9 @@ class Softplus(chainer.FunctionNode):
 
     def backward(self, indexes: tuple[int, ...], grads: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gradient times sigmoid z = exp(-log(1 + exp(-z))), precise at both ends."""
-        z = self.get_retained_inputs()[0].array
+        (variable,) = self.get_retained_inputs()
+        if chainer.config.enable_backprop:  # gradients of gradients are asked for
+            return (grads[0] * F.sigmoid(variable),)
+        z = variable.array
         xp = chainer.backend.get_array_module(z)
         return (grads[0] * xp.exp(-xp.logaddexp(-z, z.dtype.type(0))),)

@@ -196,15 +196,21 @@ def _suits_numpy(W: Any, stride: Pair, pad: Pair, size: Pair) -> bool:
 
 
 def _convolved(x: torch.Tensor, W: torch.Tensor, b: torch.Tensor | None, stride: Pair, pad: Pair) -> torch.Tensor:
-    images = _images(W, stride, pad, x)
+    x, images = _aligned(x), _images(W, stride, pad, x)
     return _cut(torch.conv2d(_cut(x, images), W, b, stride, pad), len(x))
 
 
 def _convolved_back(gy: torch.Tensor, W: torch.Tensor, b: None, stride: Pair, pad: Pair, size: Pair) -> torch.Tensor:
+    gy = _aligned(gy)
     # Of the input only shape and order are read.
     x = torch.empty((len(gy), W.shape[1], *size), dtype=gy.dtype, memory_format=_LAST)
     images = _images(W, stride, pad, x)
     return _cut(_backward(_cut(gy, images), _cut(x, images), W, stride, pad, [True, False, False])[0], len(gy))
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """x at a multiple of 16 bytes, as arrays of their own are: 1x1 convolutions without oneDNN round by the place."""
+    return x.clone(memory_format=torch.preserve_format) if x.data_ptr() % 16 else x
 
 
 _Calls = Callable[..., torch.Tensor]

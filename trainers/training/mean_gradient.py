@@ -23,7 +23,12 @@ from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
 from trainers.gradients.exchange import ExactExchange, ExactHandle, Exchange, ExchangeHandle
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
 from trainers.gradients.norms import ShareNorms, SquaredNorm, read_together
-from trainers.gradients.sample_by_sample import MixesSamples, require_operators, require_sample_by_sample
+from trainers.gradients.sample_by_sample import (
+    MixesSamples,
+    require_no_parameters,
+    require_operators,
+    require_sample_by_sample,
+)
 from trainers.kernels import by_group
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout
@@ -296,10 +301,18 @@ class MeanGradient:
             require_operators(images)
         with self._exchange.flat.collect(measure=measure) as norm, computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:
-                logits = self._logits(images)
+                try:
+                    logits = self._logits(images)
+                except Exception as error:
+                    if groups == 1 or is_out_of_memory(error):
+                        raise
+                    # Such as a layer over rows that are no samples, which do not divide into groups.
+                    raise MixesSamples(f"the model fails on several at once: {one_line(error)}") from error
                 if groups > 1:
                     require_sample_by_sample(logits, images)
                 losses = self._losses_of(logits, targets, groups)
+                if groups > 1:
+                    require_no_parameters(losses, logits)
             with self.clock("backward"):
                 losses.grad = np.full(losses.shape, span * factor, losses.dtype)
                 losses.backward()

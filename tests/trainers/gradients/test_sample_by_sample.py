@@ -13,7 +13,7 @@ from trainers import kernels, models
 from trainers.communicators.tree_sum import TreeSum
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.sample_by_sample import MixesSamples, require_operators, require_sample_by_sample
-from trainers.kernels import by_group
+from trainers.kernels import by_group, chainer_hooks
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
 
@@ -143,3 +143,31 @@ def test_kernels_that_compute_all_samples_as_one_are_refused(monkeypatch):
     monkeypatch.setattr(chainer_hooks, "operators", None)
     with pytest.raises(MixesSamples, match="the kernels in use compute all samples of a forward as one"):
         require_operators(images)
+
+
+@pytest.mark.usefixtures("each_kind")
+@pytest.mark.parametrize(("channels", "size", "span"), [(5, 3, 5), (3, 2, 3), (1, 1, 1), (8, 4, 4)])
+def test_a_group_has_the_bits_that_it_has_alone_wherever_its_memory_begins(channels, size, span):
+    random, ours = np.random.RandomState(0), chainer_hooks.operators
+    x, gy = (random.normal(size=(4 * span, each, size, size)).astype("f") for each in (channels, 16))
+    W, how = random.normal(size=(16, channels, 1, 1)).astype("f"), {"stride": (1, 1), "pad": (0, 0)}
+    y = ours.convolution(x, W, None, **how, groups=4)
+    gx = ours.convolution_data(gy, W, size=(size, size), **how, groups=4)
+    for first in range(0, 4 * span, span):
+        rows = slice(first, first + span)
+        np.testing.assert_array_equal(y[rows], ours.convolution(x[rows].copy(), W, None, **how))
+        np.testing.assert_array_equal(gx[rows], ours.convolution_data(gy[rows].copy(), W, size=(size, size), **how))
+
+
+def test_the_gradient_of_a_linear_layer_has_gradients_too():
+    random, found = np.random.RandomState(0), []
+    x, W, b = (random.normal(size=shape).astype("f") for shape in ((4, 3), (2, 3), 2))
+    for groups in (0, 1, 2):
+        weights, bias = chainer.Variable(W), chainer.Variable(b)
+        with by_group.apart(groups):
+            of_bias = chainer.grad([F.linear(x, weights, bias) ** 3], [bias], enable_double_backprop=True)[0]
+            F.sum(of_bias**2).backward()
+        found.append((weights.grad, bias.grad))
+    for actual in found[1:]:
+        for one, other in zip(actual, found[0], strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)

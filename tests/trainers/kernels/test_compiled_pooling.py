@@ -70,14 +70,27 @@ def test_pooling_and_its_gradient_are_numpys(monkeypatch, kernel, stride, pad, s
     np.testing.assert_allclose(gx, wanted, atol=1e-5 * np.sqrt(np.prod(kernel)))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])  # compiled, and by NumPy
 @pytest.mark.parametrize("channels", [3, 8])
-def test_nan_goes_through(channels):
-    x = images(1, channels, 4, 4)
+def test_nan_goes_through(channels, dtype):
+    x = images(1, channels, 4, 4).astype(dtype)
     x[0, :, 1, 1] = np.nan
     y, places = pooling.max_pooling(x, kernel=(2, 2), stride=(2, 2), pad=(0, 0), out=(2, 2))
     assert np.isnan(y[0, :, 0, 0]).all()
     assert (places[0, :, 0, 0] == 3).all()
     assert np.isfinite(y).sum() == 3 * channels
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_an_infinite_gradient_reaches_the_largest_value_alone(stride, dtype):
+    x, how = images(1, 2, 4, 4).astype(dtype), {"kernel": (2, 2), "stride": (stride, stride), "pad": (0, 0)}
+    out = ((4 - 2) // stride + 1,) * 2
+    _, places = pooling.max_pooling(x, **how, out=out)
+    gy = np.zeros((1, 2, *out), dtype)
+    gy[0, 0, 0, 0] = np.inf
+    gx = pooling.max_pooling_gradient(gy, places, **how, size=(4, 4))
+    assert (np.isposinf(gx).sum(), np.isnan(gx).sum()) == (1, 0)
 
 
 def test_an_image_has_the_same_bits_on_any_number_of_threads(monkeypatch):

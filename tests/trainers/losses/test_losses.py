@@ -142,6 +142,14 @@ def test_gradient_agrees_with_differences_in_float64(loss):
         )
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradients_of_gradients_agree_with_differences_in_float64(loss):
+    logits, labels, _ = samples()
+    given, steep = logits.astype(np.float64), np.random.RandomState(1).normal(size=logits.shape)
+    function = loss.build()
+    gradient_check.check_double_backward(lambda x: function(x, labels), given, np.array(0.7), steep, dtype=np.float64)
+
+
 def test_huge_logits_and_a_logit_of_zero_have_finite_and_right_gradients():
     x = chainer.Variable(np.array([[-200, -30, 0, 30, 200]], np.float32))
     loss = BinaryCrossEntropy(reduction="class_sum").build()(x, np.array([0]))

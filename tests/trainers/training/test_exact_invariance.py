@@ -100,6 +100,69 @@ def test_a_loss_that_is_called_for_each_group_has_the_same_bits_too(exact):
     assert together == group_by_group
 
 
+APART = """
+from dataclasses import dataclass
+import chainer
+import chainer.functions as F
+import chainer.links as L
+
+KEPT = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalised:
+    def build(self):
+        return lambda logits, targets: F.softmax_cross_entropy(logits, targets) + 0.01 * F.sum(KEPT[-1].head.W ** 2)
+
+    def initialize(self, model):
+        KEPT.append(model)
+
+
+class Plain(chainer.Chain):
+    def __init__(self, num_classes, channels):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(channels, 6, 3, pad=1)
+            self.norm = L.BatchNormalization(6)
+            self.head = L.Linear(6, num_classes)
+            self.classes = chainer.Parameter(chainer.initializers.Normal(), (num_classes, 6))
+
+    def features(self, x):
+        return F.mean(F.relu(self.norm(self.conv(x))), axis=(2, 3))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+class Prototypes(Plain):
+    def forward(self, x):
+        return F.matmul(self.features(x), F.linear(self.classes, self.head.W[:6], self.head.b[:6]), transb=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ("model: {kind: own.Plain}\nloss: {kind: own.Penalised}\n", "the loss reads a parameter"),
+        ("model: {kind: own.Prototypes}\n", "the model fails on several at once: "),  # its 10 rows are no 4 groups
+    ],
+    ids=["penalty", "rows of classes"],
+)
+def test_what_cannot_be_computed_for_several_groups_is_computed_for_each(tmp_path, kilobatch, changes, why):
+    (tmp_path / "own.py").write_text(APART)
+    text = "kilobatch: 1\nextends: digits/large_batch\nbatch: {global: 128, norm_span: 32}\n" + changes
+    (tmp_path / "mine.yaml").write_text(text)
+    found = []
+    for size in (32, 128):
+        out = tmp_path / f"of-{size}"
+        words = ["train", tmp_path / "mine.yaml", "--allow-code", "--exact", "--no-report", "--stop-after", "2up"]
+        done = kilobatch(*words, "--micro-batch-size", size, "--out", out, ranks=1)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append((out / "checkpoints/update-000002/weights.safetensors").read_bytes())
+    assert f"each norm group is a forward of its own, which takes longer where it is small: {why}" in done.stdout
+    assert found[0] == found[1]
+
+
 def test_measured_norms_have_the_same_bits_too(exact, digits_alone):
     actual = exact(2, DIGITS, update=12, micro_batch_size=192, measure=True)
     assert "gradient_noise" in actual["metrics"][0]

@@ -49,7 +49,8 @@ def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pa
     y = next(views).copy()
     places = np.zeros(y.shape, np.uint8)
     for number, view in enumerate(views, start=1):
-        np.maximum(places, (view > y).view(np.uint8) * np.uint8(number), out=places)
+        larger = (view > y) | (view != view)  # a NaN wins, as in `pooling.c`
+        np.maximum(places, larger.view(np.uint8) * np.uint8(number), out=places)
         np.maximum(y, view, out=y)
     return y.transpose(0, 3, 1, 2), places.transpose(0, 3, 1, 2)
 
@@ -68,12 +69,11 @@ def max_pooling_gradient(
     padded = np.zeros((n, *_padded_size(size, kernel, stride, pad, out), channels), gy.dtype)
     apart = all(k <= step for k, step in zip(kernel, stride, strict=True))
     for number, view in enumerate(_views(padded, kernel, stride, out)):
-        chosen = (places_NHWC == number).astype(gy.dtype)
+        chosen = places_NHWC == number
         if apart:
-            np.multiply(gy_NHWC, chosen, out=view)
+            np.copyto(view, gy_NHWC, where=chosen)
         else:
-            chosen *= gy_NHWC
-            view += chosen
+            np.add(view, gy_NHWC, out=view, where=chosen)
     (height, width), (top, left) = size, pad
     return padded[:, top : top + height, left : left + width].transpose(0, 3, 1, 2)
 
