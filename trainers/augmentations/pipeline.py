@@ -114,7 +114,8 @@ class Pipeline:
         scaled = any(getattr(part, "scales_pixels", False) for part in parts)
         self.finish = Finish(normalize=normalize, divisor=np.float32(1 if scaled else 255))
         self._seed = seed
-        self._has_users_code = not all(type(part).__module__.startswith("trainers.") for part in self.parts)
+        parts = enumerate(self.parts)
+        self._users = {number for number, part in parts if not type(part).__module__.startswith("trainers.")}
         self._needs_size = any(map(keys_of_image_size, self.parts))
         self._parts_at: dict[int, list[Augmentation]] = {}
 
@@ -153,12 +154,14 @@ class Pipeline:
         for number, part in enumerate(parts):
             drawn = draws(self._seed, "augmentation", epoch, index, number)
             if number < self._end:
+                if number in self._users and not image_HWC.flags.writeable:  # it may work in place
+                    image_HWC = image_HWC.copy()
                 image_HWC = part(image_HWC, drawn)
             elif isinstance(part, HorizontalFlip):
                 mirrored ^= part.mirrors(drawn)
         if image_HWC.dtype != np.uint8:
             image_HWC = image_HWC.astype(np.float32, copy=False)
-        if self._has_users_code:  # the next call of an augmentation may use its memory again
+        if self._users:  # the next call of an augmentation may use its memory again
             image_HWC = image_HWC.copy()
         return Pixels(image_HWC, mirrored)
 

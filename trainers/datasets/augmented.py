@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from recipes.schema import Dataset, Recipe
 from trainers.augmentations.pipeline import Pipeline, Pixels
 from trainers.datasets.bad_images import can_skip, open_samples
-from trainers.datasets.samples import EncodedSamples, UnreadableImage
+from trainers.datasets.samples import EncodedSamples, UnreadableImage, innermost
 from trainers.runs.errors import UnfitImage
 
 Split = Literal["train", "late", "eval"]  # late: training samples after the end of augmentation
@@ -62,6 +65,8 @@ class AugmentedSamples:
         samples, is_encoded = self.samples, isinstance(self.samples, EncodedSamples)
         try:
             image, label = samples.lazy(index) if is_encoded else samples[index]
+            if self._are_foreign and isinstance(image, np.ndarray):  # the next sample may be in the same memory
+                image = image.copy()
             with samples.naming(index) if is_encoded else nullcontext():
                 return self.pipeline.pixels(image, epoch=epoch, index=index, image_size=image_size), label
         except UnfitImage as error:
@@ -70,6 +75,11 @@ class AugmentedSamples:
             way_out = ": mend or remove it, or write `on_bad_image: skip` in the data set's file"
             named = f"{error}; it is sample {index}{way_out if can_skip(error) else ''}"
             raise UnreadableImage(named) from error.__cause__
+
+    @functools.cached_property
+    def _are_foreign(self) -> bool:
+        """Whether a reader of the user's own made them; those of a class of samples are copies already."""
+        return not type(innermost(self.samples)).__module__.startswith("trainers.")
 
     def _name_of(self, index: int) -> str:
         return getattr(self.samples, "name_of", "sample {}".format)(index)

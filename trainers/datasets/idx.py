@@ -76,11 +76,11 @@ def _found(path: Path) -> Path:
 def _bytes(path: Path) -> bytes:
     """A file's content, uncompressed; read once, since both splits and the fingerprint need the same files."""
     found = path.stat()
-    return _content(path, found.st_size, found.st_mtime_ns)
+    return _content(path, (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev))
 
 
 @functools.lru_cache(maxsize=len(_PREFIXES) * len(_PARTS))
-def _content(path: Path, size: int, changed: int) -> bytes:
+def _content(path: Path, state: tuple[int, ...]) -> bytes:
     if path.suffix != ".gz":
         return path.read_bytes()
     try:

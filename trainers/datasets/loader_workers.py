@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainers.augmentations.pipeline import Pixels
+from trainers.datasets.samples import innermost
 from trainers.runs.errors import UnfitImage
 
 # All images of a micro-batch, an array (or `Pixels` of arrays), int32 labels -> what becomes of them
@@ -225,8 +226,8 @@ def choose_workers(
     """What loads the samples of a rank: threads or processes, and how many of them; 0: the rank's own thread.
 
     Left out, there are as many as the rank has threads, where that pays: loading releases Python's lock (`threads_pay`
-    of the samples), or code of the user's own takes long. For such code threads are timed, and serve if two of
-    them load 1.3 times as fast as one; else processes do.
+    of the samples), or code of the user's own takes long. Processes run such code, which may use its memory again or
+    hold what belongs to one thread; threads do where all of it says `threads_pay` and two load 1.3 times as fast.
 
     Args:
         loads: `AugmentedSamples` of both splits.
@@ -236,8 +237,9 @@ def choose_workers(
         image_size: of training.
     """
     pays = all(getattr(load.samples, "threads_pay", False) for load in loads)
-    parts = (part for load in loads for part in (load.samples, *load.pipeline.parts))
-    own = not all(type(getattr(part, "own", part)).__module__.startswith("trainers.") for part in parts)
+    samples = (innermost(load.samples) for load in loads)
+    parts = [getattr(each, "own", each) for each in samples] + [part for load in loads for part in load.pipeline.parts]
+    own = [part for part in parts if not type(part).__module__.startswith("trainers.")]
     worth = kind or ((threads > 1 or on_gpu) and (pays or own))
     number = threads if number is None and worth else number or 0
     if number == 0 or kind is not None or not own:
@@ -245,6 +247,8 @@ def choose_workers(
     alone = _seconds(loads[0], image_size, at_once=1)
     if alone < _SHORT_SECONDS:
         return "threads", 0
+    if not all(getattr(part, "threads_pay", False) for part in own):
+        return "processes", number
     return "threads" if alone / _seconds(loads[0], image_size, at_once=2) > _WORTH else "processes", number
 
 

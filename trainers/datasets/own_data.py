@@ -46,8 +46,10 @@ def reader_methods(cls: type) -> dict[str, Any]:
 
     def facts(self: Any, root: Path | None) -> dict[str, int]:
         """num_train, num_eval and, if the class has it as an attribute, num_classes."""
-        counts = {f"num_{split}": len(self.open(root, split)) for split in ("train", "eval")}
-        return counts | ({"num_classes": cls.num_classes} if hasattr(cls, "num_classes") else {})
+        opened = {split: self.open(root, split) for split in ("train", "eval")}
+        counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
+        num_classes = getattr(opened["train"].own, "num_classes", None)
+        return counts | ({} if num_classes is None else {"num_classes": int(num_classes)})
 
     def fingerprint(self: Any, root: Path | None) -> str:
         """SHA-256 over the fields, the number of samples, and up to 256 evenly spaced samples of each split."""

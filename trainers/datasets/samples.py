@@ -246,6 +246,13 @@ class EncodedSamples:
             raise UnreadableImage(f"{self.name_of(index)}: {what}") from error
 
 
+def innermost(samples: Any) -> Any:
+    """The samples of which these are a choice."""
+    while type(samples).__module__.startswith("trainers.") and hasattr(samples, "samples"):
+        samples = samples.samples
+    return samples
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageFiles(EncodedSamples):
     """Images in files of their own. No file stays open.

@@ -1,5 +1,6 @@
 """Samples that are loaded together are those that are loaded one by one, to the bit."""
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 from trainers.augmentations.pipeline import Pipeline
 from trainers.datasets.augmented import AugmentedSamples
+from trainers.datasets.loader_workers import choose_workers
 from trainers.datasets.own_data import OwnSamples
 
 NUMBERS = SimpleNamespace(name="own", mean=None, std=None, subset_of="")
@@ -76,6 +78,9 @@ class Reused:
         np.copyto(self._memory, 255 - image_HWC)
         return self._memory
 
+    def __getitem__(self, index):
+        return self.load(index)
+
     def load(self, index):
         self._memory[...] = index
         return self._memory, index
@@ -84,10 +89,49 @@ class Reused:
 def test_memory_that_users_code_uses_again_is_not_shared_by_images():
     count = 40
     assert_equal(*both(made(photos(*[14] * count), (Reused(), NORMALIZE)), count))
-    load = made(OwnSamples(own=Reused(), reader=None, root=None, split="train"), (NORMALIZE,))
-    together, alone = both(load, count)
-    assert_equal(together, alone)
-    assert len({image.tobytes() for image, _ in together}) == count
+    for samples in (OwnSamples(own=Reused(), reader=None, root=None, split="train"), Reused()):  # a class, a reader's
+        together, alone = both(made(samples, (NORMALIZE,)), count)
+        assert_equal(together, alone)
+        assert len({image.tobytes() for image, _ in together}) == count
+
+
+class InPlace:
+    """Users' code that works in the memory that it gets."""
+
+    def __call__(self, image_HWC, draws):
+        image_HWC //= 2
+        return image_HWC
+
+
+def test_users_code_may_work_in_place_and_the_data_stay_as_they_are():
+    samples = photos(*[14] * 3)
+    for image, _ in samples:
+        image.flags.writeable = False  # as those of data in memory
+    before = [image.copy() for image, _ in samples]
+    together, _ = both(made(samples, (InPlace(),)), 3)
+    for (image, _), expected in zip(together, reversed(before), strict=True):
+        np.testing.assert_array_equal(image, (expected // 2 / np.float32(255)).transpose(2, 0, 1))
+    for (image, _), expected in zip(samples, before, strict=True):
+        np.testing.assert_array_equal(image, expected)
+
+
+class Slow(Reused):
+    """A class whose `load` waits, so that threads would pay."""
+
+    def load(self, index):
+        time.sleep(0.002)
+        return super().load(index)
+
+
+class Willing(Slow):
+    threads_pay = True
+
+
+@pytest.mark.parametrize(("own", "kind"), [(Slow, "processes"), (Willing, "threads")])
+def test_threads_load_users_samples_only_where_these_say_so(own, kind):
+    loads = [made(OwnSamples(own=own(), reader=None, root=None, split="train"), (NORMALIZE,))] * 2
+    how = {"kind": None, "number": None, "threads": 2, "on_gpu": False, "image_size": None}
+    assert choose_workers(loads, **how) == (kind, 2)
 
 
 def test_none_are_none():

@@ -1,5 +1,6 @@
 """A user's own class of samples: the example of the documents runs, and what is wrong is named."""
 
+import json
 import pickle
 import re
 import subprocess
@@ -89,6 +90,14 @@ def test_the_folder_of_the_data_is_given_if_it_is_an_argument(folder):
     dataset = opened()
     assert len(dataset.reader.open(dataset.root, "eval")) == 64
     assert dataset.reader.reads_folder
+
+
+@pytest.mark.parametrize(
+    "given", ["num_classes = np.int64(2)", "num_classes = property(lambda self: 2)"], ids=["NumPy's", "a property"]
+)
+def test_the_number_of_classes_may_be_any_attribute_of_an_instance(folder, given):
+    (folder / "mydata.py").write_text(CODE.replace("num_classes = 2", given))
+    assert json.dumps(opened().reader.facts(None)["num_classes"]) == "2"
 
 
 def test_without_the_number_of_classes_the_file_must_have_it(folder):
