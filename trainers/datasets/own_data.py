@@ -56,7 +56,8 @@ def reader_methods(cls: type) -> dict[str, Any]:
         return sha256_of([repr(self), *_parts(self.open(root, "train")), *_parts(self.open(root, "eval"))])
 
     reads_folder = "root" in parameters
-    return {"open": open_split, "facts": facts, "fingerprint": fingerprint, "reads_folder": reads_folder}
+    methods = {"open": open_split, "facts": facts, "fingerprint": fingerprint}
+    return methods | {"reads_folder": reads_folder, "is_own": True}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

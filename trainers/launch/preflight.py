@@ -85,7 +85,8 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
     augmentation = opened.recipe.augmentation
     parts = (*augmentation.train, *augmentation.late, *augmentation.eval)
     own = any(not type(part).__module__.startswith("trainers.") for part in parts)
-    if files and (own or getattr(opened.dataset.reader, "reads_folder", True)):
+    reader = opened.dataset.reader
+    if files and (own or getattr(reader, "reads_folder", True) or getattr(reader, "is_own", False)):
         from trainers.training.build import require_images
 
         require_images(opened.recipe, opened.dataset)

@@ -25,7 +25,8 @@ from trainers.communicators.wire import WIRES, FullWire
 from trainers.datasets.augmented import AugmentedSamples, augmented_samples
 from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
-from trainers.datasets.samples import UnreadableImage, evenly
+from trainers.datasets.own_data import OwnSamples, WrongSample
+from trainers.datasets.samples import UnreadableImage, evenly, innermost
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.local_steps import LocalExchange
@@ -220,12 +221,12 @@ def example_image(recipe: Recipe, dataset: Dataset) -> np.ndarray:
 
 
 def require_images(recipe: Recipe, dataset: Dataset) -> None:
-    """Load some samples as training and evaluation do, where that may fail: own augmentations, images of many sizes.
+    """Load some samples as training and evaluation do, where that may fail: own data and augmentations, many sizes.
 
     Of files, those with the least and the most height, width and ratio of both: other images lie between them.
 
     Raises:
-        InputRefused: an augmentation fails, or images come out in several sizes.
+        InputRefused: a sample or an augmentation fails, or images come out in several sizes or with other channels.
     """
     keys = {"train": "augmentation.train", "eval": "augmentation.eval"}
     keys |= {} if recipe.augmentation.end is None else {"late": "augmentation.end"}
@@ -233,20 +234,27 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
         load = augmented_samples(recipe, dataset, split)
         samples, parts = load.samples, getattr(recipe.augmentation, split)
         own = [part for part in parts if not type(part).__module__.startswith("trainers.")]
-        if not own and not hasattr(samples, "size_of"):
+        own_data = isinstance(innermost(samples), OwnSamples)
+        if not own and not own_data and not hasattr(samples, "size_of"):
             continue
         for size in dict.fromkeys(image_sizes(recipe) if split != "eval" else image_sizes(recipe)[-1:]):
             shapes: dict[tuple[int, ...], int] = {}
             for index in _extremes(samples):
                 try:
                     image_CHW, _ = load(0, index, image_size=size)
-                except (UnfitImage, UnreadableImage) as error:
+                except (UnfitImage, UnreadableImage, WrongSample) as error:
                     raise InputRefused(f"{error}") from error
                 except Exception as error:
+                    if own_data and not own:
+                        what = f"{one_line(error)} ({_own_place(error)})"
+                        raise InputRefused(f"sample {index} of {split} cannot be loaded: {what}") from error
                     raise InputRefused(
                         f"{key} cannot be applied to sample {index}: {one_line(error)} ({_own_place(error)}); an "
                         "augmentation is called with (image_HWC, draws) and returns an image, uint8 or float32"
                     ) from error
+                if len(image_CHW) != dataset.channels:
+                    what = f"{len(image_CHW)} channels, and the file of data set {dataset.name} says {dataset.channels}"
+                    raise InputRefused(f"sample {index} of {split} has {what}; correct `channels` there")
                 shapes.setdefault(image_CHW.shape, index)
             if len(shapes) > 1:
                 (one, first), (other, second) = list(shapes.items())[:2]

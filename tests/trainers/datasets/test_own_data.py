@@ -123,6 +123,25 @@ def test_a_wrong_sample_is_named(folder, returned, message):
         opened().reader.open(None, "train")[1]
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("image / 2, label", "Stripes.load(0) returned float64 of shape (8, 8, 1)"),
+        ("image.repeat(3, axis=2), label", "sample 0 of train has 3 channels, and the file of data set stripes says 1;"),
+        ("image[:, 0, 0, 0, 0], label", "sample 0 of train cannot be loaded: IndexError: "),
+    ],
+    ids=["type", "channels", "error"],
+)
+def test_a_wrong_sample_is_refused_before_the_run(folder, kilobatch, returned, message):
+    (folder / "mydata.py").write_text(re.sub(r"return image .*", f"return {returned}", CODE))
+    changes = ("dataset=stripes.yaml", *(f"augmentation.{split}=[]" for split in ("train", "eval")))
+    words = [word for change in changes for word in ("--set", change)]
+    done = kilobatch("train", "digits/baseline", "--allow-code", *words, "--out", folder / "run", cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert not (folder / "run").exists()
+
+
 def test_a_class_without_split_is_refused(folder):
     (folder / "mydata.py").write_text(CODE.replace("split, num_train", "part, num_train"))
     with pytest.raises(RecipeError, match=r"or a class with __len__\(\), load\(index\) and the argument split"):
