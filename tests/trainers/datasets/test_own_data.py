@@ -127,7 +127,7 @@ def test_a_wrong_sample_is_named(folder, returned, message):
     ("returned", "message"),
     [
         ("image / 2, label", "Stripes.load(0) returned float64 of shape (8, 8, 1)"),
-        ("image.repeat(3, axis=2), label", "sample 0 of train has 3 channels, and the file of data set stripes says 1;"),
+        ("image.repeat(3, axis=2), label", "sample 0 of train has 3 channels, and the file of data set stripes"),
         ("image[:, 0, 0, 0, 0], label", "sample 0 of train cannot be loaded: IndexError: "),
     ],
     ids=["type", "channels", "error"],
