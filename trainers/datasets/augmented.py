@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from recipes.schema import Dataset, Recipe
+from trainers.augmentations.decoders import UndecodableImage
 from trainers.augmentations.pipeline import Pipeline, Pixels
 from trainers.datasets.bad_images import can_skip, open_samples
 from trainers.datasets.samples import EncodedSamples, UnreadableImage, innermost
@@ -67,8 +67,10 @@ class AugmentedSamples:
             image, label = samples.lazy(index) if is_encoded else samples[index]
             if self._are_foreign and isinstance(image, np.ndarray):  # the next sample may be in the same memory
                 image = image.copy()
-            with samples.naming(index) if is_encoded else nullcontext():
+            try:  # other errors, such as of a file that a user's augmentation reads, are not the image's
                 return self.pipeline.pixels(image, epoch=epoch, index=index, image_size=image_size), label
+            except UndecodableImage as error:
+                raise UnreadableImage(f"{self._name_of(index)}: {error}") from error
         except UnfitImage as error:
             raise UnfitImage(f"{self._name_of(index)}: {error}") from error
         except UnreadableImage as error:

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from trainers.augmentations.crop import RandomCrop
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 from trainers.augmentations.pipeline import Pipeline
 from trainers.datasets.augmented import AugmentedSamples
+from trainers.datasets.image_folder import ImageFolder
 from trainers.datasets.loader_workers import choose_workers
 from trainers.datasets.own_data import OwnSamples
 
@@ -113,6 +115,22 @@ def test_users_code_may_work_in_place_and_the_data_stay_as_they_are():
         np.testing.assert_array_equal(image, (expected // 2 / np.float32(255)).transpose(2, 0, 1))
     for (image, _), expected in zip(samples, before, strict=True):
         np.testing.assert_array_equal(image, expected)
+
+
+class Overlay:
+    """Users' code that needs a file."""
+
+    def __call__(self, image_HWC, draws):
+        return image_HWC + np.fromfile("not-there.bin", np.uint8)
+
+
+def test_what_users_code_lacks_is_no_fault_of_the_image(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        Image.fromarray(photos(14)[0][0]).save(tmp_path / split / "a" / "0.png")
+    load = made(ImageFolder().open(tmp_path, "train"), (Overlay(),))
+    with pytest.raises(FileNotFoundError, match=r"not-there\.bin"):
+        load(0, 0)
 
 
 class Slow(Reused):
