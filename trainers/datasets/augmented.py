@@ -17,7 +17,7 @@ from trainers.datasets.samples import EncodedSamples, UnreadableImage, innermost
 from trainers.runs.errors import UnfitImage
 
 Split = Literal["train", "late", "eval"]  # late: training samples after the end of augmentation
-_SMALL = 1 << 14  # values of an image up to which a call of NumPy takes longer than its work
+SMALL = 1 << 14  # values of an image up to which a call of NumPy takes longer than its work
 _TOGETHER = 32  # images that are finished at once: few, so that they stay in the cache
 
 
@@ -51,7 +51,7 @@ class AugmentedSamples:
             pixels, label = self._load(epoch, index, image_size)
             labels.append(label)
             waiting.append(pixels)
-            if len(waiting) == _TOGETHER or pixels.pixels_HWC.size > _SMALL:
+            if len(waiting) == _TOGETHER or pixels.pixels_HWC.size > SMALL:
                 images.extend(self._finished(waiting))
                 waiting = []
             moved()

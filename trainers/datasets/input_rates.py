@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +19,7 @@ from recipes.reports.wording import counted, number
 from recipes.schema import Dataset, Recipe
 from trainers.augmentations import HorizontalFlip, RandomResizedCrop, decoders
 from trainers.augmentations.pipeline import Pipeline
+from trainers.datasets.augmented import SMALL, AugmentedSamples
 from trainers.datasets.samples import evenly
 from trainers.runs.errors import RankFailed
 
@@ -109,6 +110,7 @@ class _Stages:
             self._size = recipe.image_size and max(recipe.image_size.sizes)
         self._pipeline = pipeline_of(parts, dataset)
         self._dataset, self._samples, self._indices = dataset, samples, indices
+        self._augmented = AugmentedSamples(samples, self._pipeline, "train")
         self._is_encoded = hasattr(samples, "encoded")
         self.count = len(indices)
         self.calls: dict[str, Callable[[range], None]] = {"read": partial(_each, self._read)}
@@ -135,14 +137,16 @@ class _Stages:
         index = self._indices[place]
         return self._pipeline.pixels(self._decoded[place], epoch=0, index=index, image_size=self._size)
 
-    def _finish(self, place: int) -> np.ndarray:
-        return self._pipeline.finish.image(*self._pixels[place])
+    def _finish(self, places: range) -> Iterable[np.ndarray]:
+        pixels, finish = [self._pixels[place] for place in places], self._pipeline.finish
+        if all(each.pixels_HWC.size <= SMALL for each in pixels):
+            return finish.images(pixels)
+        return [finish.image(*each) for each in pixels]
 
-    def _load(self, place: int) -> np.ndarray:
+    def _load(self, places: range) -> Iterable[np.ndarray]:
         """All of it, as a run does."""
-        index = self._indices[place]
-        image, _ = self._samples.lazy(index) if self._is_encoded else self._samples[index]
-        return self._pipeline(image, epoch=0, index=index, image_size=self._size)
+        wanted = [(0, self._indices[place]) for place in places]
+        return [image for image, _ in self._augmented.several(wanted, self._size, lambda: None)]
 
 
 def pipeline_of(parts: Sequence[Any], dataset: Dataset, *, seed: int = 0) -> Pipeline:
@@ -163,9 +167,9 @@ def _each(call: Callable[[int], Any], places: range) -> None:
         call(place)
 
 
-def _in_batches(load: Callable[[int], np.ndarray], places: range) -> None:
+def _in_batches(load: Callable[[range], Iterable[np.ndarray]], places: range) -> None:
     for first in range(0, len(places), _BATCH):
-        np.stack([load(place) for place in places[first : first + _BATCH]])
+        np.stack(list(load(places[first : first + _BATCH])))
 
 
 def _alone(call: Callable[[range], None], places: range) -> None:
