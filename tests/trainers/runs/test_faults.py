@@ -223,6 +223,7 @@ def test_ranks_that_differ_from_the_start_end_all(tmp_path, own, messages):
         assert message.format(host=socket.gethostname()) in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_is_gone_reports_it(tmp_path):
     done = run_in(tmp_path, "remove", "-n", "2", "--checkpoint-every", "6up")
     assert done.returncode == 3, done.stdout + done.stderr

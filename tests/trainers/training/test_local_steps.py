@@ -99,6 +99,7 @@ def test_a_run_resumed_on_as_many_ranks_has_the_bits_of_the_uninterrupted_one(ki
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_power_sgd_on_other_ranks_and_resumed_on_others_differs_by_rounding_alone(tmp_path, train, assert_same_run):
     how = {"recipe": "digits/baseline", "dtype": "float64"}
     alone = train(tmp_path / "alone", 1, *words("power"), **how)
