@@ -58,8 +58,8 @@ class Arrays:
         place = self._place(root)
         name, images, labels = _load(place, getattr(self, split))
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or not len(images):
-            what = f"{images.dtype} of shape {images.shape}"
-            raise ValueError(f"{name('images')}: {what}; images are uint8, (samples, height, width, channels): convert them")
+            what, form = f"{images.dtype} of shape {images.shape}", "(samples, height, width, channels)"
+            raise ValueError(f"{name('images')}: {what}; images are uint8, {form}: convert them")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0:
             what = f"{labels.dtype} of shape {labels.shape}"
             raise ValueError(f"{name('labels')}: {what}; labels are {len(images):,} whole numbers from 0")
