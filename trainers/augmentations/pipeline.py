@@ -14,6 +14,7 @@ from trainers.augmentations.crop import RandomResizedCrop
 from trainers.augmentations.decoders import EncodedImage
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
+from trainers.runs.identity import is_of_the_user
 
 Augmentation = Callable[[np.ndarray, Draws], np.ndarray]
 
@@ -114,8 +115,7 @@ class Pipeline:
         scaled = any(getattr(part, "scales_pixels", False) for part in parts)
         self.finish = Finish(normalize=normalize, divisor=np.float32(1 if scaled else 255))
         self._seed = seed
-        parts = enumerate(self.parts)
-        self._users = {number for number, part in parts if not type(part).__module__.startswith("trainers.")}
+        self._users = {number for number, part in enumerate(self.parts) if is_of_the_user(part)}
         self._needs_size = any(map(keys_of_image_size, self.parts))
         self._parts_at: dict[int, list[Augmentation]] = {}
 

@@ -15,6 +15,7 @@ from trainers.augmentations.pipeline import Pipeline, Pixels
 from trainers.datasets.bad_images import can_skip, open_samples
 from trainers.datasets.samples import EncodedSamples, UnreadableImage, innermost
 from trainers.runs.errors import UnfitImage
+from trainers.runs.identity import is_of_the_user
 
 Split = Literal["train", "late", "eval"]  # late: training samples after the end of augmentation
 SMALL = 1 << 14  # values of an image up to which a call of NumPy takes longer than its work
@@ -81,7 +82,7 @@ class AugmentedSamples:
     @functools.cached_property
     def _are_foreign(self) -> bool:
         """Whether a reader of the user's own made them; those of a class of samples are copies already."""
-        return not type(innermost(self.samples)).__module__.startswith("trainers.")
+        return is_of_the_user(innermost(self.samples))
 
     def _name_of(self, index: int) -> str:
         return getattr(self.samples, "name_of", "sample {}".format)(index)

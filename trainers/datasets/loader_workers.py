@@ -16,6 +16,7 @@ import numpy as np
 from trainers.augmentations.pipeline import Pixels
 from trainers.datasets.samples import innermost
 from trainers.runs.errors import UnfitImage
+from trainers.runs.identity import is_of_the_user
 
 # All images of a micro-batch, an array (or `Pixels` of arrays), int32 labels -> what becomes of them
 Finish = Callable[[Any, np.ndarray], Any]
@@ -239,7 +240,7 @@ def choose_workers(
     pays = all(getattr(load.samples, "threads_pay", False) for load in loads)
     samples = (innermost(load.samples) for load in loads)
     parts = [getattr(each, "own", each) for each in samples] + [part for load in loads for part in load.pipeline.parts]
-    own = [part for part in parts if not type(part).__module__.startswith("trainers.")]
+    own = list(filter(is_of_the_user, parts))
     worth = kind or ((threads > 1 or on_gpu) and (pays or own))
     number = threads if number is None and worth else number or 0
     if number == 0 or kind is not None or not own:

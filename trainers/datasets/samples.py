@@ -16,6 +16,7 @@ import numpy as np
 from recipes.schema.dataset import url_of
 from trainers.augmentations.decoders import EncodedImage, UndecodableImage, decode, format_of, size_of
 from trainers.runs.errors import RankFailed
+from trainers.runs.identity import is_of_the_user
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
@@ -248,7 +249,7 @@ class EncodedSamples:
 
 def innermost(samples: Any) -> Any:
     """The samples of which these are a choice."""
-    while type(samples).__module__.startswith("trainers.") and hasattr(samples, "samples"):
+    while not is_of_the_user(samples) and hasattr(samples, "samples"):
         samples = samples.samples
     return samples
 

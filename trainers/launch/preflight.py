@@ -14,6 +14,7 @@ from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import open_split, other_counts
 from trainers.datasets.samples import evenly
 from trainers.runs.errors import print_error
+from trainers.runs.identity import is_of_the_user
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
@@ -84,7 +85,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
         require_readable(opened.dataset)
     augmentation = opened.recipe.augmentation
     parts = (*augmentation.train, *augmentation.late, *augmentation.eval)
-    own = any(not type(part).__module__.startswith("trainers.") for part in parts)
+    own = any(map(is_of_the_user, parts))
     reader = opened.dataset.reader
     if files and (own or getattr(reader, "reads_folder", True) or getattr(reader, "is_own", False)):
         from trainers.training.build import require_images

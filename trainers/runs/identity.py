@@ -23,6 +23,11 @@ class IdentityChanged(InputRefused):
     """Code or data are not those that the run began with; names them and the way on."""
 
 
+def is_of_the_user(made: object) -> bool:
+    """Whether a class of the user's own, or of another package, made this part, reader or sample set."""
+    return not type(made).__module__.startswith("trainers.")
+
+
 def own_code(trees: Iterable[Any], folders: Sequence[Path]) -> dict[str, Path]:
     """The files of the user's own modules, by their path below a folder: those that dotted kinds name, and what these
     import from beside them.

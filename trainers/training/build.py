@@ -37,6 +37,7 @@ from trainers.models.keyed_random import draw_initial_weights
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
+from trainers.runs.identity import is_of_the_user
 
 AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
 _LOOKED = 2000  # samples whose size is looked at before a run
@@ -233,7 +234,7 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
     for split, key in keys.items():
         load = augmented_samples(recipe, dataset, split)
         samples, parts = load.samples, getattr(recipe.augmentation, split)
-        own = [part for part in parts if not type(part).__module__.startswith("trainers.")]
+        own = list(filter(is_of_the_user, parts))
         own_data = isinstance(innermost(samples), OwnSamples)
         if not own and not own_data and not hasattr(samples, "size_of"):
             continue

@@ -50,6 +50,15 @@ def test_files_are_read_once_and_again_where_they_have_changed(root):
     assert Idx().open(root, "train")[0][0][0, 0, 0] == 48
 
 
+def test_a_file_that_takes_anothers_place_is_read_though_size_and_time_are_equal(root):
+    path, other = root / "train-images-idx3-ubyte", root / "other"
+    assert Idx().open(root, "train")[0][0][0, 0, 0] == 0
+    other.write_bytes(idx(np.arange(60).reshape(5, 4, 3)[::-1]))
+    os.utime(other, ns=(0, path.stat().st_mtime_ns))
+    other.replace(path)
+    assert Idx().open(root, "train")[0][0][0, 0, 0] == 48
+
+
 def test_a_file_of_another_form_is_named(root):
     path = root / "t10k-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-1])

@@ -91,6 +91,16 @@ def test_means_of_groups_and_their_gradients_agree_with_differences(smoothing, t
     gradient_check.check_double_backward(lambda x: loss(x, given), logits, slopes, steep, dtype=np.float64)
 
 
+def test_kernels_may_change_between_forward_and_backward(monkeypatch):
+    given = samples(np.int32, np.float32)
+    _, expected = loss_and_gradient(0.1, *given)
+    x = chainer.Variable(given[0])
+    loss = SoftmaxCrossEntropy(label_smoothing=0.1).build()(x, given[1])
+    monkeypatch.setattr(chainer_hooks, "operators", None)
+    (loss * 1024.0).backward()
+    np.testing.assert_array_equal(x.grad, expected)
+
+
 @pytest.mark.parametrize("label", [-1, 11])
 def test_a_label_of_no_class_is_refused(label):
     with pytest.raises(ValueError, match=f"classes are from 0 to 10, got {min(0, label)} to {max(0, label)}"):
