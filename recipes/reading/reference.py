@@ -131,6 +131,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
     ("`budget` of a search", schema.Budget),
     ("`prior` of a search", schema.Prior),
     ("`confirm` of a search", schema.Confirm),
+    ("`rungs` of a search", schema.Rungs),
     ("A frontier: `configs/frontiers/*.yaml`", schema.Frontier),
     ("`goal` of a frontier", schema.FrontierGoal),
     ("`batches` of a frontier, as a ladder", schema.Ladder),

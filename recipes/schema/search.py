@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from lr_schedules.units import require_number
@@ -13,7 +14,7 @@ from recipes.schema.batch_and_rate import require
 from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, Unbuilt
 
-__all__ = ["Budget", "Confirm", "Constraint", "Objective", "Prior", "Search"]
+__all__ = ["Budget", "Confirm", "Constraint", "Objective", "Prior", "Rungs", "Search"]
 
 Metric = Literal["accuracy", "loss", "train_loss", "device_hours"]
 Goal = Literal["updates_to", "epochs_to", "hours_to"]
@@ -167,6 +168,40 @@ class Confirm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rungs:
+    """Trials wait at some of their reports, and the best of those that came so far go on, from their checkpoints.
+
+    A free group of ranks takes the best trial that may go on, of the last rung that has one, and else begins another:
+    asynchronous successive halving (Li et al. 2018, arXiv 1810.05934). Every trial has the schedule of its whole run:
+    one that goes on at every rung has the same weights as if it had not waited.
+
+    Args:
+        at: the reports, in ascending order, from 1 and before the last one.
+        reduction_factor: one in so many goes on, at least 2.
+    """
+
+    at: tuple[int, ...]
+    reduction_factor: int = 3
+
+    def __post_init__(self) -> None:
+        ascending = list(self.at) == sorted({*self.at}) and self.at[:1] >= (1,)
+        require(ascending, f"Rungs.at must be reports in ascending order, from 1, got {list(self.at)}")
+        _require_least(self, reduction_factor=2)
+
+    def whole_runs(self, trials: int, *, reports: int) -> float:
+        """How many whole runs take as long as all parts of this many trials do.
+
+        >>> Rungs(at=(2, 4), reduction_factor=3).whole_runs(9, reports=8)
+        3.5
+        """
+        ends, taken = (0, *self.at, reports), 0
+        for begin, end in pairwise(ends):
+            taken += trials * (end - begin)
+            trials //= self.reduction_factor
+        return taken / reports
+
+
+@dataclass(frozen=True, kw_only=True)
 class Search:
     """A search over the values of a recipe.
 
@@ -182,6 +217,7 @@ class Search:
         budget: limits after which the search ends.
         prior: what is known about good values; null for nothing.
         confirm: train the best trials again with fresh seeds; null for not.
+        rungs: let trials wait, and only the best go on; null for not. For one objective without a target, of one seed.
         ranks_per_trial: MPI ranks that train one trial together, at least 1. `-n` divided by it is the number of trials
             side by side.
         seeds_per_trial: runs of a trial, with the recipe's seed, the next one, and so on; its objective is their mean.
@@ -205,6 +241,7 @@ class Search:
     budget: Budget
     prior: Prior | None = None
     confirm: Confirm | None = None
+    rungs: Rungs | None = younger(None)
     ranks_per_trial: int = 1
     seeds_per_trial: int = 1
     reports: int = 20
@@ -219,6 +256,18 @@ class Search:
         require(len(set(metrics)) == len(metrics), f"Search.objective must name each metric once, got {metrics}")
         alone = len(metrics) == 1 or not (self.has_goal or self.confirm or self.budget.patience)
         require(alone, "Search.objective must be one where there is a target, `confirm` or `patience`")
+        if self.rungs is not None:
+            self._check_rungs(self.rungs)
+
+    def _check_rungs(self, rungs: Rungs) -> None:
+        last, least = rungs.at[-1], rungs.reduction_factor ** len(rungs.at)
+        require(last < self.reports, f"Search.rungs must lie before the last report, {self.reports}, got {last}")
+        trials = self.budget.trials
+        require(trials >= least, f"Search.budget must be {least} trials or more to pass all rungs, got {trials}")
+        alone = len(self.objectives) == 1 and not self.has_goal and self.objectives[0].metric != "device_hours"
+        require(alone, "Search.rungs must be null unless the objective is one score at the end: accuracy or a loss")
+        plain = self.seeds_per_trial == 1 and self.budget.patience is None
+        require(plain, "Search.rungs must be null where there are several seeds a trial, or `patience`")
 
     @property
     def objectives(self) -> tuple[Objective, ...]:

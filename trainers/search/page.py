@@ -42,6 +42,7 @@ _LOOKS: dict[str, dict[str, Any]] = {  # of a trial's curve and dots, by its sta
     "complete": {},
     "running": {"style": 2},
     "pruned": {"colour": MUTED, "dashes": [5, 3]},
+    "paused": {"colour": MUTED, "dashes": [1, 2]},
     "infeasible": {"colour": MUTED},
     "diverged": {"style": 3, "scales": False},
     "best": {"style": 1, "width": 2.5},

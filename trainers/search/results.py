@@ -59,7 +59,7 @@ def row_of(trial: FrozenTrial, search: Search, *, running: tuple[float, RunState
 
 def trials_text(states: Mapping[str, int], of: int) -> str:
     """How many trials ended: 'trials: 5 of 20 ended (3 complete, 2 infeasible, 1 running)'; `states` counts all."""
-    ended = sum(count for state, count in states.items() if state not in ("running", "stopped"))
+    ended = sum(count for state, count in states.items() if state not in ("running", "stopped", "paused"))
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return f"trials: {ended} of {of} ended" + (f" ({counts})" if counts else "")
 

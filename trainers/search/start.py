@@ -154,18 +154,21 @@ def _dry_run_text(
     values = next_trial(study, search).params
     each, trials, confirm = search.ranks_per_trial, search.budget.trials, search.confirm
     timeline = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=each).plan.timeline
-    runs = trials * search.seeds_per_trial + (confirm.top * confirm.seeds if confirm else 0)
+    rungs, seeds = search.rungs, search.seeds_per_trial
+    runs = trials * seeds if rungs is None else rungs.whole_runs(trials, reports=search.reports)
+    runs += confirm.top * confirm.seeds if confirm else 0
     samples = runs * timeline.num_samples
     goals = [one.metric + (f" {one.target:g}" if one.target is not None else "") for one in search.objectives]
     space = load_tree(opened.path, kind="search")[0]["space"]
-    with_seeds = f", {number(runs)} runs with all seeds" if runs != trials else ""
+    what = "runs with all seeds" if rungs is None else "whole runs with rungs"
+    as_runs = f", {number(runs)} {what}" if runs != trials else ""
     side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
     lines = [
         f"search {search.name} over {search.recipe}: {', '.join(goals)}",
         *(f"tuned: {path} {value_text(range_)}" for path, range_ in space.items()),
         *([f"fixed: {values_text(search.fixed)}"] if search.fixed else []),
         f"first trial: {values_text(values)}; {timeline.num_updates:,} updates, {timeline.num_samples:,} samples",
-        f"{counted(trials, 'trial')}{with_seeds}: {number(samples)} samples, if all are as long as the first",
+        f"{counted(trials, 'trial')}{as_runs}: {number(samples)} samples, if all are as long as the first",
         f"{side}, {counted(each, 'rank')} each: at 1,000 samples a second each, {duration(samples / 1000 / groups)}",
     ]
     return "\n".join(lines)

@@ -130,6 +130,8 @@ class Display:
 
         The time of the trials left is taken from the mean of those that have ended.
         """
+        if self.search.rungs is not None:
+            return self._seconds_left_with_rungs(rows)
         ended = [row for row in rows if row["state"] != "running"]
         timed, waiting = [row["seconds"] for row in ended if row["seconds"]], self.search.budget.trials - len(ended)
         if not timed or waiting <= 0:
@@ -137,6 +139,15 @@ class Display:
         running = sum(row["seconds"] for row in rows if row["state"] == "running")
         left = (waiting * sum(timed) / len(timed) - running) / self.groups
         return max(0.0, min(left, *self.limits_left(rows)))
+
+    def _seconds_left_with_rungs(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
+        """The same by the part of all runs that has been trained, since most trials train a part of theirs."""
+        whole = self.search.rungs.whole_runs(self.search.budget.trials, reports=self.search.reports)
+        done = sum(trial.last_step or 0 for trial in begun(self.study)) / self.search.reports
+        if not 0 < done < whole:
+            return None
+        left = sum(row["seconds"] for row in rows) / done * (whole - done) / self.groups
+        return min(left, *self.limits_left(rows))
 
     def limits_left(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """Seconds until the hours and the device-hours of the budget are spent, infinite without such a limit."""

@@ -25,6 +25,8 @@ REASON, SECONDS = "reason", "seconds"
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
 LIMIT = "limit"  # updates that it may make, as the best trial so far had it when it began; 0: all
+WAITS = "waits_at_rung"  # the index of the last rung that it came to
+PASSED = "passed_rungs"  # how many rungs it went on from
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched
 _ATTEMPTS, _AT_RANDOM = 4, 30  # at a proposal that is not next to a trial that diverged
@@ -71,6 +73,11 @@ def finished(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
+def is_paused(trial: optuna.Trial | FrozenTrial) -> bool:
+    """Whether a trial that has not ended waits at a rung."""
+    return trial.user_attrs.get(WAITS, -1) == trial.user_attrs.get(PASSED, 0)
+
+
 def store_constraints(trial: optuna.Trial, violations: Mapping[str, float]) -> None:
     """Store by how much a trial violates each constraint, except those that are stored already."""
     stored = trial.constraints
@@ -113,12 +120,14 @@ def gain_of_second_half(study: optuna.Study) -> float:
 
 
 def state_of(trial: FrozenTrial) -> str:
-    """One of complete, diverged (also: no finite score), infeasible, pruned, failed, running, waiting."""
+    """One of complete, diverged (also: no finite score), infeasible, pruned, failed, running, paused, waiting."""
     if DIVERGED in trial.user_attrs or not all(map(math.isfinite, trial.values or ())):
         return "diverged"
     not_trained = trial.state == TrialState.PRUNED and PRUNED_AT not in trial.user_attrs
     if not_trained or any(violation > 0 for violation in trial.constraints.values()):
         return "infeasible"
+    if trial.state == TrialState.RUNNING and is_paused(trial):
+        return "paused"
     return "failed" if trial.state == TrialState.FAIL else trial.state.name.lower()
 
 
@@ -127,6 +136,8 @@ def reason_of(trial: FrozenTrial) -> str:
     if DIVERGED in trial.user_attrs:
         return f"the loss or a weight is not finite at update {trial.user_attrs[DIVERGED]}"
     if PRUNED_AT in trial.user_attrs:
+        if WAITS in trial.user_attrs:
+            return f"not one of the best at report {trial.user_attrs[PRUNED_AT]}"
         return f"not better than the best, at report {trial.user_attrs[PRUNED_AT]}"
     return trial.user_attrs.get(REASON, "") or violated_text(trial.constraints)
 
@@ -153,6 +164,8 @@ class _SeededSampler(BaseSampler):
         return distributions(self._search)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
+        if type(self._search.sampler).__name__ == "TPESampler":  # no other one looks at trials that were pruned
+            study = _as_pruned(study)
         seen = [it for it in study.get_trials(deepcopy=False) if it.number != trial.number and it.values]
         proposed: list[tuple[float, dict[str, Any]]] = []
         for attempt in range(self._attempts):
@@ -176,6 +189,20 @@ class _SeededSampler(BaseSampler):
     def _built(self, trial: FrozenTrial, what: str, *, at_random: bool = False) -> BaseSampler:
         seed = draws(self._search.seed, "proposal", trial.number, word(what)).integers(2**32)
         return RandomSampler(seed=seed) if at_random else self._search.sampler.build(seed=seed)
+
+
+def _as_pruned(study: optuna.Study) -> optuna.Study:
+    """The study, or a copy in memory where trials that wait at a rung count as pruned: TPE learns from those."""
+    trials = study.get_trials(deepcopy=False)
+    if not any(state_of(trial) == "paused" for trial in trials):
+        return study
+    view = optuna.create_study(directions=study.directions)
+    for trial in trials:
+        own = copy.copy(trial)
+        if state_of(trial) == "paused":
+            own.state, own.datetime_complete = TrialState.PRUNED, trial.datetime_start
+        view.add_trial(own)
+    return view
 
 
 def distributions(search: Search) -> dict[str, Any]:

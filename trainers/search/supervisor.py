@@ -21,7 +21,7 @@ from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
-from trainers.search import outcome
+from trainers.search import outcome, rungs
 from trainers.search import study as studies
 from trainers.search.folder import run_folders
 from trainers.search.group import Group, RunEnd
@@ -95,13 +95,16 @@ class Supervisor:
         self.search, self.study, self.folder = opened.search, display.study, display.folder
         self.stopped_by = ""
         self._running: list[_Work] = []
-        self._waiting = list(map(self._work_of, studies.left_running(self.study)))
+        left = list(map(self._work_of, studies.left_running(self.study)))
+        self._waiting = [work for work in left if not studies.is_paused(work.trial)]
+        self._paused = {work.trial.number: work for work in left if studies.is_paused(work.trial)}
         self._stored = time.monotonic()
 
     def run(self) -> None:
         """Work until the budget is spent, no group is left, or it is asked to stop and the ranks have ended."""
         try:
             self._work()
+            self._end_paused()
             self._waiting += self._confirmations()
             self._work()
             for group in self.groups:
@@ -168,11 +171,16 @@ class Supervisor:
         return [group for group in self.groups if group not in busy and not group.set_aside]
 
     def _begin_next(self) -> bool:
-        """Continue a trial that waits, else begin one; False if there is none."""
+        """Continue a trial that waits for a group, or the best at a rung, else begin one; False if there is none."""
         work = next(filter(self._group_for, self._waiting), None)
         if work is not None:
             self._waiting.remove(work)
-        elif len(studies.begun(self.study)) >= self.search.budget.trials or self._budget_is_spent():
+        elif self._budget_is_spent():
+            return False
+        elif self._paused and (number := rungs.that_goes_on(self.search, self.study)) is not None:
+            work = self._paused.pop(number)
+            work.trial.set_user_attr(studies.PASSED, work.trial.user_attrs[studies.WAITS] + 1)
+        elif len(studies.begun(self.study)) >= self.search.budget.trials:
             return False
         else:
             work = self._work_of(studies.next_trial(self.study, self.search))
@@ -191,6 +199,14 @@ class Supervisor:
         patience = self.search.budget.patience
         best = studies.best_trials(self.study) if patience is not None else []
         return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= patience
+
+    def _end_paused(self) -> None:
+        """End the trials that wait at a rung, when all trials of the budget have begun and no other one can go on."""
+        if not self._paused or self.stopped_by or self._budget_is_spent() or not self._free_groups():
+            return
+        for _, work in sorted(self._paused.items()):
+            work.trial.set_user_attr(studies.PRUNED_AT, self.search.rungs.at[work.trial.user_attrs[studies.WAITS]])
+            self._tell(work, state=TrialState.PRUNED)
 
     def _work_of(self, trial: optuna.Trial) -> _Work:
         return _Work(trial, run_folders(self.folder, trial.number, seeds=self.search.seeds_per_trial))
@@ -288,7 +304,8 @@ class Supervisor:
         """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
         objective, trial = self.search.objectives[0], work.trial
         if objective.spacing is None:
-            return {}, None
+            rung = rungs.next_rung(self.search, trial) if work.seed is None else None
+            return {}, None if rung is None else f"{self.search.rungs.at[rung] / self.search.reports!r}run"
         if studies.LIMIT not in trial.user_attrs:
             best = studies.best_trials(self.study)
             trial.set_user_attr(studies.LIMIT, max(1, int(best[0].value) - 1) if best else objective.at_most or 0)
@@ -311,7 +328,11 @@ class Supervisor:
             trial.set_user_attr(studies.DIVERGED, end.update)
             self._tell(work, outcome.diverged_result(self.search))
         elif end.how == "success":
-            if work.index + 1 == len(work.folders):
+            if work.seed is None and (report := rungs.pause(self.search, trial)) is not None:
+                work.group = None  # any one may go on with it
+                self._paused[trial.number] = work
+                self.display.say(f"{work.name} waits at report {report} of {self.search.reports}")
+            elif work.index + 1 == len(work.folders):
                 self._tell_complete(work)
             else:
                 work.group = None  # any one may train its next run

@@ -59,6 +59,22 @@ objective: [{metric: accuracy}, {metric: accuracy}]
 objective: [{metric: accuracy}, {metric: loss}]
 confirm: {top: 3}
 => 6:12: objective: is not possible; must be one where there is a target, `confirm` or `patience`
+rungs: {at: [3, 1]}
+=> 6:13: rungs.at: is [3, 1]; must be reports in ascending order, from 1
+rungs: {at: [0]}
+=> 6:13: rungs.at: is [0]; must be reports in ascending order, from 1
+rungs: {at: []}
+=> 6:13: rungs.at: is []; must be reports in ascending order, from 1
+rungs: {at: [20]}
+=> 6:8: rungs: is 20; must lie before the last report, 20
+rungs: {at: [1, 2]}
+=> 4:9: budget: is 6; must be 9 trials or more to pass all rungs
+rungs: {at: [1]}
+seeds_per_trial: 2
+=> 6:8: rungs: is not possible; must be null where there are several seeds a trial, or `patience`
+rungs: {at: [1]}
+objective: {metric: updates_to, target: 0.9}
+=> 6:8: rungs: is not possible; must be null unless the objective is one score at the end
 budget: {trials: 6, device_hours: 0}
 => 4:35: budget.device_hours: is 0.0; must be > 0
 constraints: [{metric: accuracy}]

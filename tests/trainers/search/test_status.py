@@ -11,14 +11,14 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from recipes.schema import Budget, Objective
+from recipes.schema import Budget, Objective, Rungs
 from recipes.search_space.ranges import Categorical, Float, suggested
 from trainers.commands.search import search_status
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.results import Confirmed
+from trainers.search.results import Confirmed, trials_text
 from trainers.search.status import Display, status_text, status_tree
-from trainers.search.study import DIVERGED, SECONDS, new_study, store_constraints
+from trainers.search.study import DIVERGED, SECONDS, WAITS, new_study, store_constraints
 
 LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}
 SPACE = {
@@ -103,6 +103,21 @@ def test_time_left_is_that_of_the_budget_that_ends_first(display):
     ):
         shown.search = replace(shown.search, budget=budget)
         assert shown.seconds_left(shown.rows()) == pytest.approx(seconds, abs=2)
+
+
+def test_with_rungs_time_left_is_that_of_the_parts_of_runs_that_are_left(display):
+    """Nine trials take 3.5 whole runs. Two quarters took 40 s: six times as long is left, on two groups."""
+    shown = display()
+    shown.search = replace(shown.search, reports=8, budget=Budget(trials=9), rungs=Rungs(at=(2, 4)))
+    assert shown.seconds_left(shown.rows()) is None
+    for _ in range(2):
+        trial = begin(shown, **{SECONDS: 20.0, WAITS: 0})
+        trial.report(0.5, 2)
+    assert [(row["state"], row["text"], row["note"]) for row in shown.rows()] == [
+        ("paused", "50.00 %", "report 2 of 8")
+    ] * 2
+    assert shown.seconds_left(shown.rows()) == pytest.approx(40 * (3.5 - 0.5) / 0.5 / 2)
+    assert trials_text({"paused": 2}, 9) == "trials: 0 of 9 ended (2 paused)"
 
 
 def test_several_objectives_have_a_column_each_and_all_that_are_not_beaten_are_named(display, tmp_path):
