@@ -16,7 +16,9 @@ from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
 from recipes.schema.vocabulary import Unbuilt
 
+LINEAR = ("linear", 1.0)  # rules
 LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
+LARGEST_WITHOUT_WARMUP = 8  # times the reference batch; rate / (1 - momentum), which is 1 at batch 256. Assumed
 
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
 _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")

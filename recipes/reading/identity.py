@@ -32,7 +32,7 @@ def identity_tree(opened: OpenedRecipe, *, without: tuple[str, ...] = ()) -> dic
     """
     tree = comparable_tree(opened.tree, opened.dataset_tree)
     rate = tree["learning_rate"] = dict(tree["learning_rate"])
-    if rate["rule"] == "none":
+    if rate["rule"] == "none" and tree["optimizer"]["kind"] != "AdaScale":  # whose gain ends at the batch over `per`
         del rate["per"]
     if rate.get("warmup"):
         rate["warmup"] = {**rate["warmup"], "start": opened.recipe.learning_rate.warmup.shape.start}

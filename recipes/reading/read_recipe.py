@@ -244,7 +244,7 @@ class RateReading:
         self.reading.rest_of_run = self.time.epochs or 1.0
         if isinstance(raw, dict) and raw.get("rule") == "none" and "per" not in raw and self.time.ramp:
             given = {**raw, "per": self.time.ramp.sizes[0]}
-            self.reading.notes[(*path, "per")] = "rule: without effect, the first batch"
+            self.reading.notes[(*path, "per")] = "rule: the first batch; only AdaScale uses it"
         value, resolved = self.reading.record(LearningRate, given, path, using={"warmup": self._read_warmup})
         self.reading.rest_of_run = None
         return value, resolved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -28,9 +28,12 @@ def batch_changes(request: Request) -> Iterator[Change]:
     yield request.kept("evaluation.every", _interval_reason(request))
 
 
-def positions_in_updates(request: Request, moved: set[str]) -> Iterator[Change]:
-    """Positions in updates as epochs, where keys have not moved yet: updates of another batch are another time."""
-    done: set[str] = set()
+def with_positions(request: Request, changes: Iterable[Change]) -> Iterator[Change]:
+    """The changes, and other positions in updates as epochs: so many updates of another batch are another time."""
+    moved, done = set(), set()
+    for change in changes:
+        moved |= {change.key} if change.moves else set()
+        yield change
     for path, text in written_in_updates(dict(request.written)):
         # A list is replaced as a whole.
         key = ".".join(takewhile(lambda part: not part.isdecimal(), path.split(".")))
@@ -61,10 +64,13 @@ def _span(request: Request) -> Change:
         pairs = zip(batch.global_.boundaries, request.sizes, strict=True)
         used = [size for begin, size in pairs if start <= begin < end]
         spans.append(_nearest_divisor(batch.norm_span.sizes[index], used))
+    after, given = _steps(batch.norm_span.boundaries, tuple(spans)), request.written["batch"].get("norm_span")
+    if any(written_in_updates(given, "batch.norm_span")):
+        reason = "at the same time in epochs: so many updates of another batch are another time"
+        return Change(key="batch.norm_span", before=given, after=after, reason=reason)
     if tuple(spans) == batch.norm_span.sizes:
         reason = "statistics over as many samples as before, whatever the batch"
         return request.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677: 32 samples a worker")
-    after = _steps(batch.norm_span.boundaries, tuple(spans))
     return request.moved("batch.norm_span", after, "the nearest number of samples that divides the batch")
 
 

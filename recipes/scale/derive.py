@@ -19,7 +19,7 @@ from recipes.reading.load import resolved_text
 from recipes.reading.open import OpenedRecipe, leaves, open_recipe
 from recipes.reading.read import dotted, fields_of
 from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
-from recipes.scale.batch import batch_changes, positions_in_updates
+from recipes.scale.batch import batch_changes, with_positions
 from recipes.scale.promise import require_promise
 from recipes.scale.request import Change, Request
 from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
@@ -148,17 +148,9 @@ def scaling_changes(opened: OpenedRecipe, *, batch: int, vocabulary: Vocabulary)
 
 def _required_changes(request: Request, vocabulary: Vocabulary) -> tuple[Change, ...]:
     _require_batch(request)
-    changes = tuple(_changes(request, vocabulary))
+    changes = tuple(with_positions(request, (*batch_changes(request), *_by_optimizer(request, vocabulary))))
     _require_published(request, changes)
     return changes
-
-
-def _changes(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
-    moved = set()
-    for change in (*batch_changes(request), *_by_optimizer(request, vocabulary)):
-        moved |= {change.key} if change.moves else set()
-        yield change
-    yield from positions_in_updates(request, moved)
 
 
 def _by_optimizer(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
@@ -291,8 +283,8 @@ def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
 def _values(change: Change, width: int) -> list[str]:
     """A key and its values, in two lines if they are long."""
     start = f"{change.key:{width}}"
-    if not change.moves:
-        return [f"{start}{_value(change.after)}, unchanged"]
+    if change.before == change.after:
+        return [f"{start}{_value(change.after)}, unchanged" + ("" if change.written else ", and written down")]
     before, after = _value(change.before), _value(change.after)
     if width + len(before) + len(after) > _WIDTH:
         return [f"{start}{before}", f"{' ' * width}-> {after}"]

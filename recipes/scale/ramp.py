@@ -10,7 +10,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate_at
 from recipes.reading.open import OpenedRecipe, open_recipe
-from recipes.scale.batch import forgetting_by_samples
+from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request
 from recipes.schema.vocabulary import Vocabulary, rate_rule
@@ -93,7 +93,8 @@ def stepped_recipe(
     **options: Any,
 ) -> Scaled:
     """Write a recipe that extends another one and has these steps of the batch; raises as `step_changes`."""
-    changes = tuple(step_changes(opened, steps, reason, source))
+    request = Request(opened=opened, batch=steps[-1][1])
+    changes = tuple(with_positions(request, step_changes(opened, steps, reason, source)))
     file = out or Path(f"{opened.recipe.name}-ramp.yaml")
     require_name(file)
     title = f"{opened.recipe.name} with a batch that grows where {reason}, derived and not measured"

@@ -44,6 +44,7 @@ class Change:
         key: dotted path.
         before, after: its values as in YAML; None for a key that is missing. Equal if the key stays.
         reason, source: for the change, or for none, and its publication.
+        written: whether the recipe gives the key; else it follows from others, and only writing it keeps its value.
     """
 
     key: str
@@ -51,11 +52,12 @@ class Change:
     after: Any
     reason: str
     source: str = ""
+    written: bool = True
 
     @property
     def moves(self) -> bool:
-        """Whether the value changes."""
-        return self.before != self.after
+        """Whether the new recipe gives the key: its value changes, or would with the keys that it follows from."""
+        return self.before != self.after or not self.written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +113,12 @@ class Request:
 
     def kept(self, key: str, reason: str, source: str = "") -> Change:
         """A `Change` of a key that stays."""
-        return Change(key=key, before=self.value(key), after=self.value(key), reason=reason, source=source)
+        return self.moved(key, self.value(key), reason, source)
 
     def moved(self, key: str, after: Any, reason: str, source: str = "") -> Change:
         """A change of a key to another value."""
-        return Change(key=key, before=self.value(key), after=after, reason=reason, source=source)
+        written = not self.opened.origins.get(key, "").startswith("rule: ")
+        return Change(key=key, before=self.value(key), after=after, reason=reason, source=source, written=written)
 
 
 def rounded(value: float) -> float:

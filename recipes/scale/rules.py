@@ -14,7 +14,15 @@ from fractions import Fraction
 from typing import Any
 
 from recipes.errors import InputRefused
-from recipes.planning.rates import LINEAR_HOLDS_TO, first_step_of, full_rate, largest_linear_batch
+from recipes.planning.rates import (
+    LARGEST_WITHOUT_WARMUP,
+    LINEAR,
+    LINEAR_HOLDS_TO,
+    first_step_of,
+    full_rate,
+    largest_linear_batch,
+    momentum_at,
+)
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from recipes.scale.request import Change, Request, rounded
@@ -109,6 +117,7 @@ def lars(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
         "learning_rate.per", request.batch, "the rate is this batch's own: no rule fits the points", _SOURCE
     )
     yield request.moved("learning_rate.rule", "none", "neither the linear rule nor the root fits the points", _SOURCE)
+    yield from _start(request)
     warmup = {"learning_rate.warmup.epochs": "warmup", "epochs": "epochs", "learning_rate.schedule.epochs": "schedule"}
     for key, name in warmup.items():
         yield request.moved(key, follow(request.value(key), name), reason(name), _SOURCE)
@@ -161,7 +170,10 @@ ERRORS_BEYOND = "top-1 error 23.74 % at 8,192, 24.79 % at 16,384, 27.55 % at 32,
 def linear(request: Request) -> Iterator[Change]:
     """SGD: k times the batch, k times the rate, a warmup; momentum and decay stay."""
     yield from linear_rate(request, holds_to=LINEAR_HOLDS_TO)
-    yield _warmup(request)
+    warmup = _warmup(request)
+    yield warmup
+    if warmup.after is not None and request.recipe.learning_rate.rule == "none":
+        yield from _start(request)
     if request.value("optimizer.momentum") is not None:
         yield request.kept("optimizer.momentum", "stays, as from batch 64 to 65,536", _GOYAL)
     yield from decay(request, "the rate follows the batch, so that an epoch shrinks the weights as much as before")
@@ -171,7 +183,7 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
     """The rate of SGD; `holds_to` is the largest batch with a published result."""
     formula = request.recipe.learning_rate
     reach = largest_linear_batch(request.recipe) * request.kappa
-    if formula.rule in ("linear", "none") and reach > holds_to and not request.beyond:
+    if formula.rule in (*LINEAR, "none") and reach > holds_to and not request.beyond:
         raise InputRefused(
             f"linear scaling is published up to a batch of {holds_to:,}, this would be {float(reach):,.0f}; "
             f"`recipes scale --beyond` goes on: {_GOYAL}, figure 3: {ERRORS_BEYOND}"
@@ -194,7 +206,9 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
 def _warmup(request: Request) -> Change:
     """The warmup: removed up to the reference batch, kept above it; five epochs if a larger batch has none yet."""
     formula = request.recipe.learning_rate
-    is_reference = formula.rule != "none" and request.batch <= formula.per
+    momentum = momentum_at(request.recipe, 0.0) or 0.0
+    step = full_rate(formula.reference, request.batch, rule=formula.rule, per=formula.per) / (1 - momentum)
+    is_reference = formula.rule != "none" and request.batch <= formula.per and step <= LARGEST_WITHOUT_WARMUP
     key, source = "learning_rate.warmup", f"{_GOYAL}, gradual warmup"
     warmup, given = request.recipe.learning_rate.warmup, request.value("learning_rate.warmup")
     aimed = None if warmup is None else request.written["learning_rate"]["warmup"].get("target_batch")
@@ -202,7 +216,7 @@ def _warmup(request: Request) -> Change:
         given = _without_target(given)
     if is_reference:
         return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
-    if warmup is None and (request.kappa <= 1 or formula.rule not in ("linear", "none")):
+    if warmup is None and (request.kappa <= 1 or formula.rule not in (*LINEAR, "none")):
         return request.kept(key, "none, as before")
     if warmup is None and getattr(formula.schedule, "rises_until", 0.0) > 0:
         return request.kept(key, f"none: the schedule rises by itself, until epoch {formula.schedule.rises_until:g}")
@@ -212,6 +226,14 @@ def _warmup(request: Request) -> Change:
         )
     after = given if aimed is None else {**given, "target_batch": int(aimed * request.kappa)}
     return Change(key=key, before=given, after=after, reason="as many epochs as before, to the new rate", source=source)
+
+
+def _start(request: Request) -> Iterator[Change]:
+    """The start of a warmup as a factor, where it is the reference rate and another number is that now."""
+    key = "learning_rate.warmup.start"
+    if request.value(key) == "reference":
+        factor = rounded(request.recipe.learning_rate.warmup.shape.start)
+        yield request.moved(key, {"factor": factor}, "as before, as a factor of the full rate")
 
 
 def _without_target(warmup: dict[str, Any]) -> dict[str, Any]:
@@ -251,6 +273,7 @@ def ada_scale(request: Request) -> Iterator[Change]:
     """AdaScale: only the batch changes; the gain is measured during training."""
     reason = "the gain of AdaScale scales it, by what the gradients allow, and warms up"
     yield request.kept("learning_rate.reference", reason, "Johnson et al. 2020, arXiv 2007.05105")
+    yield request.kept("learning_rate.per", "the gain goes from 1 to the batch over this", "the same")
     yield request.kept("optimizer.momentum", "the gain is derived for the same momentum", "the same")
     yield from decay(request, "stays with the reference rate")
 
@@ -277,6 +300,8 @@ def square_root(request: Request) -> Iterator[Change]:
         after = full_rate(request.rate, request.batch, rule="sqrt", per=first)
         reason = f"the full rate of {first:,}: it moves from {request.rate:.6g} to {after:.6g}"
         yield request.moved("learning_rate.reference", rounded(request.rate), reason, _MALLADI)
+    if formula.rule in ("linear", "none"):
+        yield from _start(request)
     if request.value("optimizer.kind") == "Lamb":
         yield from _lamb(request)
     else:

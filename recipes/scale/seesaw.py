@@ -11,7 +11,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate_at, learning_rate_at
 from recipes.reading.open import open_recipe
-from recipes.scale.batch import forgetting_by_samples
+from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request, rounded
 from recipes.schema.vocabulary import Vocabulary, rate_rule
@@ -47,7 +47,7 @@ def seesaw_recipe(
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
     request = Request(opened=opened, batch=batch)
-    changes = tuple(_changes(request))
+    changes = tuple(with_positions(request, _changes(request)))
     file = out or Path(f"{opened.recipe.name}-seesaw-{batch}.yaml")
     require_name(file)
     title = f"{opened.recipe.name} with a batch that grows where the rate would fall, derived and not measured"

@@ -18,6 +18,8 @@ _TIMED_BY_BATCH = (
     "evaluation",
     "weight_average",
     "optimizer",
+    "updater",
+    "extensions",
 )
 _COUNTED = 2**53  # samples up to which a float is exact; beyond, searches by single samples would not terminate
 _SAMPLES = {"sp": 1, "ksp": 10**3, "Msp": 10**6, "Gsp": 10**9}

@@ -72,10 +72,10 @@ def lars_on_vectors(case: Case) -> Iterator[Fault]:
     Way out: `no_decay: [norm, bias]`, which leaves them unscaled as well.
     Source: You et al. 2017, arXiv 1708.03888, and the skip list of its code; You et al. 2019, arXiv 1904.00962.
     Fires:
-        learning_rate: {reference: 17.0, rule: none}
+        learning_rate: {reference: 17.0, rule: none, warmup: {start: 0}}
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm]}
     Quiet:
-        learning_rate: {reference: 17.0, rule: none}
+        learning_rate: {reference: 17.0, rule: none, warmup: {start: 0}}
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
     """
     if not is_layerwise(case.recipe.optimizer):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import (
+    LINEAR,
     LINEAR_HOLDS_TO,
     batch_size_at,
     full_rate_at,
@@ -25,7 +26,8 @@ _MEASURE_THEIR_RATE = ("AdaScale",)
 def unscaled_rate(case: Case) -> Iterator[Fault]:
     """The reference batch's rate for a batch that is more than 8 times larger, with SGD.
 
-    The run makes that many times fewer updates of the same size. It ends before the network is trained.
+    The run makes that many times fewer updates of the same size. It ends before the network is trained. A recipe
+    without `per` that has the rate of the one it extends is compared with that one's batch.
 
     Way out: `rule: linear`, with a warmup; where the rate was found at this batch, give this batch as `per`.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of scaling rules at batch 8,192: top-1 error 41.67 % at rate
@@ -36,12 +38,39 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
         batch: {global: 2048}
         learning_rate: {rule: none, warmup: null}
     """
-    formula = case.recipe.learning_rate
-    if case.is_sgd and formula.rule == "none" and case.growth > _LARGEST_UNSCALED:
+    formula, base = case.recipe.learning_rate, case.base and case.base.recipe
+    per = formula.per
+    if base is not None and "per" not in case.written["learning_rate"] and base.learning_rate.rule == "none":
+        per = base.batch.global_.sizes[0] if base.learning_rate.reference == formula.reference else per
+    growth = case.first_batch / per
+    if case.is_sgd and formula.rule == "none" and growth > _LARGEST_UNSCALED:
         yield Fault(
             keys=("learning_rate.rule", "batch.global"),
-            what=f"the rate of batch {formula.per:,} at batch {case.first_batch:,}, {case.growth:g} times larger",
+            what=f"the rate of batch {per:,} at batch {case.first_batch:,}, {growth:g} times larger",
             way_out=f"write `rule: linear` with a warmup, or `per: {case.first_batch}` if the rate was found there",
+        )
+
+
+def idle_gain(case: Case) -> Iterator[Fault]:
+    """AdaScale whose batch is never above `per`: its gain is 1, and the rate that of SGD at `per`.
+
+    The gain goes from 1 to the batch over `per`. A recipe without `per` has its own first batch there.
+
+    Way out: as `per` the batch that the rate was found at.
+    Source: Johnson et al. 2020, arXiv 2007.05105: the gain of S workers lies between 1 and S.
+    Fires:
+        learning_rate: {rule: none, per: 8192, warmup: null}
+        optimizer: {kind: AdaScale, weight_decay: 1e-4, no_decay: [norm]}
+    Quiet:
+        learning_rate: {rule: none, per: 256, warmup: null}
+        optimizer: {kind: AdaScale, weight_decay: 1e-4, no_decay: [norm]}
+    """
+    per = case.recipe.learning_rate.per
+    if case.optimizer["kind"] == "AdaScale" and case.largest_batch <= per:
+        yield Fault(
+            keys=("learning_rate.per", "batch.global", "optimizer.kind"),
+            what=f"the gain of AdaScale is 1 up to the batch of `per`, {per:,}; the largest is {case.largest_batch:,}",
+            way_out="write as `per` the batch that the rate was found at, such as 256",
         )
 
 
@@ -177,7 +206,7 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     """
     formula = case.recipe.learning_rate
     reach = largest_linear_batch(case.recipe)
-    if case.is_sgd and formula.rule == "linear" and reach > max(LINEAR_HOLDS_TO, formula.per):
+    if case.is_sgd and formula.rule in LINEAR and reach > max(LINEAR_HOLDS_TO, formula.per):
         yield Fault(
             keys=("batch.global", "learning_rate.rule"),
             what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {LINEAR_HOLDS_TO:,}",
@@ -222,7 +251,7 @@ def scaled_lars(case: Case) -> Iterator[Fault]:
     Fires:
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
     Quiet:
-        learning_rate: {reference: 17.0, rule: none}
+        learning_rate: {reference: 17.0, rule: none, warmup: {start: 0}}
         optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}
     """
     formula = case.recipe.learning_rate

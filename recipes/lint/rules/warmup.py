@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from lr_schedules import ConstantWarmup
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import first_step_of
+from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of
 from recipes.schema.vocabulary import is_layerwise
 
-_LARGEST_WITHOUT = 8
 _SMALLEST_PUBLISHED = 1632
 _BRING_THEIR_OWN = ("AdaScale", "RmspropWarmup")
 
@@ -21,7 +20,7 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     written at its own batch counts by the first step, rate over 1 - momentum, which is 1.0 at batch 256. The rate of
     LARS and LAMB follows no rule: they are reported from a batch of 1,632, the smallest of MLPerf's reference points,
     all of which warm up. RmspropWarmup and AdaScale have a warmup of their own and are not reported, nor is a schedule
-    that begins low enough.
+    that begins low enough. A warmup that begins at more than half of the full rate counts as none.
 
     Way out: rise to the full rate over 5 epochs, in a short run over a quarter of it.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of warmups at batch 8,192: top-1 error 24.84 %
@@ -33,15 +32,18 @@ def no_warmup(case: Case) -> Iterator[Fault]:
         learning_rate: {warmup: null}
     """
     formula, kind = case.recipe.learning_rate, case.optimizer["kind"]
-    if formula.warmup is not None or kind in _BRING_THEIR_OWN:
+    begins, has = formula.schedule(0.0), "none"
+    if formula.warmup is not None:
+        begins, has = formula.warmup.shape(0.0), "begins at more than half of the full rate"
+    if kind in _BRING_THEIR_OWN or (formula.warmup is not None and begins <= 0.5):
         return
-    what, begins = None, formula.schedule(0.0)
-    if formula.rule != "none" and case.growth * begins > _LARGEST_WITHOUT:
-        what = f"none, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
+    what = None
+    if formula.rule != "none" and case.growth * begins > LARGEST_WITHOUT_WARMUP:
+        what = f"{has}, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
     elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
-        what = f"none, with {kind} at a batch of {case.first_batch:,}"
-    elif case.is_sgd and (step := case.first_rate * case.momentum_factor) > 1.001 * _LARGEST_WITHOUT:
-        what = f"none, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
+        what = f"{has}, with {kind} at a batch of {case.first_batch:,}"
+    elif case.is_sgd and (step := case.first_rate * case.momentum_factor) > 1.001 * LARGEST_WITHOUT_WARMUP:
+        what = f"{has}, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per")
         yield Fault(keys=keys, what=what, way_out=_rise_over(case))
@@ -63,7 +65,7 @@ def short_warmup(case: Case) -> Iterator[Fault]:
     warmup = case.recipe.learning_rate.warmup
     epoch = max(epoch, 0.0 if warmup is None else warmup.shape.epochs)
     rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
-    if case.is_sgd and rises and epoch < 1 and max(case.growth, rate * case.momentum_factor) > _LARGEST_WITHOUT:
+    if case.is_sgd and rises and epoch < 1 and max(case.growth, rate * case.momentum_factor) > LARGEST_WITHOUT_WARMUP:
         yield Fault(
             keys=("learning_rate.warmup.epochs", "learning_rate.schedule"),
             what=f"rises to a rate of {rate:.4g} within {epoch:.2g} epochs",
@@ -73,17 +75,18 @@ def short_warmup(case: Case) -> Iterator[Fault]:
 
 def _rise_over(case: Case) -> str:
     epochs = min(5.0, max(1.0, case.recipe.epochs / 4))
-    return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: reference, joins: multiply}}`"
+    start = "reference" if case.recipe.learning_rate.rule != "none" and case.growth > 2 else 0
+    return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply}}`"
 
 
 def decay_after_end(case: Case) -> Iterator[Fault]:
-    """A step of the schedule at or after the end of the run: it never happens.
+    """A step of the schedule, or its end, after the end of the run: it never happens.
 
     A recipe that extends another and shortens the run inherits the boundaries of the longer one. The rate then falls
     once or never, and the accuracy of the last epochs is missing. With `joins: before` the boundaries count from the
-    end of the warmup.
+    end of the warmup. A schedule that falls all the way is reported where a tenth of the full rate is left.
 
-    Way out: boundaries at the same shares of the run.
+    Way out: boundaries at the same shares of the run; `epochs: null` for a schedule that falls all the way.
     Source: Goyal et al. 2017, arXiv 1706.02677: steps at 30, 60 and 80 of 90 epochs.
     Fires:
         epochs: 30
@@ -102,6 +105,14 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
             keys=("epochs", "learning_rate.schedule.boundaries"),
             what=f"steps at {', '.join(f'{each:g}' for each in late)} of a run of {case.recipe.epochs:g} epochs",
             way_out=f"write boundaries such as [{', '.join(f'{share:.3g}' for share in shares)}]",
+        )
+    ends = clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
+    left = formula.schedule(case.recipe.epochs - clock_starts)
+    if ends > case.recipe.epochs and left > max(0.1, 1.001 * formula.schedule(ends - clock_starts)):
+        yield Fault(
+            keys=("epochs", "learning_rate.schedule.epochs"),
+            what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: the schedule ends at {ends:g}",
+            way_out="write `epochs: null` in `schedule`, which then ends with the run",
         )
 
 
@@ -122,7 +133,7 @@ def constant_warmup(case: Case) -> Iterator[Fault]:
           warmup: {kind: ConstantWarmup, epochs: 5, start: reference, joins: multiply}
     """
     warmup = case.recipe.learning_rate.warmup
-    if warmup is not None and isinstance(warmup.shape, ConstantWarmup) and case.growth > _LARGEST_WITHOUT:
+    if warmup is not None and isinstance(warmup.shape, ConstantWarmup) and case.growth > LARGEST_WITHOUT_WARMUP:
         yield Fault(
             keys=("learning_rate.warmup.kind",),
             what=f"jumps to the full rate of a batch {case.growth:g} times `per` at epoch {warmup.shape.epochs:g}",

@@ -131,3 +131,22 @@ def test_handbook_has_every_rule_with_its_examples():
         assert f"## `{rule}`" in page
         assert entry.fires in page
         assert entry.quiet in page
+
+
+def test_a_warmup_that_begins_at_the_full_rate_is_none_and_what_lint_writes_in_its_place_rises(lint):
+    """With `rule: none` the reference is the full rate."""
+    text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {reference: 3.2, per: 8192, rule: none, warmup: WARMUP}\n"
+    for given in ("null", "{start: reference}"):
+        (finding,) = lint(text.replace("WARMUP", given))
+        assert finding.rule == "no-warmup"
+        assert "start: 0, joins" in finding.way_out
+    assert lint(text.replace("WARMUP", "{kind: GradualWarmup, epochs: 5, start: 0, joins: multiply}")) == []
+
+
+def test_the_rate_of_the_recipe_that_is_extended_at_a_larger_batch_is_unscaled_although_no_per_is_written(lint):
+    base = "kilobatch: 1\nextends: goyal2017/256\nlearning_rate: {rule: none, per: null}\n"
+    mine = "kilobatch: 1\nextends: ./base.yaml\nbatch: {global: 4096}\n"
+    (finding,) = lint(mine, base=base)
+    assert (finding.rule, finding.path) == ("unscaled-rate", "batch.global")
+    assert "the rate of batch 256 at batch 4,096, 16 times larger" in str(finding)
+    assert lint(mine + "learning_rate: {reference: 0.7}\n", base=base) == []

@@ -227,3 +227,10 @@ def test_the_command_prints_three_digests_and_says_what_is_not_there(run):
     assert len(lines["data"]) == 64
     assert lines["code"].startswith("none")
     assert json.loads(run("id", "goyal2017", "--json")[1])["data"] is None
+
+
+def test_the_reference_batch_without_a_rule_counts_for_adascale_alone_whose_gain_ends_there():
+    for optimizer, count in (("MomentumSGD", 1), ("AdaScale", 2)):
+        given = ("learning_rate.rule=none", f"optimizer.kind={optimizer}")
+        ids = {recipe_id(opened("goyal2017", *given, f"learning_rate.per={per}")) for per in (256, 8192)}
+        assert len(ids) == count

@@ -102,3 +102,10 @@ def test_a_ramp_or_another_schedule_is_refused(scale):
     cosine = "kilobatch: 1\nextends: mlperf/lars_8192\nlearning_rate: {schedule: {kind: Cosine}}\n"
     with pytest.raises(InputRefused, match="other than Polynomial"):
         scale("cosine.yaml", 4096, text=cosine)
+
+
+def test_a_warmup_that_begins_at_the_reference_rate_still_rises(scale):
+    rate = "{reference: 0.625, per: 256, rule: linear, warmup: {start: reference}}"
+    text = f"kilobatch: 1\nextends: mlperf/lars_4096\nlearning_rate: {rate}\n"
+    opened = scale("lars.yaml", 8192, text=text)[1]
+    assert opened.recipe.learning_rate.warmup.shape.start == pytest.approx(1 / 16)

@@ -4,6 +4,9 @@ import pytest
 
 from recipes.errors import InputRefused
 from recipes.planning.rates import learning_rate_at
+from recipes.reading.open import open_recipe
+from recipes.scale.derive import scaled_text
+from trainers.launch.vocabulary import vocabulary
 
 GOYAL = [512, 1024, 2048, 4096]
 BEYOND = [16384, 32768, 65536]
@@ -40,6 +43,13 @@ def test_beyond_8k_is_refused_with_what_the_paper_saw_and_done_when_asked(batch,
     made, opened = scale("goyal2017", batch, beyond=True)
     assert same_run(opened) == same_run(f"goyal2017/{batch}")
     assert any("33.96 % at 65,536" in text for text in made.not_promised)
+
+
+def test_the_first_power_is_the_linear_rule(scale):
+    first = "kilobatch: 1\nextends: goyal2017/256\nlearning_rate: {rule: 1.0}\n"
+    with pytest.raises(InputRefused, match="linear scaling is published up to"):
+        scale("first.yaml", 65536, text=first)
+    assert scale("first.yaml", 4096)[1].recipe.learning_rate.warmup is not None
 
 
 def test_digits_baseline_at_512_is_the_large_batch_recipe(scale, same_run):
@@ -117,3 +127,51 @@ def test_adascale_moves_nothing_but_the_batch(scale):
     assert [change.key for change in made.changes if change.moves] == ["batch.global"]
     assert made.rates == (0.05, 0.05)
     assert opened.recipe.learning_rate.warmup is None
+
+
+def test_a_rate_for_one_batch_without_per_becomes_linear_from_that_batch(scale, same_run):
+    text = "kilobatch: 1\nextends: goyal2017/256\nlearning_rate: {rule: none, per: null}\n"
+    made, opened = scale("none.yaml", 8192, text=text)
+    assert made.rates == pytest.approx((0.1, 3.2))
+    assert (opened.recipe.learning_rate.rule, opened.recipe.learning_rate.per) == ("linear", 256)
+    assert learning_rate_at(opened.recipe, 0.0) == pytest.approx(0.1)
+
+
+def test_a_norm_span_that_followed_from_a_small_batch_stays_and_is_written_down(scale, change_of):
+    text = "kilobatch: 1\nextends: goyal2017/256\nbatch: {global: 16, norm_span: null}\n"
+    made, opened = scale("small.yaml", 1024, text=text)
+    assert change_of(made, "batch.norm_span") == (16, 16)
+    assert opened.recipe.batch.norm_span.sizes == (16,)
+    assert "16, unchanged, and written down" in scaled_text(made)
+
+
+def test_a_warmup_stays_where_the_rate_without_would_be_too_long_a_first_step(scale):
+    rate = "{reference: 3.2, per: 8192, warmup: {start: {rate: 0.1}}}"
+    text = f"kilobatch: 1\nextends: goyal2017\nbatch: {{global: 4096}}\nlearning_rate: {rate}\n"
+    opened = scale("big.yaml", 8192, text=text)[1]
+    assert opened.recipe.learning_rate.warmup.shape.epochs == 5
+
+
+def test_positions_in_updates_are_the_same_epochs_in_every_key_of_a_scaled_ramp(scale):
+    text = """\
+kilobatch: 1
+extends: goyal2017
+batch:
+  global: [{from: 0, size: 2048}, {from: 18768up, size: 4096}]
+  norm_span: [{from: 0, size: 32}, {from: 18768up, size: 64}]
+evaluation: {norm_momentum: {per: 2048}}
+extensions: [{kind: WeightNorms, every: 626up}]
+updater: {local_steps: {from: 1000up, every: 4, replicas: 2}}
+"""
+    before = scale("ups.yaml", 4096, text=text)
+    opened, was = before[1].recipe, open_recipe("ups.yaml", vocabulary=vocabulary()).recipe
+    assert opened.batch.norm_span == was.batch.norm_span
+    assert opened.batch.global_.boundaries == was.batch.global_.boundaries
+    assert (opened.extensions, opened.updater) == (was.extensions, was.updater)
+
+
+def test_the_gain_of_adascale_counts_from_the_old_batch_where_no_per_is_written(scale, change_of):
+    gain = "learning_rate: {rule: none, per: null}\noptimizer: {kind: AdaScale}\n"
+    made, opened = scale("gain.yaml", 8192, text=f"kilobatch: 1\nextends: goyal2017/256\n{gain}")
+    assert change_of(made, "learning_rate.per") == (256, 256)
+    assert opened.recipe.learning_rate.per == 256

@@ -1,5 +1,7 @@
 """Square root scaling, by hand."""
 
+from pathlib import Path
+
 import pytest
 
 from recipes.errors import InputRefused
@@ -92,3 +94,12 @@ def test_rmsprop_warmup_is_linear_for_sgd_and_the_root_for_rmsprop(scale, change
     assert change_of(made, "optimizer.beta_center") == (10, 10)
     assert change_of(made, "optimizer.beta_period") == (5, 5)
     assert opened.recipe.learning_rate.warmup is None
+
+
+def test_a_warmup_that_begins_at_the_reference_rate_begins_at_the_same_part_of_the_new_rate(scale):
+    """0.0003 of 0.0096 at batch 8,192; the root counts from there, and 0.0096 is the reference now."""
+    rate = "{reference: 0.0003, warmup: {start: reference}}"
+    text = f"kilobatch: 1\nextends: goyal2017\nlearning_rate: {rate}\noptimizer: {{kind: Adam}}\n"
+    for batch in (4096, 16384):
+        opened = scale("adam.yaml", batch, text=text, out=Path(f"at-{batch}.yaml"))[1]
+        assert opened.recipe.learning_rate.warmup.shape.start == pytest.approx(1 / 32)

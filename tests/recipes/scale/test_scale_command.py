@@ -27,7 +27,7 @@ def test_json_has_what_programs_read(run):
     assert set(made) == {"recipe", "global_batch_size", "full_rate", "file", "changes", "not_promised"}
     assert (made["file"], made["global_batch_size"]) == ("mine.yaml", [32, 512])
     assert made["full_rate"] == pytest.approx([0.05, 0.8])
-    assert {"key", "before", "after", "reason", "source", "moves"} == set(made["changes"][0])
+    assert {"key", "before", "after", "reason", "source", "written", "moves"} == set(made["changes"][0])
     assert [change["key"] for change in made["changes"] if change["moves"]] == ["batch.global", "learning_rate.warmup"]
 
 

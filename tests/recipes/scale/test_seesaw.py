@@ -89,3 +89,11 @@ def test_the_command_writes_a_valid_recipe(run):
     assert code == 0
     assert "batch.global" in out
     assert run("validate", "digits-baseline-seesaw-256.yaml")[0] == 0
+
+
+def test_a_run_and_its_positions_in_updates_keep_their_epochs(seesaw):
+    before, after, _ = seesaw(
+        "kilobatch: 1\nextends: goyal2017/256\nepochs: 450000up\nevaluation: {every: 5004up}\n", 1024
+    )
+    assert after.recipe.epochs == before.recipe.epochs == pytest.approx(89.9, rel=1e-3)
+    assert after.recipe.evaluation.every == before.recipe.evaluation.every
