@@ -178,7 +178,6 @@ def test_an_option_that_would_change_nothing_is_refused(run):
     assert "--seesaw lets no rate grow, so it has no limit: leave --beyond out" in words
 
 
-
 def test_a_copy_names_its_original_and_keeps_its_source_and_never_overwrites(run, tmp_path):
     assert run("recipes", "copy", "goyal2017")[0] == 0
     first, rest = (tmp_path / "goyal2017.yaml").read_bytes().split(b"\n", 1)

@@ -109,8 +109,9 @@ def beyond_edge(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
         width = range_.high - range_.low
         low, high = (range_.low * over**at if range_.log else range_.low + width * at for at in ends)
         if isinstance(range_, Int):
-            low, high = math.floor(low), math.ceil(high)
-        made[path] = replace(range_, low=low, high=high)
+            low, high = max(math.floor(low), 1) if range_.log else math.floor(low), math.ceil(high)
+        if low < range_.low or high > range_.high:
+            made[path] = replace(range_, low=low, high=high)
     return made
 
 

@@ -52,7 +52,7 @@ def plain_path(path: str) -> str:
 def value_in(recipe: Mapping[str, Any], path: str) -> Any:
     """What a resolved recipe has for a path of the space; LookupError where it has none."""
     value = value_at(recipe, plain_path(path))
-    return 1 - value if path.startswith(_REST) else value
+    return round(1 - value, 12) if path.startswith(_REST) else value  # 1 - 0.9 is 0.1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ def is_active(space: Space, path: str, values: Mapping[str, Any]) -> bool:
 def active_values(space: Space, value_of: Callable[[str], Any]) -> dict[str, Any]:
     """The values of all paths that are active with those before them; not where `value_of` raises LookupError."""
     values: dict[str, Any] = {}
-    for path in _order(space):
+    for path in in_order(space):
         if is_active(space, path, values):
             with suppress(LookupError):
                 values[path] = value_of(path)
@@ -196,12 +196,12 @@ def refuse_conditions(reading: Reading, space: Space) -> None:
                         way_out = "name a value that it can have"
                         reading.refuse((*at, index), f"{json.dumps(value)} is never the value of {other}", way_out)
     try:
-        _order(space)
+        in_order(space)
     except CycleError as error:
         at = ("space", error.args[1][0], "when")
         reading.refuse(at, "depends on itself", "remove one of these conditions", at_key=True)
 
 
-def _order(space: Space) -> list[str]:
+def in_order(space: Space) -> list[str]:
     """The paths of a space, each after those that it depends on; CycleError where there is no such order."""
     return [*TopologicalSorter({path: range_.when for path, range_ in space.items()}).static_order()]

@@ -20,7 +20,7 @@ from recipes.frontiers.proposals import EDGE, Optimum, share_of
 from recipes.search_space.ranges import Space
 from trainers.launch.verdict import Claimed, judge
 from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
-from trainers.search.outcome import evaluations, has_ended, metrics_lines
+from trainers.search.outcome import evaluations, has_diverged, has_ended, metrics_lines
 from trainers.search.results import confirm_folder
 from trainers.search.study import DIVERGED, finished, state_of
 
@@ -220,7 +220,7 @@ def _updates_to_goal(run: Path) -> float:
 
 def _accuracy(run: Path) -> float:
     """At its end; 0 if it diverged."""
-    return 0.0 if has_ended(run, "failed") else evaluations(metrics_lines(run))[-1]["accuracy"]
+    return 0.0 if has_diverged(run) else evaluations(metrics_lines(run))[-1]["accuracy"]
 
 
 def difference(point: Point, other: Point) -> tuple[float, float, float] | None:

@@ -27,13 +27,13 @@ from trainers.frontier.results import Point, point_folder, read_point
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
-from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, write_whole
+from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, run_identity, write_whole
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 
-FRONTIER = "frontier.yaml"
+FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's recipe, resolved
 # Keys that may change between two sessions: the points that there are do not depend on them, or their searches see it.
-_MAY_CHANGE = ("title", "budget", "batches", "methods", "seeds", "accuracy_at", "retries", "ranks_per_trial")
+_MAY_CHANGE = ("title", "batches", "seeds", "accuracy_at", "retries", "ranks_per_trial")
 _SLACK = 1.5  # times the updates of the next smaller batch, which no larger batch should need. Assumed.
 _MOST_PARTS = 3  # searches of a point: the first, and two beyond an edge of its ranges
 
@@ -69,6 +69,7 @@ def frontier(
         _require_same(opened, folder)
         with lock_folder(folder), redirect_stdout(sys.stderr) if as_json else nullcontext():
             write_whole(folder / FRONTIER, block_text(_own_tree(opened)))
+            write_whole(folder / RECIPES, block_text(_recipes(opened)))
             code = _run(opened, folder, request)
             write_report(folder, opened, read_points(opened, folder), cluster=cluster)
     print(frontier_text(opened, read_points(opened, folder), cluster=cluster, as_json=as_json))
@@ -88,13 +89,33 @@ def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
     return {key: value for key, value in tree.items() if key not in ("methods", "space") or value}
 
 
+def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
+    return {method: run_identity(base.tree) for method, base in opened.bases.items()}
+
+
 def _require_same(opened: OpenedFrontier, folder: Path) -> None:
-    """Refuse a folder that holds another frontier."""
-    file = folder / FRONTIER
-    before = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else _own_tree(opened)
-    now = yaml.safe_load(block_text(_own_tree(opened)))
-    kept = [{key: value for key, value in tree.items() if key not in _MAY_CHANGE} for tree in (before, now)]
-    if changed := differences(*kept):
+    """Refuse a folder that holds another frontier: of its budget the trials may change, and methods may be added."""
+
+    def plain(tree: dict[str, Any]) -> dict[str, Any]:
+        return yaml.safe_load(block_text(tree))
+
+    def kept(tree: dict[str, Any]) -> dict[str, Any]:
+        same = {key: value for key, value in tree.items() if key not in _MAY_CHANGE}
+        methods = {name: method for name, method in tree.get("methods", {}).items() if name in both}
+        budget = {key: value for key, value in tree["budget"].items() if key != "trials"}
+        return same | {"budget": budget, "methods": methods}
+
+    file, others = folder / FRONTIER, folder / RECIPES
+    now = before = plain(_own_tree(opened))
+    if file.is_file():
+        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+    both = before.get("methods", {}).keys() & now.get("methods", {}).keys()
+    recipes = plain(_recipes(opened))
+    recipes_before = yaml.safe_load(others.read_text(encoding="utf-8")) if others.is_file() else {}
+    same = recipes.keys() & recipes_before.keys()
+    changed = differences(kept(before), kept(now))
+    changed += differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (recipes_before, recipes)))
+    if changed:
         raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
 
 

@@ -27,7 +27,7 @@ RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.sa
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 SOURCES, EVALUATION = "sources", "evaluation"
-_FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
+FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
 
@@ -194,7 +194,7 @@ def require_another_end(folder: Path) -> None:
     """
     try:
         last = json.loads((folder / METRICS).read_bytes().splitlines()[-1])
-        failed = last["key"] == "run_stop" and last["value"] == "failed" and last["cause"] in _FOREVER
+        failed = last["key"] == "run_stop" and last["value"] == "failed" and last["cause"] in FOREVER
     except (OSError, ValueError, LookupError, TypeError):
         return  # no run, an older one, or one that was killed
     if failed:

@@ -34,7 +34,7 @@ from trainers.search.results import (
     shown,
     trials_text,
 )
-from trainers.search.study import SECONDS, begun, best_trials, state_of
+from trainers.search.study import begun, best_trials, rank_seconds_of, state_of
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
@@ -71,7 +71,7 @@ def write_search_page(
     rows = [row_of(trial, search) for trial in trials]
     if not live:
         rows = [{**row, "state": row["state"].replace("running", "stopped")} for row in rows]
-    hours = sum(row["seconds"] for row in rows) * search.ranks_per_trial / 3600
+    hours = sum(row["rank_seconds"] for row in rows) / 3600
     counts = trials_text(Counter(row["state"] for row in rows), search.budget.trials)
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
@@ -203,7 +203,7 @@ class _Charts:
         ended = [trial for trial in self._trials if trial.state.is_finished()]
         ended.sort(key=lambda trial: trial.datetime_complete)
         began = min((trial.datetime_start for trial in ended), default=None)
-        hours = [trial.user_attrs.get(SECONDS, 0.0) * self._search.ranks_per_trial / 3600 for trial in ended]
+        hours = [rank_seconds_of(trial, self._search) / 3600 for trial in ended]
         place = {
             "trial": [trial.number for trial in ended],
             "time": [(trial.datetime_complete - began).total_seconds() for trial in ended],

@@ -21,17 +21,19 @@ from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.launch.verdict import t_quantile
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
-from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
-from trainers.search.study import SECONDS, best_trials, ranked_trials, reason_of, state_of
+from trainers.search.outcome import evaluations, has_diverged, has_ended, metrics_lines, trial_changes, trial_result
+from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_trials, reason_of, state_of
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
 CONFIRM = "confirm"  # in the search's folder: trial-0007/seed-1000, ...
+# Of a trial that runs: seconds, and ranks times seconds, of all its runs so far; state of its present run.
+Running = tuple[float, float, RunState]
 FRESH_SEED = 1000  # added to the recipe's seed, to confirm: far from those of `seeds_per_trial`
 
 
-def row_of(trial: FrozenTrial, search: Search, *, running: tuple[float, RunState] | None = None) -> dict[str, Any]:
-    """A trial as the terminal, `status.json` and the page show it; `running`: seconds and state of its present run.
+def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None) -> dict[str, Any]:
+    """A trial as the terminal, `status.json` and the page show it; `running`: as `Running`.
 
     One that runs has its last report as score, but none with a target: it reports what it lacks of that.
     """
@@ -49,10 +51,11 @@ def row_of(trial: FrozenTrial, search: Search, *, running: tuple[float, RunState
         "note": note,
         "values": dict(trial.params),
         "seconds": trial.user_attrs.get(SECONDS, 0.0),
+        "rank_seconds": rank_seconds_of(trial, search),
     }
     if running is not None:
-        seconds, run = running
-        row |= {"seconds": row["seconds"] + seconds, "seconds_left": run.seconds_left}
+        row["seconds"], row["rank_seconds"], run = running
+        row["seconds_left"] = run.seconds_left
         row |= {"update": run.updates, "updates": run.total_updates, "epoch": run.epoch}
     return row
 
@@ -99,13 +102,17 @@ def column_names(paths: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmed:
-    """A trial's recipe, trained again on fresh seeds: the objective of each, their mean and its 95 % interval."""
+    """A trial's recipe, trained again on fresh seeds: the objective of each, their mean and its 95 % interval.
+
+    `broken`: of how many the run diverged, missed the target or breaks a constraint.
+    """
 
     trial: int
     values: Sequence[float]
     mean: float
     low: float
     high: float
+    broken: int = 0
 
 
 def write_best(
@@ -151,25 +158,34 @@ def confirm_folder(folder: Path, number: int, seed: int) -> Path:
     return folder / CONFIRM / f"trial-{number:04d}" / f"seed-{seed}"
 
 
-def confirmed_in(folder: Path, search: Search) -> list[Confirmed]:
-    """What the runs in a search's folder confirm, the best mean first; trials with fewer than two runs are left out."""
+def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Confirmed]:
+    """What runs with fresh seeds say of the trials that are the best now, the best first; without those of one run.
+
+    Those of which the fewest runs are `broken` come first, then the best mean: a target that is missed is never best.
+    """
     objective, confirmed = search.objectives[0], []
-    for trial in sorted((folder / CONFIRM).glob("trial-*")):
-        values: list[float] = []
-        for run in filter(has_ended, sorted(trial.glob("seed-*"))):
-            if has_ended(run, "failed"):  # it diverged, perhaps before its first evaluation
+    for trial in ranked_trials(study)[: search.confirm and search.confirm.top]:
+        values, broken = [], 0
+        for run in filter(has_ended, sorted(confirm_folder(folder, trial.number, 0).parent.glob("seed-*"))):
+            if has_diverged(run):  # perhaps before its first evaluation
                 values.append(objective.worst)
-            else:
-                values += trial_result(search, [metrics_lines(run)], device_hours=math.nan)[0]
+                broken += 1
+                continue
+            lines = metrics_lines(run)
+            hours = search.ranks_per_trial * evaluations(lines)[-1]["hours"]
+            (value, *_), violations = trial_result(search, [lines], device_hours=hours)
+            breaks = any(violation > 0 for violation in violations.values())
+            values.append(objective.worst if breaks and search.has_goal else value)
+            broken += breaks
         if len(values) > 1:
             mean, half = fmean(values), math.inf
             if all(map(math.isfinite, values)):
                 half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
             most = 1.0 if objective.metric == "accuracy" else math.inf
             ends = {"low": max(0.0, mean - half), "high": min(most, mean + half)}
-            confirmed.append(Confirmed(trial=int(trial.name.removeprefix("trial-")), values=values, mean=mean, **ends))
+            confirmed.append(Confirmed(trial=trial.number, values=values, mean=mean, broken=broken, **ends))
     sign = -1 if objective.direction == "maximize" else 1
-    return sorted(confirmed, key=lambda one: (sign * one.mean, one.trial))
+    return sorted(confirmed, key=lambda one: (one.broken, sign * one.mean, one.trial))
 
 
 def confirmed_text(search: Search, confirmed: Confirmed) -> str:
@@ -177,4 +193,6 @@ def confirmed_text(search: Search, confirmed: Confirmed) -> str:
     figures = (confirmed.mean, confirmed.low, confirmed.high, *confirmed.values)
     mean, low, high, *values = (shown(search.objectives[0].metric, figure) for figure in figures)
     by = f"{len(values)} fresh seeds, {', '.join(values)}"
+    if confirmed.broken:
+        by += f"; {confirmed.broken} diverged, missed the target or broke a constraint"
     return f"trial {confirmed.trial}: {mean} (95 %: {low} to {high}) by {by}"

@@ -26,10 +26,9 @@ from recipes.errors import printable
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from recipes.search_space.ranges import values_text
-from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.search.page import write_search_page
-from trainers.search.results import confirmed_in, confirmed_text, row_of, trials_text
+from trainers.search.results import Running, confirmed_in, confirmed_text, row_of, trials_text
 from trainers.search.study import SPENT, begun, best_trials
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
@@ -50,10 +49,11 @@ class Display:
         self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int, epochs: float
     ) -> None:
         self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
-        # Filled by the supervisor: number of a trial -> seconds and state of its present run; host or group -> why.
-        self.running: dict[int, tuple[float, RunState]] = {}
+        # Filled by the supervisor: number of a trial -> how far it is; host or group -> why; why it stopped.
+        self.running: dict[int, Running] = {}
         self.set_aside: dict[str, str] = {}
-        self.confirmed = confirmed_in(folder, search)
+        self.stopped_by = ""
+        self.confirmed = confirmed_in(folder, search, study)
         self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
         self._ended: dict[int, dict[str, Any]] = {}  # rows of trials that have, by number: they change no more
         self._best: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ class Display:
 
     def device_hours(self, rows: Sequence[Mapping[str, Any]]) -> float:
         """Ranks times hours of all trials."""
-        return sum(row["seconds"] for row in rows) * self.search.ranks_per_trial / 3600
+        return sum(row["rank_seconds"] for row in rows) / 3600
 
     def _tree(self, *, ended: bool = False) -> dict[str, Any]:
         """What the terminal and `status.json` show, as plain data."""
@@ -167,6 +167,7 @@ class Display:
             "search": self.search.name,
             "recipe": self.search.recipe,
             "ended": ended,
+            "stopped_by": self.stopped_by,
             "states": Counter(row["state"] for row in rows),
             "budget": asdict(self.search.budget),
             "ranks": self.groups * self.search.ranks_per_trial,
@@ -229,7 +230,7 @@ def _progress_text(row: Mapping[str, Any]) -> str:
 
 def _state(tree: Mapping[str, Any]) -> str:
     if tree["ended"]:
-        return "stopped; the same command goes on with it" if tree["running"] else "ended"
+        return "stopped; the same command goes on with it" if tree["running"] or tree.get("stopped_by") else "ended"
     here = tree["host"] == socket.gethostname()
     silent = max(0.0, time.time() - tree["written"])
     if silent > _SILENT_SECONDS or (here and not os.path.exists(f"/proc/{tree['process']}")):

@@ -18,10 +18,11 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState
 
 from recipes.planning.random_bits import draws, word
 from recipes.schema import Search
-from recipes.search_space.ranges import suggested
+from recipes.search_space.ranges import in_order, suggested
 
 # User attributes of a trial.
 REASON, SECONDS = "reason", "seconds"
+RANK_SECONDS = "rank_seconds"  # ranks times seconds of its runs, of which their number may change between sessions
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
 LIMIT = "limit"  # updates that it may make, as the best trial so far had it when it began; 0: all
@@ -71,6 +72,11 @@ def begun(study: optuna.Study) -> list[FrozenTrial]:
 def finished(study: optuna.Study) -> list[FrozenTrial]:
     """Trials that are complete, pruned or failed."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+
+
+def rank_seconds_of(trial: optuna.Trial | FrozenTrial, search: Search) -> float:
+    """Ranks times seconds of a trial's runs; in a study of an older version by today's number of ranks."""
+    return trial.user_attrs.get(RANK_SECONDS, trial.user_attrs.get(SECONDS, 0.0) * search.ranks_per_trial)
 
 
 def is_paused(trial: optuna.Trial | FrozenTrial) -> bool:
@@ -207,7 +213,8 @@ def _as_pruned(study: optuna.Study) -> optuna.Study:
 
 def distributions(search: Search) -> dict[str, Any]:
     """Optuna's distribution of each path of the space that every trial has."""
-    common = {path: range_ for path, range_ in search.space.items() if not range_.when}
+    # In the order in which a trial gets them: the tree of BruteForceSampler needs that.
+    common = {path: search.space[path] for path in in_order(search.space) if not search.space[path].when}
     any_trial = FixedTrial({path: next(iter(range_.ends.values())) for path, range_ in common.items()})
     for path, range_ in common.items():
         range_.suggest(any_trial, path)

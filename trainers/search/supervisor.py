@@ -14,6 +14,7 @@ import optuna
 from optuna.trial import FixedTrial, TrialState
 
 from recipes.reports.wording import counted
+from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import suggested, values_text
 from trainers.launch.request import Prepared, TrainRequest, prepare
@@ -53,12 +54,19 @@ class _Work:
     def folder(self) -> Path:
         return self.folders[self.index]
 
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
+    def spent(self, ranks: int) -> tuple[float, float]:
+        """Seconds, and ranks times seconds, of all its runs and sessions."""
+        seconds = time.monotonic() - self._began
+        return self._before[0] + seconds, self._before[1] + ranks * seconds
 
-    def begin_run(self, index: int, group: Group, request: TrainRequest, prepared: Prepared) -> None:
+    def store_time(self, ranks: int) -> None:
+        """Store them in the study."""
+        for name, value in zip((studies.SECONDS, studies.RANK_SECONDS), self.spent(ranks), strict=True):
+            self.trial.set_user_attr(name, round(value, 2))
+
+    def begin_run(self, index: int, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
         """Train the run of this index; `prepared` is its request, checked."""
+        self._before = self.trial.user_attrs.get(studies.SECONDS, 0.0), studies.rank_seconds_of(self.trial, search)
         self.index, self.group, self.prepared = index, group, prepared
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / STOP_FILE).unlink(missing_ok=True)
@@ -113,6 +121,7 @@ class Supervisor:
                 group.wait()
         finally:
             self.kill()
+        self.display.stopped_by = self.stopped_by or self.unspent()
         self._store_time()
 
     def stop_at_signal(self, number: int, frame: object) -> None:
@@ -158,13 +167,16 @@ class Supervisor:
                 self._store_time()
                 for group in self.groups:
                     group.send_heartbeat()
-            self.display.running = {work.trial.number: (work.seconds, work.state) for work in self._running}
+            ranks = self.search.ranks_per_trial
+            self.display.running = {work.trial.number: (*work.spent(ranks), work.state) for work in self._running}
             self.display.show()
             time.sleep(_POLL_SECONDS)
 
     def _store_time(self) -> None:
         self._stored = time.monotonic()
         self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
+        for work in self._running:  # a killed session's time counts
+            work.store_time(self.search.ranks_per_trial)
 
     def _free_groups(self) -> list[Group]:
         busy = [work.group for work in self._running]
@@ -253,7 +265,7 @@ class Supervisor:
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
             self._tell(work, state=TrialState.PRUNED)
         else:
-            work.begin_run(index, self._group_for(work), request, prepared)
+            work.begin_run(index, self._group_for(work), request, prepared, self.search)
             self._running.append(work)
             what = "goes on" if request.resume or index > 0 else "begins"
             self.display.say(f"{work.name} {what}: {values_text(values)}")
@@ -268,8 +280,7 @@ class Supervisor:
                 self._judge(work)
         if end is not None:
             self._running.remove(work)
-            seconds = work.trial.user_attrs.get(studies.SECONDS, 0.0) + work.seconds
-            work.trial.set_user_attr(studies.SECONDS, round(seconds, 2))
+            work.store_time(self.search.ranks_per_trial)
             self.display.running.pop(work.trial.number, None)
             self._finish(work, end)
         elif not work.hung and time.monotonic() - work.last_news > allowed:
@@ -380,7 +391,7 @@ class Supervisor:
 
     def _tell_complete(self, work: _Work) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
-        hours = self.search.ranks_per_trial * work.trial.user_attrs.get(studies.SECONDS, 0.0) / 3600
+        hours = studies.rank_seconds_of(work.trial, self.search) / 3600
         runs = list(map(outcome.metrics_lines, work.folders))
         self._tell(work, outcome.trial_result(self.search, runs, device_hours=hours))
         if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
@@ -392,7 +403,7 @@ class Supervisor:
         """End a trial: with a result, or with a state and a reason."""
         if work.seed is not None:  # its folder has the result
             self.display.say(f"{work.name}: {reason or 'ended'}")
-            self.display.confirmed = confirmed_in(self.folder, self.search)
+            self.display.confirmed = confirmed_in(self.folder, self.search, self.study)
             return
         values, violations = result
         studies.store_constraints(work.trial, violations)

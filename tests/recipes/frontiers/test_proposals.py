@@ -74,3 +74,9 @@ def test_inside_of_all_ranges_nothing_is_widened():
     choices = {"optimizer.kind": Categorical(choices=("A", "B"))}
     assert beyond_edge(SPACE | choices, {RATE: 0.1, "optimizer.kind": "A"}) == {}
     assert list(beyond_edge({"n": Int(low=1, high=4)}, {"n": 4})) == ["n"]
+
+
+def test_below_the_least_logarithmic_whole_number_nothing_is_searched():
+    assert beyond_edge({"n": Int(low=1, high=5, log=True)}, {"n": 1}) == {}
+    wider = beyond_edge({"n": Int(low=2, high=64, log=True)}, {"n": 2})["n"]
+    assert (wider.low, wider.log) == (1, True)

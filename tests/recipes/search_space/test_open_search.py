@@ -150,6 +150,12 @@ def cases():
             rows.append(row)
 
 
+def test_the_momentum_of_the_recipe_at_the_end_of_its_range_can_be_tried_first(opened):
+    """1 - 0.9 is 0.09999999999999998."""
+    text = HEAD + "space: {1 - optimizer.momentum: {kind: Float, low: 0.1, high: 0.5}}\nenqueue: [recipe]\n"
+    assert opened(text).enqueued == ({"1 - optimizer.momentum": 0.1},)
+
+
 @pytest.mark.parametrize(("text", "problem"), [*cases()])
 def test_refused_at_its_position(opened, text, problem):
     with pytest.raises(RecipeError) as refused:

@@ -13,11 +13,14 @@ import yaml
 from scipy.stats import ttest_ind
 
 from recipes.reading.open import open_recipe
+from recipes.reading.yaml import block_text
+from recipes.search_space.ranges import Int
 from trainers.frontier import report
 from trainers.frontier.report import rows_of
 from trainers.frontier.results import difference, read_point
-from trainers.frontier.run import _next_search
+from trainers.frontier.run import _next_search, _require_same
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.run_folder import FolderRefused
 from trainers.search.outcome import metrics_lines
 from trainers.search.study import state_of
 
@@ -154,10 +157,44 @@ def test_the_same_command_runs_nothing_anew_and_more_trials_go_on(measured):
     assert [path.stat().st_mtime_ns for path in before] == modified
 
 
-def test_another_frontier_in_its_folder_is_refused(measured):
-    other = measured.run("--set", "goal.accuracy=0.7")
-    assert other.returncode == 2
-    assert "holds another frontier; goal.accuracy" in other.stderr
+@pytest.mark.parametrize("key", ["goal.accuracy", "budget.epochs", "recipe of recipe.seed"])
+def test_another_frontier_in_its_folder_is_refused(measured, tmp_path, key):
+    """Its points would be those of two; of the last kind is a recipe that was edited since."""
+    folder = shutil.copytree(measured.out, tmp_path / "out")
+    opened = measured.opened
+    if key == "recipe of recipe.seed":
+        file = folder / "recipes.yaml"
+        file.write_text(file.read_text().replace("  seed: 0", "  seed: 7"))
+    else:
+        tree = yaml.safe_load(block_text(opened.tree))
+        section, name = key.split(".")
+        tree[section][name] = 0.7 if name == "accuracy" else 30
+        opened = replace(opened, tree=tree)
+    with pytest.raises(FolderRefused, match=f"holds another frontier; {key}"):
+        _require_same(opened, folder)
+
+
+def test_more_trials_and_another_method_may_come_and_a_method_that_is_there_may_not_change(measured, tmp_path):
+    tree = {**measured.opened.tree, "methods": {"plain": {"fixed": {"optimizer.momentum": 0.9}}}}
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "frontier.yaml").write_text(block_text(tree))
+    more = {**tree["methods"], "none": {"fixed": {"optimizer.momentum": 0}}}
+    budget = {**tree["budget"], "trials": 9}
+    _require_same(replace(measured.opened, tree={**tree, "methods": more, "budget": budget}), folder)
+    other = {"plain": {"fixed": {"optimizer.momentum": 0}}}
+    with pytest.raises(FolderRefused, match="holds another frontier; methods.plain.fixed.optimizer.momentum: 0.9"):
+        _require_same(replace(measured.opened, tree={**tree, "methods": other}), folder)
+
+
+def test_a_tuned_value_has_a_column_beside_the_table_s_own_of_that_name(measured):
+    """`epochs` are those to the goal."""
+    opened = measured.opened
+    warmup = {"learning_rate.warmup.epochs": Int(low=1, high=5)}
+    wider = replace(opened, frontier=replace(opened.frontier, space={**opened.frontier.space, **warmup}))
+    (row, *_) = rows_of([replace(point, opened=wider) for point in measured.points])
+    assert row["warmup.epochs"] == "-"
+    assert row["epochs"] == rows_of(measured.points)[0]["epochs"]
 
 
 def test_a_dry_run_says_what_it_may_take(measured):

@@ -1,6 +1,6 @@
 """NVIDIA's own compiler and assembler make of the CUDA source what was meant; no GPU is needed.
 
-    .venv/bin/pip install nvidia-cuda-nvrtc nvidia-cuda-nvdisasm
+.venv/bin/pip install nvidia-cuda-nvrtc nvidia-cuda-nvdisasm
 """
 
 import ctypes

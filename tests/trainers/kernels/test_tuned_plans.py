@@ -1,7 +1,5 @@
 """Chosen plans outlive the process, and no broken file stops a run."""
 
-
-
 from trainers.kernels.cuda.tuned_plans import TunedPlans
 
 

@@ -62,9 +62,7 @@ def simulated(true_difference, *, number, seeds=5, runs=10, deviation=0.006):
     for _ in range(number):
         claimed = np.round(random.normal(0.97, deviation, runs) * 297) / 297
         reruns = np.round(random.normal(0.97 + true_difference, deviation, seeds) * 297) / 297
-        claim = Claimed(
-            value=claimed.mean(), deviation=claimed.std(ddof=1), runs=runs, margin=0.01, resolution=1 / 297
-        )
+        claim = Claimed(value=claimed.mean(), deviation=claimed.std(ddof=1), runs=runs, margin=0.01, resolution=1 / 297)
         for look in range(1, seeds + 1):
             verdict = judge(claim, reruns[:look].tolist(), level=level_of_look(look, looks=seeds)).verdict
             if verdict != UNDECIDED:

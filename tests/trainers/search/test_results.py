@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.schema import Confirm, Objective
 from trainers.search.results import confirmed_in, confirmed_text, write_best
 from trainers.search.study import new_study, next_trial
 
@@ -26,12 +27,20 @@ def test_each_trial_of_the_front_leaves_a_recipe_and_no_other_trial_does(open_te
     assert not Path("best.yaml").exists()
 
 
-def write(folder, number, seed, accuracy, ending="success"):
+def study_of(search, values=(0.5,) * 11 + (0.9, 0.99)):
+    study = new_study(search)
+    for value in values:
+        study.tell(next_trial(study, search), value)
+    return study
+
+
+def write(folder, number, seed, accuracy, ending="success", cause="NotFinite"):
     run = folder / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
     run.mkdir(parents=True)
     pairs = [("train_loss", 1.0), ("eval_accuracy", accuracy), ("run_stop", ending)]
     pairs = [pair for pair in pairs if pair[1] is not None]
-    lines = [json.dumps({"key": key, "value": value, "time_ms": 0}) + "\n" for key, value in pairs]
+    at = {"time_ms": 0, "cause": cause}
+    lines = [json.dumps({"key": key, "value": value, **at}) + "\n" for key, value in pairs]
     (run / "metrics.jsonl").write_text("".join(lines))
 
 
@@ -44,11 +53,33 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     write(tmp_path, 7, 0, 0.99, "stopped")
     write(tmp_path, 2, 0, 0.9)
     write(tmp_path, 2, 1, None, "failed")  # it diverged before it was evaluated, and counts as the worst
-    first, second, third = confirmed_in(tmp_path, made())
+    write(tmp_path, 8, 0, 0.99)
+    write(tmp_path, 8, 1, 0.99)
+    write(tmp_path, 8, 2, None, "failed", "TooManyBadImages")  # the machine's fault
+    first, second, third, fourth = confirmed_in(tmp_path, made(), study_of(made()))
+    assert (first.trial, first.values) == (8, [0.99, 0.99])
+    first, second, third = second, third, fourth
     assert first.trial == 11
     assert (first.mean, first.low, first.high) == pytest.approx((0.95, 0.95, 0.95))
     assert (second.trial, second.values) == (3, [0.8, 0.9, 1.0])
     assert (third.trial, third.values) == (2, [0.9, 0.0])
     assert second.mean - second.low == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert confirmed_text(made(), third).endswith("; 1 diverged, missed the target or broke a constraint")
+    top = made(confirm=Confirm(top=1, seeds=2))  # since then another trial has become the best
+    assert confirmed_in(tmp_path, top, study_of(top)) == []
     text = "trial 3: 90.00 % (95 %: 65.16 % to 100.00 %) by 3 fresh seeds, 80.00 %, 90.00 %, 100.00 %"
     assert confirmed_text(made(), second) == text
+
+
+def test_a_trial_of_which_a_fresh_seed_misses_the_target_comes_after_one_that_always_reaches_it(tmp_path, made):
+    """The run that misses it has fewer updates, since it is shorter."""
+    search = made(objective=Objective(metric="updates_to", target=0.7))
+    for number, pairs in {0: ((22, 0.8), (43, 0.7)), 1: ((20, 0.75), (36, 0.667))}.items():
+        for seed, (update, accuracy) in enumerate(pairs):
+            run = tmp_path / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
+            run.mkdir(parents=True)
+            lines = [{"key": "eval_accuracy", "value": accuracy, "update": update, "epoch": 1.0}]
+            lines = [{**line, "time_ms": 0} for line in (*lines, {"key": "run_stop", "value": "success"})]
+            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second = confirmed_in(tmp_path, search, study_of(search, (30.0, 25.0)))
+    assert (first.trial, first.mean, second.trial, second.mean) == (0, 32.5, 1, float("inf"))

@@ -75,7 +75,8 @@ def test_every_sampler_works_with_conditions_constraints_and_several_objectives(
 
 def test_brute_force_tries_each_combination_that_a_trial_can_have_once(worked):
     """Two words, for the second of which there is a number too: 3 times 1 and 3 times 2; then some again."""
-    space = {**CONDITIONAL, "x": Float(low=0.0, high=1.0, step=0.5), "y": Int(low=1, high=2, when={"kind": ("b",)})}
+    condition = {"y": Int(low=1, high=2, when={"kind": ("b",)}), "x": Float(low=0.0, high=1.0, step=0.5)}
+    space = {**condition, "kind": CONDITIONAL["kind"]}  # trials have the kind before the number
     study = worked(samplers.BruteForceSampler(), lambda values: ([values["x"]], {}), space=space, trials=11)
     tried = [tuple(trial.params.items()) for trial in study.trials]
     assert len(set(tried[:9])) == len(set(tried)) == 9

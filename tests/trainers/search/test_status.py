@@ -74,7 +74,7 @@ def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, 
         trial = begin(shown, {"optimizer.kind": "MomentumSGD"}, **{SECONDS: 60.0})
         trial.report(0.5, 3)
         shown.set_aside["node3"] = "two trials failed on it"
-        shown.running = {2: (120.0, RunState(total_updates=20, total_samples=160))}
+        shown.running = {2: (180.0, 360.0, RunState(total_updates=20, total_samples=160))}
         shown.show()
         first, *lines = status(tmp_path)
         assert first == f"search mine over digits/baseline: running, as process {os.getpid()} on {os.uname().nodename}"
@@ -159,7 +159,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
         state.take(line | at)
     with display() as shown:
         begin(shown)
-        shown.running = {0: (5.0, state)}
+        shown.running = {0: (5.0, 10.0, state)}
         shown.show()
         running = "running: trial 0, update 5 of 20, epoch 1.00, for 5.0 s, about 15.0 s left"
         assert status(tmp_path)[-1] == running

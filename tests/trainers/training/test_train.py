@@ -65,9 +65,7 @@ def test_a_cluster_file_that_differs_between_hosts_is_refused(on_two_hosts, tmp_
     assert "recipe or cluster on " in said
 
 
-def test_garbage_collection_passes_over_what_was_there_before_the_first_update_and_not_for_good(
-    run_on_ranks, tmp_path
-):
+def test_garbage_collection_passes_over_what_was_there_before_the_first_update_and_not_for_good(run_on_ranks, tmp_path):
     (tmp_path / "own.yaml").write_text(
         "kilobatch: 1\nextends: digits/ramp\nextensions: [{kind: frozen_in_a_test.Frozen}]\n"
     )
