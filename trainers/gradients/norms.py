@@ -22,7 +22,7 @@ def squared_norm(values: Any) -> float:
         values: all of them, in one array without further axes.
     """
     parts = (values[start : start + _PART] for start in range(0, len(values), _PART))
-    return math.fsum(map(float, read_together([np.square(part).sum(dtype=np.float64) for part in parts])))
+    return math.fsum(map(float, read_together([np.square(part, dtype=np.float64).sum() for part in parts])))
 
 
 def clip(values: Any, clip_norm: float) -> float:

@@ -64,7 +64,8 @@ class PowerExchange:
     Source: Vogels et al. 2019, arXiv 1905.13727; github.com/epfml/powersgd, paper-code at f07be92 (as notes made from
         it have it).
     Differs: their S_w and E_w are W times these, with the mean over workers in place of the sum; there every matrix
-        crosses as factors.
+        crosses as factors. A column of Q that comes out as zeros, as from a gradient of zeros behind a last gamma of
+        0, is the first one again: theirs stays zero, and such weights are never trained.
     """
 
     overlaps, ends_of_buckets = False, ()
@@ -99,7 +100,8 @@ class PowerExchange:
         self._whole = memory[0]
         self._xp = chainer.backend.get_array_module(self._whole)
         self._error = self._xp.zeros(num_values, self._whole.dtype)
-        self._q = [self._first_q(matrix, seed) for matrix in self._matrices]
+        self._first = [self._first_q(matrix, seed) for matrix in self._matrices]
+        self._q = [q.copy() for q in self._first]
         self._next = (self._error.copy(), self._q)
         self.observe: Callable[[int, float, float], None] = lambda number, began, ended: None
         self.range: Callable[[str], contextlib.AbstractContextManager[None]] = lambda name: contextlib.nullcontext()
@@ -140,7 +142,8 @@ class PowerExchange:
                 matrix.of(values)[...] = whole
             for slot, piece in zip(self._plain, self._pieces, strict=True):
                 values[slot.span] = piece
-        self._next = (error, [matrix.q.copy() for matrix in self._matrices])
+        made = zip(self._matrices, self._first, strict=True)
+        self._next = (error, [self._xp.where(matrix.q.any(axis=0), matrix.q, first) for matrix, first in made])
         return np.array(lost, np.int64).reshape(-1, 2)
 
     def _sum(self, bucket: Bucket) -> tuple[int, int]:

@@ -48,6 +48,8 @@ from trainers.runs.run_folder import (
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_signals
 from trainers.runs.watchdog import ParentWatch, startup_seconds
 
+_HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
+
 
 def start_or_join(request: TrainRequest) -> int:
     """Run a request, as the parent of its ranks or as one of them; returns the exit code.
@@ -133,7 +135,11 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         failure = f"mpiexec's process beside the ranks was killed, and {len(left)} ranks trained on; they are ended"
     if failure is not None:
         started.kill()
-        print_error(f"kilobatch: {failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+        said = [line for line in started.errors().splitlines() if not line.startswith(_HYDRA)]
+        print_error(
+            "".join(f"{line}\n" for line in said)
+            + f"kilobatch: {failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}"
+        )
         return EXIT_FAILED
     code = _verdict(code, folder, before, started, ended_at_once_by=signals.ended_at_once_by)
     if request.report and code in (0, EXIT_STOPPED):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,9 +160,9 @@ class Watchdog:
 class ParentWatch:
     """What the parent sees of its ranks and they cannot see of themselves; it then kills them all.
 
-    A rank does not start up in time, for example because it was stopped before it joined MPI. Their launcher has died:
-    mpiexec would wait for it without end, or leave the ranks alone. All of them are stopped (SIGSTOP), so that none can
-    say so.
+    A rank does not start up in time, for example because it was stopped before it joined MPI, or has ended before that,
+    for which mpiexec waits without end. Their launcher has died: mpiexec would wait for it, or leave the ranks alone.
+    All of them are stopped (SIGSTOP), so that none can say so.
 
     Args:
         folder: of the run, without heartbeats of a previous run.
@@ -189,16 +190,25 @@ class ParentWatch:
 
     def _serve(self) -> None:
         waited = stopped = alone = 0.0  # not by the clock: this process may have been stopped as well
-        starting, had_launcher = self._seconds > 0, False
+        starting, had_launcher = True, False
+        began: dict[int, int] = {}  # rank -> process, as it was seen
+        gone: Counter[int] = Counter()  # rank -> for how many looks it has been gone
         while not self._over.wait(_CHECK_SECONDS):
             had_launcher = had_launcher or self._ranks.has_launcher()
             alone = 0.0 if self._ranks.has_launcher() or not had_launcher else alone + _CHECK_SECONDS
             missing = self._missing() if starting else []
             starting, waited = bool(missing), waited + _CHECK_SECONDS
             stopped = stopped + _CHECK_SECONDS if self._all_stopped() else 0.0
-            if alone >= _ALONE_SECONDS:
+            processes = self._ranks.processes() if missing else {}
+            gone = Counter({rank: gone[rank] + 1 for rank in missing if rank in began and rank not in processes})
+            began |= processes
+            ended = [rank for rank, looks in gone.items() if looks * _CHECK_SECONDS >= _ALONE_SECONDS]
+            if ended:
+                who = f"rank {ended[0]} on {socket.gethostname()} (process {began[ended[0]]})"
+                self._end(f"{who} ended before all ranks had joined in MPI")
+            elif alone >= _ALONE_SECONDS:
                 self._end("mpiexec's process beside the ranks (hydra_pmi_proxy) was killed, and they were left alone")
-            elif missing and waited >= self._seconds:
+            elif missing and self._seconds and waited >= self._seconds:
                 self._end(self._describe(missing))
             elif self._stopped_seconds and stopped >= self._stopped_seconds:
                 self._end(f"all ranks have been stopped (SIGSTOP) for {stopped:g} s; --watchdog allows no more")

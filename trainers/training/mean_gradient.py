@@ -186,7 +186,8 @@ class MeanGradient:
         losses: list[tuple[Any, float]] = []
         add = functools.partial(self._add, share, sent, shares, losses, factor=factor)
         for micro_batch in self.clock.each("input", share.micro_batches):
-            finished = sent.finished if (micro_batch.part,) == last and not hold else None
+            begins = self._exchange.overlaps and (micro_batch.part,) == last and not hold
+            finished = sent.finished if begins else None
             if not self._group_by_group:
                 try:
                     add(micro_batch, finished)

@@ -48,3 +48,9 @@ def test_a_gradient_that_is_not_finite_gives_no_norms():
     for _ in range(2):
         shares.add(size=1, squared=np.inf)
     assert shares.gathered(values(3), MPI.COMM_SELF) is None
+
+
+def test_a_gradient_beyond_the_root_of_float32_is_clipped_and_not_lost():
+    values = np.array([3e19, 4e19], np.float32)
+    assert clip(values, 1.0) == pytest.approx(5e19)
+    assert values == pytest.approx([0.6, 0.8])

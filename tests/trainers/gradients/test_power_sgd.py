@@ -162,3 +162,15 @@ if __name__ == "__main__":
     for communicator in (Direct(), Ring(), SharedWindow()):
         check_workers_with_errors_of_their_own_give_what_one_gives_with_all_gradients(communicator)
     check_50_updates_of_as_many_workers_are_those_of_the_algorithm()
+
+
+def test_a_gradient_that_is_zero_once_does_not_freeze_its_weights():
+    """As those of a convolution behind a last gamma of 0, at the first update."""
+    exchange = exchange_of(WORLD)
+    for update in range(3):
+        exchange.flat.values[...] = gradient_of(update, 0) if update else 0
+        exchange.begin(scale=1.0).finish()
+        exchange.commit()
+    assert exchange._matrices
+    for matrix in exchange._matrices:
+        assert np.linalg.matrix_rank(matrix.of(exchange.flat.values)) == 2

@@ -160,6 +160,23 @@ def test_a_rank_that_is_stopped_before_it_joins_is_named_and_ends_all(tmp_path, 
 
 
 @pytest.mark.mpi
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_that_exits_before_it_joins_is_named_and_ends_all(tmp_path, monkeypatch):
+    """As where OpenBLAS has no memory; mpiexec waits for it. The limit is that of `--watchdog 0`: none."""
+    ends = "import os, time\nif os.environ.get('PMI_RANK') == '1':\n    time.sleep(1)\n    os.write(2, b'no memory')\n"
+    (tmp_path / "sitecustomize.py").write_text(ends + "    os._exit(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    ranks = start_ranks(2, ["train", "digits/ramp", "--out", str(tmp_path / "run")], log=tmp_path / "log.txt")
+    startup = ParentWatch(tmp_path / "run", ranks, seconds=0, stopped_seconds=0)
+    ranks.process.wait(timeout=30)
+    startup.close()
+    assert ranks.errors().startswith("no memory")
+    ranks.process.stderr.close()
+    assert "rank 1 on " in startup.failure
+    assert "ended before all ranks had joined in MPI" in startup.failure
+
+
+@pytest.mark.mpi
 def test_ranks_that_end_before_they_begin_keep_nobody_waiting(tmp_path, started):
     startup = ParentWatch(tmp_path, started, seconds=20.0, stopped_seconds=0)
     started.kill()

@@ -3,6 +3,7 @@
 import chainer
 import numpy as np
 import pytest
+from chainer import functions as F
 from chainer import links as L
 from mpi4py import MPI
 
@@ -122,3 +123,14 @@ def test_a_running_statistic_that_is_not_finite_ends_the_run_though_all_weights_
         NotFinite, match=r"^the weight is not finite at update 1 on rank 0 \(one of the running statist"
     ):
         updater.update()
+
+
+def test_a_weight_that_is_used_past_its_link_is_trained_where_nothing_is_sent_before_backward_ends(prepared):
+    """A sum of weights on every logit changes no probability, and no gradient."""
+    updater, model = updater_of(prepared)
+    other, tied = updater_of(prepared)
+    forward = tied.forward
+    tied.forward = lambda images: (logits := forward(images)) + F.broadcast_to(F.sum(tied.conv1.W), logits.shape)
+    for each in (updater, other):
+        each.update()
+    np.testing.assert_allclose(tied.conv1.W.array, model.conv1.W.array, rtol=1e-4, atol=1e-6)

@@ -153,7 +153,8 @@ class Table:
         if update and path.is_file():
             with open(path, encoding="utf-8", newline="") as file:
                 # The line of an update has the update that it began; that of an evaluation the one that it reached.
-                kept = [row for row in csv.DictReader(file) if int(row["update"]) < update + (not row["loss"])]
+                rows = filter(_is_whole, csv.DictReader(file))
+                kept = [row for row in rows if int(row["update"]) < update + (not row["loss"])]
         before = io.StringIO(newline="")
         rows = csv.DictWriter(before, COLUMNS, lineterminator="\n")
         rows.writeheader()
@@ -173,6 +174,12 @@ class Table:
     def close(self) -> None:
         """Write or send the rest, and end."""
         self._file.close()
+
+
+def _is_whole(row: dict[str, str | None]) -> bool:
+    """Whether a row was not cut off or damaged: it has its number, all its columns, and a figure."""
+    figures = [row[name] for name in COLUMNS if name not in ("update", "epoch", "samples")]
+    return row.keys() == {*COLUMNS} and None not in row.values() and row["update"].isdecimal() and any(figures)
 
 
 def _leaves(folder: Path) -> list[tuple[str, str]]:

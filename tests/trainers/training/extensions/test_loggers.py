@@ -58,6 +58,10 @@ def test_a_row_of_a_table_is_there_at_once_and_a_resumed_session_keeps_those_bef
     second = Table(tmp_path / "a.csv", 3)
     assert losses() == dict.fromkeys(range(3), "1.5")
     second.close()
+    with open(tmp_path / "a.csv", "a") as file:
+        file.write("2\n\0\0\0\0\n")  # as a full disk or a power cut leaves it
+    Table(tmp_path / "a.csv", 3).close()
+    assert losses() == dict.fromkeys(range(3), "1.5")
     first.close()
 
 
