@@ -24,7 +24,7 @@ from recipes.errors import Problem, nearest
 from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins
 from recipes.reading.other_frameworks import key_here, kind_here, value_here
-from recipes.reading.yaml import Origin
+from recipes.reading.yaml import Origin, OverrideSource
 from recipes.schema import Recipe
 from recipes.schema.positions import UNITS
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary, kind_of
@@ -185,6 +185,18 @@ class Reading:
         at_key = at_key and path in self.origins
         self.problems.append(self.origin(path).problem(dotted(path), what, way_out, at_key=at_key))
         return REFUSED
+
+    def refuse_pair(self, path: Path, other: Path, what: str, way_out: str) -> Any:
+        """Notes that a value does not go with another: at that one, if it was given last, in a file that extends."""
+        place = self.origin(path)
+        if self._outer(self.origin(other)) > self._outer(place):
+            return self.refuse(other, f"does not go with `{dotted(path)}`, {place}: {what}", way_out)
+        return self.refuse(path, what, way_out)
+
+    def _outer(self, origin: Origin) -> int:
+        if isinstance(origin.file, OverrideSource):
+            return 2
+        return int(("kilobatch",) in self.origins and origin.file == self.origins["kilobatch",].file)
 
     def origin(self, path: Path) -> Origin:
         """Where the value at a path, or the nearest path above it, was written."""

@@ -222,7 +222,8 @@ class TimeReading:
                 there = [self.ramp(at) for at in self.ramp.boundaries if bisect_right(span.boundaries, at) == step]
                 fits = largest_divisor(min(group, *there), there)
                 what = f"the batch of {size} from {start:g} on is no multiple of {group}"
-                return self.reading.refuse(path, what, f"{fits} would do, or change the batch"), resolved
+                way_out = f"a `norm_span` of {fits} would do, or change the batch"
+                return self.reading.refuse_pair(path, (*path[:-1], "global"), what, way_out), resolved
         return span, resolved
 
 
@@ -282,7 +283,8 @@ class RateReading:
         end = warmup.shape.epochs
         if end > self.time.epochs:
             what = f"{end:g} is longer than the run, {self.time.epochs:g}"
-            return self.reading.refuse((*path, "epochs"), what, "shorten the warmup, or lengthen `epochs`")
+            way_out = "shorten the warmup, or lengthen `epochs`"
+            return self.reading.refuse_pair((*path, "epochs"), ("epochs",), what, way_out)
         inside = [start for start in self.time.ramp.boundaries if 0 < start < end]
         if inside and not aimed:
             what = f"the batch moves at {listed(inside)}, inside the warmup of {end:g}"

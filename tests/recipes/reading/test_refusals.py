@@ -375,6 +375,27 @@ def test_all_problems_of_a_file_are_reported_at_once(write, problem_of):
     assert len(str(caught.value).splitlines()) == 5
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "batch: {global: 1000}",
+            "mine.yaml:3:17: batch.global: does not go with `batch.norm_span`, .*goyal2017.yaml:15: ",
+        ),
+        (
+            "epochs: 3",
+            "mine.yaml:3:9: epochs: does not go with `learning_rate.warmup.epochs`, .*goyal2017.yaml:22: 5 is ",
+        ),
+        ("batch: {norm_span: 33}", "mine.yaml:3:20: batch.norm_span: the batch of 8192 from 0 on is no multiple of 33"),
+    ],
+)
+def test_a_value_that_does_not_go_with_an_inherited_one_is_refused_where_the_user_wrote_it(line, expected, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"kilobatch: 1\nextends: goyal2017\n{line}\n")
+    with pytest.raises(RecipeError, match=expected):
+        open_recipe(path, vocabulary=vocabulary())
+
+
 def test_a_file_name_that_cannot_name_a_folder_is_refused_with_the_key_that_helps(write, problem_of):
     problem = problem_of(write(line_2="title: no name", name="猫.yaml"))
     assert str(problem).startswith("猫.yaml:1:1: name: '猫' cannot name a run's folder; add a `name:` of the letters a")
