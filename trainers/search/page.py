@@ -34,7 +34,7 @@ from trainers.search.results import (
     shown,
     trials_text,
 )
-from trainers.search.study import begun, best_trials, rank_seconds_of, state_of
+from trainers.search.study import EVERY, begun, best_trials, rank_seconds_of, state_of
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
@@ -189,7 +189,8 @@ class _Charts:
         reported, best = [one for one in self._trials if one.intermediate_values], {one.number for one in self._best}
         for state, look in _LOOKS.items():
             for trial in [one for one in reported if ("best" if one.number in best else state_of(one)) == state]:
-                parts = [report / reports for report in trial.intermediate_values]
+                every = trial.user_attrs.get(EVERY, 1 / reports)
+                parts = [report * every for report in trial.intermediate_values]
                 own = trial.params.get("epochs", epochs)
                 place = {"part of the run": parts, "epochs": [part * own for part in parts]}
                 values = [unit * value for value in trial.intermediate_values.values()]

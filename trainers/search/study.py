@@ -26,6 +26,7 @@ RANK_SECONDS = "rank_seconds"  # ranks times seconds of its runs, of which their
 DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its ranks
 PRUNED_AT = "pruned_at"  # the number of a report
 LIMIT = "limit"  # updates that it may make, as the best trial so far had it when it began; 0: all
+EVERY = "every"  # the part of the whole run between two reports, with `spacing`
 WAITS = "waits_at_rung"  # the index of the last rung that it came to
 PASSED = "passed_rungs"  # how many rungs it went on from
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite

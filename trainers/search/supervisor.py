@@ -252,6 +252,9 @@ class Supervisor:
                 self.opened, trial.number, values | own, folders[last], self.options, stop_after=stop_after
             )
             prepared = prepare(request, workers=self.search.ranks_per_trial)
+            if self.search.objectives[0].spacing is not None:
+                recipe = prepared.opened.recipe
+                trial.set_user_attr(studies.EVERY, recipe.evaluation.every / recipe.epochs)
             violations = outcome.recipe_violations(self.search, prepared.opened.tree)
             studies.store_constraints(trial, violations)
             if violated := studies.violated_text(violations):

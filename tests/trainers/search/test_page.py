@@ -103,6 +103,9 @@ def test_curves_lie_over_the_part_of_their_run_and_over_its_own_epochs(study, se
     _, points = charts_of(study, search)
     assert points["way 0"] == {"part of the run": [0.25, 0.5], "epochs": [5, 10]}
     assert points["way 4"] == {"part of the run": [0.25], "epochs": [2]}
+    own = {"params": {"epochs": 8}, "distributions": kinds, "user_attrs": {"every": 1 / 64}}  # as with `spacing`
+    study.add_trial(create_trial(value=0.5, intermediate_values={2: 0.5}, **own))
+    assert charts_of(study, search)[1]["way 5"] == {"part of the run": [1 / 32], "epochs": [0.25]}
 
 
 def test_trials_are_shown_when_they_ended(search):
