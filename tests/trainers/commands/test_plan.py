@@ -81,6 +81,17 @@ def test_the_named_cluster_of_the_plan_is_planned_as_asked() -> None:
     assert alone["advice"]["seconds"][0] == pytest.approx(alone["forecast"]["seconds"], rel=1e-6)
 
 
+def test_all_answers_take_the_micro_batch_of_the_plan() -> None:
+    words = ("goyal2017", "--cluster", "dgx-a100", "-n", 8, "--set", "cluster.micro_batch_size=auto")
+    words += ("--set", "precision.compute=mixed16", "--target", "86min", "--trials", 1, "--devices", 8, "--advise")
+    tree = tree_of(*words)
+    fewest, advice, trials = tree["target"]["fewest"], tree["advice"], tree["trials"]
+    assert fewest["devices"] == 8
+    assert tree["segments"][0]["micro_batch_size"] == advice["micro_batch_size"] == 512
+    for seconds in (fewest["seconds"], advice["seconds"][0], trials[-1]["trial_seconds"]):
+        assert seconds == pytest.approx(tree["forecast"]["seconds"], rel=1e-9)
+
+
 def test_a_time_that_nothing_reaches_names_the_fastest() -> None:
     text = planned("goyal2017", "--cluster", "mn1-10gbe", "--target", "1s")
     assert "no number of devices up to 100,000" in text
