@@ -317,7 +317,8 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, time
     span = made.recipe.batch.norm_span.sizes[0]
     candidates: dict[int, tuple[tuple[float, float, float], tuple[Change, ...], Plan]] = {}
     reasons = []
-    sizes = {own, *(size for power in range(24) if (size := span * made.workers * 2**power) >= span)}
+    sizes = {*(span * made.workers * 2**power for power in range(24)), *(own << power for power in range(9))}
+    sizes |= {own >> power for power in range(9) if own % (span << power) == 0}
     for batch in sorted(sizes):
         if noise is not None and batch > max(2 * noise, own):
             reasons.append(f"not {batch:,}: over twice the noise scale of the run, {noise:,.0f} samples")

@@ -205,6 +205,12 @@ def test_advice_follows_the_published_rules() -> None:
     assert text.endswith("kilobatch recipes scale goyal2017/256 --batch 4096 -o goyal2017-256_4096.yaml\n")
 
 
+def test_advice_looks_at_batches_of_less_than_a_norm_group_a_worker() -> None:
+    advice = tree_of("goyal2017/2048", "--cluster", "dgx-1", "-n", 512, "--advise")["advice"]
+    assert advice["batch"] == 8192
+    assert advice["seconds"][1] < 0.7 * advice["seconds"][0]
+
+
 def test_advice_without_a_time_is_the_largest_batch_of_the_rules(tmp_path: Path) -> None:
     (tmp_path / "team.yaml").write_text("kilobatch: 1\nname: team\nextends: goyal2017/256\n")
     words = (tmp_path / "team.yaml", "--cluster", "dgx-a100", "-n", 64, "--advise")
