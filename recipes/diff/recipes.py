@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -21,11 +21,12 @@ from recipes.reading.tree_diff import MISSING, Difference, comparable_tree, comp
 from recipes.reports.record import RunError, read_head
 from recipes.reports.wording import number
 from recipes.schema import Recipe
-from recipes.schema.vocabulary import Vocabulary, rate_rule
+from recipes.schema.vocabulary import Vocabulary, kind_of, rate_rule
 
 _RECIPE, _RUN, _IDENTITY = "recipe.yaml", "run.yaml", "identity.json"
 
 _DIGITS = 6
+_SHORT = 12  # digits of a digest
 _MOST_UPDATES = 500_000  # comparing so many takes seconds, and a stranger's recipe may have any number
 _ROUNDING = 1e-9  # relative; two ways to write a rate, such as 0.1 per 256 and 0.2 per 512, are rounded apart
 
@@ -51,7 +52,15 @@ def _effects(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
 
 
 def same_schedule(one: OpenedRecipe, other: OpenedRecipe) -> bool | None:
-    """Whether every update has the same batch and, up to rounding, learning rate; None if there are too many."""
+    """Whether every update has the same batch and, up to rounding, learning rate; None if there are too many.
+
+    Another rate is also one of single parameters (`factors`), and with AdaScale that of another `per`: its gain lies
+    between 1 and batch / per.
+    """
+    rates, kinds = [each.recipe.learning_rate for each in (one, other)], {kind_of(one.recipe.optimizer)}
+    kinds.add(kind_of(other.recipe.optimizer))
+    if rates[0].factors != rates[1].factors or ("AdaScale" in kinds and rates[0].per != rates[1].per):
+        return False
     first, second = timeline_of(one.recipe, one.dataset), timeline_of(other.recipe, other.dataset)
     if (first.num_train, first.num_updates) != (second.num_train, second.num_updates):
         return False
@@ -154,6 +163,7 @@ class Comparison:
         words: differences of values that only name or document.
         effects: derived quantity -> its text for each recipe; only quantities that differ.
         same_schedule: whether every update has the same batch and rate in all; None if there are too many updates.
+        unseen: modules of own code of which no file was found, so that it was not compared.
     """
 
     recipes: tuple[Compared, ...]
@@ -161,11 +171,12 @@ class Comparison:
     words: tuple[Difference, ...]
     effects: Mapping[str, tuple[str, ...]]
     same_schedule: bool | None
+    unseen: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
-        """Whether all values that training reads are equal."""
-        return not self.differences
+        """Whether all values that training reads are equal, and own code too."""
+        return not self.differences and not self.unseen
 
     def as_tree(self) -> dict[str, Any]:
         """Plain data, for JSON; a missing value and its path are null."""
@@ -174,6 +185,7 @@ class Comparison:
             "recipes": [{"name": one.name, "file": file} for one, file in zip(self.recipes, files, strict=True)],
             "same": self.same,
             "same_schedule": self.same_schedule,
+            "unseen": list(self.unseen),
             "differences": [self._tree(difference) for difference in self.differences],
             "words": [self._tree(difference) for difference in self.words],
             "effects": {name: list(texts) for name, texts in self.effects.items()},
@@ -196,12 +208,15 @@ def compare_recipes(
     vocabulary: Vocabulary,
     allow_code: bool | None = False,
     data_root: Path | None = None,
+    code_of: Callable[[OpenedRecipe], Mapping[str, str | None]] = lambda opened: {},
 ) -> Comparison:
-    """Opens recipes and compares their resolved values.
+    """Opens recipes and compares their resolved values, and their own code.
 
     Args:
         names_or_paths: at least two; names of the library, paths, or folders of runs.
         vocabulary, allow_code, data_root: as for `recipes.open_recipe`.
+        code_of: SHA-256 of each file of a recipe's own code; None at a module of which there is no file. Of a run the
+            recorded ones are taken.
     Raises:
         RecipeError: with all that is wrong with any of them.
     """
@@ -226,6 +241,10 @@ def compare_recipes(
     made_of = [_identity(one.opened.path) for one in recipes]
     if all(made_of):  # runs, which know their code and their data
         trees = [{**tree, **each} for tree, each in zip(trees, made_of, strict=True)]
+    codes = [each["code"] if each else code_of(one.opened) for one, each in zip(recipes, made_of, strict=True)]
+    unseen = sorted({name for code in codes for name, digest in code.items() if digest is None and not allow_code})
+    found = [{name: digest[:_SHORT] for name, digest in code.items() if digest is not None} for code in codes]
+    trees = [{**tree, "code": code} for tree, code in zip(trees, found, strict=True)]
     differences = compare(trees)
     moves = any(difference.moves_schedule for difference in differences)
     same = {same_schedule(recipes[0].opened, other.opened) for other in recipes[1:]} if moves else ()
@@ -235,6 +254,7 @@ def compare_recipes(
         words=tuple(difference for difference in differences if difference.is_words),
         effects=differing([effects(one.opened) for one in recipes]),
         same_schedule=False if False in same else None if None in same else True,
+        unseen=tuple(unseen),
     )
 
 
@@ -243,7 +263,7 @@ def _identity(file: Path) -> dict[str, Any]:
     try:
         tree = json.loads((file.parent / _IDENTITY).read_text(encoding="utf-8"))
         kept = {what: tree[what] for what in ("code", "data")}
-        return {what: {name: str(digest)[:12] for name, digest in kept[what].items()} for what in kept}
+        return {what: {name: str(digest)[:_SHORT] for name, digest in kept[what].items()} for what in kept}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 

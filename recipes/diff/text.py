@@ -35,7 +35,7 @@ def diff_text(comparison: Comparison, *, with_words: bool = False) -> str:
         lines += ["", *_section(section, cells, min(longest, _ORIGIN))]
     if comparison.effects:
         lines += ["", *_effects(comparison)]
-    lines += ["", *textwrap.wrap(_verdict(comparison), _WIDTH)]
+    lines += ["", *textwrap.wrap(_verdict(comparison), _WIDTH, break_on_hyphens=False)]
     if comparison.words and not with_words:
         keys = ", ".join(dict.fromkeys(difference.path[0] for difference in comparison.words))
         words = f"Names and words differ too, which no training reads: {keys} (--all shows them)."
@@ -114,6 +114,15 @@ def _short(origin: str) -> str:
 
 def _verdict(comparison: Comparison) -> str:
     count = len(comparison.differences)
+    if comparison.unseen:
+        unseen = f"the code of {', '.join(comparison.unseen)} is not here and was not compared"
+        return f"{_of_values(comparison, count).rstrip('.')}; {unseen} (--allow-code imports it)."
+    return _of_values(comparison, count)
+
+
+def _of_values(comparison: Comparison, count: int) -> str:
+    if not count and comparison.unseen:
+        return "The same values."
     if not count:
         return "The same training: every value that training reads is equal."
     moving = sum(difference.moves_schedule for difference in comparison.differences)

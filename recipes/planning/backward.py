@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 
 from recipes.errors import InputRefused
 from recipes.planning.forecast import PARTS, case_of, checkpoint_seconds, num_evaluations
-from recipes.planning.planner import Plan, largest_micro_batch
-from recipes.planning.timing import End, Timing, timing_of
+from recipes.planning.planner import Plan
+from recipes.planning.timeline import Segment
+from recipes.planning.timing import Case, End, calibration_of, timing_of
 from recipes.schema.vocabulary import kind_of
 
 MOST_DEVICES = 100_000
@@ -108,21 +109,33 @@ class Scan:
 
 
 def fullest_shares(
-    *, global_batch_size: int, norm_span: int, devices: np.ndarray, micro_batch_size: int
+    *,
+    global_batch_size: int,
+    norm_span: int,
+    devices: np.ndarray,
+    micro_batch_size: int,
+    whole_groups: bool = False,
+    aligned: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Micro-batch and micro-batches of the worker with the most samples; 0 where the workers cannot serve the batch.
+    """Micro-batch and micro-batches of the worker with the most samples; 0 where the workers cannot hold a norm group.
 
-    The rules are those of `division.divide`, on an array of numbers of workers.
+    The rules are those of `division.divide` and `forecast.fullest_division`, on an array of numbers of workers.
+
+    Args:
+        whole_groups: no norm group is shared by workers.
+        aligned: as of `Division`.
     """
     groups = global_batch_size // norm_span
     needed = -(-norm_span // micro_batch_size)
-    team = np.minimum(np.maximum(needed, devices // groups), norm_span)
-    teams = np.maximum(devices // team, 1)
-    each = -(-groups // teams)
-    part = -(-norm_span // team)
-    steps = -(-each // max(1, micro_batch_size // norm_span))
-    serves = (devices >= needed) & (devices <= global_batch_size)
-    return np.where(serves, -(-each // steps) * part, 0), np.where(serves, steps, 0)
+    team = 1 if whole_groups else np.minimum(np.maximum(needed, devices // groups), norm_span)
+    each = -(-groups // np.maximum(devices // team, 1))
+    held = max(1, micro_batch_size // norm_span)
+    steps = -(-each // held)
+    if aligned:  # in nodes of 2^k groups, from 0 on: see `division._num_nodes`
+        largest = 1 << held.bit_length() - 1
+        steps = each // largest + sum(each % largest >> bit & 1 for bit in range(largest.bit_length()))
+    serves = needed == 1 if whole_groups else devices >= needed
+    return np.where(serves, -(-each * -(-norm_span // team) // steps), 0), np.where(serves, steps, 0)
 
 
 def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
@@ -156,34 +169,58 @@ def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
 def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
     """Of numbers of devices that one calibration serves: one within a node or timed by a probe, or any others."""
     parts = {part: np.zeros(len(devices)) for part in PARTS}
-    ends: dict[End, Any] = {"fast": 0.0, "slow": 0.0}
-    serves = np.ones(len(devices), dtype=bool)
-    timing: Timing | None = None
+    ends: dict[End, np.ndarray] = {"fast": np.zeros(len(devices)), "slow": np.zeros(len(devices))}
+    factors = {end: np.ones(len(devices)) for end in ends}
+    scoring = np.zeros(len(devices))
+    serves = devices <= max(planned.segment.global_batch_size for planned in plan.segments)
     for planned in plan.segments:
-        segment = planned.segment
-        largest = largest_micro_batch(plan.micro_batch_size, plan.recipe, segment)
-        span, batch = segment.norm_span, segment.global_batch_size
-        micro, steps = fullest_shares(
-            global_batch_size=batch, norm_span=span, devices=devices, micro_batch_size=largest
-        )
-        serves &= micro > 0
-        reached = int(micro.max(initial=1)) or 1
-        timing = timing_of(case_of(plan, segment), micro_batch_size=reached, devices=int(devices[-1]))
-        shares = {"micro_batch_size": np.maximum(micro, 1), "steps": np.maximum(steps, 1), "samples": batch}
-        made = timing.update(devices=devices, **shares)
-        for end in ends:
-            ends[end] += segment.num_updates * timing.update(devices=devices, **shares, end=end).total
-        for part in PARTS:
-            parts[part] += segment.num_updates * np.broadcast_to(getattr(made, part), devices.shape)
-    scored = evaluations * -(-plan.dataset.num_eval // devices) * timing.scoring_seconds
+        micro, steps = _shares(plan, planned.segment, devices)
+        serves = serves & (micro > 0)
+        case, batch = case_of(plan, planned.segment), planned.segment.global_batch_size
+        updates = planned.segment.num_updates
+        for size, here in _by_calibration(case, micro, devices):
+            timing = timing_of(case, micro_batch_size=size, devices=int(devices[-1]))
+            how = {"devices": devices[here], "micro_batch_size": micro[here], "steps": steps[here], "samples": batch}
+            made = timing.update(**how)
+            for part in PARTS:
+                parts[part][here] += updates * getattr(made, part)
+            for end in ends:
+                ends[end][here] += updates * timing.update(**how, end=end).total
+                factors[end][here] = timing.factor(devices[here], end)
+            scoring[here] = timing.scoring_seconds
+    scored = evaluations * -(-plan.dataset.num_eval // devices) * scoring
     other = scored + checkpoint_seconds(plan) + plan.cluster.hardware.start_seconds
     return Scan(
         devices=devices,
         seconds=np.where(serves, sum(parts.values()) + other, np.inf),
-        **{end: np.where(serves, ends[end] + other * timing.factor(devices, end), np.inf) for end in ends},
+        **{end: np.where(serves, ends[end] + other * factors[end], np.inf) for end in ends},
         parts=parts,
         other=other,
     )
+
+
+def _shares(plan: Plan, segment: Segment, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`fullest_shares` of a plan's segment."""
+    by_group = getattr(plan.recipe.optimizer, "needs_group_gradients", False)
+    largest = plan.most_samples_anywhere(segment)
+    return fullest_shares(
+        global_batch_size=segment.global_batch_size,
+        norm_span=segment.norm_span,
+        devices=devices,
+        micro_batch_size=min(largest, segment.norm_span) if by_group else largest,
+        whole_groups=by_group or plan.exact,
+        aligned=plan.exact,
+    )
+
+
+def _by_calibration(case: Case, micro: np.ndarray, devices: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """A micro-batch, and where those are that are timed as it is; those of 0 are not timed."""
+    sizes = np.unique(micro[micro > 0]).tolist()
+    found: dict[Any, list[int]] = {}
+    for size in sizes:
+        found.setdefault(calibration_of(case, micro_batch_size=size, devices=int(devices[-1])), []).append(size)
+    for alike in found.values():
+        yield alike[-1], np.flatnonzero(np.isin(micro, alike))
 
 
 def has_convergence_points(plan: Plan, top1: float) -> bool:

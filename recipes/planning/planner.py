@@ -91,7 +91,18 @@ class Plan:
         whole = self._divided(planned.segment, planned.segment.global_batch_size)
         return largest_that_fits(whole, lambda division: self.memory_of(planned, division)["total_bytes"], room)
 
-    def _divided(self, segment: Segment, micro_batch_size: int) -> Division:
+    def most_samples_anywhere(self, segment: Segment) -> int:
+        """The most samples of one forward of a segment, on any number of workers; they may have fewer.
+
+        Where `auto` was asked for, it is what one worker would take for the whole batch.
+        """
+        size = self.micro_batch_size
+        if size == "auto" and self.model is not None:
+            alone = replace(self, workers=1)
+            size = _fitting(alone, PlannedSegment(segment=segment, division=alone._divided(segment, "auto")))
+        return largest_micro_batch(size, self.recipe, segment)
+
+    def _divided(self, segment: Segment, micro_batch_size: int | str) -> Division:
         return _division(self.recipe, segment, self.workers, micro_batch_size, exact=self.exact, by_group=False)
 
     @property

@@ -173,8 +173,8 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
         per_sample *= net.multiply_adds / measured.multiply_adds if net.image_size else _area(case, first)
         rests_on.append(f"extrapolated from images of {first.image_size} pixels, by multiply-adds")
         spread, known = spread + 0.1, f"{_BASES[first.basis]}, extrapolated"
-    sizes = [rate.micro_batch_size for rate in (first, second) if rate is not None]
-    if not 0.5 * min(sizes) <= micro_batch_size <= 2 * max(sizes):
+    if _is_extrapolated(micro_batch_size, first, second):
+        sizes = [rate.micro_batch_size for rate in (first, second) if rate is not None]
         rests_on.append(f"extrapolated to micro-batches of {micro_batch_size} from {' and '.join(map(str, sizes))}")
         spread, known = spread + 0.05, f"{_BASES[first.basis]}, extrapolated"
     links, exchange = _links_known(case, devices), _exchange(case, net, devices)
@@ -196,6 +196,17 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
         },
         rests_on=(*rests_on, *links.rests_on),
     )
+
+
+def calibration_of(case: Case, *, micro_batch_size: int, devices: int) -> tuple[Rate, Rate | None, bool]:
+    """What decides how a micro-batch is timed: equal for those that one call of `timing_of` serves."""
+    first, second = _rates_for(case, micro_batch_size, min(devices, case.cluster.workers_per_node))
+    return first, second, _is_extrapolated(micro_batch_size, first, second)
+
+
+def _is_extrapolated(micro_batch_size: int, first: Rate, second: Rate | None) -> bool:
+    sizes = [rate.micro_batch_size for rate in (first, second) if rate is not None]
+    return not 0.5 * min(sizes) <= micro_batch_size <= 2 * max(sizes)
 
 
 @dataclass(frozen=True, kw_only=True)

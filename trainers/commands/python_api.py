@@ -122,13 +122,13 @@ class Run:
         """Score a checkpoint; the options are those of `score_run`: checkpoint, split, data, allow_code, device."""
         from trainers.launch.score_run import score_run
 
-        return score_run(self.folder, **options)
+        return score_run(self.folder, **_with_paths(options))
 
     def export(self, form: str, **options: Any) -> Path:
         """Write `onnx` or `safetensors`; the options are those of `export_run`: out, checkpoint, allow_code."""
         from trainers.launch.export_run import export_run
 
-        return export_run(self.folder, form=form, **options)[0]
+        return export_run(self.folder, form=form, **_with_paths(options))[0]
 
     def __repr__(self) -> str:
         scored = "not evaluated yet" if self.accuracy is None else f"accuracy {percent(self.accuracy)}"
@@ -146,15 +146,17 @@ def open(
 
     Args:
         set: values to change, by dotted path: `{"batch.global": 512}`; of the cluster as `cluster.exchange.wire`.
+            NumPy's numbers and arrays count as Python's.
         data: folder of the data set's files.
         allow_code: let `kind: mymodule.MyNet` import from the working directory. Messages name it as the command does:
             `--allow-code`.
     Raises:
         RecipeError: the recipe is wrong; it lists every problem with its place and a way out.
+        InputRefused: a value of `set` is none that YAML can hold.
     """
     request = TrainRequest(
         recipe=str(recipe),
-        overrides=tuple(f"{path}={json.dumps(value)}" for path, value in (set or {}).items()),
+        overrides=tuple(f"{path}={json.dumps(value, default=_plain)}" for path, value in (set or {}).items()),
         overrides_from="kilobatch.open",
         data=None if data is None else Path(data),
         allow_code=allow_code,
@@ -197,7 +199,7 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
         ranks: processes; None: as many as pay here.
         out: the run's folder; None: `runs/NAME-DATE-TIME`.
         options: of `TrainRequest`, such as `resume=True`, `stop_after="30up"`, `cluster="laptop"`, `exact=True`,
-            `report=False`, `verbosity=-1`.
+            `report=False`, `verbosity=-1`; for a recipe by name also `data` and `allow_code`, as of `open`.
     Returns:
         the run; also where a signal or the file `stop` ended it.
     Raises:
@@ -208,9 +210,10 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
     for option in options:
         if option not in known:
             raise InputRefused(f"kilobatch.train has no option {option}; {nearest(option, known, called='options')}")
-    given = _opened(recipe)
-    folder = default_folder(given.opened.recipe.name) if out is None else Path(out)
-    code = start_or_join(replace(given.request, workers=ranks, out=folder, **options))
+    given = recipe.request if isinstance(recipe, OpenRecipe) else TrainRequest(recipe=str(recipe))
+    request = replace(given, workers=ranks, **_with_paths(options))
+    folder = default_folder(open_request(request).recipe.name) if out is None else Path(out)
+    code = start_or_join(replace(request, out=folder))
     if code not in (0, EXIT_STOPPED):
         raise RunFailed(f"the run failed with exit code {code}; its log is {folder / 'log.txt'}")
     return Run(folder)
@@ -239,3 +242,19 @@ def _began(folder: Path) -> tuple[float, str]:
 
 def _opened(recipe: OpenRecipe | str) -> OpenRecipe:
     return recipe if isinstance(recipe, OpenRecipe) else open(recipe)
+
+
+def _with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the texts of a notebook as paths where the commands take paths."""
+    return {
+        name: Path(value) if name in ("data", "out") and value is not None else value for name, value in options.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A number or array of NumPy as Python's, and a path as text, for JSON."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise InputRefused(f"set has {value!r}, a {type(value).__name__}; write numbers, texts, lists and dicts")

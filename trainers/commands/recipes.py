@@ -197,17 +197,18 @@ def diff(
     written out. Each value is shown with the file and line that it comes from.
 
     \b
-    Exit code 0: the same training, all values that it reads are equal
-              1: values differ
+    Exit code 0: the same training, all values that it reads are equal, and own code
+              1: values or own code differ, or own code is not here to compare
               2: a recipe was refused
     """
     from recipes.diff.recipes import compare_recipes
     from recipes.diff.text import diff_text
     from recipes.errors import printable
+    from trainers.launch.identity import code_of
     from trainers.launch.vocabulary import vocabulary
 
-    known = vocabulary(allow_code=allow_code)
-    comparison = compare_recipes([first, *others], vocabulary=known, allow_code=allow_code or None, data_root=data)
+    how = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code or None, "data_root": data}
+    comparison = compare_recipes([first, *others], code_of=code_of, **how)
     if as_json:
         print_json(comparison.as_tree())
     else:

@@ -7,7 +7,7 @@ from typing import Any
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe
 from trainers.launch.preflight import refuse_folder
-from trainers.runs.identity import identity_of, own_code, sha256_of_files
+from trainers.runs.identity import code_digests, identity_of, own_code, sha256_of_files
 
 
 def ids_of(opened: OpenedRecipe) -> dict[str, str | None]:
@@ -23,3 +23,8 @@ def made_of(opened: OpenedRecipe) -> dict[str, Any]:
         return identity_of(trees, folders, opened.dataset)
     except (LookupError, OSError, ValueError, AttributeError):  # no reader, or one that finds nothing to read
         return {"code": sha256_of_files(own_code(trees, folders))}
+
+
+def code_of(opened: OpenedRecipe) -> dict[str, str | None]:
+    """SHA-256 of each own file, and None at a module that has none here; nothing is run."""
+    return code_digests([opened.tree, opened.dataset_tree], opened.code_folders)

@@ -22,6 +22,7 @@ from recipes.planning.backward import (
 )
 from recipes.planning.cluster import Cluster
 from recipes.planning.division import PlanError
+from recipes.planning.forecast import forecast
 from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
 from recipes.planning.phase_times import PHASES
 from recipes.planning.planner import Plan, plan
@@ -310,13 +311,14 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, time
         noise: gradient noise scale of a run of it, in samples; batches beyond twice that are not advised.
         timed: its time is known; False: the largest batch that the rules allow.
     """
-    same = {"dataset": opened.dataset, "cluster": made.cluster, "workers": made.workers}
+    same = {name: getattr(made, name) for name in ("dataset", "cluster", "workers", "model", "exact")}
     same |= {} if made.micro_batch_size == "auto" else {"micro_batch_size": made.micro_batch_size}
     own = made.recipe.batch.global_.sizes[0]
     span = made.recipe.batch.norm_span.sizes[0]
-    candidates: dict[int, tuple[tuple[float, float, float], tuple[Change, ...]]] = {}
+    candidates: dict[int, tuple[tuple[float, float, float], tuple[Change, ...], Plan]] = {}
     reasons = []
-    sizes = {own, *(size for power in range(24) if (size := span * made.workers * 2**power) >= span)}
+    sizes = {*(span * made.workers * 2**power for power in range(24)), *(own << power for power in range(9))}
+    sizes |= {own >> power for power in range(9) if own % (span << power) == 0}
     for batch in sorted(sizes):
         if noise is not None and batch > max(2 * noise, own):
             reasons.append(f"not {batch:,}: over twice the noise scale of the run, {noise:,.0f} samples")
@@ -324,29 +326,26 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, time
         try:
             changes = () if batch == own else scaling_changes(opened, batch=batch, vocabulary=vocabulary())
             recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
+            planned, taken = plan(recipe=recipe, **same), (0.0, 0.0, 0.0)
             if timed:
-                taken = scan(_whole(made, recipe=recipe), [made.workers]).at(made.workers)
-            else:
-                plan(recipe=recipe, **same)  # these workers can serve it
-                taken = (0.0, 0.0, 0.0)
+                times = forecast(planned)
+                taken = (times.seconds, *times.range_seconds)
         except (InputRefused, PlanError) as error:
             if batch > own:
                 reasons.append(f"not {batch:,}: {error}")
                 break
             continue
-        if np.isfinite(taken[0]):
-            candidates[batch] = (taken, changes)
+        candidates[batch] = (taken, changes, planned)
     if not candidates:
         raise InputRefused(f"no batch serves {made.workers} workers; {reasons[-1] if reasons else 'ask for fewer'}")
-    best = min(seconds for (seconds, *_), _ in candidates.values())
-    fast_enough = [size for size, ((seconds, *_), _) in candidates.items() if seconds <= 1.05 * best]
+    best = min(seconds for (seconds, *_), *_ in candidates.values())
+    fast_enough = [size for size, ((seconds, *_), *_) in candidates.items() if seconds <= 1.05 * best]
     batch = min(fast_enough) if timed else max(candidates)
-    (seconds, fast, slow), changes = candidates[batch]
+    (seconds, fast, slow), changes, planned = candidates[batch]
     how = "the recipe's own" if batch == own else f"{batch / made.workers:g} samples a worker"
     why = "the smallest batch within 5 % of the fastest" if timed else "the largest batch that the rules allow"
     reasons.insert(0, f"{batch:,}, {how}: {why}, and smaller is safer")
-    recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
-    division = plan(recipe=recipe, **same).segments[0].division
+    division = planned.segments[0].division
     before = candidates[own][0][0] if own in candidates else None
     return Advice(
         workers=made.workers,

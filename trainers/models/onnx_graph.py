@@ -1,12 +1,14 @@
 """A model as ONNX: the functions of Chainer that one evaluation calls, each as an operator.
 
 `onnx_model` runs the model on two images and notes every function with its inputs and outputs, so that it follows any
-Python within `forward`. `_OPERATORS` has the operator of each function: to add one, add a line there.
+Python within `forward`. It runs it on three others too: what differs between the two is no constant of a graph.
+`_OPERATORS` has the operator of each function: to add one, add a line there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import chainer
@@ -19,11 +21,13 @@ from recipes.errors import InputRefused
 from trainers.runs.checkpoint import weights_of
 
 _OPSET, _IR = 17, 8  # of 2022, which onnxruntime 1.12 and later read
-_BATCH = 2  # images in the call that is followed
+_IMAGES = 2, 3  # in the calls that are followed
 _END = 2**63 - 1  # the end of a slice that has none
 
 # An operator: its name, constants among its inputs behind those of the function, and attributes.
 Operator = tuple[str, Sequence[np.ndarray], Mapping[str, Any]]
+
+Call = tuple[Any, tuple[Any, ...], tuple[Any, ...]]  # a function, its inputs and its outputs, as arrays
 
 
 def onnx_model(model: chainer.Chain, shape: tuple[int, int, int], *, facts: Mapping[str, str]) -> onnx.ModelProto:
@@ -34,16 +38,16 @@ def onnx_model(model: chainer.Chain, shape: tuple[int, int, int], *, facts: Mapp
         shape: channels, height and width of an image.
         facts: for the metadata of the file.
     Raises:
-        InputRefused: the model calls a function that has no operator here, or depends on its images otherwise than by
-            Chainer's functions.
+        InputRefused: the model calls a function that has no operator here, depends on the number of images, or on the
+            images otherwise than by Chainer's functions.
     """
-    images_NCHW = np.random.default_rng(0).standard_normal((_BATCH, *shape)).astype(np.float32)
-    with chainer.using_config("train", False), chainer.no_backprop_mode(), _Followed() as followed:
-        logits = chainer.as_array(model(images_NCHW))
-    graph = _Graph({id(array): path for path, array in weights_of(model).items()}, images_NCHW)
-    for call in followed.calls:
-        graph.add(*call)
-    graph.end(logits)
+    (images_NCHW, calls, logits), (other_images, other_calls, other_logits) = (
+        _followed(model, (number, *shape)) for number in _IMAGES
+    )
+    graph = _Graph({id(array): path for path, array in weights_of(model).items()}, images_NCHW, other_images)
+    for call, twin in zip_longest(calls, other_calls):
+        graph.add(call, twin)
+    graph.end(logits, other_logits)
     sizes = {"images_NCHW": ("N", *shape), "logits": ("N", *logits.shape[1:])}
     ends = {name: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, size) for name, size in sizes.items()}
     made = helper.make_graph(
@@ -56,13 +60,21 @@ def onnx_model(model: chainer.Chain, shape: tuple[int, int, int], *, facts: Mapp
     return whole
 
 
+def _followed(model: chainer.Chain, shape: tuple[int, ...]) -> tuple[np.ndarray, list[Call], np.ndarray]:
+    """Random images of a shape, the calls of a model's evaluation of them, and the logits."""
+    images_NCHW = np.random.default_rng(shape[0]).standard_normal(shape).astype(np.float32)
+    with chainer.using_config("train", False), chainer.no_backprop_mode(), _Followed() as followed:
+        logits = chainer.as_array(model(images_NCHW))
+    return images_NCHW, followed.calls, logits
+
+
 class _Followed(chainer.FunctionHook):
     """Within, every call of a function is noted: the function, its inputs and its outputs, as arrays."""
 
     name = "_Followed"
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = []
+        self.calls: list[Call] = []
 
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Note this call, once its outputs are there, which no other method of a hook gets."""
@@ -77,30 +89,39 @@ class _Followed(chainer.FunctionHook):
 
 
 class _Graph:
-    """The operators so far, and the name of every array, which the calls keep alive."""
+    """The operators so far, and the name of every array and of its twin in the other call; calls keep them alive."""
 
-    def __init__(self, weights: Mapping[int, str], images_NCHW: np.ndarray) -> None:
+    def __init__(self, weights: Mapping[int, str], images_NCHW: np.ndarray, twin: np.ndarray) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
         self._weights = weights
-        self._names = {id(images_NCHW): "images_NCHW"}
+        self._names = {id(images_NCHW): "images_NCHW", id(twin): "images_NCHW"}
         self._kept: list[np.ndarray] = []
 
-    def add(self, function: Any, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
-        """One call of a function."""
-        kind = type(getattr(function, "function", function)).__name__  # within Chainer's adapter of old functions
+    def add(self, call: Call | None, twin: Call | None) -> None:
+        """One call of a function, and the same call for the other images; None where the model has ended."""
+        kind = _kind(call or twin)
+        if call is None or twin is None or (kind, len(call[1])) != (_kind(twin), len(twin[1])):
+            raise _varies(kind)
         if kind not in _OPERATORS:
             what = f"the model calls Chainer's function {kind}, which has no operator of ONNX here"
             raise InputRefused(f"{what}; those that have one: {', '.join(sorted(_OPERATORS))}")
-        operator, more, attributes = _OPERATORS[kind](function, inputs, outputs[0])
-        names = [self._name_of(array, kind) for array in inputs] + [self._constant(array) for array in more]
-        self._node(operator, names, outputs[0], **attributes)
+        made, other = (_OPERATORS[kind](function, inputs, outputs[0]) for function, inputs, outputs in (call, twin))
+        operator, more, attributes = made
+        if (operator, attributes) != (other[0], other[2]) or not all(map(np.array_equal, more, other[1])):
+            raise _varies(kind)
+        names = [self._name_of(*arrays, kind) for arrays in zip(call[1], twin[1], strict=True)]
+        name = self._node(operator, names + [self._constant(array) for array in more], call[2][0], **attributes)
+        self._names[id(twin[2][0])] = name
 
-    def end(self, logits: np.ndarray) -> None:
-        """The array that the model returned."""
+    def end(self, logits: np.ndarray, twin: np.ndarray) -> None:
+        """The array that the model returned, and that for the other images."""
         if id(logits) not in self._names:
             raise InputRefused("the model does not compute its logits by functions of Chainer; use chainer.functions")
-        self.nodes.append(helper.make_node("Identity", [self._names[id(logits)]], ["logits"]))
+        name, shapes = self._names[id(logits)], [(number, *logits.shape[1:]) for number in _IMAGES]
+        if name != self._names.get(id(twin)) or [logits.shape, twin.shape] != shapes:
+            raise _varies("what it returns")
+        self.nodes.append(helper.make_node("Identity", [name], ["logits"]))
 
     def _node(self, operator: str, inputs: list[str], output: np.ndarray, **attributes: Any) -> str:
         name = self._names[id(output)] = f"{operator}_{len(self.nodes)}"
@@ -108,12 +129,15 @@ class _Graph:
         self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
         return name
 
-    def _name_of(self, array: np.ndarray, kind: str) -> str:
-        if id(array) in self._names:
-            return self._names[id(array)]
-        if id(array) not in self._weights and array.ndim > 1 and len(array) == _BATCH:
-            return self._for_each_image(array, kind)
-        return self._constant(array, self._weights.get(id(array)))
+    def _name_of(self, array: np.ndarray, twin: np.ndarray, kind: str) -> str:
+        name = self._names.get(id(array))
+        if name is None and array.shape != twin.shape:
+            name = self._for_each_image(array, twin, kind)
+        elif name is None and np.array_equal(array, twin):
+            name = self._constant(array, self._weights.get(id(array)))
+        if name is None or self._names.setdefault(id(twin), name) != name:
+            raise _varies(kind)
+        return name
 
     def _constant(self, array: np.ndarray, name: str | None = None) -> str:
         name = name or f"constant_{len(self.constants)}"
@@ -122,14 +146,29 @@ class _Graph:
         self._kept.append(array)
         return name
 
-    def _for_each_image(self, array: np.ndarray, kind: str) -> str:
+    def _for_each_image(self, array: np.ndarray, twin: np.ndarray, kind: str) -> str:
         """An array that is the same for each image, such as zeros of new channels, for as many as there are."""
-        if not (array == array[:1]).all():
+        if [array.shape, twin.shape] != [(number, *array.shape[1:]) for number in _IMAGES]:
+            raise _varies(kind)
+        if not ((array == array[:1]).all() and (twin == array[:1]).all()):
             what = f"{kind} gets an array that the model computes from its images without functions of Chainer"
             raise InputRefused(f"{what}; use chainer.functions, so that it can be exported")
         images = [self._node("Shape", ["images_NCHW"], np.empty(0), start=0, end=1)]
-        shape = self._node("Concat", [*images, self._constant(np.array(array.shape[1:]))], np.empty(0), axis=0)
+        inner = self._constant(np.array(array.shape[1:], dtype=np.int64))
+        shape = self._node("Concat", [*images, inner], np.empty(0), axis=0)
         return self._node("Expand", [self._constant(array[:1]), shape], array)
+
+
+def _kind(call: Call) -> str:
+    """The name of a function, within Chainer's adapter of old functions too."""
+    return type(getattr(call[0], "function", call[0])).__name__
+
+
+def _varies(what: str) -> InputRefused:
+    """The refusal of a model that is another graph for other images."""
+    cause = "the model's computation depends on the number of images, or on images without functions of Chainer"
+    way_out = "write -1 for their number in a shape, and compute by chainer.functions without len(x)"
+    return InputRefused(f"{cause}: {what} differs between {_IMAGES[0]} and {_IMAGES[1]} images; {way_out}")
 
 
 def _convolution(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
@@ -206,8 +245,8 @@ def _slice(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operat
 
 
 def _expanded(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
-    ones = np.array([1 if size == _BATCH and axis == 0 else size for axis, size in enumerate(y.shape)])
-    return "Expand", (ones,), {}
+    keeps_first = inputs[0].shape[:1] == y.shape[:1] and inputs[0].ndim == y.ndim  # which may be that of the images
+    return "Expand", (np.array([1, *y.shape[1:]] if keeps_first else y.shape),), {}
 
 
 def _with_value(operator: str) -> Callable[..., Operator]:

@@ -38,7 +38,7 @@ def own_code(trees: Iterable[Any], folders: Sequence[Path]) -> dict[str, Path]:
         trees: a resolved recipe and its data set.
         folders: where modules are imported from, first to last.
     """
-    waiting, found = sorted({name.rpartition(".")[0] for tree in trees for name in _dotted_kinds(tree)}), {}
+    waiting, found = _named_modules(trees), {}
     while waiting:
         module = waiting.pop()
         for name, file in _files_of(module, folders):
@@ -46,6 +46,12 @@ def own_code(trees: Iterable[Any], folders: Sequence[Path]) -> dict[str, Path]:
                 found[name] = file
                 waiting += _imports(file, module if file.name == "__init__.py" else module.rpartition(".")[0])
     return dict(sorted(found.items()))
+
+
+def code_digests(trees: Sequence[Any], folders: Sequence[Path]) -> dict[str, str | None]:
+    """SHA-256 of each file of `own_code`, and None at each module that a dotted kind names and no file has."""
+    unseen = [module for module in _named_modules(trees) if not any(_files_of(module, folders))]
+    return {**sha256_of_files(own_code(trees, folders)), **dict.fromkeys(unseen)}
 
 
 def sha256_of_tree(tree: Mapping[str, Any]) -> str:
@@ -123,6 +129,10 @@ def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path],
             write_whole(copy, file.read_bytes())
     write_whole(folder / IDENTITY, text)
     return changed
+
+
+def _named_modules(trees: Iterable[Any]) -> list[str]:
+    return sorted({name.rpartition(".")[0] for tree in trees for name in _dotted_kinds(tree)})
 
 
 def _dotted_kinds(tree: Any) -> Iterator[str]:

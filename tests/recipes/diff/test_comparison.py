@@ -1,6 +1,7 @@
 """What is compared with what: names, files and folders of runs; JSON."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,32 @@ def test_all_problems_of_all_recipes_are_reported_and_no_code_is_run(diff, tmp_p
     assert "did you mean epochs?" in problems
     assert "without recipe.yaml" in problems
     assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--allow-code",)])
+def test_own_code_beside_the_recipes_is_compared(diff, options, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for folder, width in (("one", 8), ("other", 8), ("third", 4)):
+        Path(folder).mkdir()
+        Path(folder, "a.yaml").write_text(CODE.replace("theirs", "diff_net"))
+        Path(folder, "diff_net.py").write_text(
+            f"from trainers.models import SmallCNN\nclass Net(SmallCNN):\n    num_more = {width}\n"
+        )
+    code, out = diff("one/a.yaml", "other/a.yaml", *options)
+    assert (code, out.splitlines()[-1]) == (0, "The same training: every value that training reads is equal.")
+    (only,) = tree_of(diff, "one/a.yaml", "third/a.yaml", *options)["differences"]
+    assert only["path"] == "code.diff_net.py"
+    assert not only["moves_schedule"]
+
+
+def test_own_code_that_is_not_here_makes_no_two_recipes_the_same(diff):
+    for name in ("a", "b"):
+        Path(f"{name}.yaml").write_text(CODE)
+    code, out = diff("a.yaml", "b.yaml")
+    assert code == 1
+    words = "The same values; the code of theirs is not here and was not compared (--allow-code imports it)."
+    assert words in " ".join(out.split())
+    assert tree_of(diff, "a.yaml", "b.yaml")["unseen"] == ["theirs"]
 
 
 def test_one_recipe_alone_is_refused(diff):

@@ -62,6 +62,7 @@ def test_only_what_differs_is_left():
         (("evaluation.every=2",), True),
         (("batch.norm_span=16",), True),
         (("learning_rate.reference=0.1",), False),
+        (("learning_rate.factors=[{parameters: ['/fc/*'], factor: 0.1}]",), False),
         (("batch.global=64",), False),
         (("epochs=21",), False),
         (("learning_rate.schedule={kind: MultiStep, boundaries: [19.99], factor: 0.1}",), False),
@@ -81,6 +82,14 @@ def test_a_schedule_that_parts_late_or_in_the_batch_alone_is_another():
     one, other = library("digits/baseline", *constant), library("digits/baseline", *constant, ramp)
     assert effects(one)["updates"] == effects(other)["updates"] == "938"
     assert effects(one)["rate, first update"] == effects(other)["rate, last update"]
+    assert not same_schedule(one, other)
+
+
+def test_the_gain_of_ada_scale_follows_per():
+    ada = ("optimizer={kind: AdaScale, weight_decay: 1e-4, no_decay: [norm]}", "batch.norm_span=16")
+    ada += ("learning_rate.rule=none",)
+    one, other = library("digits/baseline", *ada), library("digits/baseline", *ada, "learning_rate.per=16")
+    assert same_schedule(one, library("digits/baseline", *ada))
     assert not same_schedule(one, other)
 
 

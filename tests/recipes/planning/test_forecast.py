@@ -9,11 +9,15 @@ import pytest
 
 from recipes import open_cluster
 from recipes.planning.backward import scan
+from recipes.planning.division import PlanError
 from recipes.planning.forecast import forecast, num_evaluations
 from recipes.planning.hardware import Coordination, Input, MeasuredAllReduce
+from recipes.planning.memory import Bytes, Model, ModelCosts
 from recipes.planning.planner import plan
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
+
+MIB = Bytes(per_sample=2**20)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,48 @@ def test_a_scan_gives_what_a_forecast_gives(planned: Callable) -> None:
     times = scan(made, numbers)
     for number, seconds in zip(numbers, times.seconds, strict=True):
         assert forecast(planned("suzuki2018", "mn1", number)).seconds == pytest.approx(float(seconds), rel=1e-3)
+
+
+MODEL = Model(
+    num_parameters=10**6,
+    num_state_values=1,
+    costs={None: ModelCosts(parameter_sizes=(10**6,), activations=MIB, moments=(MIB,))},
+)
+RAMP = "batch.global=[{from: 0, size: 1024}, {from: 45, size: 8192}]"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cluster", "changed", "how"),
+    [
+        ("goyal2017", "dgx-a100", ("precision.compute=mixed16",), {"micro_batch_size": "auto", "model": MODEL}),
+        ("goyal2017", "mn1", ("batch.norm_span=512",), {"micro_batch_size": "auto", "model": MODEL}),
+        ("goyal2017", "mn1", (), {"micro_batch_size": "auto"}),
+        ("goyal2017", "mn1", (), {"micro_batch_size": 128}),  # two rates, each for micro-batches of its own
+        ("goyal2017", "mn1", (), {"micro_batch_size": 200, "exact": True}),
+        ("goyal2017", "mn1", (RAMP,), {}),  # more devices than samples at first
+        ("goyal2017", "mn1", ("optimizer={kind: AdaScale, weight_decay: 1e-4}",), {"micro_batch_size": 128}),
+        ("goyal2017", "h200", ("precision.compute=mixed16",), {"micro_batch_size": 100}),
+    ],
+)
+def test_a_scan_gives_what_a_forecast_gives_on_every_number_of_devices(
+    recipe: str, cluster: str, changed: tuple[str, ...], how: dict
+) -> None:
+    opened = open_recipe(recipe, vocabulary=vocabulary(), overrides=changed)
+    where = open_cluster(cluster, vocabulary=vocabulary())
+    where = replace(where, nodes=2000 if where.hardware.network else 1, device_memory_bytes=300 * 2**20)
+    where = replace(where, micro_batch_size=how.get("micro_batch_size", 32))
+    case = {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": where}
+    case |= {name: how[name] for name in ("model", "exact") if name in how}
+    numbers = [*range(1, 48), 63, 64, 65, 100, 128, 129, 250, 256, 1000, 4096, 8192, 8193]
+    numbers = [number for number in numbers if number <= where.num_workers]
+    times = scan(plan(**case, workers=8), numbers)
+    for number in numbers:
+        try:
+            one = forecast(plan(**case, workers=number))
+            expected = (one.seconds, *one.range_seconds)
+        except PlanError:
+            expected = (np.inf,) * 3
+        assert times.at(number) == pytest.approx(expected, rel=1e-9), number
 
 
 def test_a_scan_takes_what_a_probe_timed_for_that_number_of_devices_only(planned: Callable) -> None:

@@ -81,6 +81,17 @@ def test_the_named_cluster_of_the_plan_is_planned_as_asked() -> None:
     assert alone["advice"]["seconds"][0] == pytest.approx(alone["forecast"]["seconds"], rel=1e-6)
 
 
+def test_all_answers_take_the_micro_batch_of_the_plan() -> None:
+    words = ("goyal2017", "--cluster", "dgx-a100", "-n", 8, "--set", "cluster.micro_batch_size=auto")
+    words += ("--set", "precision.compute=mixed16", "--target", "86min", "--trials", 1, "--devices", 8, "--advise")
+    tree = tree_of(*words)
+    fewest, advice, trials = tree["target"]["fewest"], tree["advice"], tree["trials"]
+    assert fewest["devices"] == 8
+    assert tree["segments"][0]["micro_batch_size"] == advice["micro_batch_size"] == 512
+    for seconds in (fewest["seconds"], advice["seconds"][0], trials[-1]["trial_seconds"]):
+        assert seconds == pytest.approx(tree["forecast"]["seconds"], rel=1e-9)
+
+
 def test_a_time_that_nothing_reaches_names_the_fastest() -> None:
     text = planned("goyal2017", "--cluster", "mn1-10gbe", "--target", "1s")
     assert "no number of devices up to 100,000" in text
@@ -192,6 +203,12 @@ def test_advice_follows_the_published_rules() -> None:
     assert "batch.global: 256 ->" in text
     assert 'learning_rate.warmup: null -> {"kind": "GradualWarmup", ' in text  # as a recipe takes it
     assert text.endswith("kilobatch recipes scale goyal2017/256 --batch 4096 -o goyal2017-256_4096.yaml\n")
+
+
+def test_advice_looks_at_batches_of_less_than_a_norm_group_a_worker() -> None:
+    advice = tree_of("goyal2017/2048", "--cluster", "dgx-1", "-n", 512, "--advise")["advice"]
+    assert advice["batch"] == 8192
+    assert advice["seconds"][1] < 0.7 * advice["seconds"][0]
 
 
 def test_advice_without_a_time_is_the_largest_batch_of_the_rules(tmp_path: Path) -> None:

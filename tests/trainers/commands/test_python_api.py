@@ -4,6 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kilobatch as kb
@@ -31,6 +32,54 @@ def test_a_recipe_opens_with_changed_values():
     assert "FutureNet, 20 epochs" in repr(
         kb.open("digits/baseline", set={"model": {"kind": "FutureNet"}, "lacks": ["FutureNet"]})
     )
+
+
+def test_values_of_numpy_count_as_pythons():
+    recipe = kb.open(
+        "digits/large_batch",
+        set={"batch.global": np.int64(512), "learning_rate.reference": np.float32(0.5), "lacks": np.array(["a"])},
+    )
+    assert recipe.values["batch"]["global"] == 512
+    assert recipe.values["learning_rate"]["reference"] == 0.5
+    with pytest.raises(InputRefused, match="set has <object .*, a object; write numbers, texts"):
+        kb.open("digits/large_batch", set={"epochs": object()})
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What was asked of the functions behind the API, which do nothing here."""
+    from trainers.commands import python_api
+    from trainers.launch import export_run, score_run
+
+    calls = []
+    monkeypatch.setattr(python_api, "start_or_join", lambda request: calls.append(request) or 0)
+    monkeypatch.setattr(score_run, "score_run", lambda folder, **options: calls.append(options))
+    monkeypatch.setattr(export_run, "export_run", lambda folder, **options: calls.append(options) or [None])
+    return calls
+
+
+def test_a_recipe_by_name_is_opened_with_the_options_of_its_training(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trainers.commands.python_api.Run", Path)
+    (tmp_path / "api_net.py").write_text("from trainers.models import SmallCNN as Net\n")
+    (tmp_path / "mine.yaml").write_text(
+        "kilobatch: 1\nextends: digits/baseline\nname: mine\nmodel: {kind: api_net.Net}\n"
+    )
+    folder = kb.train("mine.yaml", ranks=1, allow_code=True)
+    kb.train("goyal2017", data=str(tmp_path), out="run")
+    of_code, of_data = asked
+    assert (of_code.allow_code, of_code.out, folder.name[:5]) == (True, folder, "mine-")
+    assert (of_data.data, of_data.out) == (tmp_path, Path("run"))
+
+
+def test_texts_count_as_paths(asked, tmp_path):
+    for file in ("run.yaml", "recipe.yaml", "metrics.jsonl"):
+        (tmp_path / file).touch()
+    run = kb.Run(str(tmp_path))
+    run.evaluate(data="photos", split="test")
+    run.export("safetensors", out="x.safetensors", checkpoint="best")
+    assert asked[0] == {"data": Path("photos"), "split": "test"}
+    assert asked[1] == {"form": "safetensors", "out": Path("x.safetensors"), "checkpoint": "best"}
 
 
 def test_a_plan_is_that_of_the_command(kilobatch):

@@ -40,7 +40,7 @@ def with_statistics(model):
     return model
 
 
-def both(model, shape, num_images=3):
+def both(model, shape, num_images=4):
     """Logits of Chainer and of onnxruntime, for another number of images than the export saw."""
     images_NCHW = np.random.default_rng(1).standard_normal((num_images, *shape)).astype(np.float32)
     exported = onnx_model(model, shape, facts={"recipe": "mine"})
@@ -98,6 +98,13 @@ class Refused(chainer.Chain):
         return self.own(x)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 1), (3, 1, 1), (3,)])
+def test_a_constant_array_is_none_of_the_images_whatever_its_length(shape):
+    shift = np.arange(shape[0], dtype=np.float32).reshape(shape)
+    ours, theirs = both(Refused(lambda x: F.mean(F.relu(x) + shift, axis=(2, 3))), (shape[0], 3, 3))
+    np.testing.assert_allclose(theirs, ours, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
@@ -105,6 +112,16 @@ class Refused(chainer.Chain):
         (lambda x: F.sum(F.relu(x - x.mean(axis=(2, 3), keepdims=True)), axis=(2, 3)), "without functions of Chainer"),
         (lambda x: x[:, :, 0, 0], "does not compute its logits by functions of Chainer"),
         (lambda x: F.relu(x)[:, :, 0, 0], "by anything but slices cannot be exported"),
+        (lambda x: F.reshape(F.sum(x, axis=3), (2, len(x), 12)), "Reshape differs between 2 and 3 images; write -1"),
+        (lambda x: F.sum(x, axis=(2, 3)) / len(x), "the number of images, or on images without functions of Chainer"),
+        (lambda x: F.sum(x, axis=(2, 3)) + np.full(3, len(x), np.float32), "Add differs between"),
+        (lambda x: F.sum(x, axis=(2, 3)) + np.full((len(x), 3), 1 / len(x), np.float32), "Add gets an array that the"),
+        (lambda x: F.sum(x, axis=(2, 3))[: len(x) - 1], "GetItem differs between"),
+        (lambda x: F.concat([F.sum(x, axis=(2, 3))] * len(x)), "Concat differs between"),
+        (lambda x: F.relu(F.sum(x, axis=(2, 3))) if len(x) > 2 else F.sum(x, axis=(2, 3)), "ReLU differs between"),
+        (lambda x: [F.exp(h := F.sum(x, axis=(2, 3))), F.tanh(h)][len(x) - 2], "what it returns differs between"),
+        (lambda x: F.broadcast_to(F.sum(x, axis=(0, 2, 3)), (len(x), 3)), "BroadcastTo differs between"),
+        (lambda x: F.mean(x, axis=(0, 2)), "what it returns differs between"),
     ],
 )
 def test_models_that_cannot_be_followed_are_refused(forward, message):
