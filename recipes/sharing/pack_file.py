@@ -82,6 +82,16 @@ def claims_of(said: Mapping[str, Any]) -> list[Claim]:
     return [each for each, own in zip(found, numbers, strict=True) if all(map(math.isfinite, own))]
 
 
+def runs_of(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs in the head of a pack; what a stranger wrote there that is none is left out.
+
+    >>> runs_of({"runs": [{"seed": 3}, 3]}), runs_of({"runs": 7})
+    ([{'seed': 3}], [])
+    """
+    listed = said.get("runs")
+    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+
+
 def write_pack(path: Path, head: Mapping[str, Any], files: Mapping[str, bytes | Path]) -> str:
     """Write a pack, whole or not at all; returns its digest.
 
