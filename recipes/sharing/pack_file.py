@@ -41,9 +41,11 @@ _BLOCK, _RECORD = tarfile.BLOCKSIZE, tarfile.RECORDSIZE
 _LARGEST_JSON, _MOST_FILES = 1 << 24, 10_000
 _MOST_COPIED = 1 << 26  # bytes that its files may take beyond four times the pack's: many may have the same contents
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}"  # no part is `..` or begins with a dot
-# Code lies below `code/` only, where nothing is imported from without --allow-code. Folders in `runs/` are seeds.
+# Code lies below `code/` only, where nothing is imported from without --allow-code; compiled code, which Python would
+# import in place of its source, lies nowhere. Folders in `runs/` are seeds.
 _NAME = re.compile(
-    rf"(?!runs/(?![0-9]+/))(code(/{_PART}){{1,7}}|({_PART}/){{0,7}}{_PART}\.(json|jsonl|md|safetensors|svg|txt|yaml))"
+    rf"(?!(.*/)?__pycache__/)(code(/{_PART}){{0,6}}/{_PART}\.py"
+    rf"|(?!code/)(?!runs/(?![0-9]+/))({_PART}/){{0,7}}{_PART}\.(json|jsonl|md|safetensors|svg|txt|yaml))"
 )
 _Place = tuple[int, int]  # of the first byte of a file in the archive, and the number of bytes
 _ENTRY = re.compile(rf"{_BLOBS}([0-9a-f]{{64}})")

@@ -19,6 +19,7 @@ FILES = {
     "runs/0/metrics.jsonl": b'{"key": "run_start"}\n' * 99,
     "runs/1/metrics.jsonl": b"x" * 1024,
     "code/own.py": b"raise SystemExit('code of a pack was run')\n",
+    "code/net/__init__.py": b"",
 }
 HEAD = {"name": "a", "facts": {"accuracy": 0.5}}
 
@@ -252,6 +253,17 @@ def test_five_hundred_changed_packs_are_refused_and_leave_nothing(path, tmp_path
     assert number < 520
     path.write_bytes(data)
     assert below(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__pycache__/own.cpython-311.pyc", "__pycache__/own.py", "own.so", "own.pyc", "own/data.json", "own"],
+)
+def test_code_of_a_pack_is_source_only(path, name):
+    names = sorted([*FILES.items(), (f"code/{name}", b"evil")])
+    path.write_bytes(Forger(path.read_bytes(), None).whole(names))
+    with pytest.raises(PackRefused, match=f"'code/{name}' is no name of a file in a pack"):
+        open_pack(path)
 
 
 def test_claims_of_strangers_are_claims_or_nothing():
