@@ -34,6 +34,7 @@ from recipes.sharing.stores import Unreachable, store_of
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 _PATH = re.compile(rf"{_PART}(/{_PART})*")  # of a file in a store: no part is `..`, which would lead out of the cache
 _NAME = re.compile(rf"(?P<registry>{_PART})/(?P<pack>{_PART}(/{_PART}){{0,3}})(@(?P<version>[1-9][0-9]{{0,8}}))?")
+_VERSION = re.compile(r"[1-9][0-9]*\.json")  # the file of one
 _CONDITION = re.compile(r"([a-z_]+)(>=|<=|!=|=|>|<)(.+)")
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
@@ -195,7 +196,7 @@ class Registry:
         versions: dict[str, list[int]] = {}
         for path in self._names("names"):
             pack, _, file = path.removeprefix("names/").rpartition("/")
-            if pack and re.fullmatch(r"[1-9][0-9]*\.json", file):
+            if pack and _VERSION.fullmatch(file):
                 versions.setdefault(pack, []).append(int(file.removesuffix(".json")))
         kept = {pack: sorted(known) if every_version else [max(known)] for pack, known in sorted(versions.items())}
         return [self.entry(pack, version) for pack, known in kept.items() for version in known]
@@ -214,6 +215,8 @@ class Registry:
                 raise FileNotFoundError
             tree = mapping_in(self._read(f"names/{pack}/{version}.json"))
             entry = Entry(name=name, said=tree["entry"], signature=tree.get("signature", ""))
+            if not isinstance(entry.signature, str):
+                raise TypeError("its signature is no text")
             fits = (entry.said["name"], entry.said["version"]) == (pack, version)
         except FileNotFoundError:
             known = sorted({path.split("/", 1)[1].rpartition("/")[0] for path in self._names("names")})
@@ -229,11 +232,13 @@ class Registry:
         """Add a pack as the next version of a name; the same pack as the newest version is not added again.
 
         Raises:
-            InputRefused: the pack is refused, the store cannot be written, or the key cannot sign.
+            InputRefused: the pack or its name is refused, the store cannot be written, or the key cannot sign.
         """
-        opened = open_pack(path)
+        if any(_VERSION.fullmatch(part) for part in pack.split("/")):
+            raise InputRefused(f"{pack}: a registry calls its own files so; choose a name without .json")
+        opened, taken = open_pack(path), 0
         while True:
-            version = max(self._versions(pack), default=0) + 1
+            version = max(taken, *self._versions(pack), 0) + 1
             if version > 1 and (newest := self.entry(pack, version - 1)).digest == opened.digest:
                 return newest
             said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
@@ -243,6 +248,12 @@ class Registry:
             before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
             if self.store.create(f"names/{pack}/{version}.json", canonical_json(tree), before=before):
                 return Entry(name=f"{self.name}/{pack}@{version}", said=said, signature=signature)
+            try:
+                self._read(f"names/{pack}/{version}.json")
+            except OSError as error:
+                what = f"{self.name}/{pack}@{version} cannot be made, and is not there: {error.strerror or error}"
+                raise InputRefused(f"{what}; choose another name, or ask who keeps {self.url}") from None
+            taken = version
 
     def pull(self, entry: Entry, *, anew: bool = False) -> Pack:
         """The pack of an entry, from the cache or the store.
@@ -274,22 +285,31 @@ class Registry:
         return signer(canonical_json(entry.said), entry.signature, self.signers)
 
     def add_rerun(self, digest: str, evidence: dict[str, Any]) -> None:
-        """Add what a rerun of a pack came to; the pack stays as it is."""
+        """Add what a rerun of a pack came to; the pack stays as it is.
+
+        Raises:
+            InputRefused: the evidence has no verdict, or the store cannot be written.
+        """
+        if not isinstance(evidence.get("verdict"), str):
+            raise InputRefused("it has no verdict; name the evidence.json that kilobatch reproduce wrote")
         data = canonical_json(evidence)
         self.store.create(f"reruns/{digest}/{sha256_of(data)}.json", data, before={})
 
     def reruns(self, digest: str) -> list[dict[str, Any]]:
-        """What reruns of a pack came to, the oldest first."""
+        """What reruns of a pack came to, the oldest first; files that are none are passed over, and named on stderr."""
         found = []
         for path in self._names(f"reruns/{digest}"):
             data = self._read(path)
             if sha256_of(data) == path.rpartition("/")[2].removesuffix(".json"):
-                found.append(mapping_in(data))
+                try:
+                    found.append(mapping_in(data))
+                except ValueError as error:
+                    print(f"registry {self.name}: {path} is no evidence of a rerun: {error}", file=sys.stderr)
         return sorted(found, key=lambda rerun: str(rerun.get("date")))
 
     def _versions(self, pack: str) -> list[int]:
         files = [path.removeprefix(f"names/{pack}/") for path in self._names(f"names/{pack}")]
-        return sorted(int(file.removesuffix(".json")) for file in files if re.fullmatch(r"[1-9][0-9]*\.json", file))
+        return sorted(int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file))
 
     def _names(self, folder: str) -> list[str]:
         """Paths below a folder of the store; where that cannot be reached, those that the cache has."""
