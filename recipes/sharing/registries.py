@@ -36,6 +36,7 @@ _PATH = re.compile(rf"{_PART}(/{_PART})*")  # of a file in a store: no part is `
 _NAME = re.compile(rf"(?P<registry>{_PART})/(?P<pack>{_PART}(/{_PART}){{0,3}})(@(?P<version>[1-9][0-9]{{0,8}}))?")
 _VERSION = re.compile(r"[1-9][0-9]*\.json")  # the file of one
 _CONDITION = re.compile(r"([a-z_]+)(>=|<=|!=|=|>|<)(.+)")
+_OF_THE_HEAD = ("title", "ids", "facts", "claims")  # what an entry repeats of its pack
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -242,7 +243,7 @@ class Registry:
             if version > 1 and (newest := self.entry(pack, version - 1)).digest == opened.digest:
                 return newest
             said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
-            said |= {key: opened.head.get(key) for key in ("title", "ids", "facts", "claims")}
+            said |= {key: opened.head.get(key) for key in _OF_THE_HEAD}
             signature = sign(canonical_json(said), key) if key else ""
             tree = {"entry": said} | ({"signature": signature} if signature else {})
             before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
@@ -261,10 +262,17 @@ class Registry:
         Args:
             anew: from the store in any case.
         Raises:
-            InputRefused: it cannot be reached, or is not the pack that the entry names.
+            InputRefused: it cannot be reached, or is not the pack that the entry names and describes.
         """
-        if not anew and (known := cached_pack(entry.digest)) is not None:
-            return known
+        if anew or (pack := cached_pack(entry.digest)) is None:
+            pack = self._fetched(entry)
+        for key in _OF_THE_HEAD:
+            if entry.said.get(key) != pack.head.get(key):
+                what = f"{entry.name}: its entry has other {key} than its pack"
+                raise InputRefused(f"{what}; do not use it, and ask who keeps {self.url}")
+        return pack
+
+    def _fetched(self, entry: Entry) -> Pack:
         with tempfile.TemporaryDirectory(prefix="kilobatch-pull-") as folder:
             path = Path(folder, f"{entry.digest}.kilobatch")
             try:

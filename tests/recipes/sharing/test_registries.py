@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,17 @@ def test_a_store_that_holds_another_pack_is_refused(packed, tmp_path):
     file.write_bytes(b"nothing")
     with pytest.raises(InputRefused, match="no pack"):
         team.pull(entry)
+
+
+@pytest.mark.parametrize("key", ["title", "ids", "facts", "claims"])
+def test_an_entry_that_describes_another_pack_than_its_own_is_refused(packed, tmp_path, key):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    entry = team.push(packed(1, accuracy=0.5), "net")
+    forged = replace(entry, said={**entry.said, key: {"accuracy": 0.99}})
+    for anew in (False, True):
+        assert team.pull(entry, anew=anew).digest == entry.digest
+        with pytest.raises(InputRefused, match=f"team/net@1: its entry has other {key} than its pack; do not use it"):
+            team.pull(forged, anew=anew)
 
 
 def test_a_url_without_conditional_writes_is_read_and_refuses_pushes(packed, tmp_path):
