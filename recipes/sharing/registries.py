@@ -215,6 +215,7 @@ class Registry:
             if not version:
                 raise FileNotFoundError
             tree = mapping_in(self._read(f"names/{pack}/{version}.json"))
+            canonical_json(tree)  # of which signatures are: not every JSON has one
             entry = Entry(name=name, said=tree["entry"], signature=tree.get("signature", ""))
             if not isinstance(entry.signature, str):
                 raise TypeError("its signature is no text")
@@ -223,7 +224,7 @@ class Registry:
             known = sorted({path.split("/", 1)[1].rpartition("/")[0] for path in self._names("names")})
             way_out = f"it has versions {self._versions(pack)}" if pack in known else nearest(pack, known)
             raise InputRefused(f"{self.name} has no {name.removesuffix('@0')}; {way_out}") from None
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise InputRefused(f"{name}: its entry is damaged: {error}; ask who keeps {self.url}") from None
         if not fits or not re.fullmatch("[0-9a-f]{64}", entry.digest):
             raise InputRefused(f"{name}: its entry belongs to another name; ask who keeps {self.url}")

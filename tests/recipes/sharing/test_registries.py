@@ -270,7 +270,7 @@ def test_what_a_stranger_says_of_a_pack_breaks_no_list(packed, tmp_path):
     assert team.push(packed(1, **facts), "net").facts == {"epochs": 3, "model": "ResNet50"}
 
 
-def test_files_of_strangers_that_are_no_evidence_or_no_entry_end_in_a_line(packed, tmp_path, capsys):
+def test_files_of_strangers_that_are_no_evidence_end_in_a_line(packed, tmp_path, capsys):
     team = add_registry("team", str(tmp_path / "team"), signers=None)
     entry = team.push(packed(1), "net")
     folder = tmp_path / "team" / "reruns" / entry.digest
@@ -281,9 +281,15 @@ def test_files_of_strangers_that_are_no_evidence_or_no_entry_end_in_a_line(packe
     team.add_rerun(entry.digest, {"verdict": "worse"})
     assert team.reruns(entry.digest) == [{"verdict": "worse"}]
     assert "is no evidence of a rerun: a list in place of an object" in capsys.readouterr().err
-    said = {"name": "net", "version": 2, "digest": entry.digest}
-    (tmp_path / "team" / "names" / "net" / "2.json").write_text(json.dumps({"entry": said, "signature": 7}))
-    with pytest.raises(InputRefused, match="team/net@2: its entry is damaged: its signature is no text"):
+
+
+@pytest.mark.parametrize("more", ['"signature": 7', '"signature": "\\ud800"', f'"title": {"[" * 900}{"]" * 900}'])
+def test_a_damaged_entry_is_named(tmp_path, more):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    (tmp_path / "team" / "names" / "net").mkdir(parents=True)
+    entry = f'{{"name": "net", "version": 1, "digest": "{"0" * 64}"}}'
+    (tmp_path / "team" / "names" / "net" / "1.json").write_text(f'{{"entry": {entry}, {more}}}')
+    with pytest.raises(InputRefused, match="team/net@1: its entry is damaged: .*; ask who keeps"):
         team.entry("net")
 
 
