@@ -12,7 +12,7 @@ from recipes.errors import InputRefused
 from recipes.schema import Claim
 from recipes.sharing import pack_file
 from recipes.sharing.canonical import canonical_json, sha256_of
-from recipes.sharing.pack_file import PackRefused, claims_of, open_pack, write_pack, write_pack_of_layout
+from recipes.sharing.pack_file import PackRefused, cached_pack, claims_of, open_pack, write_pack, write_pack_of_layout
 
 FILES = {
     "recipe.yaml": b"kilobatch: 1\n",
@@ -47,6 +47,25 @@ def test_a_pack_opens_to_what_was_written(path, cache):
     assert pack.folder == cache / pack.digest
     assert [folder.name for folder in cache.iterdir()] == [pack.digest]
     assert open_pack(path) == pack, "a second time"
+
+
+def test_a_pack_whose_files_in_the_cache_were_changed_is_unpacked_anew(path):
+    pack = open_pack(path)
+    compiled = pack.folder / "code" / "__pycache__" / "own.pyc"
+    compiled.parent.mkdir()
+    compiled.touch()
+    assert cached_pack(pack.digest) == pack, "what Python compiles is no change"
+
+    def edited():
+        (pack.folder / "recipe.yaml").write_bytes(b"kilobatch: 2\n")
+
+    changes = (edited, (pack.folder / "recipe.yaml").unlink, (pack.folder / "more.txt").touch)
+    for change in (*changes, (pack.folder / "pack.json").unlink):
+        change()
+        assert cached_pack(pack.digest) is None
+        assert open_pack(path) == pack
+        assert below(pack.folder) == {**FILES, "pack.json": canonical_json(HEAD)}
+        assert [folder.name for folder in pack.folder.parent.iterdir()] == [pack.digest]
 
 
 def test_equal_contents_give_equal_bytes_and_files_count_as_bytes(path, tmp_path):
