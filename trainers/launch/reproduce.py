@@ -128,7 +128,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
             if verdict != UNDECIDED:
                 margin = claimed.margin if verdict == SAME_RUN else 0.0
                 wrong = _wrong_accuracy(recorded[seed], run, rerun.part, margin=margin)
-                words += f", for one of its {len(recorded)} runs" if len(recorded) > 1 else ""
+                words += f", of one of the pack's {len(recorded)} runs" if len(recorded) > 1 else ""
             if wrong:
                 verdict = UNDECIDED
                 differ.append(wrong)
