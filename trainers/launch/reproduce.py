@@ -23,6 +23,7 @@ import numpy as np
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.packs.make import SAMPLES, last_weights, samples_of
+from recipes.planning.timeline import timeline_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import path_of_pack
@@ -169,6 +170,11 @@ def _claimed(head: Mapping[str, Any], opened: OpenedRecipe, recorded: Mapping[in
     if part != 1:
         if not recorded:
             raise InputRefused("--part compares with recorded runs, and the pack of a recipe has none")
+        planned = timeline_of(opened.recipe, opened.dataset).num_updates
+        for run in recorded.values():
+            if run.plan.get("num_updates") != planned or len(run.updates) < _updates(run, part):
+                what = f"{run.folder}: its record is not that of the pack's recipe, which has {planned:,} updates"
+                raise InputRefused(f"{what}, and --part compares losses at the same ones; leave --part out")
         losses = [_loss(run, part) for run in recorded.values()]
         mean = statistics.fmean(losses)
         spread = statistics.stdev(losses) if len(losses) > 1 else None
