@@ -83,14 +83,15 @@ def of_library(vocabulary: Vocabulary) -> Iterator[Listed]:
 def of_registry(registry: Registry, vocabulary: Vocabulary) -> Iterator[Listed]:
     """The newest version of each name in a registry."""
     for entry in registry.entries():
-        folder = registry.pull(entry).folder
+        pack = registry.pull(entry)
+        folder = pack.folder
         found = json.loads((folder / "diff.json").read_bytes()) if (folder / "diff.json").is_file() else {}
         runs = sorted((folder / "runs").glob("*"), key=lambda path: int(path.name))
         yield Listed(
             name=entry.name,
             opened=open_recipe(folder / PACKED, vocabulary=vocabulary, allow_code=None),
             facts=entry.facts,
-            claims=claims_of(entry.said) if runs else (),
+            claims=claims_of(pack.head) if runs else (),
             runs=[open_run(run) for run in runs],
             reruns=registry.reruns(entry.digest),
             parent=str(found.get("parent", "")),
@@ -119,7 +120,9 @@ def write_site(recipes: Sequence[Listed], folder: Path) -> int:
 
 
 def _file(name: str) -> str:
-    return f"recipe-{re.sub('[^A-Za-z0-9_.-]', '-', name)}.html"
+    """The file of a recipe's page: other names have other files."""
+    safe = re.sub("[^A-Za-z0-9_.@-]", lambda match: "~" if match[0] == "/" else f"={ord(match[0]):x}=", name)
+    return f"recipe-{safe}.html"
 
 
 def _index(recipes: Sequence[Listed]) -> str:

@@ -16,7 +16,7 @@ from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins, chain_of, load_tree
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
-from recipes.reading.registry import find, find_or_refuse, obtained_folder
+from recipes.reading.registry import can_name_folder, find, find_or_refuse, obtained_folder
 from recipes.schema import Dataset, Recipe, Validation
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
@@ -167,6 +167,11 @@ def _open_dataset(
     lacks = names_in(tree.get("lacks"))
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, lacks=lacks)
     tree.setdefault("name", path.stem)
+    name = str(tree["name"])
+    if not can_name_folder(name):
+        way_out = "write a `name:` of the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
+        reading.refuse(("name",), f"{name!r} cannot name a folder, and files of the data set lie in one", way_out)
+        raise RecipeError(reading.problems)
     root = data_root
     if root is None and isinstance(tree.get("root"), str):
         text = tree["root"]

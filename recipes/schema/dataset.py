@@ -104,8 +104,10 @@ class Source:
             inside = not Path(self.folder).is_absolute() and ".." not in Path(self.folder).parts
             require(inside, f"Source.folder must lie below the folder of the files, got {self.folder!r}")
         else:
-            known = re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", self.debian)
-            require(known, f"Source.debian must be the name of a package, got {self.debian!r}")
+            # apt takes a name with `.` or `+` for a pattern, and removes a package if a `-` follows its name.
+            known = re.fullmatch("[a-z0-9][a-z0-9-]*[a-z0-9]", self.debian)
+            what = "the name of a package, of a to z, digits and `-` within"
+            require(known, f"Source.debian must be {what}, got {self.debian!r}")
             require(Path(self.folder).is_absolute(), f"Source.folder must be absolute, got {self.folder!r}")
 
 

@@ -41,9 +41,11 @@ _BLOCK, _RECORD = tarfile.BLOCKSIZE, tarfile.RECORDSIZE
 _LARGEST_JSON, _MOST_FILES = 1 << 24, 10_000
 _MOST_COPIED = 1 << 26  # bytes that its files may take beyond four times the pack's: many may have the same contents
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,100}"  # no part is `..` or begins with a dot
-# Code lies below `code/` only, where nothing is imported from without --allow-code. Folders in `runs/` are seeds.
+# Code lies below `code/` only, where nothing is imported from without --allow-code; compiled code, which Python would
+# import in place of its source, lies nowhere. Folders in `runs/` are seeds.
 _NAME = re.compile(
-    rf"(?!runs/(?![0-9]+/))(code(/{_PART}){{1,7}}|({_PART}/){{0,7}}{_PART}\.(json|jsonl|md|safetensors|svg|txt|yaml))"
+    rf"(?!(.*/)?__pycache__/)(code(/{_PART}){{0,6}}/{_PART}\.py"
+    rf"|(?!code/)(?!runs/(?![0-9]+/))({_PART}/){{0,7}}{_PART}\.(json|jsonl|md|safetensors|svg|txt|yaml))"
 )
 _Place = tuple[int, int]  # of the first byte of a file in the archive, and the number of bytes
 _ENTRY = re.compile(rf"{_BLOBS}([0-9a-f]{{64}})")
@@ -80,6 +82,16 @@ def claims_of(said: Mapping[str, Any]) -> list[Claim]:
             found.append(claim.validate_json(json.dumps(each), strict=True))
     numbers = ([it for it in vars(each).values() if isinstance(it, int | float)] for each in found)
     return [each for each, own in zip(found, numbers, strict=True) if all(map(math.isfinite, own))]
+
+
+def runs_of(said: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs in the head of a pack; what a stranger wrote there that is none is left out.
+
+    >>> runs_of({"runs": [{"seed": 3}, 3]}), runs_of({"runs": 7})
+    ([{'seed': 3}], [])
+    """
+    listed = said.get("runs")
+    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
 def write_pack(path: Path, head: Mapping[str, Any], files: Mapping[str, bytes | Path]) -> str:
@@ -160,7 +172,7 @@ def _write(path: Path, manifest: bytes, blobs: Mapping[str, bytes | Path]) -> No
 
 
 def open_pack(path: Path) -> Pack:
-    """Read and check every byte of a pack, then put its files into the cache.
+    """Read and check every byte of a pack, then put its files into the cache, unless they are there as they must be.
 
     Raises:
         PackRefused: a byte is not as it must be; nothing is written.
@@ -169,7 +181,7 @@ def open_pack(path: Path) -> Pack:
         with path.open("rb") as file:
             digest, head, places = _read(file)
             folder = cache_folder() / "packs" / digest
-            if not folder.is_dir():
+            if not _is_whole(folder):
                 _unpack(file, places, folder)
         return Pack(digest=digest, folder=folder, head=head)
     except OSError as error:
@@ -180,16 +192,37 @@ def open_pack(path: Path) -> Pack:
 
 def files_of(pack: Pack) -> dict[str, bytes | Path]:
     """The files of an opened pack by name, for `write_pack`: from these it gets the same bytes again."""
-    found = (path for path in pack.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return {name: path for path in found if (name := path.relative_to(pack.folder).as_posix()) != HEAD}
+    return _files_in(pack.folder)
 
 
 def cached_pack(digest: str) -> Pack | None:
-    """A pack that was opened on this machine before; None if it was not."""
+    """A pack that was opened on this machine before; None if it was not, or if a file of it was changed since."""
     folder = cache_folder() / "packs" / digest
     with suppress(OSError, ValueError):
-        return Pack(digest=digest, folder=folder, head=mapping_in((folder / HEAD).read_bytes()))
+        if _is_whole(folder):
+            return Pack(digest=digest, folder=folder, head=mapping_in((folder / HEAD).read_bytes()))
     return None
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """The files of an unpacked pack by name, without its head and without what Python compiles."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    found = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: path for name, path in found.items() if name != HEAD and "__pycache__" not in name.split("/")}
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder in the cache has every file as its name, the pack's digest, says."""
+    try:
+        layers = [(name, *_measured(path)) for name, path in _files_in(folder).items()]
+        return _digest_of(folder, layers) == folder.name
+    except OSError:
+        return False
+
+
+def _digest_of(folder: Path, layers: Iterable[tuple[str, str, int]]) -> str:
+    """The digest of the pack whose head is in a folder, and whose other files are these."""
+    return sha256_of(_manifest((folder / HEAD).read_bytes(), sorted(layers)))
 
 
 def _read(file: IO[bytes]) -> tuple[str, dict[str, Any], dict[str, _Place]]:
@@ -256,20 +289,29 @@ def _named_places(
 
 
 def _unpack(file: IO[bytes], places: Mapping[str, _Place], folder: Path) -> None:
-    """Write the files of a pack into a new folder, which appears when it is whole."""
+    """Write the files of a pack into a new folder, which takes the place of any other when it is whole."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder.parent))
     except OSError as error:
         raise InputRefused(f"the cache {folder.parent} cannot be written: {error.strerror}") from error
     try:
+        new, layers = part / "new", []
         for name, (start, size) in places.items():
-            (part / name).parent.mkdir(parents=True, exist_ok=True)
-            with (part / name).open("wb") as out:
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            with (new / name).open("wb") as out:
                 file.seek(start)
-                _copied(file, size, out)
-        with suppress(OSError):  # another process was first
-            part.rename(folder)
+                layers += [(name, _copied(file, size, out), size)]
+        if _digest_of(new, [layer for layer in layers if layer[0] != HEAD]) != folder.name:
+            raise PackRefused("it was changed while it was read")
+        with suppress(OSError):  # none is there
+            folder.rename(part / "old")
+        try:
+            new.rename(folder)
+        except OSError as error:
+            if not _is_whole(folder):  # as it is where another process was first
+                what = f"{folder} is not as it was unpacked, and cannot be replaced: {error.strerror}"
+                raise InputRefused(f"{what}; remove it") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

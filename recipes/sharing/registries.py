@@ -34,7 +34,9 @@ from recipes.sharing.stores import Unreachable, store_of
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 _PATH = re.compile(rf"{_PART}(/{_PART})*")  # of a file in a store: no part is `..`, which would lead out of the cache
 _NAME = re.compile(rf"(?P<registry>{_PART})/(?P<pack>{_PART}(/{_PART}){{0,3}})(@(?P<version>[1-9][0-9]{{0,8}}))?")
+_VERSION = re.compile(r"[1-9][0-9]*\.json")  # the file of one
 _CONDITION = re.compile(r"([a-z_]+)(>=|<=|!=|=|>|<)(.+)")
+_OF_THE_HEAD = ("title", "ids", "facts", "claims")  # what an entry repeats of its pack
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -195,7 +197,7 @@ class Registry:
         versions: dict[str, list[int]] = {}
         for path in self._names("names"):
             pack, _, file = path.removeprefix("names/").rpartition("/")
-            if pack and re.fullmatch(r"[1-9][0-9]*\.json", file):
+            if pack and _VERSION.fullmatch(file):
                 versions.setdefault(pack, []).append(int(file.removesuffix(".json")))
         kept = {pack: sorted(known) if every_version else [max(known)] for pack, known in sorted(versions.items())}
         return [self.entry(pack, version) for pack, known in kept.items() for version in known]
@@ -213,13 +215,16 @@ class Registry:
             if not version:
                 raise FileNotFoundError
             tree = mapping_in(self._read(f"names/{pack}/{version}.json"))
+            canonical_json(tree)  # of which signatures are: not every JSON has one
             entry = Entry(name=name, said=tree["entry"], signature=tree.get("signature", ""))
+            if not isinstance(entry.signature, str):
+                raise TypeError("its signature is no text")
             fits = (entry.said["name"], entry.said["version"]) == (pack, version)
         except FileNotFoundError:
             known = sorted({path.split("/", 1)[1].rpartition("/")[0] for path in self._names("names")})
             way_out = f"it has versions {self._versions(pack)}" if pack in known else nearest(pack, known)
             raise InputRefused(f"{self.name} has no {name.removesuffix('@0')}; {way_out}") from None
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise InputRefused(f"{name}: its entry is damaged: {error}; ask who keeps {self.url}") from None
         if not fits or not re.fullmatch("[0-9a-f]{64}", entry.digest):
             raise InputRefused(f"{name}: its entry belongs to another name; ask who keeps {self.url}")
@@ -229,20 +234,28 @@ class Registry:
         """Add a pack as the next version of a name; the same pack as the newest version is not added again.
 
         Raises:
-            InputRefused: the pack is refused, the store cannot be written, or the key cannot sign.
+            InputRefused: the pack or its name is refused, the store cannot be written, or the key cannot sign.
         """
-        opened = open_pack(path)
+        if any(_VERSION.fullmatch(part) for part in pack.split("/")):
+            raise InputRefused(f"{pack}: a registry calls its own files so; choose a name without .json")
+        opened, taken = open_pack(path), 0
         while True:
-            version = max(self._versions(pack), default=0) + 1
+            version = max(taken, *self._versions(pack), 0) + 1
             if version > 1 and (newest := self.entry(pack, version - 1)).digest == opened.digest:
                 return newest
             said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
-            said |= {key: opened.head.get(key) for key in ("title", "ids", "facts", "claims")}
+            said |= {key: opened.head.get(key) for key in _OF_THE_HEAD}
             signature = sign(canonical_json(said), key) if key else ""
             tree = {"entry": said} | ({"signature": signature} if signature else {})
             before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
             if self.store.create(f"names/{pack}/{version}.json", canonical_json(tree), before=before):
                 return Entry(name=f"{self.name}/{pack}@{version}", said=said, signature=signature)
+            try:
+                self._read(f"names/{pack}/{version}.json")
+            except OSError as error:
+                what = f"{self.name}/{pack}@{version} cannot be made, and is not there: {error.strerror or error}"
+                raise InputRefused(f"{what}; choose another name, or ask who keeps {self.url}") from None
+            taken = version
 
     def pull(self, entry: Entry, *, anew: bool = False) -> Pack:
         """The pack of an entry, from the cache or the store.
@@ -250,10 +263,17 @@ class Registry:
         Args:
             anew: from the store in any case.
         Raises:
-            InputRefused: it cannot be reached, or is not the pack that the entry names.
+            InputRefused: it cannot be reached, or is not the pack that the entry names and describes.
         """
-        if not anew and (known := cached_pack(entry.digest)) is not None:
-            return known
+        if anew or (pack := cached_pack(entry.digest)) is None:
+            pack = self._fetched(entry)
+        for key in _OF_THE_HEAD:
+            if entry.said.get(key) != pack.head.get(key):
+                what = f"{entry.name}: its entry has other {key} than its pack"
+                raise InputRefused(f"{what}; do not use it, and ask who keeps {self.url}")
+        return pack
+
+    def _fetched(self, entry: Entry) -> Pack:
         with tempfile.TemporaryDirectory(prefix="kilobatch-pull-") as folder:
             path = Path(folder, f"{entry.digest}.kilobatch")
             try:
@@ -274,22 +294,31 @@ class Registry:
         return signer(canonical_json(entry.said), entry.signature, self.signers)
 
     def add_rerun(self, digest: str, evidence: dict[str, Any]) -> None:
-        """Add what a rerun of a pack came to; the pack stays as it is."""
+        """Add what a rerun of a pack came to; the pack stays as it is.
+
+        Raises:
+            InputRefused: the evidence has no verdict, or the store cannot be written.
+        """
+        if not isinstance(evidence.get("verdict"), str):
+            raise InputRefused("it has no verdict; name the evidence.json that kilobatch reproduce wrote")
         data = canonical_json(evidence)
         self.store.create(f"reruns/{digest}/{sha256_of(data)}.json", data, before={})
 
     def reruns(self, digest: str) -> list[dict[str, Any]]:
-        """What reruns of a pack came to, the oldest first."""
+        """What reruns of a pack came to, the oldest first; files that are none are passed over, and named on stderr."""
         found = []
         for path in self._names(f"reruns/{digest}"):
             data = self._read(path)
             if sha256_of(data) == path.rpartition("/")[2].removesuffix(".json"):
-                found.append(mapping_in(data))
+                try:
+                    found.append(mapping_in(data))
+                except ValueError as error:
+                    print(f"registry {self.name}: {path} is no evidence of a rerun: {error}", file=sys.stderr)
         return sorted(found, key=lambda rerun: str(rerun.get("date")))
 
     def _versions(self, pack: str) -> list[int]:
         files = [path.removeprefix(f"names/{pack}/") for path in self._names(f"names/{pack}")]
-        return sorted(int(file.removesuffix(".json")) for file in files if re.fullmatch(r"[1-9][0-9]*\.json", file))
+        return sorted(int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file))
 
     def _names(self, folder: str) -> list[str]:
         """Paths below a folder of the store; where that cannot be reached, those that the cache has."""

@@ -102,9 +102,10 @@ def push(
         except (OSError, ValueError) as error:
             raise InputRefused(f"{file}: cannot be read: {error}; name the evidence.json of a rerun") from None
         if evidence.get("pack") != entry.digest:
-            raise InputRefused(f"{file} is no evidence about {entry.name}: it is about pack {evidence.get('pack')}")
+            about = _line(f"pack {evidence.get('pack')}")
+            raise InputRefused(f"{file} is no evidence about {entry.name}: it is about {about}")
         registry.add_rerun(entry.digest, evidence)
-        print(f"added to the record of {entry.name}: {evidence['verdict']}")
+        print(_line(f"added to the record of {entry.name}: {evidence['verdict']}"))
         return
     if version is not None:
         raise InputRefused(f"{name}: the registry chooses the version; leave @{version} out")
@@ -154,7 +155,7 @@ def verify(name: Name) -> None:
     print(f"{entry.name}: whole, digest {entry.digest}")
     print(f"signed by {by}" if by else "signed by nobody whose key is known here" if entry.signature else "not signed")
     for rerun in registry.reruns(entry.digest):
-        print(f"rerun {rerun.get('date')}: {rerun.get('verdict')}")
+        print(_line(f"rerun {rerun.get('date')}: {rerun.get('verdict')}"))
     raise typer.Exit(5 if registry.signers and by is None else 0)
 
 
@@ -198,4 +199,11 @@ def _print_entries(entries: list, as_json: bool, *, none: str = _EMPTY) -> None:
 
 
 def _short(fact: object) -> object:
-    return round(fact, 4) if isinstance(fact, float) else fact
+    return round(fact, 4) if isinstance(fact, float) else _line(fact) if isinstance(fact, str) else fact
+
+
+def _line(text: str) -> str:
+    """A stranger's text as one line that commands no terminal."""
+    from recipes.errors import printable
+
+    return printable(text.replace("\n", "\\n"))

@@ -15,12 +15,12 @@ from safetensors.numpy import save
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.packs.make import pack_contents
 from recipes.reading.identity import identity_ids
-from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.open import CODE, OpenedRecipe, open_recipe
 from recipes.reading.registry import can_name_folder
 from recipes.sharing.pack_file import SUFFIX, write_pack, write_pack_of_layout
 from trainers.launch.identity import made_of
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.identity import own_code, read_identity
+from trainers.runs.identity import own_code, read_identity, sha256_of_files
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of
 
 
@@ -48,11 +48,17 @@ def pack(
         raise InputRefused(f"{stray} is no folder of a run; name runs only, or one recipe")
     runs = sorted(((opened_at(folder / RECIPE), folder) for folder in folders), key=lambda run: run[0].recipe.seed)
     opened = runs[0][0] if runs else opened_at(names[0])
+    folders = opened.code_folders
     if runs:
         recorded = read_identity(runs[0][1]) or {}
         parts = {what: recorded.get(what) or {} for what in ("code", "data")}
+        folders = (runs[0][1] / CODE, *folders)
     else:
         parts = made_of(opened)
+    code = own_code([opened.tree, opened.dataset_tree], folders)
+    if runs and sha256_of_files(code) != parts["code"]:
+        what = f"{runs[0][1] / CODE}: own code is not that which the run was trained with"
+        raise InputRefused(f"{what}; put it back as it was, or train anew")
     if weights and not runs:
         raise InputRefused("--weights: a recipe has none; name the folder of a run")
     ids = identity_ids(opened, parts)
@@ -61,13 +67,16 @@ def pack(
         if trained.get("recipe") != identity_ids(each, {})["recipe"] or trained.get("data") != ids["data"]:
             what = f"{folder}: recipe.yaml or the data are not those that it was trained with"
             raise InputRefused(f"{what}; pack runs as `kilobatch train` left them")
+        if trained.get("code") != ids["code"]:
+            what = f"{folder} was trained with other code than {runs[0][1] / CODE} has"
+            raise InputRefused(f"{what}; pack runs of the same code, as `kilobatch train` left them")
     head, files = pack_contents(
         opened,
         ids=ids,
         made_of=parts,
         lock="".join(sorted({f"{package.name}=={package.version}\n" for package in distributions()})),
         runs=runs,
-        own_code=own_code([opened.tree, opened.dataset_tree], opened.code_folders),
+        own_code=code,
         vocabulary=known,
         weights=_scored_weights(runs[0][1]) if weights else None,
     )

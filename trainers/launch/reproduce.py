@@ -19,8 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.packs.make import SAMPLES, last_weights, samples_of
+from recipes.planning.timeline import timeline_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import path_of_pack
@@ -28,7 +31,7 @@ from recipes.reading.tree_diff import WORDS, without_place
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
-from recipes.sharing.pack_file import HEAD, claims_of
+from recipes.sharing.pack_file import HEAD, claims_of, runs_of
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
@@ -37,8 +40,10 @@ from trainers.runs.mpi_ranks import without_launcher
 from trainers.runs.run_folder import FolderRefused, differences, environment_of, require_another_end, write_whole
 
 SAME_BITS, SAME_RUN = "the same bits", "the same run"
+_UNEXPLAINED = "samples or losses, and nothing else: the pack's run had another recipe, code or machine"
 EXIT_CODES = {SAME_BITS: 0, SAME_RUN: 0, AS_GOOD: 0, WORSE: 5, UNDECIDED: 6}
 EVIDENCE, REGISTERED = "evidence.json", "registered.json"
+PACK = "pack.txt"  # digest of the pack whose runs a folder has
 _NO_RECIPE = (*WORDS, "dataset")
 _MARGIN = 0.01  # of an accuracy whose claim has none. Assumed: a point.
 _DIVERGED_LOSS = 1e3
@@ -103,6 +108,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     part = "" if rerun.part == 1 else f"-part-{rerun.part:g}"
     out = rerun.out or Path("runs", f"reproduce-{opened.recipe.name}-{digest[:8]}{part}")
     out.mkdir(parents=True, exist_ok=True)
+    _require_pack(out, digest)
     settings = {"pack": digest, "margin": claimed.margin, "seeds": rerun.seeds, "part": rerun.part}
     registered = _registered(out, settings, rerun.register)
     differ = list(dict.fromkeys(_differences(head, opened, path.parent, recorded)))
@@ -111,20 +117,27 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         tell(f"differs here: {line}")
     seeds = _seeds(opened.recipe.seed, recorded, rerun.seeds)
     values: list[float] = []
-    verdict, judgement = UNDECIDED, None
+    verdict, words, judgement = UNDECIDED, "", None
     for seed in seeds:
         run = _trained(rerun, path, out / f"seed-{seed}", seed)
         values.append(_value(run, rerun.part))
         tell(f"seed {seed}: {_value_words(values[-1], rerun.part)}")
         if seed in recorded:
             fits = not any(line.startswith(("recipe", "data", "code", "claim")) for line in differ)
-            verdict = _same(recorded[seed], head, run, seed, whole=rerun.part == 1) if fits else UNDECIDED
-            if verdict == UNDECIDED and not differ:
-                differ.append("samples or losses, and nothing else: the pack's run had another recipe, code or machine")
-                tell(f"differs here: {differ[0]}")
+            verdict, words = _same(recorded[seed], head, run, seed, rerun.part) if fits else (UNDECIDED, "")
+            wrong = "" if differ else _UNEXPLAINED
+            if verdict != UNDECIDED:
+                margin = claimed.margin if verdict == SAME_RUN else 0.0
+                wrong = _wrong_accuracy(recorded[seed], run, rerun.part, margin=margin)
+                words += f", of one of the pack's {len(recorded)} runs" if len(recorded) > 1 else ""
+            if wrong:
+                verdict = UNDECIDED
+                differ.append(wrong)
+                tell(f"differs here: {wrong}")
         if verdict == UNDECIDED:
             judgement = judge(claimed, values, level=level_of_look(len(values), looks=len(seeds)))
             verdict = judgement.verdict
+            words = _words(judgement, more_seeds(claimed, values), rerun.part)
         if verdict != UNDECIDED:
             break
     evidence = {
@@ -132,7 +145,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         **settings,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "verdict": verdict,
-        "words": _words(verdict, judgement, more_seeds(claimed, values), rerun.part),
+        "words": words,
         "judgement": judgement and {key: _finite(value) for key, value in asdict(judgement).items()},
         "claimed": asdict(claimed),
         "values": {str(seed): value for seed, value in zip(seeds, values, strict=False)},
@@ -141,7 +154,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         "environment": environment_of(out / f"seed-{seeds[0]}"),
     }
     write_whole(out / EVIDENCE, canonical_json(evidence) + b"\n")
-    tell(f"verdict: {evidence['words']}")
+    tell(f"verdict: {words}")
     tell(f"wrote {out / EVIDENCE}; kilobatch registry push adds it to the pack's record")
     return evidence
 
@@ -157,6 +170,11 @@ def _claimed(head: Mapping[str, Any], opened: OpenedRecipe, recorded: Mapping[in
     if part != 1:
         if not recorded:
             raise InputRefused("--part compares with recorded runs, and the pack of a recipe has none")
+        planned = timeline_of(opened.recipe, opened.dataset).num_updates
+        for run in recorded.values():
+            if run.plan.get("num_updates") != planned or len(run.updates) < _updates(run, part):
+                what = f"{run.folder}: its record is not that of the pack's recipe, which has {planned:,} updates"
+                raise InputRefused(f"{what}, and --part compares losses at the same ones; leave --part out")
         losses = [_loss(run, part) for run in recorded.values()]
         mean = statistics.fmean(losses)
         spread = statistics.stdev(losses) if len(losses) > 1 else None
@@ -173,6 +191,18 @@ def _claimed(head: Mapping[str, Any], opened: OpenedRecipe, recorded: Mapping[in
         margin=_MARGIN if claim.margin is None else claim.margin,
         resolution=1 / opened.dataset.num_eval,
     )
+
+
+def _require_pack(out: Path, digest: str) -> None:
+    """Refuse a folder with runs of another pack; an empty one becomes this pack's."""
+    file = out / PACK
+    known = file.read_text(encoding="utf-8", errors="replace").strip() if file.is_file() else ""
+    if known == digest:
+        return
+    if known or any(out.glob("seed-*")):
+        of = f"pack {known[:12]}" if known else "an unknown pack"
+        raise InputRefused(f"{out} has runs of {of}, and this is pack {digest[:12]}; give another --out")
+    write_whole(file, f"{digest}\n")
 
 
 def _registered(out: Path, settings: dict[str, Any], register: bool) -> str | None:
@@ -281,23 +311,56 @@ def _updates(run: Run, part: float) -> int:
     return max(1, math.floor(part * int(run.plan["num_updates"])))
 
 
-def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, *, whole: bool) -> str:
-    """SAME_BITS, SAME_RUN or UNDECIDED."""
-    number = min(len(before.updates), len(run.updates))
+def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, part: float) -> tuple[str, str]:
+    """SAME_BITS or SAME_RUN and what was compared, in words; else UNDECIDED and no words."""
+    number = _updates(run, part)
     were, are = before.updates.loss[:number], run.updates.loss[:number]
-    facts = next((each for each in head["runs"] if each["seed"] == seed), {})
+    if min(len(were), len(are)) < number:
+        return UNDECIDED, ""
+    so_far = "" if part == 1 else f", after {percent(part, digits=0)} of it"
+    facts = next((each for each in runs_of(head) if each.get("seed") == seed), {})
     if facts.get("exact") and run.environment.get("exact") and (were == are).all():
-        weights = sha256_of(last_weights(run.folder).read_bytes())
-        if not whole or weights == facts.get("weights_sha256"):
-            return SAME_BITS
-    if (before.folder / SAMPLES).is_file():
+        if part != 1:
+            return SAME_BITS, f"{SAME_BITS}: every loss is equal{so_far}"
+        if sha256_of(last_weights(run.folder).read_bytes()) == facts.get("weights_sha256"):
+            return SAME_BITS, f"{SAME_BITS}: every loss, every weight and every accuracy are equal"
+    if has_samples := (before.folder / SAMPLES).is_file():
         recorded = (before.folder / SAMPLES).read_bytes().splitlines()[:number]
         if samples_of(run.folder / "trace.jsonl").splitlines()[:number] != recorded:
-            return UNDECIDED
+            return UNDECIDED, ""
     close = zip(were[:_COMPARED], are[:_COMPARED], strict=True)
     limits = [_TOLERANCE * _GROWTH**update for update in range(_COMPARED)]
-    same = all(math.isclose(was, now, rel_tol=limit) for (was, now), limit in zip(close, limits, strict=False))
-    return SAME_RUN if same else UNDECIDED
+    if not all(math.isclose(was, now, rel_tol=limit) for (was, now), limit in zip(close, limits, strict=False)):
+        return UNDECIDED, ""
+    if has_samples:
+        return SAME_RUN, f"{SAME_RUN}: samples and images are equal, losses up to rounding{so_far}"
+    losses = f"the losses of the first {counted(min(number, _COMPARED), 'update')} are equal up to rounding"
+    return SAME_RUN, f"{SAME_RUN}: {losses}; the pack has no samples to compare{so_far}"
+
+
+def _wrong_accuracy(before: Run, run: Run, part: float, *, margin: float) -> str:
+    """Which recorded accuracy is not that of the run, in words; empty if all are as recorded.
+
+    Args:
+        margin: 0: every evaluation is compared; above: the last of a whole run, which may differ by this.
+    """
+    if margin:
+        pairs = [(before.final_accuracy, run.final_accuracy)] if part == 1 else []
+    else:
+        was, has = (
+            dict(zip(each.update, each.accuracy, strict=True)) for each in (before.evaluations, run.evaluations)
+        )
+        updates = was.keys() | has.keys() if part == 1 else was.keys() & has.keys()
+        pairs = [(was.get(update), has.get(update)) for update in sorted(updates)]
+    for pair in pairs:
+        recorded, reached = (math.nan if accuracy is None else float(accuracy) for accuracy in pair)
+        if not np.isclose(recorded, reached, rtol=0, atol=margin or 1e-9, equal_nan=True):
+            return f"accuracy: the pack records {_accuracy(recorded)}, and the same training has {_accuracy(reached)}"
+    return ""
+
+
+def _accuracy(value: float) -> str:
+    return percent(value) if math.isfinite(value) else "none"
 
 
 def _shown(claimed: Claimed, part: float) -> str:
@@ -316,14 +379,9 @@ def _number(value: float, part: float) -> str:
     return f"{100 * value:.2f} points" if part == 1 else f"{value:.4f}"
 
 
-def _words(verdict: str, judgement: Judgement | None, more: int | None, part: float) -> str:
-    """The verdict with its numbers."""
-    so_far = "" if part == 1 else f", after {percent(part, digits=0)} of it"
-    if verdict == SAME_BITS:
-        return f"the same bits: every loss{'' if part != 1 else ' and every weight'} is equal{so_far}"
-    if verdict == SAME_RUN:
-        return f"the same run: samples and images are equal, losses up to rounding{so_far}"
-    assert judgement is not None
+def _words(judgement: Judgement, more: int | None, part: float) -> str:
+    """The verdict of statistics with its numbers."""
+    verdict, so_far = judgement.verdict, "" if part == 1 else f", after {percent(part, digits=0)} of it"
     low, high = (_signed(bound, part) for bound in (judgement.lower, judgement.upper))
     difference = _signed(judgement.difference, part)
     words = f"{verdict}{so_far}: the difference is {difference}, its one-sided bounds {low} and {high}"

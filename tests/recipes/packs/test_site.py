@@ -53,15 +53,21 @@ def listed():
 
 def test_pages_show_verdicts_differences_and_how_to_get_it(listed, tmp_path):
     assert write_site([listed], tmp_path) == 2
-    text = (tmp_path / "recipe-team-net-1.html").read_text()
+    text = (tmp_path / "recipe-team~net@1.html").read_text()
     page = Page(text)
     assert {"batch.global", "32", "<script>512", "worse", "X"} <= set(page.cells)
     assert "script" not in page.tags
     assert "kilobatch reproduce team/net@1" in text
     assert "Signed by ann@team" in text
     index = Page((tmp_path / "index.html").read_text())
-    assert "recipe-team-net-1.html" in index.links
+    assert "recipe-team~net@1.html" in index.links
     assert {"digits", "SmallResNet", "512", "worse"} <= set(index.cells)
+
+
+def test_other_names_have_other_pages(listed, tmp_path):
+    names = ("team/a/b@1", "team/a-b@1", "team/a b@1", "team/a/20/b@1", "team/a=20=b@1", "team/a@1")
+    assert write_site([replace(listed, name=name) for name in names], tmp_path) == len(names) + 1
+    assert set(Page((tmp_path / "index.html").read_text()).links) >= {file.name for file in tmp_path.glob("recipe-*")}
 
 
 def test_only_the_script_of_the_table_may_run_and_no_page_loads_from_elsewhere(listed, tmp_path):

@@ -56,6 +56,8 @@ def test_facts_are_not_counted_where_they_are_given(write):
         ("std: [0.0]", r"std: is \(0.0,\); must be above 0"),
         ("mean: [0.1, 0.2]", "mean: is a list of 2; must be one number a channel, 1 in all"),
         ("reader: {kind: Imagenet}", "reader.kind: there is no data set reader called Imagenet"),
+        ("name: ../../..", "name: '../../..' cannot name a folder, .*; write a `name:` of the letters"),
+        ("name: a/b", "name: 'a/b' cannot name a folder"),
         ("num_trian: 3", "num_trian: is not a known key; did you mean num_train?"),
     ],
 )

@@ -12,13 +12,14 @@ from recipes.errors import InputRefused
 from recipes.schema import Claim
 from recipes.sharing import pack_file
 from recipes.sharing.canonical import canonical_json, sha256_of
-from recipes.sharing.pack_file import PackRefused, claims_of, open_pack, write_pack, write_pack_of_layout
+from recipes.sharing.pack_file import PackRefused, cached_pack, claims_of, open_pack, write_pack, write_pack_of_layout
 
 FILES = {
     "recipe.yaml": b"kilobatch: 1\n",
     "runs/0/metrics.jsonl": b'{"key": "run_start"}\n' * 99,
     "runs/1/metrics.jsonl": b"x" * 1024,
     "code/own.py": b"raise SystemExit('code of a pack was run')\n",
+    "code/net/__init__.py": b"",
 }
 HEAD = {"name": "a", "facts": {"accuracy": 0.5}}
 
@@ -46,6 +47,25 @@ def test_a_pack_opens_to_what_was_written(path, cache):
     assert pack.folder == cache / pack.digest
     assert [folder.name for folder in cache.iterdir()] == [pack.digest]
     assert open_pack(path) == pack, "a second time"
+
+
+def test_a_pack_whose_files_in_the_cache_were_changed_is_unpacked_anew(path):
+    pack = open_pack(path)
+    compiled = pack.folder / "code" / "__pycache__" / "own.pyc"
+    compiled.parent.mkdir()
+    compiled.touch()
+    assert cached_pack(pack.digest) == pack, "what Python compiles is no change"
+
+    def edited():
+        (pack.folder / "recipe.yaml").write_bytes(b"kilobatch: 2\n")
+
+    changes = (edited, (pack.folder / "recipe.yaml").unlink, (pack.folder / "more.txt").touch)
+    for change in (*changes, (pack.folder / "pack.json").unlink):
+        change()
+        assert cached_pack(pack.digest) is None
+        assert open_pack(path) == pack
+        assert below(pack.folder) == {**FILES, "pack.json": canonical_json(HEAD)}
+        assert [folder.name for folder in pack.folder.parent.iterdir()] == [pack.digest]
 
 
 def test_equal_contents_give_equal_bytes_and_files_count_as_bytes(path, tmp_path):
@@ -252,6 +272,17 @@ def test_five_hundred_changed_packs_are_refused_and_leave_nothing(path, tmp_path
     assert number < 520
     path.write_bytes(data)
     assert below(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["__pycache__/own.cpython-311.pyc", "__pycache__/own.py", "own.so", "own.pyc", "own/data.json", "own"],
+)
+def test_code_of_a_pack_is_source_only(path, name):
+    names = sorted([*FILES.items(), (f"code/{name}", b"evil")])
+    path.write_bytes(Forger(path.read_bytes(), None).whole(names))
+    with pytest.raises(PackRefused, match=f"'code/{name}' is no name of a file in a pack"):
+        open_pack(path)
 
 
 def test_claims_of_strangers_are_claims_or_nothing():

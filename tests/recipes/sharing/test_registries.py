@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.sharing.canonical import sha256_of
 from recipes.sharing.pack_file import write_pack
 from recipes.sharing.registries import add_registry, found_in, is_in_registry, registries, registry_of
 from recipes.sharing.stores import Unreachable
@@ -237,6 +239,17 @@ def test_a_store_that_holds_another_pack_is_refused(packed, tmp_path):
         team.pull(entry)
 
 
+@pytest.mark.parametrize("key", ["title", "ids", "facts", "claims"])
+def test_an_entry_that_describes_another_pack_than_its_own_is_refused(packed, tmp_path, key):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    entry = team.push(packed(1, accuracy=0.5), "net")
+    forged = replace(entry, said={**entry.said, key: {"accuracy": 0.99}})
+    for anew in (False, True):
+        assert team.pull(entry, anew=anew).digest == entry.digest
+        with pytest.raises(InputRefused, match=f"team/net@1: its entry has other {key} than its pack; do not use it"):
+            team.pull(forged, anew=anew)
+
+
 def test_a_url_without_conditional_writes_is_read_and_refuses_pushes(packed, tmp_path):
     fsspec = pytest.importorskip("fsspec")
     team = add_registry("team", str(tmp_path / "team"), signers=None)
@@ -255,6 +268,39 @@ def test_what_a_stranger_says_of_a_pack_breaks_no_list(packed, tmp_path):
     team = add_registry("team", str(tmp_path / "team"), signers=None)
     facts = {"accuracy": "high", "batch": [8], "epochs": 3, "model": "ResNet50", "dataset": 7, "color": "red"}
     assert team.push(packed(1, **facts), "net").facts == {"epochs": 3, "model": "ResNet50"}
+
+
+def test_files_of_strangers_that_are_no_evidence_end_in_a_line(packed, tmp_path, capsys):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    entry = team.push(packed(1), "net")
+    folder = tmp_path / "team" / "reruns" / entry.digest
+    folder.mkdir(parents=True)
+    (folder / f"{sha256_of(b'[]')}.json").write_bytes(b"[]")
+    with pytest.raises(InputRefused, match="has no verdict"):
+        team.add_rerun(entry.digest, {"pack": entry.digest})
+    team.add_rerun(entry.digest, {"verdict": "worse"})
+    assert team.reruns(entry.digest) == [{"verdict": "worse"}]
+    assert "is no evidence of a rerun: a list in place of an object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", ['"signature": 7', '"signature": "\\ud800"', f'"title": {"[" * 900}{"]" * 900}'])
+def test_a_damaged_entry_is_named(tmp_path, more):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    (tmp_path / "team" / "names" / "net").mkdir(parents=True)
+    entry = f'{{"name": "net", "version": 1, "digest": "{"0" * 64}"}}'
+    (tmp_path / "team" / "names" / "net" / "1.json").write_text(f'{{"entry": {entry}, {more}}}')
+    with pytest.raises(InputRefused, match="team/net@1: its entry is damaged: .*; ask who keeps"):
+        team.entry("net")
+
+
+def test_a_name_that_a_registry_gives_its_own_files_is_refused_and_one_in_the_way_ends_a_push(packed, tmp_path):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    for name in ("net/1.json", "1.json", "7.json/net"):
+        with pytest.raises(InputRefused, match="calls its own files so"):
+            team.push(packed(1), name)
+    (tmp_path / "team" / "names" / "net" / "1.json").mkdir(parents=True)
+    with pytest.raises(InputRefused, match="team/net@1 cannot be made, and is not there: Is a directory; choose"):
+        team.push(packed(1), "net")
 
 
 def test_a_store_cannot_write_outside_the_cache(tmp_path):

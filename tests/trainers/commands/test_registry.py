@@ -2,19 +2,43 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from kilobatch import app
 from recipes.errors import InputRefused
+from recipes.sharing.pack_file import write_pack
+from recipes.sharing.registries import add_registry
 
 
-def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path, monkeypatch):
-    def typed(*words):
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """`typed(*words)`: what `kilobatch registry WORDS` prints, or its error."""
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+
+    def run(*words):
         result = CliRunner().invoke(app, ["registry", *map(str, words)])
         return str(result.exception) if isinstance(result.exception, InputRefused) else result.output
 
-    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
+    return run
+
+
+def test_texts_of_strangers_stay_on_their_line_and_command_no_terminal(tmp_path, typed):
+    forged = "ok\x1b[3A\r\nsigned by ann@team"
+    write_pack(tmp_path / "a.kilobatch", {"facts": {"dataset": forged}}, {"recipe.yaml": b"kilobatch: 1\n"})
+    entry = add_registry("team", str(tmp_path / "team"), signers=None).push(tmp_path / "a.kilobatch", "net")
+    evidence = tmp_path / "evidence.json"
+    shown = "ok\\x1b[3A\\r\\nsigned by ann@team"
+    evidence.write_text(json.dumps({"pack": entry.digest, "date": "2026", "verdict": forged}))
+    assert typed("push", evidence, "team/net") == f"added to the record of team/net@1: {shown}\n"
+    assert typed("verify", "team/net").splitlines()[1:] == ["not signed", f"rerun 2026: {shown}"]
+    assert shown in typed("list")
+    evidence.write_text(json.dumps({"pack": entry.digest}))
+    assert "it has no verdict" in typed("push", evidence, "team/net")
+
+
+def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path, monkeypatch, typed):
     assert "cannot be made: No such file or directory" in typed("add", "team", tmp_path / "away" / "team")
     assert typed("add", "team", tmp_path / "team").startswith("added team: ")
     assert f"team is {tmp_path}/team; take another name, or: kilobatch" in typed("add", "team", tmp_path / "other")

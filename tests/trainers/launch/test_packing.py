@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from typer.testing import CliRunner
 
 from kilobatch import app as kilobatch_app
 from recipes.errors import InputRefused
-from recipes.reading.identity import recipe_id
+from recipes.reading.identity import identity_ids, recipe_id
 from recipes.reading.library import copy_recipe
 from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
+from recipes.sharing.canonical import sha256_of
 from recipes.sharing.pack_file import open_pack
 from recipes.sharing.registries import add_registry
 from trainers.launch.packing import pack
@@ -202,6 +204,36 @@ def test_own_code_is_found_beside_a_recipe_in_a_run_and_in_a_pack_also_one_that_
     for recipe in (tmp_path / "a.yaml", tmp_path / "run", "d.yaml"):
         assert typed("recipes", "diff", recipe, "team/c@1", "--allow-code").exit_code == 1
     assert typed("plan", "team/c", "--allow-code").exit_code == 0
+
+
+def test_a_pack_has_the_code_that_its_runs_were_trained_with(runs, tmp_path, cache, monkeypatch):
+    def run_of(seed, code):
+        """A run of own code, made of one of the library's."""
+        folder = tmp_path / str(seed)
+        shutil.copytree(runs / str(seed), folder)
+        (folder / "code").mkdir()
+        (folder / "code" / "kept.py").write_text(code)
+        text = (folder / "recipe.yaml").read_text()
+        changed = re.sub("model:.*?\n(?=\\S)", "model: {kind: kept.MyNet}\n", text, flags=re.DOTALL)
+        (folder / "recipe.yaml").write_text(changed)
+        made_of = {**json.loads((folder / "identity.json").read_text()), "code": {"kept.py": sha256_of(code.encode())}}
+        (folder / "identity.json").write_text(json.dumps(made_of))
+        opened = open_recipe(folder / "recipe.yaml", vocabulary=vocabulary(), allow_code=None)
+        environment = json.loads((folder / "environment.json").read_text()) | {"ids": identity_ids(opened, made_of)}
+        (folder / "environment.json").write_text(json.dumps(environment))
+        return folder
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("kept.py").write_text("import chainer\n")
+    run, other = run_of(0, OWN), run_of(1, f"{OWN}# other\n")
+    opened = open_pack(packed(tmp_path / "a.kilobatch", run)[0])
+    assert (opened.folder / "code" / "kept.py").read_text() == OWN
+    with pytest.raises(InputRefused, match=r"1 was trained with other code than .*0/code has"):
+        packed(tmp_path / "b.kilobatch", run, other)
+    (run / "code" / "kept.py").write_text("import chainer\n")
+    with pytest.raises(InputRefused, match=r"0/code: own code is not that which the run was trained with"):
+        packed(tmp_path / "b.kilobatch", run)
 
 
 @pytest.mark.slow
