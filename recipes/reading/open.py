@@ -168,7 +168,7 @@ def _open_dataset(
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, lacks=lacks)
     tree.setdefault("name", path.stem)
     name = str(tree["name"])
-    if not can_name_folder(name):
+    if tree.get("sources") and not can_name_folder(name):
         way_out = "write a `name:` of the letters a to z and A to Z, digits, `_`, `.` and `-`, at most 200"
         reading.refuse(("name",), f"{name!r} cannot name a folder, and files of the data set lie in one", way_out)
         raise RecipeError(reading.problems)

@@ -44,6 +44,14 @@ def test_facts_are_not_counted_where_they_are_given(write):
     assert open_dataset("own", vocabulary=vocabulary()).num_train == 9
 
 
+SOURCES = "sources: [{debian: some-data, folder: /usr/share/some}]"
+
+
+def test_a_data_set_that_is_not_obtained_may_have_any_name(write):
+    write(FOLDER + "name: my photos\nnum_train: 9\nnum_eval: 3\nnum_classes: 2\n", "own.yaml")
+    assert open_dataset("own.yaml", vocabulary=vocabulary()).name == "my photos"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -56,8 +64,8 @@ def test_facts_are_not_counted_where_they_are_given(write):
         ("std: [0.0]", r"std: is \(0.0,\); must be above 0"),
         ("mean: [0.1, 0.2]", "mean: is a list of 2; must be one number a channel, 1 in all"),
         ("reader: {kind: Imagenet}", "reader.kind: there is no data set reader called Imagenet"),
-        ("name: ../../..", "name: '../../..' cannot name a folder, .*; write a `name:` of the letters"),
-        ("name: a/b", "name: 'a/b' cannot name a folder"),
+        (f"name: ../../..\n{SOURCES}", "name: '../../..' cannot name a folder, .*; write a `name:` of the letters"),
+        (f"name: a/b\n{SOURCES}", "name: 'a/b' cannot name a folder"),
         ("num_trian: 3", "num_trian: is not a known key; did you mean num_train?"),
     ],
 )
