@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from recipes.errors import Problem, RecipeError, nearest, refuse_unreachable
+from recipes.errors import InputRefused, Problem, RecipeError, nearest, refuse_unreachable
 from recipes.sharing.cache import cache_folder
 from recipes.sharing.pack_file import SUFFIX, open_pack
 from recipes.sharing.registries import is_in_registry, registry_of
@@ -89,7 +89,13 @@ def path_of_pack(name: str) -> str:
 
 
 def obtained_folder(name: str) -> Path:
-    """Where `kilobatch data get` puts the files of a data set."""
+    """Where `kilobatch data get` puts the files of a data set.
+
+    Raises:
+        InputRefused: its name would lead elsewhere.
+    """
+    if not can_name_folder(name):
+        raise InputRefused(f"{name!r} cannot name a folder in the cache; give another `name`, or --to FOLDER")
     return cache_folder() / "datasets" / name
 
 

@@ -179,6 +179,12 @@ def test_files_at_hand_are_copied_and_nothing_is_asked(web, tmp_path, kilobatch)
         get(opened(tmp_path, source(web)), tmp_path / "to", at_hand=tmp_path / "hand", showing=None)
 
 
+@pytest.mark.parametrize("name", ["../../..", "a/b", "..", ""])
+def test_no_name_leads_out_of_the_cache(name):
+    with pytest.raises(InputRefused, match="cannot name a folder in the cache; give another `name`, or --to FOLDER"):
+        obtained_folder(name)
+
+
 def test_debians_package_is_installed_by_root_only_and_else_its_command_shown(monkeypatch):
     source = Source(debian="dataset-fashion-mnist", folder="/usr/share/datasets/fashion-mnist")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
