@@ -88,7 +88,3 @@ def check_rate(reading: Reading, recipe: Recipe) -> None:
             what = f"is 0 at epoch {epoch:g}, and {kind} divides by it until epoch {optimizer.slow_until:g}"
             reading.refuse(("learning_rate",), what, "it is a warmup of its own: remove `warmup`, or begin above 0")
             break
-    for index, entry in enumerate(recipe.learning_rate.factors):
-        if entry.factor == 0 and optimizer.divides_by_rate(0.0):
-            path = ("learning_rate", "factors", index, "factor")
-            reading.refuse(path, f"is 0, and {kind} divides by the rate", "write a number above 0")

@@ -29,8 +29,8 @@ def at_image_size(entry: _Entry, size: int) -> _Entry:
 def image_sizes(recipe: Recipe) -> list[int | None]:
     """Side of the images that the model is trained on in pixels, for each step of the recipe's `image_size`.
 
-    It is the `size` of the last augmentation that has one, else None. An augmentation whose `size` is not that of its
-    output says so by a class attribute `keeps_size = True`.
+    It is the `size` of the last augmentation that has one, or the `shorter` of a `Resize` behind it; else None. An
+    augmentation whose `size` is not that of its output says so by a class attribute `keeps_size = True`.
     """
     if recipe.image_size is None:
         return [_side(recipe.augmentation.train)]
@@ -59,5 +59,12 @@ def evaluated_size(recipe: Recipe) -> int | None:
 
 
 def _side(parts: Sequence[object]) -> int | None:
-    sizes = [getattr(part, "size", None) for part in parts if not getattr(part, "keeps_size", False)]
-    return next((size for size in reversed(sizes) if isinstance(size, int)), None)
+    side = None
+    for part in parts:
+        if getattr(part, "keeps_size", False):
+            continue
+        if isinstance(size := getattr(part, "size", None), int):
+            side = size
+        elif side is not None and isinstance(shorter := getattr(part, "shorter", None), int):  # of a square
+            side = shorter
+    return side

@@ -7,9 +7,9 @@
     dali        the same by a pipeline of NVIDIA's DALI on the CPU, which is given the file and the crop
 
 Files that are no JPEG, JPEGs in CMYK, and JPEGs that libjpeg-turbo has a warning about are decoded by Pillow in each
-family. So all families read the same files, and decode the same pixels from a JPEG in colour. Resampled ones are
-Pillow's in turbo, but for its rounding where Pillow takes the columns first; OpenCV's differ by about half a step of
-255 on average.
+family. So all families read the same files, and decode the same pixels from a JPEG in colour with `channels: 3`; as
+grey they differ by some levels. Resampled ones are Pillow's in turbo, but for its rounding where Pillow takes the
+columns first; OpenCV's differ by about half a step of 255 on average.
 
 A process uses one family, chosen by `use` or by KILOBATCH_DECODER in its environment, else the first of turbo and
 pillow that is installed.

@@ -100,6 +100,7 @@ class Pipeline:
         parts: in order; a `Normalize` by name is bound to `dataset`.
         dataset: the recipe's.
         seed: the recipe's.
+        has_end: False: all parts compute `pixels`, as where another list that shares `finish` ends otherwise.
     Attributes:
         parts: in order.
         finish: turns `Pixels` into the model's input.
@@ -107,10 +108,12 @@ class Pipeline:
         ValueError: a `Normalize` names another data set, or the data set has no mean and std.
     """
 
-    def __init__(self, *, parts: Sequence[Augmentation], dataset: NamedStatistics, seed: int) -> None:
+    def __init__(
+        self, *, parts: Sequence[Augmentation], dataset: NamedStatistics, seed: int, has_end: bool = True
+    ) -> None:
         numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
         self.parts = [part.bound(**numbers) if isinstance(part, Normalize) else part for part in parts]
-        self._end = _end_of(self.parts)
+        self._end = _end_of(self.parts) if has_end else len(self.parts)
         normalize = next((part for part in self.parts[self._end :] if isinstance(part, Normalize)), None)
         scaled = any(getattr(part, "scales_pixels", False) for part in parts)
         self.finish = Finish(normalize=normalize, divisor=np.float32(1 if scaled else 255))

@@ -15,7 +15,7 @@ from chainercv.links import Conv2DActiv, Conv2DBNActiv, PickableSequentialChain
 from chainercv.links.model.resnet import ResNet
 
 from recipes.errors import InputRefused
-from trainers.runs.errors import UnfitImage
+from trainers.models.small_image_networks import require_side
 
 _BASIC_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
@@ -214,13 +214,7 @@ class FlatteningNetwork(PickableSequentialChain):
         Raises:
             UnfitImage: they are of another size than the network was built for.
         """
-        height, width = images_NCHW.shape[2:]
-        if (height, width) != (self.image_size, self.image_size):
-            raise UnfitImage(
-                f"{self.name_of_model} was built for images of {self.image_size}x{self.image_size} pixels and got "
-                f"{height}x{width}: its first linear layer takes every pixel; give the images for training and for "
-                "evaluation one size, or take a model that averages them, such as ResNet50"
-            )
+        require_side(images_NCHW, self.image_size, self.name_of_model)
         return super().forward(images_NCHW)
 
     def add_head(self, size: int, channels: int, *, scale: float, bias: float, num_classes: int) -> None:

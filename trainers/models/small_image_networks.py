@@ -7,6 +7,8 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal, LeCunNormal
 
+from trainers.runs.errors import UnfitImage
+
 
 class ConvolutionalNetwork(chainer.Chain):
     """Three 3x3 convolutions with batch normalisation and ReLU, 2x2 max pooling between them, average, linear layer.
@@ -39,6 +41,21 @@ class ConvolutionalNetwork(chainer.Chain):
         return self.fc(F.dropout(F.average(h, axis=(2, 3)), ratio=self.dropout))
 
 
+def require_side(images_NCHW: chainer.Variable, side: int, name: str) -> None:
+    """Refuse images of another size than a model was built for; `name` is that of the model.
+
+    Raises:
+        UnfitImage: they are of another size.
+    """
+    height, width = images_NCHW.shape[2:]
+    if (height, width) != (side, side):
+        raise UnfitImage(
+            f"{name} was built for images of {side}x{side} pixels and got {height}x{width}: its first linear layer "
+            "takes every pixel; give the images for training and for evaluation one size, or take a model that "
+            "averages them, such as ResNet50"
+        )
+
+
 class SimpleNetwork(chainer.Chain):
     """Two 5x5 convolutions with ReLU and 2x2 max pooling, a hidden linear layer with ReLU and dropout, a linear layer.
 
@@ -57,7 +74,7 @@ class SimpleNetwork(chainer.Chain):
         if image_size < 4:
             raise ValueError(f"SimpleCNN needs images of at least 4 pixels, got {image_size}")
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.image_size = dropout, image_size
         first, second = widths
         with self.init_scope():
             self.conv1 = L.Convolution2D(num_in, first, 5, pad=2, initialW=HeNormal())
@@ -66,7 +83,12 @@ class SimpleNetwork(chainer.Chain):
             self.fc = L.Linear(hidden, num_classes, initialW=LeCunNormal())
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Logits, samples x classes."""
+        """Logits, samples x classes.
+
+        Raises:
+            UnfitImage: the images are of another size than the network was built for.
+        """
+        require_side(x, self.image_size, "SimpleCNN")
         for convolution in (self.conv1, self.conv2):
             x = F.relu(F.max_pooling_2d(convolution(x), ksize=2, cover_all=False))  # a quarter of the values for ReLU
         return self.fc(F.dropout(F.relu(self.hidden(x)), ratio=self.dropout))

@@ -38,10 +38,12 @@ def set_hyperparameters(component: Any, optimizer: chainer.Optimizer, values: Hy
     """Set the hyperparameters that an update rule reads, all to Python floats: a NumPy float64 would widen its arrays.
 
     Beside the rate, under the component's `rate_attribute`: `component`, whose momentum and weight decay are those of
-    this update, `relative_rate` (rate over full rate) and `epoch`. A parameter with a rate factor gets its own rate.
+    this update, `base_rate` (the rate), `relative_rate` (rate over full rate) and `epoch`. A parameter with a rate
+    factor gets its own rate; its `base_rate` is that of all.
     """
     hyperparam, rate = optimizer.hyperparam, float(values.learning_rate)
     setattr(hyperparam, component.rate_attribute, rate)
+    hyperparam.base_rate = rate
     hyperparam.component = component
     hyperparam.relative_rate = float(values.learning_rate / values.full_rate)
     hyperparam.epoch = float(values.epoch)

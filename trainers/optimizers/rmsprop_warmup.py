@@ -83,7 +83,7 @@ class RmspropWarmup:
 
     def fused_step(self, hyperparam: Any, t: int) -> RmspropStep:
         """The step of the t-th update at these hyperparameters, without the decay."""
-        sgd, rmsprop = self.weights(hyperparam.lr, hyperparam.epoch)
+        sgd, rmsprop = self.weights(hyperparam.base_rate, hyperparam.epoch)
         return RmspropStep(mu1=self.mu1, mu2=self.mu2, eps=self.eps, sgd=sgd, rmsprop=rmsprop, rate=hyperparam.lr)
 
     def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
@@ -93,7 +93,7 @@ class RmspropWarmup:
             ValueError: the rate is 0 while the RMSprop term still has a weight.
         """
         rate, m, delta = hyperparam.lr, state["m"], state["delta"]
-        sgd, rmsprop = self.weights(rate, hyperparam.epoch)
+        sgd, rmsprop = self.weights(hyperparam.base_rate, hyperparam.epoch)  # so that a rate factor scales both terms
         m *= self.mu2
         m += (1.0 - self.mu2) * (g * g)
         delta *= self.mu1

@@ -79,11 +79,6 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     Raises:
         ValueError: the data are not what the data set's file says; the model lacks something that the loss needs.
     """
-    model = drawn_model(recipe, dataset)
-    optimizer = recipe.optimizer.build()
-    optimizer.setup(model)
-    decay_parameters(optimizer, recipe.optimizer)
-    set_rate_factors(optimizer, recipe.learning_rate.factors)
     train, evaluated = (augmented_samples(recipe, dataset, split) for split in ("train", "eval"))
     for load, expected in ((train, dataset.num_train), (evaluated, dataset.num_eval)):
         if len(load.samples) != expected:
@@ -91,6 +86,12 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
                 f"data set {dataset.name}: {len(load.samples)} samples in {load.split}, its file says {expected}; "
                 f"correct num_{load.split} there, or give the right folder with --data"
             )
+    sizes = (load(0, 0, image_size=image_sizes(recipe)[-1])[0].shape[1:] for load in (train, evaluated))
+    model = drawn_model(recipe, dataset, sides=[height if height == width else None for height, width in sizes])
+    optimizer = recipe.optimizer.build()
+    optimizer.setup(model)
+    decay_parameters(optimizer, recipe.optimizer)
+    set_rate_factors(optimizer, recipe.learning_rate.factors)
     return Parts(
         model=model,
         optimizer=optimizer,
@@ -110,34 +111,45 @@ def _late(recipe: Recipe, dataset: Dataset, train: AugmentedSamples) -> Augmente
     """Training samples as they are after the end of augmentation, of the same open data set."""
     if recipe.augmentation.end is None:
         return None
-    pipeline = Pipeline(parts=recipe.augmentation.late, dataset=dataset, seed=recipe.seed)
+    has_end = train.pipeline.finish.normalize is not None
+    pipeline = Pipeline(parts=recipe.augmentation.late, dataset=dataset, seed=recipe.seed, has_end=has_end)
     if pipeline.finish != train.pipeline.finish:
-        raise ValueError("augmentation.end: its `Normalize` must end the list, as in augmentation.train")
+        what = "ends in another `Normalize` than augmentation.train, or scales pixels in another way"
+        raise InputRefused(f"augmentation.end: {what}; let both lists end in the same `Normalize`")
     late = replace(train, pipeline=pipeline, split="late")
     before, after = (load(0, 0, image_size=image_sizes(recipe)[-1])[0].shape for load in (train, late))
     if before != after:
-        raise ValueError(f"augmentation.end: makes images of {after} where augmentation.train makes {before}")
+        raise InputRefused(
+            f"augmentation.end: makes images of {after} where augmentation.train makes {before}; give both one size"
+        )
     return late
 
 
-def build_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
+Sides = Sequence[int | None]  # of the images that a model is trained on, and of those that it is scored on
+
+
+def build_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None) -> chainer.Chain:
     """The recipe's model for a data set, its weights not yet drawn from the recipe's seed.
 
+    Args:
+        sides: in pixels, as loaded images have them; None: those that the augmentations say, where no data are at hand.
     Raises:
         InputRefused: the recipe's image size changes, and the model does not take one of the sizes; the model takes one
             size only, and evaluation gives it another.
     """
-    sizes = image_sizes(recipe)
+    sizes, scored_at = image_sizes(recipe), evaluated_size(recipe)
+    if sides is not None:
+        sizes[-1], scored_at = sides[0] or sizes[-1], sides[1] or scored_at
     model = recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=sizes[-1])
     if len(set(sizes)) > 1:
         _require_sizes(model, recipe.model, channels=dataset.channels, sizes=sorted(set(sizes)))
-    _require_evaluated_size(model, recipe)
+    _require_evaluated_size(model, recipe, scored_at)
     return model
 
 
-def drawn_model(recipe: Recipe, dataset: Dataset) -> chainer.Chain:
-    """The recipe's model with its weights drawn from the recipe's seed; raises as `build_model`."""
-    return _with_weights(build_model(recipe, dataset), recipe, dataset)
+def drawn_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None) -> chainer.Chain:
+    """The recipe's model with its weights drawn from the recipe's seed; arguments and errors as of `build_model`."""
+    return _with_weights(build_model(recipe, dataset, sides=sides), recipe, dataset)
 
 
 def require_trainable(recipe: Recipe, dataset: Dataset) -> list[str]:
@@ -303,9 +315,9 @@ def _require_sizes(model: chainer.Chain, component: object, *, channels: int, si
             ) from error
 
 
-def _require_evaluated_size(model: chainer.Chain, recipe: Recipe) -> None:
+def _require_evaluated_size(model: chainer.Chain, recipe: Recipe, scored_at: int | None) -> None:
     """Refuse now a model made for one `image_size` that evaluation would give another."""
-    built_for, scored_at = getattr(model, "image_size", None), evaluated_size(recipe)
+    built_for = getattr(model, "image_size", None)
     if None not in (built_for, scored_at) and built_for != scored_at:
         raise InputRefused(
             f"{type(recipe.model).__name__} takes images of one size, and would be trained on {built_for}x{built_for} "

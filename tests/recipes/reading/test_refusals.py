@@ -132,9 +132,6 @@ CASES = r"""
 7| learning_rate: {reference: 1, per: 9, warmup: {kind: GradualWarmup, epochs: 2, start: 0}}
 8| optimizer: {kind: RmspropWarmup, beta_center: 1}
 => 7:16 learning_rate: is 0 at epoch 0, and RmspropWarmup divides by it until epoch 3.5; remove `warmup`
-7| learning_rate: {reference: 1, per: 9, factors: [{parameters: [norm], factor: 0}]}
-8| optimizer: {kind: RmspropWarmup}
-=> 7:78 learning_rate.factors.0.factor: is 0, and RmspropWarmup divides by the rate; above 0
 10| lacks: [SmallResNet]
 => 10:9 lacks.0: SmallResNet is built; remove it
 10| assumed: [batch.size]

@@ -5,8 +5,9 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from trainers.models import CifarResNet, SmallCNN, SmallResNet, WideResNet
+from trainers.models import CifarResNet, SimpleCNN, SmallCNN, SmallResNet, WideResNet
 from trainers.models.keyed_random import KeyedDropout
+from trainers.runs.errors import UnfitImage
 
 CIFAR = {20: 0.27e6, 32: 0.46e6, 44: 0.66e6, 56: 0.85e6}  # weights by depth: He et al. 2015, table 6
 GREY = np.random.default_rng(0).standard_normal((6, 1, 8, 8)).astype(np.float32)
@@ -209,3 +210,14 @@ def test_wrong_fields_are_refused(component, fields, message):
     with pytest.raises(ValueError, match="must be") as refusal:
         component(**fields)
     assert str(refusal.value) == message
+
+
+def test_a_simple_cnn_refuses_images_of_another_size_than_it_was_built_for():
+    """29 to 31 pixels leave as many features behind two poolings as 28 do."""
+    model = SimpleCNN(hidden=8).build(num_classes=3, channels=1, image_size=28)
+    assert model(np.zeros((2, 1, 28, 28), np.float32)).shape == (2, 3)
+    for height, width in ((29, 29), (28, 31), (32, 32)):
+        with pytest.raises(
+            UnfitImage, match=f"SimpleCNN was built for images of 28x28 pixels and got {height}x{width}"
+        ):
+            model(np.zeros((2, 1, height, width), np.float32))

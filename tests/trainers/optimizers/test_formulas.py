@@ -78,7 +78,7 @@ def rmsprop_warmup(w, g, now, state, of):
         alpha_sgd = min(1 / 2 + slope * after_center, 1)
     else:
         alpha_sgd = 1
-    alpha_rmsprop = (1 - alpha_sgd) * of.rmsprop_learning_rate / now.rate
+    alpha_rmsprop = (1 - alpha_sgd) * of.rmsprop_learning_rate / now.base
     state["m"] = of.mu2 * state.get("m", 0) + (1 - of.mu2) * g**2
     state["d"] = of.mu1 * state.get("d", 0) - (alpha_sgd + alpha_rmsprop / (np.sqrt(state["m"]) + of.eps)) * g
     return w + now.rate * state["d"]
@@ -216,7 +216,7 @@ def transcribed(component, formula, recorded, at=as_is, factor_of=lambda path: 1
             now_of, rate = at(component, update), factor_of(path) * full
             decay = 0.0 if undecayed else now_of.weight_decay
             g = recorded.gradients[update][path].astype(np.float64)
-            now = SimpleNamespace(rate=rate, epoch=recorded.epochs[update], exempt=exempt)
+            now = SimpleNamespace(rate=rate, base=full, epoch=recorded.epochs[update], exempt=exempt)
             if form == "coupled":
                 g = g + decay * w
             else:
@@ -358,7 +358,8 @@ def test_state_is_as_large_as_announced(case, recorded):
 def test_an_update_before_the_rate_is_set_shows_at_once(case, recorded):
     model, optimizer = recorded.setup(case[0])
     assert np.isnan(getattr(optimizer, case[0].rate_attribute))
-    optimizer.hyperparam.epoch, optimizer.hyperparam.relative_rate = 0.0, float("nan")
+    optimizer.hyperparam.epoch = 0.0
+    optimizer.hyperparam.base_rate = optimizer.hyperparam.relative_rate = float("nan")
     for path, parameter in model.namedparams():
         parameter.grad = recorded.gradients[0][path]
     optimizer.update()

@@ -1,8 +1,10 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recipes.errors import InputRefused
@@ -11,7 +13,7 @@ from trainers.launch.preflight import require_startable
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
-from trainers.training.build import build_model
+from trainers.training.build import build, build_model
 
 
 def sizes(train, evaluation):
@@ -79,6 +81,36 @@ def test_only_the_size_that_reaches_the_model_counts():
 def test_the_size_of_a_hole_is_not_that_of_the_image():
     train = "augmentation.train=[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: 48}, {kind: Cutout, size: 16}]"
     assert built("model={kind: AlexNetBN}", train).image_size == 48
+
+
+def test_the_size_of_a_crop_that_is_resized_is_that_of_the_image():
+    train = "augmentation.train=[{kind: RandomCrop, size: 8}, {kind: Resize, shorter: 48}]"
+    assert built("model={kind: AlexNetBN}", train, "augmentation.eval=[{kind: Resize, shorter: 48}]").image_size == 48
+
+
+def parts(*overrides):
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides)
+    return build(opened.recipe, opened.dataset)
+
+
+def test_a_model_of_one_size_is_built_for_the_images_that_are_loaded_where_no_crop_says_their_size():
+    lists = [f"augmentation.{name}=[{{kind: Normalize, with: digits}}]" for name in ("train", "eval")]
+    assert parts("model={kind: SimpleCNN, hidden: 8}", *lists).model.image_size == 8
+    scored = "augmentation.eval=[{kind: Resize, shorter: 12}, {kind: Normalize, with: digits}]"
+    message = "SimpleCNN takes images of one size, and would be trained on 8x8 and scored on 12x12"
+    with pytest.raises(InputRefused, match=message):
+        parts("model={kind: SimpleCNN, hidden: 8}", lists[0], scored)
+
+
+def test_augmentation_may_end_where_the_list_of_training_does_not_end_in_its_normalisation():
+    """Both lists normalise before `finish`, which is that of training."""
+    train = "augmentation.train=[{kind: Normalize, with: digits}, {kind: RandomErasing, probability: 1}]"
+    made = parts(train, "augmentation.eval=[{kind: Normalize, with: digits}]", "augmentation.end={at: 1}")
+    late, scored = (
+        load(0, 0)[0] for load in (made.load_late, replace(made.load_eval, samples=made.load_train.samples))
+    )
+    np.testing.assert_allclose(late, scored, rtol=1e-6)
+    assert (made.load_train(0, 0)[0] != late).any()
 
 
 FLATTENING = """\
