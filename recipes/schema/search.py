@@ -189,7 +189,9 @@ class Rungs:
         _require_least(self, reduction_factor=2)
 
     def whole_runs(self, trials: int, *, reports: int) -> float:
-        """How many whole runs take as long as all parts of this many trials do.
+        """The least number of whole runs that take as long as all parts of so many trials.
+
+        More than one in `reduction_factor` goes on, since the best so far are passed by later ones.
 
         >>> Rungs(at=(2, 4), reduction_factor=3).whole_runs(9, reports=8)
         3.5

@@ -161,7 +161,8 @@ def _dry_run_text(
     goals = [one.metric + (f" {one.target:g}" if one.target is not None else "") for one in search.objectives]
     space = load_tree(opened.path, kind="search")[0]["space"]
     what = "runs with all seeds" if rungs is None else "whole runs with rungs"
-    as_runs = f", {number(runs)} {what}" if runs != trials else ""
+    least = "" if rungs is None else "at least "
+    as_runs = f", {least}{number(runs)} {what}" if runs != trials else ""
     side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
     lines = [
         f"search {search.name} over {search.recipe}: {', '.join(goals)}",
