@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -137,7 +139,9 @@ def pull(
         out.unlink()
         raise InputRefused(f"{opened.folder}: a file was changed there; remove this folder, and pull again")
     print(f"pulled {entry.name}, digest {entry.digest[:12]}{f', signed by {by}' if by else ''}")
-    print(f"Use it by its name: kilobatch train {quote(entry.name)}")
+    ids = opened.head.get("ids")
+    own_code = " --allow-code" if isinstance(ids, dict) and ids.get("code") else ""
+    print(f"Use it by its name: kilobatch train {quote(entry.name)}{own_code}")
 
 
 @app.command()
@@ -175,8 +179,8 @@ def site(
     from recipes.sharing.registries import registries
     from trainers.launch.vocabulary import vocabulary
 
-    known = vocabulary()
-    listed = [one for registry in registries(*(names or ())) for one in of_registry(registry, known)]
+    known, tell = vocabulary(), partial(print, file=sys.stderr)
+    listed = [one for registry in registries(*(names or ())) for one in of_registry(registry, known, tell=tell)]
     listed += of_library(known) if library else ()
     if not listed:
         raise InputRefused("there is nothing to show; add a registry: kilobatch registry add team URL")
