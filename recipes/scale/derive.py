@@ -259,8 +259,12 @@ def write_new(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> Opene
         raise
 
 
-def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
-    """Every key with its reason and source, then what is not promised."""
+def scaled_text(scaled: Scaled, as_json: bool = False, *, allow_code: bool = False) -> str:
+    """Every key with its reason and source, then what is not promised.
+
+    Args:
+        allow_code: the command was given `--allow-code`, so the next one is too.
+    """
     if as_json:
         return json.dumps(scaled.as_tree(), indent=2) + "\n"
     factor = scaled.batch / scaled.before
@@ -276,7 +280,8 @@ def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
     lines += ["", *(f"[{number}] {source}" for number, source in enumerate(sources, 1)), "", "Not promised:"]
     for text in scaled.not_promised:
         lines += textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-    lines += ["", f"wrote {scaled.file}; look at it: kilobatch recipes lint {quote(str(scaled.file))}"]
+    look = f"kilobatch recipes lint {quote(str(scaled.file))}{' --allow-code' if allow_code else ''}"
+    lines += ["", f"wrote {scaled.file}; look at it: {look}"]
     return "\n".join(lines) + "\n"
 
 

@@ -251,7 +251,7 @@ def scale(
         scaled = seesaw_recipe(recipe, batch=parse_batch(batch), out=out, **options)
     else:
         scaled = scale_recipe(recipe, batch=parse_batch(batch), beyond=beyond, out=out, **options)
-    print(scaled_text(scaled, as_json), end="")
+    print(scaled_text(scaled, as_json, allow_code=allow_code), end="")
 
 
 @app.command()

@@ -75,6 +75,11 @@ class Branching:
     data: Path | None = None
     allow_code: bool = False
 
+    @property
+    def own_code(self) -> str:
+        """The option of next commands that allows own code, where it was given."""
+        return " --allow-code" if self.allow_code else ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
@@ -245,7 +250,7 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
     timeline = timeline_of(opened.recipe, opened.dataset)
     known = {update_of(path): path for path in checkpoints_in(asked.run / CHECKPOINTS)}
     known.pop(0, None)
-    again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '0.5run'}"
+    again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '0.5run'}{asked.own_code}"
     if not known:
         raise InputRefused(f"{asked.run} has no checkpoint; train up to there: {again}")
     try:
@@ -401,7 +406,7 @@ def grown_recipe(asked: Branching, result: Branches, file: Path) -> str:
     options = {"vocabulary": vocabulary(allow_code=asked.allow_code), "allow_code": asked.allow_code}
     stepped_recipe(opened, steps, reason=reason, source=MERRILL, out=file, data_root=asked.data, **options)
     same = next((branch.folders[0] for branch in result.branches if branch.batch == twice), None)
-    way = f"; its branch goes on: kilobatch train {same}/{RECIPE} --out {same} --resume" if same else ""
+    way = f"; its branch goes on: kilobatch train {same}/{RECIPE} --out {same} --resume{asked.own_code}" if same else ""
     return f"wrote {file}: batch {twice:,} from epoch {result.epoch:.6g} on{way}"
 
 

@@ -222,6 +222,8 @@ def test_a_recipe_with_twice_the_batch_is_written_only_below_the_critical_batch(
     assert not Path("no.yaml").exists()
     text = grown_recipe(asked, branches([0.5, 0.5, 0.5], batch=96, epoch=3200 / 1500), Path("twice.yaml"))
     assert text.startswith("wrote twice.yaml: batch 192 from epoch 2.13333 on; its branch goes on: kilobatch train ")
+    own = grown_recipe(replace(asked, allow_code=True), branches([0.5, 0.5, 0.5], batch=96), Path("own.yaml"))
+    assert (text.endswith(" --resume"), own.endswith(" --resume --allow-code")) == (True, True)
     recipe = open_recipe("twice.yaml", vocabulary=vocabulary()).recipe
     before = open_recipe("a/recipe.yaml", vocabulary=vocabulary()).recipe
     assert [batch_size_at(recipe, at) for at in (2.1, 2.2)] == [96, 192]
