@@ -21,7 +21,7 @@ from recipes.reading.read import dotted, fields_of
 from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
 from recipes.scale.batch import batch_changes, with_positions
 from recipes.scale.promise import require_promise
-from recipes.scale.request import Change, Request
+from recipes.scale.request import Change, Request, by_hand
 from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
@@ -164,7 +164,7 @@ def _by_optimizer(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
     rule = of_kind.get(kind) or of_rule.get(rate_rule(request.recipe.optimizer))
     if rule is None:
         known = sorted({*of_kind, *(name for name in vocabulary.optimizers if rate_rule(vocabulary.optimizers[name]))})
-        raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(known)}")
+        raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(known)}; {by_hand(kind)}")
     return rule(request)
 
 

@@ -306,9 +306,11 @@ def square_root(request: Request) -> Iterator[Change]:
         yield from _lamb(request)
     else:
         yield _same_warmup(request, "as many epochs as before", "time is samples")
-        for key in ("beta1", "beta2"):
-            yield _beta(request, f"optimizer.{key}")
-        yield _epsilon(request)
+        for key in ("optimizer.beta1", "optimizer.beta2"):  # an own optimizer may have none
+            if request.value(key) is not None:
+                yield _beta(request, key)
+        if request.value("optimizer.eps") is not None:
+            yield _epsilon(request)
     yield from _decay(request)
 
 

@@ -21,9 +21,8 @@ from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import percent
 from recipes.scale import Measured, Scaled, ramp_recipe, step_changes, stepped_recipe
-from recipes.scale.ramp import MERRILL
+from recipes.scale.ramp import MERRILL, required_rule
 from recipes.schema.positions import parse_position
-from recipes.schema.vocabulary import rate_rule
 from trainers.launch.reproduce import has_diverged, train_apart
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
@@ -182,16 +181,20 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
         RerunFailed: a branch did not end.
     """
     opened = _open(asked)
+    rule = required_rule(opened)
     checkpoint = _checkpoint(asked, opened)
     state = read_checkpoint(checkpoint).state
     update, samples, num_train = state["update"], state["samples"], opened.dataset.num_train
     batch = timeline_of(opened.recipe, opened.dataset).segment_of(update - 1).global_batch_size
     window = _window(asked, opened, batch)
     _require_room(asked, opened, samples=samples, window=window)
-    rule, sizes = rate_rule(opened.recipe.optimizer), sorted({batch, *asked.batches})
+    sizes = sorted({batch, *asked.batches})
     recipes = {size: _overrides(opened, samples=samples, batch=size, end=samples + window) for size in sizes}
     seeds = range(opened.recipe.seed, opened.recipe.seed + asked.seeds)
     out = asked.out or asked.run.with_name(f"{asked.run.name}-branches-{update}")
+    if (out / BRANCHES).is_file() and (there := Branches.read(out).window_samples) != window:
+        what = f"{out} holds branches of {there:,} samples, and these would be of {window:,}"
+        raise InputRefused(f"--window {asked.window}: {what}; give the same window, or another --out")
     places = {size: {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds} for size in sizes}
     for size, changes in recipes.items():  # refused now, not when others have trained
         branch = _prepared(asked, changes)
@@ -290,7 +293,8 @@ def _window(asked: Branching, opened: OpenedRecipe, batch: int) -> int:
     largest = max(batch, *asked.batches)
     if samples < _FEWEST * largest:
         what = f"{samples:,} samples are fewer than {_FEWEST} updates of {largest:,}"
-        raise InputRefused(f"--window {asked.window}: {what}; make it longer, or name smaller batches")
+        least = -(-_FEWEST * largest // batch)
+        raise InputRefused(f"--window {asked.window}: {what}; give --window {least}up or more, or smaller batches")
     return samples
 
 
