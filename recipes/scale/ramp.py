@@ -56,7 +56,7 @@ def ramp_recipe(
         known, num_train = [each.batch for each in measured if each.batch is not None], opened.dataset.num_train
         why = f"the largest that was measured is {max(known):,.0f}" if known else "none of it could be resolved"
         if 2 * first > _LARGEST_SHARE * num_train:
-            why = f"{2 * first:,} samples are more than a tenth of {num_train:,}"
+            why = f"{2 * first:,} samples are more than a tenth of {num_train:,}; {why}"
         raise InputRefused(f"{by}: nothing allows twice the batch of {first:,}: {why}; nothing was written")
     source = MERRILL if by == "the branches" else _MCCANDLISH
     reason = f"allowed by {by}"

@@ -142,6 +142,13 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         )
         return EXIT_FAILED
     code = _verdict(code, folder, before, started, ended_at_once_by=signals.ended_at_once_by)
+    if request.measure_noise and code in (0, EXIT_STOPPED):
+        from recipes.reports.noise import noise_lines
+        from recipes.reports.record import open_run
+
+        with suppress(InputRefused):  # the report says why its record cannot be read
+            for line in noise_lines(open_run(folder)):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
     if request.report and code in (0, EXIT_STOPPED):
         code = _report(folder) or code
     if code == 0:

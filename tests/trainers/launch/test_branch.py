@@ -119,7 +119,8 @@ def parent(tmp_path_factory, kilobatch):
     assert "--at: epoch 0.64 lies in the warmup, whose rate does not follow the batch" in early.stderr
     words = ("--batches", "192", "--window", "8up", "--json", "-n", "1")
     result = json.loads(succeeds("branch", folder / "a", "--at", "20up", *words))
-    succeeds(*train, "--stop-after", "28up", "--resume")
+    ended = kilobatch(*train, "--stop-after", "28up", "--resume", "-n", "1", cwd=folder)
+    assert re.search(r"\nnoise scale at batch 96: [0-9.]+ ± [0-9.]+ samples\n", ended.stdout), ended.stderr
     return folder, result
 
 
