@@ -85,7 +85,8 @@ def _ending(folder: Path, prepared: Prepared) -> str:
         lines = tail.lines(ended=True)
     if not lines or lines[-1]["key"] != "run_stop" or lines[-1].get("value") != "success":
         return ""
-    state = RunState(total_updates=prepared.plan.timeline.num_updates, total_samples=None)
+    timeline = prepared.plan.timeline
+    state = RunState(total_updates=timeline.num_updates, total_samples=None, num_train=timeline.num_train)
     for line in lines:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
@@ -127,6 +128,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             console.print(f"{text}; -n takes another number", markup=False, highlight=False, soft_wrap=True)
         end = prepared.stop_after_update or timeline.num_updates
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
+        totals |= {"num_train": timeline.num_train}
         # All lines of a new run are new, however the clock is set meanwhile.
         totals |= {"since_ms": began_ms if request.resume else 0, "verbosity": request.verbosity}
         code = follow(folder, started.process, console=console, **totals)
