@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from recipes.cards.card import card_facts, claim_text
 from recipes.cards.pages import card_sections, published_recipes
 from recipes.diff.recipes import compare_recipes
+from recipes.errors import RecipeError
 from recipes.packs.make import facts_of
 from recipes.reading.load import chain_of
 from recipes.reading.open import OpenedRecipe, open_recipe
@@ -80,16 +81,27 @@ def of_library(vocabulary: Vocabulary) -> Iterator[Listed]:
         yield Listed(name=name, opened=opened, facts=facts_of(opened, []), parent=parent, differences=differences)
 
 
-def of_registry(registry: Registry, vocabulary: Vocabulary) -> Iterator[Listed]:
-    """The newest version of each name in a registry."""
+def of_registry(registry: Registry, vocabulary: Vocabulary, *, tell: Callable[[str], None]) -> Iterator[Listed]:
+    """The newest version of each name in a registry.
+
+    Args:
+        tell: called with a line for each that is left out, as its recipe does not open here.
+    Raises:
+        InputRefused: a pack cannot be had, or is not what the registry says.
+    """
     for entry in registry.entries():
         pack = registry.pull(entry)
         folder = pack.folder
+        try:
+            opened = open_recipe(folder / PACKED, vocabulary=vocabulary, allow_code=None)
+        except RecipeError as error:
+            tell(f"{entry.name} is left out: {error}")
+            continue
         found = json.loads((folder / "diff.json").read_bytes()) if (folder / "diff.json").is_file() else {}
         runs = sorted((folder / "runs").glob("*"), key=lambda path: int(path.name))
         yield Listed(
             name=entry.name,
-            opened=open_recipe(folder / PACKED, vocabulary=vocabulary, allow_code=None),
+            opened=opened,
             facts=entry.facts,
             claims=claims_of(pack.head) if runs else (),
             runs=[open_run(run) for run in runs],

@@ -154,10 +154,10 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
     """
     hardware = case.cluster.hardware
     if case.bent is not None:
-        raise NoForecast(f"no time is planned for such an exchange: {case.bent}; train some updates to see it")
+        raise NoForecast(f"no formula times such an exchange: {case.bent}; train some updates to see it")
     if hardware is None:
         way_out = "`kilobatch probe` measures it on this machine or allocation and writes a cluster's file"
-        raise NoForecast(f"cluster {case.cluster.name} describes no hardware, so no time is planned; {way_out}")
+        raise NoForecast(f"cluster {case.cluster.name} describes no hardware; {way_out}")
     first, second = _rates_for(case, micro_batch_size, min(devices, case.cluster.workers_per_node))
     net = _network_of(case, first)
     rests_on = [_rest_of(rate) for rate in (first, second) if rate is not None]

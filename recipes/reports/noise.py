@@ -73,14 +73,9 @@ def noise_windows(run: Run) -> list[Window]:
 
 def noise(run: Run) -> Markup:
     """The noise scale at each batch of the run, and how to interpret it."""
-    windows = noise_windows(run)
-    if not windows:
+    rows = [(number(size), *_in_words(scale)) for size, scale in _scale_of_each_batch(run)]
+    if not rows:
         return Markup("")
-    rows = []
-    for size in dict.fromkeys(window.global_batch_size for window in windows):
-        known = run.updates.global_batch_size == size
-        scale = _window(run, np.flatnonzero(known & np.isfinite(run.updates.gradient_noise))).scale
-        rows.append((number(size), *_in_words(scale)))
     words = (
         "The batch at which the noise of the mean gradient and the gradient itself are equally large, after McCandlish "
         "et al. 2018, for SGD, from the gradients of the micro-batches, loss scale and decay excluded. Well below it "
@@ -89,6 +84,24 @@ def noise(run: Run) -> Markup:
     )
     heads = ("at global batch", "noise scale (samples)", "standard error", "updates")
     return joined([tag("h2", "Noise scale"), table(heads, rows, class_="numbers"), tag("p", words, class_="muted")])
+
+
+def noise_lines(run: Run) -> list[str]:
+    """The noise scale at each batch of the run, in a line each; none if it was not measured."""
+    lines = []
+    for size, scale in _scale_of_each_batch(run):
+        value, error, _ = _in_words(scale)
+        lines.append(f"noise scale at batch {number(size)}: {value}" + (f" ± {error} samples" if scale else ""))
+    return lines
+
+
+def _scale_of_each_batch(run: Run) -> list[tuple[int, NoiseScale | None]]:
+    measured = np.isfinite(run.updates.gradient_noise) & np.isfinite(run.updates.gradient_signal)
+    sizes = run.updates.global_batch_size
+    return [
+        (size, _window(run, np.flatnonzero(measured & (sizes == size))).scale)
+        for size in dict.fromkeys(sizes[measured].tolist())
+    ]
 
 
 def _in_words(scale: NoiseScale | None) -> tuple[str, str, str]:

@@ -21,7 +21,7 @@ from recipes.reading.read import dotted, fields_of
 from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
 from recipes.scale.batch import batch_changes, with_positions
 from recipes.scale.promise import require_promise
-from recipes.scale.request import Change, Request
+from recipes.scale.request import Change, Request, by_hand
 from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
@@ -164,7 +164,7 @@ def _by_optimizer(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
     rule = of_kind.get(kind) or of_rule.get(rate_rule(request.recipe.optimizer))
     if rule is None:
         known = sorted({*of_kind, *(name for name in vocabulary.optimizers if rate_rule(vocabulary.optimizers[name]))})
-        raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(known)}")
+        raise InputRefused(f"no rule says how {kind} follows the batch; known: {', '.join(known)}; {by_hand(kind)}")
     return rule(request)
 
 
@@ -259,8 +259,12 @@ def write_new(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> Opene
         raise
 
 
-def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
-    """Every key with its reason and source, then what is not promised."""
+def scaled_text(scaled: Scaled, as_json: bool = False, *, allow_code: bool = False) -> str:
+    """Every key with its reason and source, then what is not promised.
+
+    Args:
+        allow_code: the command was given `--allow-code`, so the next one is too.
+    """
     if as_json:
         return json.dumps(scaled.as_tree(), indent=2) + "\n"
     factor = scaled.batch / scaled.before
@@ -276,7 +280,8 @@ def scaled_text(scaled: Scaled, as_json: bool = False) -> str:
     lines += ["", *(f"[{number}] {source}" for number, source in enumerate(sources, 1)), "", "Not promised:"]
     for text in scaled.not_promised:
         lines += textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-    lines += ["", f"wrote {scaled.file}; look at it: kilobatch recipes lint {quote(str(scaled.file))}"]
+    look = f"kilobatch recipes lint {quote(str(scaled.file))}{' --allow-code' if allow_code else ''}"
+    lines += ["", f"wrote {scaled.file}; look at it: {look}"]
     return "\n".join(lines) + "\n"
 
 

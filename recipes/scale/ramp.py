@@ -12,7 +12,7 @@ from recipes.planning.rates import full_rate_at
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
-from recipes.scale.request import Change, Request
+from recipes.scale.request import Change, Request, by_hand
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 MERRILL = "Merrill et al. 2025, arXiv 2505.23971 (a summary was read)"
@@ -56,7 +56,7 @@ def ramp_recipe(
         known, num_train = [each.batch for each in measured if each.batch is not None], opened.dataset.num_train
         why = f"the largest that was measured is {max(known):,.0f}" if known else "none of it could be resolved"
         if 2 * first > _LARGEST_SHARE * num_train:
-            why = f"{2 * first:,} samples are more than a tenth of {num_train:,}"
+            why = f"{2 * first:,} samples are more than a tenth of {num_train:,}; {why}"
         raise InputRefused(f"{by}: nothing allows twice the batch of {first:,}: {why}; nothing was written")
     source = MERRILL if by == "the branches" else _MCCANDLISH
     reason = f"allowed by {by}"
@@ -114,6 +114,16 @@ def stepped_recipe(
     )
 
 
+def required_rule(opened: OpenedRecipe) -> str:
+    """The rule by which the rate of a recipe's optimizer follows the batch; raises InputRefused if none is known."""
+    rule = rate_rule(opened.recipe.optimizer)
+    if rule is None:
+        kind = opened.tree["optimizer"]["kind"]
+        what = f"no rule says how the rate of {kind} follows the batch; known: optimizers of SGD and Adam"
+        raise InputRefused(f"{what}; {by_hand(kind)}")
+    return rule
+
+
 def step_changes(
     opened: OpenedRecipe, steps: Sequence[tuple[float, int]], reason: str, source: str = ""
 ) -> Iterator[Change]:
@@ -126,10 +136,7 @@ def step_changes(
     """
     request, recipe = Request(opened=opened, batch=steps[-1][1]), opened.recipe
     formula, sizes, warmup = recipe.learning_rate, recipe.batch.global_.sizes, recipe.learning_rate.warmup
-    rule = rate_rule(recipe.optimizer)
-    if rule is None:
-        kind = request.value("optimizer.kind")
-        raise InputRefused(f"no rule says how the rate of {kind} follows the batch; known: optimizers of SGD and Adam")
+    rule = required_rule(opened)
     yield request.moved("batch.global", [{"from": at, "size": size} for at, size in steps], reason, source)
     span = recipe.batch.norm_span
     if len(span.sizes) > 1:

@@ -121,6 +121,16 @@ class Request:
         return Change(key=key, before=self.value(key), after=after, reason=reason, source=source, written=written)
 
 
+def by_hand(kind: str) -> str:
+    """The way out where no rule says how the rate of an optimizer follows the batch.
+
+    >>> by_hand("Muon")
+    'write batch.global and learning_rate by hand, or measure the rate with a search or a frontier'
+    """
+    own = "give its class a `rate_rule` (docs/own-components.md), " if "." in kind else ""
+    return f"{own}write batch.global and learning_rate by hand, or measure the rate with a search or a frontier"
+
+
 def rounded(value: float) -> float:
     """A value rounded to six significant digits, to be short in a file and free of a quotient's rounding error."""
     return float(f"{value:.6g}")

@@ -221,9 +221,8 @@ def _warmup(request: Request) -> Change:
     if warmup is None and getattr(formula.schedule, "rises_until", 0.0) > 0:
         return request.kept(key, f"none: the schedule rises by itself, until epoch {formula.schedule.rises_until:g}")
     if warmup is None:
-        return request.moved(
-            key, _five_epochs(request), "a rise in a straight line over 5 epochs, less in a short run", source
-        )
+        after = _five_epochs(request)
+        return request.moved(key, after, _why_so_long(request, after["epochs"]), source)
     after = given if aimed is None else {**given, "target_batch": int(aimed * request.kappa)}
     return Change(key=key, before=given, after=after, reason="as many epochs as before, to the new rate", source=source)
 
@@ -251,6 +250,16 @@ def _five_epochs(request: Request) -> dict[str, Any]:
         return made
     follows = request.recipe.learning_rate.scale_with == "current"  # else the rate would fall when the rise ends
     return {**made, "target_batch": inside[-1] if follows else request.sizes[0]}
+
+
+def _why_so_long(request: Request, epochs: float) -> str:
+    """The reason for the number of `_five_epochs`."""
+    words = f"a rise in a straight line over {epochs:g} epochs"
+    if epochs == _WARMUP_EPOCHS:
+        return words
+    if epochs == rounded(request.recipe.epochs / 4):
+        return f"{words}, a quarter of this run; {_WARMUP_EPOCHS} in a longer one"
+    return f"{words}, up to the schedule's first step; {_WARMUP_EPOCHS} where it comes later"
 
 
 def decay(request: Request, reason: str, source: str = _GOYAL) -> Iterator[Change]:
@@ -306,9 +315,11 @@ def square_root(request: Request) -> Iterator[Change]:
         yield from _lamb(request)
     else:
         yield _same_warmup(request, "as many epochs as before", "time is samples")
-        for key in ("beta1", "beta2"):
-            yield _beta(request, f"optimizer.{key}")
-        yield _epsilon(request)
+        for key in ("optimizer.beta1", "optimizer.beta2"):  # an own optimizer may have none
+            if request.value(key) is not None:
+                yield _beta(request, key)
+        if request.value("optimizer.eps") is not None:
+            yield _epsilon(request)
     yield from _decay(request)
 
 

@@ -13,7 +13,7 @@ from recipes.planning.rates import full_rate_at, learning_rate_at
 from recipes.reading.open import open_recipe
 from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
-from recipes.scale.request import Change, Request, rounded
+from recipes.scale.request import Change, Request, by_hand, rounded
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 _GRID = 4096  # positions at which the schedule is looked at before a halving is found between two of them
@@ -78,7 +78,8 @@ def _changes(request: Request) -> Iterator[Change]:
     rule = rate_rule(recipe.optimizer)
     if rule is None:
         kind = request.value("optimizer.kind")
-        raise InputRefused(f"no rule says how {kind} exchanges rate and batch; known: optimizers of SGD and of Adam")
+        known = "known: optimizers of SGD and of Adam"
+        raise InputRefused(f"no rule says how {kind} exchanges rate and batch; {known}; {by_hand(kind)}")
     share = {"linear": 1.0, "sqrt": math.sqrt(0.5)}[rule]
     boundaries, sizes, factors, number = [0.0], [first], [1.0], 0
     for position, same in groupby(_halvings(request, doublings + _FURTHER)):

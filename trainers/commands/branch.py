@@ -72,7 +72,7 @@ def branch(
         print_json({**asdict(result), "critical_batch": result.critical.batch, "at_least": result.is_largest})
     else:
         print(printable(branches_text(result)), end="")
-        print(f"wrote {folder}; a ramp of it: kilobatch recipes ramp --from {quote(str(folder))}")
+        print(f"wrote {folder}; a ramp of it: kilobatch recipes ramp --from {quote(str(folder))}{asked.own_code}")
     if recipe is not None:
         print(grown_recipe(asked, result, recipe), file=sys.stderr if as_json else sys.stdout)
 
@@ -94,4 +94,5 @@ def ramp(
     from recipes.scale import scaled_text
     from trainers.launch.branch import measured_ramp
 
-    print(scaled_text(measured_ramp(source, out=out, data=data, allow_code=allow_code), as_json), end="")
+    scaled = measured_ramp(source, out=out, data=data, allow_code=allow_code)
+    print(scaled_text(scaled, as_json, allow_code=allow_code), end="")

@@ -159,17 +159,26 @@ def pack(
     It holds sources, the data set's facts, runs, claims and card, not the data. The same input gives the same bytes.
     Every command that takes a recipe takes the file.
     """
+    from recipes.errors import RecipeError
+    from recipes.reading.open import open_dataset
     from recipes.reports.wording import counted
     from recipes.schema.dataset import url_of
+    from recipes.sharing.pack_file import open_pack
     from trainers.launch.packing import pack as pack_into
+    from trainers.launch.vocabulary import vocabulary
+    from trainers.runs.run_folder import DATASET
 
     path, digest, head = pack_into(names, out=out, weights=weights, data=data, allow_code=allow_code)
     print(f"wrote {path}: {head['name']}, {counted(len(head['runs']), 'run')}, digest {digest[:12]}")
-    opened, words = opened_recipe(str(path), None, None, False, looks=True), ["kilobatch train", quote(str(path))]
+    look, words = ["kilobatch recipes show", quote(str(path))], ["kilobatch train", quote(str(path))]
     words += ["--allow-code"] if head["ids"]["code"] else []
-    reads_folder = getattr(opened.dataset.reader, "reads_folder", True)
-    words += ["--data FOLDER"] if reads_folder and not url_of(opened.dataset.root) else []
-    print(f"It opens anywhere: kilobatch recipes show {quote(str(path))}; {' '.join(words)}")
+    try:
+        opened_recipe(str(path), None, None, False, looks=True)
+    except RecipeError:  # its schedule or warmup is code of its own
+        look += ["--allow-code"]
+    dataset = open_dataset(str(open_pack(path).folder / DATASET), vocabulary=vocabulary(), allow_code=None)
+    words += ["--data FOLDER"] if getattr(dataset.reader, "reads_folder", True) and not url_of(dataset.root) else []
+    print(f"It opens anywhere: {' '.join(look)}; {' '.join(words)}")
 
 
 DIFF_EXAMPLES = """\b
@@ -242,7 +251,7 @@ def scale(
         scaled = seesaw_recipe(recipe, batch=parse_batch(batch), out=out, **options)
     else:
         scaled = scale_recipe(recipe, batch=parse_batch(batch), beyond=beyond, out=out, **options)
-    print(scaled_text(scaled, as_json), end="")
+    print(scaled_text(scaled, as_json, allow_code=allow_code), end="")
 
 
 @app.command()

@@ -137,7 +137,9 @@ def pull(
         out.unlink()
         raise InputRefused(f"{opened.folder}: a file was changed there; remove this folder, and pull again")
     print(f"pulled {entry.name}, digest {entry.digest[:12]}{f', signed by {by}' if by else ''}")
-    print(f"Use it by its name: kilobatch train {quote(entry.name)}")
+    ids = opened.head.get("ids")
+    own_code = " --allow-code" if isinstance(ids, dict) and ids.get("code") else ""
+    print(f"Use it by its name: kilobatch train {quote(entry.name)}{own_code}")
 
 
 @app.command()
@@ -174,9 +176,10 @@ def site(
     from recipes.packs.site import of_library, of_registry, write_site
     from recipes.sharing.registries import registries
     from trainers.launch.vocabulary import vocabulary
+    from trainers.runs.errors import print_error
 
     known = vocabulary()
-    listed = [one for registry in registries(*(names or ())) for one in of_registry(registry, known)]
+    listed = [one for registry in registries(*(names or ())) for one in of_registry(registry, known, tell=print_error)]
     listed += of_library(known) if library else ()
     if not listed:
         raise InputRefused("there is nothing to show; add a registry: kilobatch registry add team URL")

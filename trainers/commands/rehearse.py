@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -157,14 +158,17 @@ def _files_of(dataset: Dataset, *, look: bool) -> tuple[bool, float | None]:
     """Whether images are read while a run goes on, and the mean size of evenly spaced ones, where it is known.
 
     Args:
-        look: open the data set to learn it.
+        look: refuse a data set that cannot be opened; else it is opened only where its own folder is here.
     Raises:
-        DataRefused: its files cannot be read.
+        DataRefused: its files cannot be read, with `look`.
     """
+    from recipes.schema.vocabulary import Unbuilt
     from trainers.launch.preflight import DataRefused
 
-    if not look:
-        return getattr(dataset.reader, "reads_folder", True), None
+    unknown = getattr(dataset.reader, "reads_folder", True), None
+    is_here = dataset.root is not None and os.path.exists(dataset.root)
+    if not look and (not is_here or isinstance(dataset.reader, Unbuilt)):
+        return unknown
     from trainers.datasets.samples import SamplesInMemory
 
     try:
@@ -175,6 +179,8 @@ def _files_of(dataset: Dataset, *, look: bool) -> tuple[bool, float | None]:
         sizes = (len(samples.encoded(number * len(samples) // count)) for number in range(count))
         return True, sum(sizes) / count
     except (LookupError, OSError, ValueError) as error:
+        if not look:
+            return unknown
         what = f"data set {dataset.name}: {error}"
         raise DataRefused(f"{what}; correct --data, or leave it out and give --image-bytes") from error
 

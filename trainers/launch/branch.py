@@ -21,9 +21,8 @@ from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import percent
 from recipes.scale import Measured, Scaled, ramp_recipe, step_changes, stepped_recipe
-from recipes.scale.ramp import MERRILL
+from recipes.scale.ramp import MERRILL, required_rule
 from recipes.schema.positions import parse_position
-from recipes.schema.vocabulary import rate_rule
 from trainers.launch.reproduce import has_diverged, train_apart
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
@@ -74,6 +73,11 @@ class Branching:
     workers: int | None = None
     data: Path | None = None
     allow_code: bool = False
+
+    @property
+    def own_code(self) -> str:
+        """The option of next commands that allows own code, where it was given."""
+        return " --allow-code" if self.allow_code else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,16 +181,20 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
         RerunFailed: a branch did not end.
     """
     opened = _open(asked)
+    rule = required_rule(opened)
     checkpoint = _checkpoint(asked, opened)
     state = read_checkpoint(checkpoint).state
     update, samples, num_train = state["update"], state["samples"], opened.dataset.num_train
     batch = timeline_of(opened.recipe, opened.dataset).segment_of(update - 1).global_batch_size
     window = _window(asked, opened, batch)
     _require_room(asked, opened, samples=samples, window=window)
-    rule, sizes = rate_rule(opened.recipe.optimizer), sorted({batch, *asked.batches})
+    sizes = sorted({batch, *asked.batches})
     recipes = {size: _overrides(opened, samples=samples, batch=size, end=samples + window) for size in sizes}
     seeds = range(opened.recipe.seed, opened.recipe.seed + asked.seeds)
     out = asked.out or asked.run.with_name(f"{asked.run.name}-branches-{update}")
+    if (out / BRANCHES).is_file() and (there := Branches.read(out).window_samples) != window:
+        what = f"{out} holds branches of {there:,} samples, and these would be of {window:,}"
+        raise InputRefused(f"--window {asked.window}: {what}; give the same window, or another --out")
     places = {size: {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds} for size in sizes}
     for size, changes in recipes.items():  # refused now, not when others have trained
         branch = _prepared(asked, changes)
@@ -245,7 +253,7 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
     timeline = timeline_of(opened.recipe, opened.dataset)
     known = {update_of(path): path for path in checkpoints_in(asked.run / CHECKPOINTS)}
     known.pop(0, None)
-    again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '0.5run'}"
+    again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '0.5run'}{asked.own_code}"
     if not known:
         raise InputRefused(f"{asked.run} has no checkpoint; train up to there: {again}")
     try:
@@ -285,7 +293,8 @@ def _window(asked: Branching, opened: OpenedRecipe, batch: int) -> int:
     largest = max(batch, *asked.batches)
     if samples < _FEWEST * largest:
         what = f"{samples:,} samples are fewer than {_FEWEST} updates of {largest:,}"
-        raise InputRefused(f"--window {asked.window}: {what}; make it longer, or name smaller batches")
+        least = -(-_FEWEST * largest // batch)
+        raise InputRefused(f"--window {asked.window}: {what}; give --window {least}up or more, or smaller batches")
     return samples
 
 
@@ -401,7 +410,7 @@ def grown_recipe(asked: Branching, result: Branches, file: Path) -> str:
     options = {"vocabulary": vocabulary(allow_code=asked.allow_code), "allow_code": asked.allow_code}
     stepped_recipe(opened, steps, reason=reason, source=MERRILL, out=file, data_root=asked.data, **options)
     same = next((branch.folders[0] for branch in result.branches if branch.batch == twice), None)
-    way = f"; its branch goes on: kilobatch train {same}/{RECIPE} --out {same} --resume" if same else ""
+    way = f"; its branch goes on: kilobatch train {same}/{RECIPE} --out {same} --resume{asked.own_code}" if same else ""
     return f"wrote {file}: batch {twice:,} from epoch {result.epoch:.6g} on{way}"
 
 

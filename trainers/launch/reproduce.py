@@ -231,7 +231,9 @@ def _differences(
     ids, said = identity_ids(opened, made_of(opened)), head.get("ids")
     for what, digest in said.items() if isinstance(said, dict) else ():
         if ids.get(what) != digest and not (what == "data" and digest is None):
-            yield f"{what}: {str(digest)[:12]} in the pack, {str(ids.get(what))[:12]} here"
+            here = f"{ids[what][:12]} here" if ids.get(what) else "not found here"
+            here += "; give --data FOLDER" if what == "data" and not ids.get(what) else ""
+            yield f"{what}: {str(digest or 'none')[:12]} in the pack, {here}"
     if recorded:
         mean = statistics.fmean(run.final_accuracy or 0.0 for run in recorded.values())
         claimed = next((claim.value for claim in claims_of(head) if claim.kind == "accuracy"), mean)

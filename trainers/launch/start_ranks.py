@@ -85,7 +85,8 @@ def _ending(folder: Path, prepared: Prepared) -> str:
         lines = tail.lines(ended=True)
     if not lines or lines[-1]["key"] != "run_stop" or lines[-1].get("value") != "success":
         return ""
-    state = RunState(total_updates=prepared.plan.timeline.num_updates, total_samples=None)
+    timeline = prepared.plan.timeline
+    state = RunState(total_updates=timeline.num_updates, total_samples=None, num_train=timeline.num_train)
     for line in lines:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
@@ -127,6 +128,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             console.print(f"{text}; -n takes another number", markup=False, highlight=False, soft_wrap=True)
         end = prepared.stop_after_update or timeline.num_updates
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
+        totals |= {"num_train": timeline.num_train}
         # All lines of a new run are new, however the clock is set meanwhile.
         totals |= {"since_ms": began_ms if request.resume else 0, "verbosity": request.verbosity}
         code = follow(folder, started.process, console=console, **totals)
@@ -142,6 +144,13 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         )
         return EXIT_FAILED
     code = _verdict(code, folder, before, started, ended_at_once_by=signals.ended_at_once_by)
+    if request.measure_noise and code in (0, EXIT_STOPPED):
+        from recipes.reports.noise import noise_lines
+        from recipes.reports.record import open_run
+
+        with suppress(InputRefused):  # the report says why its record cannot be read
+            for line in noise_lines(open_run(folder)):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
     if request.report and code in (0, EXIT_STOPPED):
         code = _report(folder) or code
     if code == 0:

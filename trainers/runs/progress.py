@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recipes.errors import printable
-from recipes.reports.wording import duration
+from recipes.reports.wording import duration, number
 from trainers.runs.errors import redirect_to_devnull
 from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
 
@@ -32,6 +32,7 @@ def follow(
     total_updates: int,
     console: Console,
     *,
+    num_train: int,
     total_samples: int | None = None,
     since_ms: int = 0,
     verbosity: int = 0,
@@ -44,13 +45,14 @@ def follow(
     Args:
         run_folder: where the ranks write; the file need not exist yet.
         process: the ranks' mpiexec; the caller reads its pipes.
+        num_train: samples of the training set, for the epoch.
         total_samples: up to where it ends or stops; with it the time left is right while the batch grows.
         since_ms: lines older than this are of sessions before a `--resume`, and not shown.
         verbosity: -1 shows only notes and how the run ended, 1 a line an update.
     Returns:
         The exit status of the process.
     """
-    state = RunState(total_updates=total_updates, total_samples=total_samples)
+    state = RunState(total_updates=total_updates, total_samples=total_samples, num_train=num_train)
     lines = ProgressLines(partial(_print_line, console), state, every_seconds=EVERY_SECONDS[verbosity])
     has_bar = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
     display = _Bar(console, state) if has_bar and verbosity == 0 else lines
@@ -164,7 +166,7 @@ class _Bar:
         row.add_column(ratio=1)
         for _ in range(2):
             row.add_column(no_wrap=True)
-        words = f"{state.updates}/{state.total_updates} updates  epoch {state.epoch:.2f}"
+        words = f"{number(state.updates)}/{number(state.total_updates)} updates  epoch {state.epoch:.2f}"
         bar = ProgressBar(total=state.total_updates, completed=state.updates)
         row.add_row(bar, words, "" if left is None else f"{duration(left)} left")
         return Group(row, Text(state.figures, style="dim"))

@@ -14,11 +14,17 @@ EVERY_SECONDS = {-1: math.inf, 0: 30.0, 1: 0.0}  # by verbosity: --quiet, nothin
 
 
 class RunState:
-    """The state of the run according to the lines so far."""
+    """The state of the run according to the lines so far.
 
-    def __init__(self, *, total_updates: int, total_samples: int | None) -> None:
+    Args:
+        total_updates, total_samples: of the whole run, or up to where it stops.
+        num_train: samples of the training set.
+    """
+
+    def __init__(self, *, total_updates: int, total_samples: int | None, num_train: int) -> None:
         self.total_updates = total_updates
         self.total_samples = total_samples
+        self.num_train = num_train
         self.updates = self.samples = 0
         self.epoch = 0.0
         self.learning_rate = self.global_batch_size = self.accuracy = self.evaluation_loss = None
@@ -47,10 +53,11 @@ class RunState:
             self.ending += f"\n{memory}" if (memory := memory_words(line)) else ""
 
     def _take_update(self, line: dict[str, Any]) -> None:
-        self.now, self.epoch = line["time_ms"] / 1000, line["epoch"]
+        self.now = line["time_ms"] / 1000
         self.learning_rate, self.global_batch_size = line["learning_rate"], line["global_batch_size"]
         self.loss_scale, self.overflows = line.get("loss_scale"), self.overflows + line.get("overflows", 0)
         self.updates, self.samples = line["update"] + 1, line["samples"] + line["global_batch_size"]
+        self.epoch = self.samples / self.num_train
         loss = math.nan if line["value"] is None else line["value"]
         self._recent.append((line["global_batch_size"], line["update_seconds"], loss))
         self._exposed.append(line.get("exposed_seconds", 0.0))
@@ -142,5 +149,5 @@ class ProgressLines:
             return
         self._last = state.now
         left = f"  left {duration(state.seconds_left)}" if state.seconds_left is not None else ""
-        at = f"update {state.updates}/{state.total_updates}  epoch {state.epoch:.2f}"
+        at = f"update {number(state.updates)}/{number(state.total_updates)}  epoch {state.epoch:.2f}"
         self._write(f"{at}  {state.figures}{left}")

@@ -99,10 +99,11 @@ def _search_study(
     display.say(trials_text(Counter(map(state_of, finished(study))), search.budget.trials))
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")
-    ranks = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
+    options = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
+    options += " --allow-code" if request.allow_code else ""
     for trial, path in best:
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
-        display.say(f"  to train it: kilobatch train {quote(str(path))}{ranks}")
+        display.say(f"  to train it: kilobatch train {quote(str(path))}{options}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):
         metric = search.objectives[0].metric
         mean = f"the second half of the trials gained {shown(metric, gain)} in the mean over all their orders"

@@ -73,7 +73,8 @@ class _Work:
         self._began = self.last_news = time.monotonic()
         self.hung = False  # it was ended for that
         timeline = prepared.plan.timeline
-        self.state = RunState(total_updates=timeline.num_updates, total_samples=timeline.num_samples)
+        totals = {"total_samples": timeline.num_samples, "num_train": timeline.num_train}
+        self.state = RunState(total_updates=timeline.num_updates, **totals)
         # All lines of a new run are new, whatever the clock of the host that writes them says.
         self._tail = Tail(self.folder / METRICS, int(time.time() * 1000) if request.resume else 0)
         group.train(request)

@@ -251,8 +251,7 @@ class _Run:
             notes.append(f"begins with the weights of {init.weights}, SHA-256 {init.sha256}{drawn}")
         self._equal()
         unmeasured = self.plan.without_noise_scale if self.request.measure_noise else ()
-        notes += self._notes_on_bits()
-        notes += notes_on(self.device, self.opened.recipe.precision.compute)
+        notes += [*self._notes_on_bits(), *notes_on(self.device, self.opened.recipe.precision.compute)]
         late = self.plan.warnings_after(self.updater.iteration)
         warnings = (*self.heartbeat.warnings, *late, *unmeasured, *filter(None, [self.drifting]))
         notes += [f"warning: {warning}" for warning in warnings]
@@ -345,7 +344,8 @@ class _Run:
         rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
         timeline = self.plan.timeline
-        state = RunState(total_updates=timeline.num_updates, total_samples=timeline.samples_at(self.end_update))
+        totals = {"total_samples": timeline.samples_at(self.end_update), "num_train": timeline.num_train}
+        state = RunState(total_updates=timeline.num_updates, **totals)
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
         shows = {"memory": self._peaks, "observe": lambda line: lines.take([line])}
         return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, **shows)

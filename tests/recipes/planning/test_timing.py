@@ -53,7 +53,7 @@ def test_what_the_file_lacks_is_refused_by_name_with_a_way_out(foretold: Callabl
         foretold("goyal2017", "h200", 8)
     with pytest.raises(NoForecast, match="no rate of SmallResNet in float32, only of"):
         foretold("digits/large_batch", "mn1", 8)
-    with pytest.raises(NoForecast, match="describes no hardware"):
+    with pytest.raises(NoForecast, match="^cluster laptop describes no hardware; `kilobatch probe` measures it"):
         foretold("digits/large_batch", "laptop", 2)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipes.reports.charts import charts
-from recipes.reports.noise import loss_scale, noise, noise_windows
+from recipes.reports.noise import loss_scale, noise, noise_lines, noise_windows
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
 
@@ -89,6 +89,7 @@ def test_the_page_gives_the_scale_of_each_batch_with_its_error(measured_run):
         known = run.updates.global_batch_size == size
         scale = run.updates.gradient_noise[known].mean() / run.updates.gradient_signal[known].mean()
         assert f"<td>{size}</td><td>{scale:.3g}</td>" in words
+        assert [line for line in noise_lines(run) if line.startswith(f"noise scale at batch {size}: {scale:.3g} ± ")]
     assert "no promise" in words
     assert words in page_text([run])
     assert "Noise scale (samples)" in [chart["title"] for chart in charts([run], ["a"])["charts"]]
@@ -97,12 +98,13 @@ def test_the_page_gives_the_scale_of_each_batch_with_its_error(measured_run):
 def test_a_gradient_lost_in_noise_is_reported_and_not_drawn(measured_run):
     run = measured_run(signal=-1.0)
     assert "lost in its noise" in noise(run)
+    assert noise_lines(run)[0] == "noise scale at batch 240: not known: the gradient was lost in its noise"
     assert [window.scale for window in noise_windows(run)] == [None] * 4
     assert "Noise scale (samples)" not in [chart["title"] for chart in charts([run], ["a"])["charts"]]
 
 
 def test_a_run_that_was_not_measured_has_no_section(write_run):
     run = open_run(write_run())
-    assert noise(run) == ""
+    assert (noise(run), noise_lines(run)) == ("", [])
     assert math.isnan(run.updates.gradient_noise[0])
     assert "Noise scale" not in page_text([run])

@@ -1,12 +1,13 @@
 """What moves whatever the optimizer is, the file that is written, and what is refused."""
 
 import os
+import sys
 
 import pytest
 
 from recipes.errors import InputRefused, RecipeError
 from recipes.lint import lint_recipe
-from recipes.scale import parse_batch
+from recipes.scale import parse_batch, scale_recipe
 from trainers.launch.vocabulary import vocabulary
 
 HALF_SAMPLES = "{global: [{from: 0, size: 32}, {from: 1, size: 48}], norm_span: 16}"
@@ -174,10 +175,28 @@ def test_every_optimizer_but_muon_has_a_rule(kind, scale):
         with pytest.raises(InputRefused, match="not among the published"):
             scale("own.yaml", 64, text=text)
     elif kind == "Muon":
-        with pytest.raises(InputRefused, match="no rule says how Muon follows the batch"):
+        with pytest.raises(InputRefused, match="no rule says how Muon follows .*; write batch.global"):
             scale("own.yaml", 64, text=text)
     else:
         assert scale("own.yaml", 64, text=text)[1].recipe.batch.global_.sizes == (64,)
+
+
+def test_an_optimizer_of_ones_own_is_scaled_by_the_rule_that_its_class_names(scale, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    plain = "momentum: float = 0.9\n\n    def build(self):\n        pass\n"
+    (tmp_path / "signs.py").write_text(
+        f"from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Plain:\n    {plain}\n"
+        "class Linear(Plain):\n    rate_rule = 'linear'\n\nclass Root(Plain):\n    rate_rule = 'sqrt'\n"
+    )
+    own = {"allow_code": True, "vocabulary": vocabulary(allow_code=True)}
+    for kind, factor in (("Plain", None), ("Linear", 4.0), ("Root", 2.0)):
+        (tmp_path / f"{kind}.yaml").write_text(f"{DIGITS}optimizer: {{kind: signs.{kind}}}\n")
+        if factor is None:
+            with pytest.raises(InputRefused, match="signs.Plain .*; give its class a `rate_rule`"):
+                scale_recipe(f"{kind}.yaml", batch=128, **own)
+        else:
+            before, after = scale_recipe(f"{kind}.yaml", batch=128, **own).rates
+            assert after == pytest.approx(factor * before)
 
 
 SUBJECTS = {

@@ -98,9 +98,17 @@ def test_the_root_stays_the_root_without_a_warmup(scale):
 
 def test_warmup_of_a_short_run_is_a_quarter_of_it_and_ends_before_the_first_step(scale):
     short = "kilobatch: 1\nextends: goyal2017/256\nepochs: 16\nlearning_rate: {schedule: {boundaries: [10]}}\n"
-    assert scale("short.yaml", 512, text=short)[1].recipe.learning_rate.warmup.shape.epochs == 4
+    long = short.replace("epochs: 16", "epochs: 32")
     early = short.replace("[10]", "[3, 10]")
-    assert scale("early.yaml", 512, text=early)[1].recipe.learning_rate.warmup.shape.epochs == 3
+    for name, text, epochs, why in (
+        ("long", long, 5, ""),
+        ("short", short, 4, ", a quarter of this run; 5 in a longer one"),
+        ("early", early, 3, ", up to the schedule's first step; 5 where it comes later"),
+    ):
+        made, opened = scale(f"{name}.yaml", 512, text=text)
+        assert opened.recipe.learning_rate.warmup.shape.epochs == epochs
+        (change,) = (change for change in made.changes if change.key == "learning_rate.warmup")
+        assert change.reason == f"a rise in a straight line over {epochs} epochs{why}"
 
 
 def test_a_schedule_of_stages_does_not_rise_and_gets_a_warmup(scale):

@@ -62,5 +62,7 @@ def test_a_recipe_with_code_of_ones_own_is_scaled_where_that_is_allowed(run, tmp
     words = ("scale", "mine.yaml", "--batch", "64", "-o", "large.yaml")
     code, message = run(*words)
     assert (code, "pass --allow-code to run it" in message) == (2, True)
-    assert run(*words, "--allow-code")[0] == 0
+    code, out = run(*words, "--allow-code")
+    assert code == 0
+    assert out.endswith("kilobatch recipes lint large.yaml --allow-code\n")
     assert (tmp_path / "large.yaml").exists()

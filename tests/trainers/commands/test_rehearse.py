@@ -124,7 +124,7 @@ def test_wrong_input_is_refused_with_a_way_out(run, arguments, words):
     assert len(error.splitlines()) == 1
 
 
-def test_images_below_data_are_measured(run, tmp_path, rehearsed):
+def test_images_below_data_or_the_own_folder_are_measured(run, tmp_path, rehearsed):
     from PIL import Image
 
     sizes = []
@@ -142,6 +142,10 @@ def test_images_below_data_are_measured(run, tmp_path, rehearsed):
     storage = rehearsed(*how, "--data", "photos")["storage"]
     assert storage["image_bytes"] == pytest.approx(sum(sizes) / 4)
     assert storage["bytes_an_epoch"]["worker"] == pytest.approx(sum(sizes) / 2)
+    assert rehearsed(*how)["storage"] == storage
+    (tmp_path / "empty").mkdir()
+    facts = (tmp_path / "photos.yaml").read_text().replace("root: photos", "root: empty")
+    (tmp_path / "photos.yaml").write_text(f"{facts}num_train: 4\nnum_eval: 2\nnum_classes: 2\n")
     assert rehearsed(*how)["storage"]["image_bytes"] is None
     assert rehearsed(*how, "--data", "photos", "--image-bytes", 7)["storage"]["image_bytes"] == 7
 

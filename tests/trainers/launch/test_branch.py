@@ -119,7 +119,8 @@ def parent(tmp_path_factory, kilobatch):
     assert "--at: epoch 0.64 lies in the warmup, whose rate does not follow the batch" in early.stderr
     words = ("--batches", "192", "--window", "8up", "--json", "-n", "1")
     result = json.loads(succeeds("branch", folder / "a", "--at", "20up", *words))
-    succeeds(*train, "--stop-after", "28up", "--resume")
+    ended = kilobatch(*train, "--stop-after", "28up", "--resume", "-n", "1", cwd=folder)
+    assert re.search(r"\nnoise scale at batch 96: [0-9.]+ ± [0-9.]+ samples\n", ended.stdout), ended.stderr
     return folder, result
 
 
@@ -154,7 +155,8 @@ def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, k
     assert (branches / "batch-96-seed-0/metrics.jsonl").read_bytes() == before
     longer = kilobatch("branch", folder / "a", "--batches", "192", "--at", "20up", "--window", "9up", cwd=folder)
     assert longer.returncode == 2
-    assert "batch-96-seed-0 holds a run of another recipe; evaluation.offset: 1.792 in the run, 1.856" in longer.stderr
+    assert "--window 9up: " in longer.stderr
+    assert "a-branches-20 holds branches of 768 samples, and these would be of 864; give the" in longer.stderr
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, k
         (("--at", "3up", "--batches", "192"), "has no checkpoint after update 3; a run keeps the newest two and the"),
         (("--at", "soon", "--batches", "192"), "--at: 'soon' is not a position"),
         (("--batches", "100"), "the batch of 100 from 1.792 on is no multiple of 32"),
-        (("--batches", "192", "--window", "2up"), "192 samples are fewer than 4 updates of 192"),
+        (("--batches", "192", "--window", "2up"), "fewer than 4 updates of 192; give --window 8up or more"),
         (("--at", "20up", "--batches", "32", "--window", "2up"), "192 samples are fewer than 4 updates of 96"),
         (("--batches", "192", "--window", "1run"), "go past the end of the run"),
         (("--batches", "192", "--window", "8up", "--at", "20up", "-n", "999"), "999 workers are more than the"),
@@ -175,6 +177,16 @@ def test_refused_before_anything_is_trained(parent, kilobatch, words, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert not (folder / "none").exists()
+
+
+def test_an_optimizer_without_a_rule_is_refused_before_the_window(parent, kilobatch):
+    folder, _ = parent
+    other = shutil.copytree(folder / "a", folder / "muon")
+    text = re.sub(r"\noptimizer:\n(  .*\n)+", "\noptimizer: {kind: Muon}\n", (other / "recipe.yaml").read_text())
+    (other / "recipe.yaml").write_text(text)
+    done = kilobatch("branch", other, "--batches", "192", "--window", "1up", cwd=folder)
+    assert done.returncode == 2
+    assert "no rule says how the rate of Muon follows the batch" in done.stderr
 
 
 def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_trained(parent, kilobatch):
@@ -222,6 +234,8 @@ def test_a_recipe_with_twice_the_batch_is_written_only_below_the_critical_batch(
     assert not Path("no.yaml").exists()
     text = grown_recipe(asked, branches([0.5, 0.5, 0.5], batch=96, epoch=3200 / 1500), Path("twice.yaml"))
     assert text.startswith("wrote twice.yaml: batch 192 from epoch 2.13333 on; its branch goes on: kilobatch train ")
+    own = grown_recipe(replace(asked, allow_code=True), branches([0.5, 0.5, 0.5], batch=96), Path("own.yaml"))
+    assert (text.endswith(" --resume"), own.endswith(" --resume --allow-code")) == (True, True)
     recipe = open_recipe("twice.yaml", vocabulary=vocabulary()).recipe
     before = open_recipe("a/recipe.yaml", vocabulary=vocabulary()).recipe
     assert [batch_size_at(recipe, at) for at in (2.1, 2.2)] == [96, 192]

@@ -206,6 +206,35 @@ def test_own_code_is_found_beside_a_recipe_in_a_run_and_in_a_pack_also_one_that_
     assert typed("plan", "team/c", "--allow-code").exit_code == 0
 
 
+def test_a_pack_with_a_schedule_of_its_own_is_written_named_with_its_option_and_left_out_of_a_site(
+    tmp_path, cache, monkeypatch
+):
+    def typed(*words):
+        return CliRunner().invoke(kilobatch_app, [*map(str, words)])
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    Path("halves.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Halving:\n    every: float\n\n"
+        "    def __call__(self, epoch):\n        return 0.5 ** (epoch // self.every)\n"
+    )
+    schedule = "learning_rate: {schedule: {kind: halves.Halving, every: 1}}"
+    Path("own.yaml").write_text(f"kilobatch: 1\nextends: digits/large_batch\n{schedule}\n")
+    done = typed("recipes", "pack", "own.yaml", "-o", "own.kilobatch", "--allow-code")
+    assert done.exit_code == 0, done.exception
+    words = "kilobatch recipes show own.kilobatch --allow-code; kilobatch train own.kilobatch --allow-code\n"
+    assert done.stdout.endswith(words)
+    team = add_registry("team", str(tmp_path / "registry"), signers=None)
+    team.push(Path("own.kilobatch"), "own")
+    assert typed("registry", "pull", "team/own").stdout.endswith("kilobatch train team/own@1 --allow-code\n")
+    team.push(packed(tmp_path / "plain.kilobatch", "digits/large_batch")[0], "plain")
+    done = typed("registry", "site", "-o", "site", "--no-library")
+    assert done.exit_code == 0, done.exception
+    assert [file.name for file in Path("site").glob("recipe-*")] == ["recipe-team~plain@1.html"]
+    assert done.stderr.startswith("team/own@1 is left out: ")
+
+
 def test_a_pack_has_the_code_that_its_runs_were_trained_with(runs, tmp_path, cache, monkeypatch):
     def run_of(seed, code):
         """A run of own code, made of one of the library's."""

@@ -14,7 +14,7 @@ from recipes.reading.yaml import block_text
 from recipes.sharing.pack_file import files_of, open_pack, write_pack
 from trainers.launch.identity import ids_of, made_of
 from trainers.launch.packing import pack
-from trainers.launch.reproduce import PACK, Rerun, _registered, _require_pack
+from trainers.launch.reproduce import PACK, Rerun, _differences, _registered, _require_pack
 from trainers.launch.reproduce import reproduce as rerun_pack
 from trainers.launch.vocabulary import vocabulary
 
@@ -150,6 +150,13 @@ def changed(path, to, *, name="recipe.yaml", text=("", ""), **head):
     files[name] = (opened.folder / name).read_text().replace(*text).encode()
     write_pack(to, {**opened.head, **head}, files)
     return to
+
+
+def test_data_that_are_not_here_are_named_with_the_option_that_gives_their_folder(tmp_path):
+    opened = open_recipe("goyal2017", vocabulary=vocabulary())
+    head = {"ids": {"code": None, "data": "a" * 64}}
+    (line,) = _differences(head, opened, tmp_path, {})
+    assert line == "data: aaaaaaaaaaaa in the pack, not found here; give --data FOLDER"
 
 
 @trains

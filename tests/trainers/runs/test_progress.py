@@ -64,7 +64,7 @@ def played(tmp_path):
         shown = io.StringIO()
         console = Console(file=shown, force_terminal=terminal, width=80, legacy_windows=False, _environ={})
         with subprocess.Popen(command) as process:
-            status = follow(tmp_path, process, total_updates, console, **options)
+            status = follow(tmp_path, process, total_updates, console, num_train=200, **options)
         return shown.getvalue(), status
 
     return play
@@ -75,7 +75,7 @@ def test_log_has_a_line_after_the_first_update_one_an_evaluation_and_one_at_the_
     lines = text.splitlines()
     assert status == 0
     assert len(lines) == 5
-    assert lines[0] == "update 1/6  epoch 0.00  batch 100  rate 0.5  loss 1.0000  200 samples/s"
+    assert lines[0] == "update 1/6  epoch 0.50  batch 100  rate 0.5  loss 1.0000  200 samples/s"
     assert lines[1] == (
         "update 2/6  epoch 1.00  batch 100  rate 0.5  loss 0.7500  accuracy 55.00 %  200 samples/s  left 4.0 s"
     )
@@ -89,6 +89,11 @@ def test_mixed_precision_shows_its_scale_and_what_was_done_again(played):
     text, _ = played([{**train(update), **scale} for update, scale in enumerate(scales)], verbosity=1)
     assert "loss 1.0000  loss scale 16,384  overflows 2  200 samples/s" in text.splitlines()[-1]
     assert "loss scale" not in played([train(update) for update in range(6)])[0]
+
+
+def test_large_numbers_have_separators_in_lines_and_in_the_bar(played):
+    assert played([train(1233)], total_updates=20_000)[0].startswith("update 1,234/20,000  epoch 617.00  batch 100")
+    assert "1,234/20,000 updates" in played([train(1233)], total_updates=20_000, terminal=True)[0]
 
 
 def shown_updates(text):
@@ -179,7 +184,7 @@ def test_bar_moves_while_the_process_runs(tmp_path):
     thread = threading.Thread(target=release)
     with subprocess.Popen([sys.executable, "-c", wait, str(tmp_path / "go")]) as process:
         thread.start()
-        follow(tmp_path, process, 6, Console(file=shown, force_terminal=True, width=80, _environ={}))
+        follow(tmp_path, process, 6, Console(file=shown, force_terminal=True, width=80, _environ={}), num_train=200)
     thread.join()
     assert saw == [True]
 
@@ -205,7 +210,7 @@ def test_resumed_run_shows_nothing_of_the_sessions_before(tmp_path):
     (tmp_path / "script").write_text("\n".join(map(json.dumps, now)) + "\n")
     shown = io.StringIO()
     with subprocess.Popen([sys.executable, "-c", RESUME, str(tmp_path)]) as process:
-        follow(tmp_path, process, 6, Console(file=shown, _environ={}), since_ms=50_000)
+        follow(tmp_path, process, 6, Console(file=shown, _environ={}), num_train=200, since_ms=50_000)
     assert shown_updates(shown.getvalue()) == [3, 4]
     assert "77.00 %" in shown.getvalue()
     assert "11.00 %" not in shown.getvalue()
@@ -226,7 +231,7 @@ def test_ctrl_c_gives_the_terminal_back(tmp_path):
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            follow(tmp_path, process, 6, Console(file=shown, force_terminal=True, _environ={}))
+            follow(tmp_path, process, 6, Console(file=shown, force_terminal=True, _environ={}), num_train=200)
         process.kill()
         timer.join()
     assert shown.getvalue().rstrip().endswith("\x1b[?25h")

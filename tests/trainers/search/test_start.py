@@ -3,6 +3,7 @@
 import importlib.util
 
 import pytest
+from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 from recipes.errors import RecipeError
@@ -58,6 +59,17 @@ def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_err
     dry = SearchRequest(search="mine.yaml", workers=1, dry_run=True)
     assert search(dry) == 0
     assert "1 trial at a time, 1 rank each: at 1,000 samples" in capsys.readouterr().out
+
+
+def test_the_command_that_trains_the_best_recipe_allows_own_code_where_the_search_did(open_text, tmp_path, capsys):
+    opened = open_text(f"objective: {{metric: accuracy}}\nbudget: {{trials: 1}}\n{SPACE}")
+    study = new_study(opened.search)
+    space = {"learning_rate.reference": FloatDistribution(0.01, 0.5)}
+    study.add_trial(create_trial(value=0.9, params=dict.fromkeys(space, 0.1), distributions=space))
+    for allow_code, end in ((False, ".yaml"), (True, ".yaml --allow-code")):
+        _search_study(opened, study, SearchRequest(search="mine.yaml", allow_code=allow_code), tmp_path, [])
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "to train it: kilobatch train" in line)
+        assert line.endswith(end)
 
 
 HEAD = "kilobatch: 1\nrecipe: digits/batch_256\nbudget: {trials: 6}\nsampler: {kind: KIND}\n"

@@ -74,7 +74,7 @@ def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, 
         trial = begin(shown, {"optimizer.kind": "MomentumSGD"}, **{SECONDS: 60.0})
         trial.report(0.5, 3)
         shown.set_aside["node3"] = "two trials failed on it"
-        shown.running = {2: (180.0, 360.0, RunState(total_updates=20, total_samples=160))}
+        shown.running = {2: (180.0, 360.0, RunState(total_updates=20, total_samples=160, num_train=32))}
         shown.show()
         first, *lines = status(tmp_path)
         assert first == f"search mine over digits/baseline: running, as process {os.getpid()} on {os.uname().nodename}"
@@ -152,7 +152,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
     display, tmp_path
 ):
     """Of 20 updates of 1 s, 5 are done; the copy's supervisor is silent."""
-    state = RunState(total_updates=20, total_samples=160)
+    state = RunState(total_updates=20, total_samples=160, num_train=32)
     line = {"key": "train_loss", "value": 2.0, "global_batch_size": 8, "learning_rate": 0.1, "update_seconds": 1.0}
     for update in range(5):
         at = {"update": update, "time_ms": 2000 + 1000 * update, "epoch": update / 4, "samples": 8 * update}
@@ -161,7 +161,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
         begin(shown)
         shown.running = {0: (5.0, 10.0, state)}
         shown.show()
-        running = "running: trial 0, update 5 of 20, epoch 1.00, for 5.0 s, about 15.0 s left"
+        running = "running: trial 0, update 5 of 20, epoch 1.25, for 5.0 s, about 15.0 s left"
         assert status(tmp_path)[-1] == running
         copy = shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-copy")
     tree = json.loads((copy / "status.json").read_text())
