@@ -1,8 +1,14 @@
-"""Data at a URL that needs no server: byte ranges of shards and arrays, the cache, fetching ahead, staging."""
+"""Data at a URL, by fsspec alone: byte ranges of shards and arrays, the cache, fetching ahead, staging, the web."""
 
+import http.server
+import io
+import os
+import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -114,3 +120,45 @@ def test_a_staged_file_with_other_bytes_of_the_same_size_is_copied_again(roots, 
     assert stage(url, target).replaced == ["train-00001.tar"]
     assert TarShards().fingerprint(target) == TarShards().fingerprint(roots / "tar")
     assert (target / RECORD).exists()
+
+
+class Web(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder without ranges, with listings as Apache writes them."""
+
+    def list_directory(self, path):
+        names = [name + "/" * os.path.isdir(os.path.join(path, name)) for name in os.listdir(path)]
+        above = f"{self.path.rstrip('/').rpartition('/')[0]}/"
+        links = ["?C=N;O=D", "#top", above, *(quote(name, errors="surrogateescape") for name in names)]
+        page = "".join(f'<a href="{link}">a link</a>' for link in links).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        return io.BytesIO(page)
+
+    def log_message(self, *words):
+        """Nothing."""
+
+
+@contextmanager
+def served(folder):
+    """The URL of a folder on a web server."""
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed: pip install .[remote]")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Web, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_web_server_has_the_names_of_the_folder(roots, tmp_path):
+    image = next((roots / "folder").rglob("*.jpg")).read_bytes()
+    for split in ("train", "val"):
+        for name in ("apple", "été", "a b%20"):
+            (tmp_path / "set" / split / name).mkdir(parents=True)
+            (tmp_path / "set" / split / name / "1.jpg").write_bytes(image)
+    with served(tmp_path / "set") as url:
+        ours, theirs = (ImageFolder().open(root, "train") for root in (Path(url), tmp_path / "set"))
+        assert ImageFolder().class_names(Path(url)) == ImageFolder().class_names(tmp_path / "set")
+        assert ImageFolder().fingerprint(Path(url)) == ImageFolder().fingerprint(tmp_path / "set")
+        assert [ours.encoded(index) for index in range(3)] == [image] * 3
+        assert ours.labels.tolist() == theirs.labels.tolist()
