@@ -148,6 +148,15 @@ def test_another_conversion_into_the_same_folder_is_refused(source, tmp_path):
         converted(source, root, Conversion(form="tar", per_chunk=5))
 
 
+def test_a_source_that_changed_since_is_not_gone_on_with(source, tmp_path):
+    root = converted(source, tmp_path / "root")
+    (source / "train/cat/3.jpg").rename(source / "train/cat/00.jpg")  # as many as before, in another order
+    with pytest.raises(InputRefused, match="begun with sha256_of_train '.{64}', now '.{64}'; go on as it was begun"):
+        converted(source, root)
+    (source / "train/cat/00.jpg").rename(source / "train/cat/3.jpg")
+    converted(source, root)
+
+
 def test_smaller_copies_have_the_shorter_side_and_say_so_in_the_fingerprint(source, tmp_path):
     root = converted(source, tmp_path / "small", Conversion(form="tar", shorter=16))
     before, after = (images_in(*each).splits["train"] for each in ((source,), (root, TarShards())))
