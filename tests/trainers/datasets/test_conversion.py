@@ -157,6 +157,21 @@ def test_a_source_that_changed_since_is_not_gone_on_with(source, tmp_path):
     converted(source, root)
 
 
+@pytest.mark.parametrize(
+    ("eval_labels", "message"),
+    [([0, 1], "class 1 has no sample in train"), ([0, 3], "val has class 3, and train has 3 classes")],
+)
+def test_class_folders_that_would_have_other_labels_are_refused(source, tmp_path, eval_labels, message):
+    arrays = converted(source, tmp_path / "arrays", Conversion(form="arrays", shorter=6))
+    np.save(arrays / "train_labels.npy", np.array([0, 0, 0, 2, 2, 2, 2]))
+    np.save(arrays / "val_labels.npy", np.array(eval_labels))
+    if eval_labels == [0, 3]:
+        np.save(arrays / "train_labels.npy", np.array([0, 0, 0, 1, 1, 2, 2]))
+    with pytest.raises(InputRefused, match=message):
+        converted(arrays, tmp_path / "folders", Conversion(form="folder"), reader=Arrays())
+    assert not list((tmp_path / "folders").iterdir())
+
+
 def test_smaller_copies_have_the_shorter_side_and_say_so_in_the_fingerprint(source, tmp_path):
     root = converted(source, tmp_path / "small", Conversion(form="tar", shorter=16))
     before, after = (images_in(*each).splits["train"] for each in ((source,), (root, TarShards())))
