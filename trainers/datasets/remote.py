@@ -161,6 +161,27 @@ class Mirror:
         """
         return self._attempt(name, lambda: self._get_range(name, start, size))
 
+    def gives_ranges(self, name: str) -> bool:
+        """Whether parts of a file can be had: some web servers give whole files only."""
+
+        def answers() -> bool:
+            try:  # its file gives up an answer that is longer; `cat_file` would take all of it
+                with self._files.open(self._path(name), "rb", cache_type="none") as file:
+                    file.seek(1)
+                    return len(file.read(1)) == 1
+            except ValueError:
+                return False
+
+        return not self._is_web or self._attempt(name, partial(_in_time, answers))
+
+    def copy(self, name: str, path: Path) -> None:
+        """Copy a whole file, past the cache.
+
+        Raises:
+            CannotFetch: it cannot be read, after several attempts.
+        """
+        self._attempt(name, lambda: self._get(name, path))
+
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """The bytes of a file, or a range of them: from the cache, or from the URL if the cache keeps removing them."""
         for _ in range(_READS):

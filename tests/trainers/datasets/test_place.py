@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainers.datasets import Arrays, ImageFolder, TarShards, remote
+from trainers.datasets import Arrays, ImageFolder, TarShards, remote, staging
 from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.remote import Mirror
@@ -162,3 +162,10 @@ def test_a_web_server_has_the_names_of_the_folder(roots, tmp_path):
         assert ImageFolder().fingerprint(Path(url)) == ImageFolder().fingerprint(tmp_path / "set")
         assert [ours.encoded(index) for index in range(3)] == [image] * 3
         assert ours.labels.tolist() == theirs.labels.tolist()
+
+
+def test_a_web_server_without_ranges_is_staged_by_whole_files(roots, tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_BLOCK", 4000)  # smaller than a shard
+    with served(roots / "tar") as url:
+        assert stage(Path(url), tmp_path / "staged").num_copied == 5
+    assert TarShards().fingerprint(tmp_path / "staged") == TarShards().fingerprint(roots / "tar")
