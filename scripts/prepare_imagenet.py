@@ -48,9 +48,9 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +61,16 @@ from recipes.errors import InputRefused
 from recipes.reading.open import open_dataset
 from recipes.schema import Dataset
 from trainers.datasets import Arrays, ImageFolder, Parquet, TarShards
-from trainers.datasets.conversion import FORMS, READERS, Conversion, SourceImages, convert, names_of_classes, verify
+from trainers.datasets.conversion import (
+    FORMS,
+    READERS,
+    Conversion,
+    SourceImages,
+    convert,
+    names_of_classes,
+    refuse_other,
+    verify,
+)
 from trainers.datasets.ilsvrc2012 import (
     ARCHIVES,
     KAGGLE,
@@ -120,10 +129,11 @@ def _convert(
 ) -> Path:
     """Write samples in another form, or compare those that are all written with the manifest; the data set's file."""
     totals = {"train": dataset.num_train, "eval": dataset.num_eval}
-    reader = _MAKE[READERS[conversion.form]]()
+    kind = READERS[conversion.form]
+    reader = _MAKE[kind](**_channels(kind, dataset))
     file = root / f"{dataset.name}.yaml"
     if not (root / MANIFEST).exists() or _num_written(root) < sum(totals.values()):
-        images = _images(source)
+        images = _images(source, dataset)
         for split, samples in images.splits.items():
             if len(samples) != totals[split]:
                 what = f"{len(samples):,} images in {split}, where there should be {totals[split]:,}"
@@ -136,26 +146,51 @@ def _convert(
         with _locked(root):
             convert(images, root, conversion, workers=workers, showing=showing)
     else:
+        _refuse_other(root, source, conversion, totals)
         console.print(f"{root}: all is written; comparing it with {MANIFEST}")
         with showing_progress(f"{root}: SHA-256 of", sum(totals.values()), unit="images") as add:
             verify(root, add)
-    facts = {key: getattr(dataset, key) for key in ("num_train", "num_eval", "num_classes", "channels")}
-    numbers = {key: list(values) for key in ("mean", "std") if (values := getattr(dataset, key))}
-    tree = {
-        "name": dataset.name,
-        "title": f"{dataset.title or dataset.name}, as {conversion.form}: {read_manifest(root)[0]['images']}",
-        "source": "scripts/prepare_imagenet.py; mean and deviation: those of the images before",
-        "reader": {"kind": type(reader).__name__},
-        "root": ".",
-        **facts,
-        **numbers,
-    }
-    file.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
     try:
         require_data(replace(dataset, root=root, obtain="", reader=reader))
     except InputRefused as error:
         raise RunFailed(str(error)) from error
+    facts = {key: getattr(dataset, key) for key in ("num_train", "num_eval", "num_classes", "channels")}
+    numbers = {key: list(values) for key in ("mean", "std") if (values := getattr(dataset, key))}
+    subset = {"subset_of": dataset.subset_of} if dataset.subset_of else {}
+    on_bad = dataset.on_bad_image if isinstance(dataset.on_bad_image, str) else asdict(dataset.on_bad_image)
+    tree = {
+        "name": dataset.name,
+        "title": f"{dataset.title or dataset.name}, as {conversion.form}: {read_manifest(root)[0]['images']}",
+        "source": "scripts/prepare_imagenet.py; mean and deviation: those of the images before",
+        "reader": {"kind": kind, **_channels(kind, dataset)},
+        "root": ".",
+        **facts,
+        **numbers,
+        **subset,
+        "on_bad_image": on_bad,
+    }
+    file.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return file
+
+
+def _channels(kind: str, dataset: Dataset) -> dict[str, int]:
+    """The reader's field; arrays have as many as were written."""
+    return {"channels": dataset.channels} if kind != "Arrays" and dataset.channels in (1, 3) else {}
+
+
+def _refuse_other(root: Path, source: Path, conversion: Conversion, totals: Mapping[str, int]) -> None:
+    """Refuse a finished folder that was made otherwise; of another source only if that is there."""
+    header, _ = read_manifest(root)
+    what, _, folder = header["source"].partition(" in ")
+    other = source.exists() and source.resolve() != Path(folder).resolve()
+    wanted = {
+        "source": f"{what} in {source}" if other else header["source"],
+        "images": conversion.as_text(),
+        "form": conversion.form,
+        "per_chunk": conversion.per_chunk,
+        **{f"num_{split}": count for split, count in totals.items()},
+    }
+    refuse_other(root, wanted)
 
 
 def _num_written(root: Path) -> int:
@@ -170,13 +205,15 @@ def _form_of(folder: Path) -> str | None:
     return next((kind for kind, sign in signs if all(next(folder.glob(one), None) for one in sign)), None)
 
 
-def _images(folder: Path) -> SourceImages:
-    """The samples of a source."""
+def _images(folder: Path, dataset: Dataset) -> SourceImages:
+    """The samples of a source, by the data set's own reader where that reads its form."""
     kind = _form_of(folder)
     if kind is None:
         return kaggle_images(folder) if (folder / KAGGLE).is_dir() else archive_images(folder)
+    own = type(dataset.reader).__name__ == kind
     try:
-        splits = {split: _MAKE[kind]().open(folder, split) for split in ("train", "eval")}
+        reader = dataset.reader if own else _MAKE[kind](**_channels(kind, dataset))
+        splits = {split: reader.open(folder, split) for split in ("train", "eval")}
     except ValueError as error:
         raise InputRefused(str(error)) from error
     return SourceImages(name=f"{kind} in {folder}", splits=splits, classes=names_of_classes(splits["train"]))

@@ -48,7 +48,11 @@ def test_only_runs_are_removed(folder, tmp_path, kilobatch):
     closed = f"{sys.executable} -P -m kilobatch runs rm {run} <&-"
     done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "Aborted!\n"), "nobody can answer"
-    assert kilobatch("runs", "rm", "-y", run).stdout == f"removed {run}\n"
+    (tmp_path / "link").symlink_to(run)
+    done = kilobatch("runs", "rm", "-y", tmp_path / "link")
+    assert (done.returncode, f"link is a link; name the run's folder: {run}" in done.stderr) == (2, True), done.stderr
+    (tmp_path / "link").unlink()
+    assert kilobatch("runs", "rm", "-y", run, run).stdout == f"removed {run}\n"
     assert not run.exists()
     assert kilobatch("runs", "list", tmp_path).stdout == f"no runs in {tmp_path}\n"
 

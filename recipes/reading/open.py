@@ -123,15 +123,23 @@ def _code_folders(path: Path, copies_in: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def open_dataset(
-    name: str, *, vocabulary: Vocabulary, allow_code: bool | None = False, data_root: Path | None = None
+    name: str,
+    *,
+    vocabulary: Vocabulary,
+    allow_code: bool | None = False,
+    data_root: Path | None = None,
+    counting: bool = True,
 ) -> Dataset:
     """A data set's facts by its name or path.
 
+    Args:
+        counting: let the reader count what the file leaves out; else these counts are of no data.
     Raises:
         RecipeError: with all that is wrong.
     """
     file = find_or_refuse("datasets", name)
-    return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)[0]
+    options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root, "counting": counting}
+    return _open_dataset(file, **options)[0]
 
 
 def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> Cluster:
@@ -160,7 +168,7 @@ def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
 
 
 def _open_dataset(
-    path: Path, *, vocabulary: Vocabulary, allow_code: bool | None, data_root: Path | None
+    path: Path, *, vocabulary: Vocabulary, allow_code: bool | None, data_root: Path | None, counting: bool = True
 ) -> tuple[Dataset, dict[str, Any]]:
     tree, origins = load_tree(path, kind="data set")
     tree.pop("kilobatch", None)
@@ -181,7 +189,7 @@ def _open_dataset(
     if root is not None and (url := url_of(root)) and "@" in urlsplit(url).netloc:
         what = "the URL of the data holds credentials, and recipes and runs are shared"
         raise InputRefused(f"{what}; leave them to fsspec: its configuration, or variables such as AWS_PROFILE")
-    _count(tree, root, reading)
+    _count(tree, root, reading, counting)
     dataset, resolved = reading.record(Dataset, tree, ())
     if tree.get("validation") is None:  # a younger key, see `read_recipe`
         resolved.pop("validation", None)
@@ -209,7 +217,7 @@ def _obtained(tree: Mapping[str, Any]) -> Path | None:
     return None
 
 
-def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
+def _count(tree: dict[str, Any], root: Path | None, reading: Reading, counting: bool) -> None:
     """Fills in the counts that the file leaves out, by the reader; those of what is held out, by its share."""
     missing = [key for key in ("num_train", "num_eval", "num_classes") if key not in tree]
     if not missing or "reader" not in tree:
@@ -227,6 +235,10 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading) -> None:
         tree.update(dict.fromkeys(missing, 1))  # any value: only the reader is to be refused
         return
     validation, _ = trial.value(Validation | None, tree.get("validation"), ("validation",))
+    if not counting:
+        shares = validation.split(10**9) if isinstance(validation, Validation) else {}
+        tree.update(dict.fromkeys(missing, 1) | shares)
+        return
     try:
         if isinstance(validation, Validation):
             facts = _without_evaluation(reader).facts(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -54,29 +55,43 @@ class _Pages(BaseHTTPRequestHandler):
         super().__init__(*rest)
 
     def do_GET(self) -> None:
-        host = self.headers.get("Host", "").rpartition(":")[0]
-        path = unquote(urlsplit(self.path).path)
-        folder = (self._root / path.lstrip("/")).resolve()
-        if host not in (_ADDRESS, "localhost") or not folder.is_relative_to(self._root) or not folder.is_dir():
-            self.send_error(404)  # another name of this address is a trick of another site's page
-        elif not path.endswith("/"):
-            self.send_response(301)
-            self.send_header("Location", f"{urlsplit(self.path).path}/")
-            self.end_headers()
-        else:
-            self._answer(folder)
+        folder = self._folder()
+        try:
+            if folder is None:
+                self.send_error(404)  # another name of this address is a trick of another site's page
+            elif not urlsplit(self.path).path.endswith("/"):
+                self.send_response(301)
+                self.send_header("Location", f"{urlsplit(self.path).path}/")
+                self.end_headers()
+            else:
+                self._answer(*self._page(folder))
+        except PermissionError:
+            self.send_error(404)
 
-    def _answer(self, folder: Path) -> None:
-        status, again = 200, False
+    def _folder(self) -> Path | None:
+        """The folder that is asked for, if it is there and may be served."""
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        try:
+            path = unquote(urlsplit(self.path).path, errors="surrogateescape")
+            folder = Path(os.path.realpath(self._root / path.lstrip("/")))
+            served = host in (_ADDRESS, "localhost") and folder.is_relative_to(self._root) and folder.is_dir()
+        except (OSError, ValueError):  # it may not be entered, its name is too long, or no name at all
+            return None
+        return folder if served else None
+
+    def _page(self, folder: Path) -> tuple[str, int, bool]:
+        """Its text, its status, and whether it is asked for again."""
         if (folder / _METRICS).is_file():
             try:
-                text = page_text([open_run(folder)], live=True)
+                return page_text([open_run(folder)], live=True), 200, False
             except InputRefused as error:  # it is being written, or damaged
-                status, again, text = 503, True, document(folder.name, tag("p", str(error)))
-        elif (folder / _REPORT).is_file():
-            text = (folder / _REPORT).read_text(encoding="utf-8")
-        else:
-            again, text = True, _list(folder)
+                return document(folder.name, tag("p", str(error))), 503, True
+        report = Path(os.path.realpath(folder / _REPORT))
+        if report.is_file() and report.is_relative_to(self._root):
+            return report.read_text(encoding="utf-8", errors="replace"), 200, False
+        return _list(folder), 200, True
+
+    def _answer(self, text: str, status: int, again: bool) -> None:
         content = text.encode(errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
@@ -93,7 +108,14 @@ class _Pages(BaseHTTPRequestHandler):
 
 def _list(folder: Path) -> str:
     """A page with a link to each run and search in a folder."""
-    known = [one for one in folder.iterdir() if any((one / name).is_file() for name in (_METRICS, _REPORT))]
-    links = [tag("li", tag("a", one.name, href=f"{quote(one.name)}/")) for one in sorted(known)]
+    known = [one for one in folder.iterdir() if _is_known(one)]
+    links = [tag("li", tag("a", one.name, href=f"{quote(os.fsencode(one.name))}/")) for one in sorted(known)]
     words = tag("ul", *links) if links else tag("p", "No run has written anything here yet.")
     return document(folder.name, words)
+
+
+def _is_known(folder: Path) -> bool:
+    try:
+        return any((folder / name).is_file() for name in (_METRICS, _REPORT))
+    except OSError:  # it may not be entered
+        return False

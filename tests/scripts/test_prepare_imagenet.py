@@ -394,3 +394,38 @@ def test_killed_while_shards_are_written_the_same_command_goes_on(archives, prep
     assert code == 0, output
     assert Path("root/train-00002.tar").stat().st_ino == kept
     assert len(TarShards().open(Path("root"), "train")) == 4006
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shorter", "7"], "begun with images 'shorter side at most 9, "),
+        (["--shorter", "9", "--format", "arrays"], "form 'tar', now 'arrays'"),
+        (["--shorter", "9", "--per-shard", "5"], "per_chunk 10000, now 5"),
+        (None, "now 'the archives of ILSVRC 2012 in other'"),
+    ],
+    ids=["shorter", "format", "per shard", "source"],
+)
+def test_a_finished_folder_is_not_taken_for_another_conversion(archives, prepare, words, message):
+    assert prepare(archives, "root", "--format", "tar", "--shorter", "9", "--workers", "1")[0] == 0
+    before, source = files_below("root"), archives
+    if words is None:
+        words, source = ["--shorter", "9"], Path("other")
+        source.mkdir()
+    code, output = prepare(source, "root", "--format", "tar", *words)
+    assert (code, message in output) == (2, True), output
+    assert files_below("root") == before
+
+
+def test_the_file_that_is_written_describes_the_same_data(archives, prepare):
+    assert prepare(archives, "folders")[0] == 0
+    lines = ["name: small", "subset_of: imagenet", "reader: {kind: ImageFolder, channels: 1}", "channels: 1"]
+    lines += ["num_train: 9", "num_eval: 6", "num_classes: 3", "mean: [0.5]", "std: [0.2]"]
+    Path("small.yaml").write_text("\n".join([*lines, "on_bad_image: {stop_after: 2}"]))
+    for form, reader in (("tar", TarShards(channels=1)), ("arrays", Arrays())):
+        code, output = prepare("folders", form, "--format", form, "--shorter", "9", "--workers", "1")
+        assert code == 0, output
+        ours, theirs = (open_dataset(name, vocabulary=vocabulary()) for name in (f"{form}/small.yaml", "small.yaml"))
+        assert ours.reader == reader
+        assert (ours.channels, ours.subset_of, ours.on_bad_image) == (1, "imagenet", theirs.on_bad_image)
+        assert ours.reader.open(ours.root, "train")[0][0].shape == (9, 9 if form == "arrays" else 12, 1)

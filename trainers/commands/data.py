@@ -22,6 +22,7 @@ from trainers.commands.options import (
 
 app = typer.Typer(help="Look at a data set, check and time its images.", **OPTIONS_OF_GROUPS)
 
+_SHOWN = 20  # files that are named
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="A data set's name or file, or a folder of images.")]
 
 
@@ -107,22 +108,39 @@ def stage(
 ) -> None:
     """Copy a data set's files to a local folder, and compare checksums.
 
-    Goes on where it was cut off; a file that is there with other bytes is copied again.
+    Goes on where it was cut off; a file that is there with other bytes is copied again, and one that was copied and is
+    gone at the source is removed.
     """
-    from recipes.errors import InputRefused
+    from recipes.errors import InputRefused, printable
+    from recipes.reading.open import open_dataset
     from recipes.reports.wording import size
     from trainers.datasets.progress_bar import showing_progress
     from trainers.datasets.staging import Source
     from trainers.datasets.staging import stage as copy
+    from trainers.launch.preflight import refuse_folder
+    from trainers.launch.vocabulary import vocabulary
 
-    opened = opened_dataset(dataset, data, allow_code)
-    if opened.root is None:
-        raise InputRefused(f"data set {opened.name} has no root to copy from; give one with --data")
-    total = sum(Source(opened.root).sizes.values())
-    with showing_progress(f"copying {opened.name}", total, unit="bytes") as advance:
-        staged = copy(opened.root, to, done=advance)
-    for name in staged.replaced:
-        print(f"{to / name}: had other bytes than the source, copied again")
+    if data is None and Path(dataset).is_dir():
+        root: Path | None = Path(dataset)
+    else:
+        words = vocabulary(allow_code=allow_code)
+        opened = open_dataset(dataset, vocabulary=words, allow_code=allow_code, data_root=data, counting=False)
+        refuse_folder(opened, data)
+        root = opened.root
+    if root is None:
+        raise InputRefused(f"data set {dataset} has no root to copy from; give one with --data")
+    total = sum(Source(root).sizes.values())
+    with showing_progress(f"copying {dataset}", total, unit="bytes") as advance:
+        staged = copy(root, to, done=advance)
+    for names, what in (
+        (staged.replaced, "had other bytes than the source, copied again"),
+        (staged.removed, "no longer at the source, removed"),
+        (staged.extra, "not of the source, left there"),
+    ):
+        for name in names[:_SHOWN]:
+            print(printable(f"{to / name}: {what}"))
+        if len(names) > _SHOWN:
+            print(f"and {len(names) - _SHOWN:,} more files: {what}")
     there = f"{staged.num_copied:,} copied, {staged.num_files - staged.num_copied:,} were there"
     print(f"{staged.num_files:,} files, {size(staged.num_bytes)}: {there}. To train on them: --data {to}")
 

@@ -146,10 +146,15 @@ def remove(
     """Remove runs with their checkpoints. Only folders of runs, and none that is being trained."""
     import shutil
 
+    from recipes.errors import InputRefused
     from trainers.runs.run_folder import lock_folder, require_run
 
     for run in runs:
         require_run(run)
+        if run.is_symlink():
+            raise InputRefused(f"{run} is a link; name the run's folder: {run.resolve()}")
+    runs = list({run.resolve(): run for run in runs}.values())
+    for run in runs:
         lock_folder(run).close()
     if not yes:
         typer.confirm(f"Remove {', '.join(map(str, runs))}?", abort=True)

@@ -7,10 +7,11 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import zip_longest
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from PIL import Image
 from recipes.errors import InputRefused
 from trainers.augmentations import decoders
 from trainers.datasets.manifest import MANIFEST, read_manifest
-from trainers.datasets.samples import EncodedSamples, evenly
+from trainers.datasets.samples import EncodedSamples, ImageFiles, evenly, sha256_of
 from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of, digest_of
 from trainers.runs.errors import RunFailed
 from trainers.runs.run_folder import write_whole
@@ -75,7 +76,7 @@ class Conversion:
 
 def names_of_classes(samples: Any) -> list[str]:
     """Names of the classes by label, from the folders in the samples' names; numbers where they do not fit."""
-    paths, labels = getattr(samples, "paths", getattr(samples, "names", ())), samples.labels.tolist()
+    paths, labels = _paths(samples), samples.labels.tolist()
     count = max(labels) + 1
     found: dict[int, set[str]] = {}
     for label, path in zip(labels, paths, strict=False):
@@ -112,6 +113,7 @@ def convert(
         "form": conversion.form,
         "per_chunk": conversion.per_chunk,
         **{f"num_{split}": len(samples) for split, samples in source.splits.items()},
+        **{f"sha256_of_{split}": _identity(samples) for split, samples in source.splits.items()},
     }
     chunks = {
         split: chunks_of(conversion.form, split, samples.labels, source.classes, per_chunk=conversion.per_chunk)
@@ -158,6 +160,33 @@ def verify(root: Path, add: Callable[[int], None]) -> None:
         )
 
 
+def refuse_other(root: Path, wanted: Mapping[str, Any]) -> None:
+    """Refuse a folder whose manifest says that it was converted from something else, or otherwise.
+
+    Raises:
+        InputRefused: a value is another one than `wanted`.
+    """
+    before, _ = read_manifest(root)
+    changed = {key: value for key, value in wanted.items() if before.get(key) != value}
+    if differs := [f"{key} {before.get(key)!r}, now {value!r}" for key, value in changed.items()]:
+        what = f"begun with {'; '.join(differs)}"
+        raise InputRefused(f"{root / MANIFEST}: {what}; go on as it was begun, or name another ROOT")
+
+
+def _identity(samples: Any) -> str:
+    """SHA-256 over the name, the bytes and the label of each sample, as far as it has them without being read."""
+    labels, paths = samples.labels.tolist(), _paths(samples)
+    sizes: Iterable[int] = getattr(samples, "sizes", ())
+    if isinstance(samples, ImageFiles):
+        sizes = (os.stat(os.path.join(samples.folder, path)).st_size for path in paths)
+    return sha256_of(f"{label} {size} {path}" for label, size, path in zip_longest(labels, sizes, paths))
+
+
+def _paths(samples: Any) -> Sequence[str]:
+    """The name of each sample; empty where they have none."""
+    return getattr(samples, "paths", getattr(samples, "names", ()))
+
+
 def _begun(root: Path, header: dict[str, Any], chunks: Sequence[Chunk]) -> set[str]:
     """Chunks that are written already; begins the manifest where there is none."""
     path = root / MANIFEST
@@ -166,11 +195,8 @@ def _begun(root: Path, header: dict[str, Any], chunks: Sequence[Chunk]) -> set[s
             raise InputRefused(f"{there}: is there, and no {MANIFEST} says how it was made; name another ROOT")
         write_whole(path, json.dumps(header) + "\n")
         return set()
+    refuse_other(root, header)
     before, lines = read_manifest(root)
-    if before != header:
-        changed = {key: value for key, value in header.items() if before.get(key) != value}
-        differs = [f"{key} {before.get(key)!r}, now {value!r}" for key, value in changed.items()]
-        raise InputRefused(f"{path}: begun with {'; '.join(differs)}; go on as it was begun, or name another ROOT")
     whole = "".join(json.dumps(line) + "\n" for line in (before, *lines.values()))
     if whole != path.read_text(encoding="utf-8"):  # the last line is torn
         write_whole(path, whole)
@@ -239,7 +265,7 @@ def _stored(samples: Any, classes: Sequence[str], indices: Sequence[int], how: C
 
 def _own_name(samples: Any, index: int) -> str:
     """The name of a sample's file; empty where it has none."""
-    paths = getattr(samples, "paths", getattr(samples, "names", ()))
+    paths = _paths(samples)
     return paths[index].rpartition("/")[2] if len(paths) else ""
 
 

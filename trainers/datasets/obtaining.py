@@ -24,6 +24,7 @@ ATTEMPTS = 3  # of a file, before the next source is tried
 PAUSE_SECONDS = 1.0  # before the second attempt; then twice as long
 _TIMEOUT_SECONDS = 30.0  # without a byte
 _BLOCK = 1 << 20
+_ARCHIVES = (".tar.gz", ".tar")
 
 # (words, total bytes) -> a context with a function that counts bytes
 Showing = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -39,11 +40,12 @@ def get(dataset: Dataset, target: Path, *, at_hand: Path | None, showing: Showin
     Args:
         dataset: with its sources.
         target: folder for what is downloaded or copied; is made if it does not exist.
-        at_hand: a folder that has the files: they are copied from there, and nothing is downloaded.
+        at_hand: a folder that has the files: they are copied from there, and nothing is downloaded. All that is in it
+            is copied where the sources name other files, as archives of them.
         showing: shows how much is done.
     Raises:
-        InputRefused: the reader needs no files, or no source serves: each is named with the cause, such as a file with
-            another SHA-256 than promised.
+        InputRefused: the reader needs no files, the files at hand cannot be copied or are the target's, or no source
+            serves: each is named with the cause, such as a file with another SHA-256 than promised.
     """
     if not getattr(dataset.reader, "reads_folder", True):
         kind = type(dataset.reader).__name__
@@ -83,6 +85,8 @@ def _lacks(dataset: Dataset, folder: Path) -> str | None:
 
 
 def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:
+    if target.resolve() == at_hand.resolve():
+        raise InputRefused(f"{at_hand}: the files are there already; name another --to, or train with --data {at_hand}")
     if (lacks := _lacks(dataset, at_hand)) is not None:
         raise InputRefused(f"data set {dataset.name}: {at_hand}: {lacks}")
     for source in dataset.sources:
@@ -90,8 +94,38 @@ def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:
         if other := [file.name for file in there if _digest(at_hand / file.name) != file.sha256]:
             what = "not the files of"  # as those that somebody has compressed anew
             print(f"{dataset.name}: {what} {source.url}, by SHA-256: {', '.join(other)}", file=sys.stderr)
-    shutil.copytree(at_hand, target, dirs_exist_ok=True)
+    names = next(filter(None, (_names_at_hand(source, at_hand) for source in dataset.sources)), None)
+    try:
+        if names is None:
+            if target.resolve().is_relative_to(at_hand.resolve()):
+                raise InputRefused(f"{target}: lies in {at_hand}, all of which is copied; name another --to")
+            shutil.copytree(at_hand, target, dirs_exist_ok=True)
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                shutil.copyfile(at_hand / name, target / name)
+    except OSError as error:  # shutil.Error has a list of (from, to, cause)
+        cause = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        what = f"not all of {at_hand} could be copied ({cause}); mend that, or name another folder"
+        raise InputRefused(f"{target}: {what}") from error
     return target
+
+
+def _names_at_hand(source: Source, folder: Path) -> list[str] | None:
+    """Names in a folder of the files of a source, as they are or without or with .gz; None where a file has neither.
+
+    Archives are unpacked before they are read, into files that the source does not name.
+    """
+    found = []
+    for file in source.files:
+        if file.name.endswith(_ARCHIVES):
+            return None
+        twin = file.name.removesuffix(".gz") if file.name.endswith(".gz") else f"{file.name}.gz"
+        there = [name for name in (file.name, twin) if (folder / name).is_file()]
+        if not there:
+            return None
+        found += there
+    return found
 
 
 def _installed(source: Source) -> Path:
@@ -119,7 +153,7 @@ def _downloaded(source: Source, target: Path, showing: Showing) -> Path:
             if (found := _digest(path)) != file.sha256:
                 path.unlink()
                 raise Unreached(f"{source.url}: {file.name} has SHA-256 {found}, expected {file.sha256}")
-        if file.name.endswith((".tar.gz", ".tar")):
+        if file.name.endswith(_ARCHIVES):
             try:
                 with tarfile.open(path) as archive:
                     archive.extractall(target, filter="data")

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import quote, unquote
 
 from recipes.errors import InputRefused
 from recipes.schema.dataset import url_of
@@ -98,6 +99,7 @@ class Mirror:
         self._coming: dict[Path, threading.Event] = {}  # what some thread of this process is fetching
         self._choosing = threading.Lock()
         self._files, self._base = _open(self.url)
+        self._is_web = self.url.startswith(("http://", "https://"))
         self.sizes, self.marks, self.version = self._listed(_LISTED_SECONDS)
         self._names_in: dict[str, list[str]] = {}
         for name in self.sizes:
@@ -158,6 +160,27 @@ class Mirror:
             InputRefused: the server gives whole files only.
         """
         return self._attempt(name, lambda: self._get_range(name, start, size))
+
+    def gives_ranges(self, name: str) -> bool:
+        """Whether parts of a file can be had: some web servers give whole files only."""
+
+        def answers() -> bool:
+            try:  # its file gives up an answer that is longer; `cat_file` would take all of it
+                with self._files.open(self._path(name), "rb", cache_type="none") as file:
+                    file.seek(1)
+                    return len(file.read(1)) == 1
+            except ValueError:
+                return False
+
+        return not self._is_web or self._attempt(name, partial(_in_time, answers))
+
+    def copy(self, name: str, path: Path) -> None:
+        """Copy a whole file, past the cache.
+
+        Raises:
+            CannotFetch: it cannot be read, after several attempts.
+        """
+        self._attempt(name, lambda: self._get(name, path))
 
     def read(self, name: str, start: int = 0, size: int | None = None) -> bytes:
         """The bytes of a file, or a range of them: from the cache, or from the URL if the cache keeps removing them."""
@@ -220,7 +243,7 @@ class Mirror:
             found = self._attempt("", lambda: _in_time(lambda: self._files.find(self._base, detail=True)))
             marks, sizes = {}, {}
             for path, facts in sorted(found.items()):
-                name = path[len(self._base) :].lstrip("/")
+                name = self._name(path)
                 if facts.get("type") == "directory" or not name:
                     continue
                 if facts.get("size") is None:  # HTTP's listings have none
@@ -237,6 +260,17 @@ class Mirror:
             part.write_text(json.dumps({"sizes": sizes, "marks": marks, "version": version}), encoding="utf-8")
             part.replace(place)
             return sizes, marks, version
+
+    def _name(self, path: str) -> str:
+        """The name below the URL of what the driver lists; empty for what is no file, as the links that sort a list."""
+        name = path[len(self._base) :].lstrip("/")
+        if not self._is_web:
+            return name
+        return "" if "?" in name or "#" in name else unquote(name, errors="surrogateescape").lstrip("/")
+
+    def _path(self, name: str) -> str:
+        """What the driver calls a file."""
+        return f"{self._base}/{quote(name, errors='surrogateescape') if self._is_web else name}"
 
     def _drop_changed(self, place: Path, sizes: dict[str, int], marks: dict[str, str]) -> None:
         """Remove from the cache what has changed or gone at the URL, and folders of which all has gone."""
@@ -271,7 +305,7 @@ class Mirror:
     def _get(self, name: str, part: Path) -> None:
         """Copy a file; given up where no byte comes for long."""
         _in_time(
-            partial(self._files.get_file, f"{self._base}/{name}", os.fspath(part)),
+            partial(self._files.get_file, self._path(name), os.fspath(part)),
             seconds=STALLED_SECONDS,
             grown=lambda: part.stat().st_size if part.exists() else 0,
         )
@@ -281,7 +315,7 @@ class Mirror:
     def _get_range(self, name: str, start: int, size: int) -> bytes:
         whole = size == self.sizes[name]
         limits = {} if whole else {"start": start, "end": start + size}
-        read = partial(self._files.cat_file, f"{self._base}/{name}", **limits)
+        read = partial(self._files.cat_file, self._path(name), **limits)
         data = _in_time(read, seconds=STALLED_SECONDS + size / _SLOWEST)
         if len(data) > size and not whole:
             raise InputRefused(

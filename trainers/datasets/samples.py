@@ -120,10 +120,13 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 def sha256_of(parts: Iterable[str | bytes]) -> str:
-    """SHA-256, in hexadecimal, of the parts, each preceded by its length, so that no two lists give the same bytes."""
+    """SHA-256, in hexadecimal, of the parts, each preceded by its length, so that no two lists give the same bytes.
+
+    Names of files may have bytes that are no UTF-8, as `os.fsdecode` gives them.
+    """
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+        data = part.encode(errors="surrogateescape") if isinstance(part, str) else part
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()

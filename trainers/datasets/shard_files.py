@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recipes.errors import InputRefused
 from trainers.datasets.samples import sha256_of
 
 _ROWS = 100  # of a group of Parquet's rows
@@ -54,12 +55,23 @@ class Chunk:
 
 
 def chunks_of(form: str, split: str, labels: np.ndarray, classes: Sequence[str], *, per_chunk: int) -> list[Chunk]:
-    """The chunks of a split: a class each of folders, else `per_chunk` samples in order."""
+    """The chunks of a split: a class each of folders, else `per_chunk` samples in order.
+
+    Raises:
+        InputRefused: a class would have no folder, and the next ones its label.
+    """
     called = {"train": "train", "eval": "validation" if form == "parquet" else "val"}[split]
     if form == "folder":
-        by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
-        pairs = zip(classes, by_class, strict=False)
-        return [Chunk(name=f"{called}/{name}", indices=own.tolist()) for name, own in pairs if len(own)]
+        counts = np.bincount(labels, minlength=len(classes))
+        if len(counts) > len(classes):
+            what = f"{called} has class {len(counts) - 1}, and train has {len(classes)} classes"
+            raise InputRefused(f"{what}; write another form")
+        if not counts.all():
+            empty, why = classes[int(counts.argmin())], "class folders would number the others anew"
+            raise InputRefused(f"class {empty} has no sample in {called}, and {why}; write another form")
+        by_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+        pairs = zip(classes, by_class, strict=True)
+        return [Chunk(name=f"{called}/{name}", indices=own.tolist()) for name, own in pairs]
     bounds = [*range(0, len(labels), per_chunk), len(labels)]
     ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
     names = {

@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from trainers.datasets.samples import (
 
 _IMAGES = ("jpg", "jpeg", "png")
 _QUIET_SECONDS = 2.0
+_BLOCK = 1 << 20  # bytes that are read at once behind the end
 _AT_LEAST = 8192  # bytes of a request to a URL: the headers between two images and the class
 _MOST_DIGITS = 18  # of a class, in 64 bits
 
@@ -38,10 +40,11 @@ class TarShards:
         KEY.jpg (.jpeg, .png), and KEY.cls      the class, a whole number from 0 as text, in the same archive
         CLASS/FILE.jpg                          where no image has a .cls: classes are numbered by name, as bytes
 
-    KEY is the path up to the first dot of its last part. Members with other endings are passed over. The samples are in
-    the order of the archives' names as bytes, and in an archive in the order of its images. A sample is one read at its
-    offset; the offsets are in an index, which is made once and again when the size or time of an archive changes. At a
-    URL a sample is one request for its range of bytes, and the index one small request an image.
+    Where there are .cls, KEY is the path up to the first dot of its last part; else FILE may have dots. Members with
+    other endings are passed over. The samples are in the order of the archives' names as bytes, and in an archive in
+    the order of its images. A sample is one read at its offset; the offsets are in an index, which is made once and
+    again when the size or time of an archive changes. At a URL a sample is one request for its range of bytes, and the
+    index one small request an image.
 
     Args:
         train, eval: names of the archives of either split below ROOT; * stands for any characters. `eval` is null if
@@ -49,8 +52,8 @@ class TarShards:
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.
-            When opened: there is no archive; one is damaged, compressed, or has a member that is sparse, a link or a
-            device; an image has no class, or two images have one key.
+            When opened: there is no archive; one is damaged, cut off, compressed, several in one file, or has a member
+            that is sparse, a link or a device; an image has no class, or two images have one key.
 
     Source: the layout of https://github.com/webdataset/webdataset (not checked).
     Differs: WebDataset reads the archives one after the other and shuffles in a buffer.
@@ -160,7 +163,7 @@ def _arrays(place: Place, files: Sequence[Path]) -> dict[str, np.ndarray]:
 def _images(place: Place, file: Path) -> Iterator[_Member]:
     """The images of an archive, in order."""
     path = place.shown(file)
-    images: dict[str, tarfile.TarInfo] = {}
+    found: list[tarfile.TarInfo] = []
     classes: dict[str, int] = {}
     try:
         with place.opened(file, at_least=_AT_LEAST) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
@@ -173,19 +176,26 @@ def _images(place: Place, file: Path) -> Iterator[_Member]:
                     raise ValueError(f"{path}: {member.name!r} is {what}; pack it as a plain file")
                 if member.offset_data + member.size > end:
                     raise ValueError(f"{path}: cut off within {member.name!r}; copy it again")
-                folder, _, last = member.name.rpartition("/")
-                stem, _, ending = last.partition(".")
-                key = f"{folder}/{stem}"
-                if ending.lower() in _IMAGES:
-                    if key in images:
-                        raise ValueError(f"{path}: {member.name!r} and {images[key].name!r} have one key; rename one")
-                    images[key] = member
+                stem, _, ending = _last(member).partition(".")
+                if ending.lower() in _IMAGES or (stem and ending.rpartition(".")[2].lower() in _IMAGES):
+                    found.append(member)
                 elif ending == "cls":
                     opened.seek(member.offset_data)  # tarfile itself seeks to where the next one begins
-                    classes[key] = _label(opened.read(min(member.size, _MOST_DIGITS + 1)), path, member.name)
+                    text = opened.read(min(member.size, _MOST_DIGITS + 1))
+                    classes[_key(member)] = _label(text, path, member.name)
                 archive.members = []  # else it keeps all of them
+            opened.seek(archive.offset)
+            _require_end(opened, path)
     except tarfile.TarError as error:
         raise ValueError(f"{path}: {error}; damaged, cut off or compressed: unpack it, or copy it again") from error
+    images: dict[str, tarfile.TarInfo] = {}
+    for member in found:
+        key = _key(member)
+        if classes and "." in key.rpartition("/")[2]:
+            continue  # KEY.seg.png beside KEY.jpg and KEY.cls
+        if key in images:
+            raise ValueError(f"{path}: {member.name!r} and {images[key].name!r} have one key; rename one")
+        images[key] = member
     if not images:
         raise ValueError(f"{path}: holds no image ({', '.join(_IMAGES)})")
     for key, member in images.items():
@@ -193,6 +203,30 @@ def _images(place: Place, file: Path) -> Iterator[_Member]:
         if label == "":
             raise ValueError(f"{path}: {member.name!r} has no .cls beside it, and lies in no folder of a class")
         yield _Member(name=member.name, offset=member.offset_data, size=member.size, label=label)
+
+
+def _last(member: tarfile.TarInfo) -> str:
+    return member.name.rpartition("/")[2]
+
+
+def _key(member: tarfile.TarInfo) -> str:
+    """The path without its last ending."""
+    return member.name.removesuffix(f".{_last(member).rpartition('.')[2]}")
+
+
+def _require_end(opened: BinaryIO, path: str) -> None:
+    """Refuse an archive where `tarfile` stopped elsewhere than at its end: at a damaged header it does so silently.
+
+    Raises:
+        ValueError: there is no block of zeros, or other bytes follow it.
+    """
+    at = opened.tell()
+    if opened.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise ValueError(f"{path}: damaged or cut off at byte {at}, where a header or the end should be; copy it again")
+    while block := opened.read(_BLOCK):
+        if block.strip(b"\0"):
+            what = f"goes on behind its end, byte {at}, as after `cat`"
+            raise ValueError(f"{path}: {what}; keep the archives apart, or join them by `tar --concatenate`")
 
 
 def _label(text: bytes, path: str, name: str) -> int:

@@ -2,6 +2,7 @@ import http.client
 import json
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -73,7 +74,9 @@ def test_a_run_that_is_not_yet_whole_is_asked_for_again(write_run):
         assert "run.yaml: missing" in text
 
 
-@pytest.mark.parametrize("path", ["/../", "/%2e%2e/", "/nothing/", "/run.yaml", "//etc/"])
+@pytest.mark.parametrize(
+    "path", ["/../", "/%2e%2e/", "/nothing/", "/run.yaml", "//etc/", "/%00/", f"/{'x' * 5000}/", "/[/", "/%E9/"]
+)
 def test_only_folders_below_are_served(write_run, path):
     with serving(write_run()) as port:
         assert get(port, path)[0].status == 404
@@ -91,3 +94,33 @@ def test_a_missing_folder_and_a_taken_port_are_refused(write_run, tmp_path):
     folder = write_run()
     with serving(folder) as port, pytest.raises(InputRefused, match=f"--port: {port} cannot be had: Address already"):
         serve(folder, port=port)
+
+
+def test_one_folder_does_not_take_the_page_from_the_others(write_run, tmp_path, monkeypatch):
+    write_run("good")
+    name = "caf\udce9"
+    write_run("other").rename(tmp_path / name)
+    (tmp_path / "closed").mkdir()
+    is_file = Path.is_file
+
+    def refusing(path):
+        if path.parent.name == "closed":
+            raise PermissionError(13, "Permission denied")  # as for whom it may not be entered, unlike root
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refusing)
+    with serving(tmp_path) as port:
+        answer, text = get(port)
+        assert (answer.status, "closed" in text) == (200, False)
+        assert 'href="good/"' in text
+        assert 'href="caf%E9/"' in text
+        assert get(port, "/caf%E9/")[0].status == 200
+        assert get(port, "/closed/")[0].status == 404
+
+
+def test_a_report_outside_of_the_folder_is_not_served(tmp_path):
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "secret.html").write_text("a secret")
+    (tmp_path / "runs/a/report.html").symlink_to(tmp_path / "secret.html")
+    with serving(tmp_path / "runs") as port:
+        assert "a secret" not in get(port, "/a/")[1]

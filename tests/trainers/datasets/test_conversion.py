@@ -148,6 +148,30 @@ def test_another_conversion_into_the_same_folder_is_refused(source, tmp_path):
         converted(source, root, Conversion(form="tar", per_chunk=5))
 
 
+def test_a_source_that_changed_since_is_not_gone_on_with(source, tmp_path):
+    root = converted(source, tmp_path / "root")
+    (source / "train/cat/3.jpg").rename(source / "train/cat/00.jpg")  # as many as before, in another order
+    with pytest.raises(InputRefused, match="begun with sha256_of_train '.{64}', now '.{64}'; go on as it was begun"):
+        converted(source, root)
+    (source / "train/cat/00.jpg").rename(source / "train/cat/3.jpg")
+    converted(source, root)
+
+
+@pytest.mark.parametrize(
+    ("eval_labels", "message"),
+    [([0, 1], "class 1 has no sample in train"), ([0, 3], "val has class 3, and train has 3 classes")],
+)
+def test_class_folders_that_would_have_other_labels_are_refused(source, tmp_path, eval_labels, message):
+    arrays = converted(source, tmp_path / "arrays", Conversion(form="arrays", shorter=6))
+    np.save(arrays / "train_labels.npy", np.array([0, 0, 0, 2, 2, 2, 2]))
+    np.save(arrays / "val_labels.npy", np.array(eval_labels))
+    if eval_labels == [0, 3]:
+        np.save(arrays / "train_labels.npy", np.array([0, 0, 0, 1, 1, 2, 2]))
+    with pytest.raises(InputRefused, match=message):
+        converted(arrays, tmp_path / "folders", Conversion(form="folder"), reader=Arrays())
+    assert not list((tmp_path / "folders").iterdir())
+
+
 def test_smaller_copies_have_the_shorter_side_and_say_so_in_the_fingerprint(source, tmp_path):
     root = converted(source, tmp_path / "small", Conversion(form="tar", shorter=16))
     before, after = (images_in(*each).splits["train"] for each in ((source,), (root, TarShards())))

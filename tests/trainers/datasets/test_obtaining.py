@@ -179,6 +179,34 @@ def test_files_at_hand_are_copied_and_nothing_is_asked(web, tmp_path, kilobatch)
         get(opened(tmp_path, source(web)), tmp_path / "to", at_hand=tmp_path / "hand", showing=None)
 
 
+def test_of_a_folder_at_hand_the_files_of_the_source_are_copied_and_no_others(web, tmp_path):
+    hand = tmp_path / "hand"
+    (hand / "private").mkdir(parents=True)
+    for number, (name, data) in enumerate(idx_files().items()):
+        (hand / (name if number else f"{name}.gz")).write_bytes(data if number else gzip.compress(data))
+    (hand / "private/letter.txt").write_text("mine")
+    names = sorted(path.name for path in hand.iterdir() if path.is_file())
+    dataset = opened(tmp_path, source(web))
+    with pytest.raises(InputRefused, match="hand: the files are there already; .*--data"):
+        get(dataset, hand, at_hand=hand, showing=None)
+    get(dataset, tmp_path / "to", at_hand=hand, showing=None)
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == names
+    (tmp_path / "blocked" / names[0]).mkdir(parents=True)
+    with pytest.raises(InputRefused, match="blocked: not all of .*hand could be copied .*directory"):
+        get(dataset, tmp_path / "blocked", at_hand=hand, showing=None)
+
+
+def test_a_folder_of_which_all_is_copied_does_not_hold_the_copy(tmp_path):
+    for name, data in idx_files().items():
+        (tmp_path / name).write_bytes(data)
+    dataset = opened(tmp_path, "")
+    with pytest.raises(InputRefused, match="to: lies in .*, all of which is copied; name another --to"):
+        get(dataset, tmp_path / "to", at_hand=tmp_path, showing=None)
+    (tmp_path / "link").symlink_to("nothing")
+    with pytest.raises(InputRefused, match="not all of .* could be copied .*No such file.*link"):
+        get(dataset, tmp_path.parent / f"{tmp_path.name}-copy", at_hand=tmp_path, showing=None)
+
+
 @pytest.mark.parametrize("name", ["../../..", "a/b", "..", ""])
 def test_no_name_leads_out_of_the_cache(name):
     with pytest.raises(InputRefused, match="cannot name a folder in the cache; give another `name`, or --to FOLDER"):

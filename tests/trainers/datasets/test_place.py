@@ -1,14 +1,20 @@
-"""Data at a URL that needs no server: byte ranges of shards and arrays, the cache, fetching ahead, staging."""
+"""Data at a URL, by fsspec alone: byte ranges of shards and arrays, the cache, fetching ahead, staging, the web."""
 
+import http.server
+import io
+import os
+import threading
 import time
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from trainers.datasets import Arrays, ImageFolder, TarShards, remote
+from trainers.datasets import Arrays, ImageFolder, TarShards, remote, staging
 from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.remote import Mirror
@@ -114,3 +120,52 @@ def test_a_staged_file_with_other_bytes_of_the_same_size_is_copied_again(roots, 
     assert stage(url, target).replaced == ["train-00001.tar"]
     assert TarShards().fingerprint(target) == TarShards().fingerprint(roots / "tar")
     assert (target / RECORD).exists()
+
+
+class Web(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder without ranges, with listings as Apache writes them."""
+
+    def list_directory(self, path):
+        names = [name + "/" * os.path.isdir(os.path.join(path, name)) for name in os.listdir(path)]
+        above = f"{self.path.rstrip('/').rpartition('/')[0]}/"
+        links = ["?C=N;O=D", "#top", above, *(quote(name, errors="surrogateescape") for name in names)]
+        page = "".join(f'<a href="{link}">a link</a>' for link in links).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        return io.BytesIO(page)
+
+    def log_message(self, *words):
+        """Nothing."""
+
+
+@contextmanager
+def served(folder):
+    """The URL of a folder on a web server."""
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed: pip install .[remote]")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Web, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_web_server_has_the_names_of_the_folder(roots, tmp_path):
+    image = next((roots / "folder").rglob("*.jpg")).read_bytes()
+    for split in ("train", "val"):
+        for name in ("apple", "été", "a b%20"):
+            (tmp_path / "set" / split / name).mkdir(parents=True)
+            (tmp_path / "set" / split / name / "1.jpg").write_bytes(image)
+    with served(tmp_path / "set") as url:
+        ours, theirs = (ImageFolder().open(root, "train") for root in (Path(url), tmp_path / "set"))
+        assert ImageFolder().class_names(Path(url)) == ImageFolder().class_names(tmp_path / "set")
+        assert ImageFolder().fingerprint(Path(url)) == ImageFolder().fingerprint(tmp_path / "set")
+        assert [ours.encoded(index) for index in range(3)] == [image] * 3
+        assert ours.labels.tolist() == theirs.labels.tolist()
+
+
+def test_a_web_server_without_ranges_is_staged_by_whole_files(roots, tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_BLOCK", 4000)  # smaller than a shard
+    with served(roots / "tar") as url:
+        assert stage(Path(url), tmp_path / "staged").num_copied == 5
+    assert TarShards().fingerprint(tmp_path / "staged") == TarShards().fingerprint(roots / "tar")

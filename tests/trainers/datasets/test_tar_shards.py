@@ -157,3 +157,55 @@ def test_the_fingerprint_names_the_archive_that_changed(root):
     pack(root / "train-1.tar", {"a.png": jpeg(90), "a.cls": b"2"})
     after = TarShards().fingerprints(root)
     assert [name for name in before if before[name] != after[name]] == ["train-1.tar"]
+
+
+def flipped(path, number):
+    """One bit of the header of a member."""
+    with tarfile.open(path) as archive:
+        at = archive.getmembers()[number].offset
+    data = bytearray(path.read_bytes())
+    data[at + 3] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path, number, behind):
+    with tarfile.open(path) as archive:
+        os.truncate(path, archive.getmembers()[number].offset + behind)
+
+
+def concatenated(path, count):
+    path.write_bytes(path.read_bytes() * count)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: flipped(path, 3), "damaged or cut off at byte"),
+        (lambda path: cut(path, 3, 100), "damaged or cut off at byte"),
+        (lambda path: cut(path, 3, 0), "damaged or cut off at byte"),
+        (lambda path: concatenated(path, 2), "goes on behind its end, byte"),
+    ],
+    ids=["one bit", "within a header", "between members", "cat"],
+)
+def test_no_image_behind_the_place_where_tarfile_stops_is_lost_silently(root, damage, message):
+    damage(root / "train-0.tar")
+    with pytest.raises(ValueError, match=rf"train-0\.tar: {message}"):
+        TarShards().facts(root)
+
+
+def test_a_name_without_cls_may_have_dots(tmp_path):
+    for split in ("train", "val"):
+        names = ("a/photo.v1.jpg", "a/photo.v2.jpg", "b/IMG_1.2.JPG", "b/._photo.jpg", "b/photo.v1.txt")
+        pack(tmp_path / f"{split}-0.tar", {name: jpeg(1) for name in names})
+    samples = TarShards().open(tmp_path, "train")
+    assert list(samples.names) == ["a/photo.v1.jpg", "a/photo.v2.jpg", "b/IMG_1.2.JPG"]
+    assert samples.labels.tolist() == [0, 0, 1]
+
+
+def test_names_that_are_no_utf_8_are_in_the_fingerprint(tmp_path):
+    prints = []
+    for name in ("caf\udce9", "caf\udce8"):
+        for split in ("train", "val"):
+            pack(tmp_path / f"{split}-0.tar", {f"a/{name}.jpg": jpeg(1)})
+        prints.append(TarShards().fingerprint(tmp_path))
+    assert prints[0] != prints[1]
