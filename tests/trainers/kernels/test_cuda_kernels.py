@@ -248,7 +248,7 @@ def test_a_label_of_no_class_reads_nothing_and_makes_nan(cuda, label):
 
 @pytest.mark.parametrize("component", [Lars(), Adam(), Lamb(), RmspropWarmup()])
 def test_a_step_of_all_parameters_is_that_in_float64(cuda, kind, component):
-    random, at = np.random.RandomState(0), SimpleNamespace(lr=0.1, alpha=0.1, epoch=9.0)
+    random, at = np.random.RandomState(0), SimpleNamespace(lr=0.1, alpha=0.1, base_rate=0.1, epoch=9.0)
     form, shapes = component.fused_step(at, 3), [(1,), (33, 5), (130, 129), (7, 3, 3), (16384,)]
     decay = StepDecay(coupled=True, shrink=0.05, lambdas=(0.1, 0.0, 0.2, -1.0, 0.1))
     tensors = [[rounded(random.uniform(0.1, 1, shape), kind) for shape in shapes] for _ in range(4)]
