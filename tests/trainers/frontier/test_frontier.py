@@ -144,7 +144,9 @@ def test_each_optimum_is_a_whole_recipe_beside_the_scaled_one(measured):
 
 
 @pytest.mark.slow
-def test_the_same_command_runs_nothing_anew_and_more_trials_go_on(measured):
+def test_the_same_command_runs_nothing_anew_and_more_trials_go_on(measured, tmp_path):
+    measured, first = copy(measured), measured.out
+    measured.out = shutil.copytree(first, tmp_path / "out")
     before = sorted(measured.out.glob("points/*/*/trials/*/metrics.jsonl"))
     modified = [path.stat().st_mtime_ns for path in before]
     again = measured.run("--set", "batches=[128, 256, 512]")
