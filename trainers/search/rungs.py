@@ -29,7 +29,7 @@ def pause(search: Search, trial: Trial) -> int | None:
 def that_goes_on(search: Search, study: optuna.Study) -> int | None:
     """The number of the trial that goes on next: the best of those that wait at the last rung where one may."""
     for rung, report in reversed([*enumerate(search.rungs.at)]):
-        came = sorted((_score(one, rung, report, search), one.number, one) for one in _that_came(study, rung, report))
+        came = sorted((_score(one, report, search), one.number, one) for one in _that_came(study, rung, report))
         for *_, trial in came[: len(came) // search.rungs.reduction_factor]:
             if state_of(trial) == "paused" and trial.user_attrs[WAITS] == rung:
                 return trial.number
@@ -46,7 +46,7 @@ def _that_came(study: optuna.Study, rung: int, report: int) -> list[FrozenTrial]
     return came
 
 
-def _score(trial: FrozenTrial, rung: int, report: int, search: Search) -> float:
+def _score(trial: FrozenTrial, report: int, search: Search) -> float:
     """A trial's score at a rung, the less the better; where a run has fewer updates than reports, at the next one."""
     reports = {number: value for number, value in trial.intermediate_values.items() if number >= report}
     value = reports[min(reports)] if reports else math.nan
