@@ -19,8 +19,9 @@ from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.frontiers.proposals import EDGE, Optimum, share_of
 from recipes.search_space.ranges import Space
 from trainers.launch.verdict import Claimed, judge
+from trainers.runs.run_folder import has_diverged
 from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
-from trainers.search.outcome import evaluations, has_diverged, has_ended, metrics_lines
+from trainers.search.outcome import evaluations, has_ended, metrics_lines
 from trainers.search.results import confirm_folder
 from trainers.search.study import DIVERGED, finished, state_of
 

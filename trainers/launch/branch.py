@@ -23,7 +23,7 @@ from recipes.reports.wording import percent
 from recipes.scale import Measured, Scaled, ramp_recipe, step_changes, stepped_recipe
 from recipes.scale.ramp import MERRILL, required_rule
 from recipes.schema.positions import parse_position
-from trainers.launch.reproduce import has_diverged, train_apart
+from trainers.launch.reproduce import train_apart
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
@@ -35,6 +35,7 @@ from trainers.runs.run_folder import (
     RECIPE,
     checkpoints_in,
     dataset_facts,
+    has_diverged,
     require_run,
     require_same_recipe,
     truncate_records,

@@ -37,7 +37,7 @@ from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import without_launcher
-from trainers.runs.run_folder import FolderRefused, differences, environment_of, require_another_end, write_whole
+from trainers.runs.run_folder import differences, environment_of, has_diverged, write_whole
 
 SAME_BITS, SAME_RUN = "the same bits", "the same run"
 _UNEXPLAINED = "samples or losses, and nothing else: the pack's run had another recipe, code or machine"
@@ -284,15 +284,6 @@ def train_apart(words: Sequence[str], folder: Path, *, prints_to: int = _STDERR)
     if done.returncode and not has_diverged(folder):
         raise RerunFailed(folder, done.returncode)
     return open_run(folder)
-
-
-def has_diverged(folder: Path) -> bool:
-    """Whether a run ended in numbers that are not finite: a result, and not a failure of the machine."""
-    try:
-        require_another_end(folder)
-    except FolderRefused:
-        return True
-    return False
 
 
 def _value(run: Run, part: float) -> float:

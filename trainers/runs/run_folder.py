@@ -27,7 +27,7 @@ RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.sa
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 SOURCES, EVALUATION = "sources", "evaluation"
-FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
+_FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
 
@@ -186,18 +186,27 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         )
 
 
+def has_diverged(folder: Path) -> bool:
+    """Whether a run ended in numbers that are not finite: a result, and not a failure of the machine."""
+    return _last_if_diverged(folder) is not None
+
+
+def _last_if_diverged(folder: Path) -> dict[str, Any] | None:
+    """The last line of the metrics, if the run ended so."""
+    try:
+        last = json.loads((folder / METRICS).read_bytes().splitlines()[-1])
+        return last if last["key"] == "run_stop" and last["value"] == "failed" and last["cause"] in _FOREVER else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # no run, an older one, or one that was killed
+
+
 def require_another_end(folder: Path) -> None:
     """Refuse to resume a run that ended in numbers that are not finite: the same recipe ends there again.
 
     Raises:
         FolderRefused: the last session ended so, with what the recipe is to be changed to.
     """
-    try:
-        last = json.loads((folder / METRICS).read_bytes().splitlines()[-1])
-        failed = last["key"] == "run_stop" and last["value"] == "failed" and last["cause"] in FOREVER
-    except (OSError, ValueError, LookupError, TypeError):
-        return  # no run, an older one, or one that was killed
-    if failed:
+    if (last := _last_if_diverged(folder)) is not None:
         raise FolderRefused(
             f"the run in {folder} ended because {str(last.get('reason', '')).partition('. Last good')[0]}. "
             "Resumed, the same recipe comes to the same numbers; change it, and start anew in another --out"

@@ -19,7 +19,7 @@ from recipes.schema.constraints import Expression
 from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
 from trainers.launch.request import Prepared, TrainRequest
-from trainers.runs.run_folder import FOREVER, METRICS, RUN
+from trainers.runs.run_folder import METRICS, RUN, has_diverged
 
 _REACHES = "accuracy >= {:g}"  # the constraint that a trial which misses its target breaks
 # The value of each objective; constraint -> by how much it is violated, at most 0 if it is kept.
@@ -100,17 +100,7 @@ def has_ended(folder: Path, *how: str) -> bool:
     *_, last = [{}, *metrics_lines(folder)]
     if last.get("key") != "run_stop":
         return False
-    return last.get("value") in (how or ("success",)) or (not how and _diverged(last))
-
-
-def has_diverged(folder: Path) -> bool:
-    """Whether a run ended since its numbers were no longer finite."""
-    *_, last = [{}, *metrics_lines(folder)]
-    return last.get("key") == "run_stop" and _diverged(last)
-
-
-def _diverged(last: Mapping[str, Any]) -> bool:
-    return last.get("value") == "failed" and last.get("cause") in FOREVER
+    return last.get("value") in (how or ("success",)) or (not how and has_diverged(folder))
 
 
 def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

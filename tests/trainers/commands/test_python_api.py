@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,41 +46,27 @@ def test_values_of_numpy_count_as_pythons():
         kb.open("digits/large_batch", set={"epochs": object()})
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What was asked of the functions behind the API, which do nothing here."""
-    from trainers.commands import python_api
-    from trainers.launch import export_run, score_run
-
-    calls = []
-    monkeypatch.setattr(python_api, "start_or_join", lambda request: calls.append(request) or 0)
-    monkeypatch.setattr(score_run, "score_run", lambda folder, **options: calls.append(options))
-    monkeypatch.setattr(export_run, "export_run", lambda folder, **options: calls.append(options) or [None])
-    return calls
-
-
-def test_a_recipe_by_name_is_opened_with_the_options_of_its_training(asked, tmp_path, monkeypatch):
+def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_count_as_paths(tmp_path, monkeypatch):
+    """Its model is own code, and its data set names no folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainers.commands.python_api.Run", Path)
     (tmp_path / "api_net.py").write_text("from trainers.models import SmallCNN as Net\n")
-    (tmp_path / "mine.yaml").write_text(
-        "kilobatch: 1\nextends: digits/baseline\nname: mine\nmodel: {kind: api_net.Net}\n"
-    )
-    folder = kb.train("mine.yaml", ranks=1, allow_code=True)
-    kb.train("goyal2017", data=str(tmp_path), out="run")
-    of_code, of_data = asked
-    assert (of_code.allow_code, of_code.out, folder.name[:5]) == (True, folder, "mine-")
-    assert (of_data.data, of_data.out) == (tmp_path, Path("run"))
-
-
-def test_texts_count_as_paths(asked, tmp_path):
-    for file in ("run.yaml", "recipe.yaml", "metrics.jsonl"):
-        (tmp_path / file).touch()
-    run = kb.Run(str(tmp_path))
-    run.evaluate(data="photos", split="test")
-    run.export("safetensors", out="x.safetensors", checkpoint="best")
-    assert asked[0] == {"data": Path("photos"), "split": "test"}
-    assert asked[1] == {"form": "safetensors", "out": Path("x.safetensors"), "checkpoint": "best"}
+    (tmp_path / "data").mkdir()
+    for split, count in (("train", 64), ("val", 8)):
+        labels = np.arange(count) % 4
+        images = np.repeat(60 * labels.astype(np.uint8), 64).reshape(count, 8, 8)
+        np.savez(tmp_path / "data" / f"{split}.npz", images=images, labels=labels)
+    facts = "reader: {kind: Arrays}\nnum_train: 64\nnum_eval: 8\nnum_classes: 4\nchannels: 1\n"
+    (tmp_path / "own.yaml").write_text(facts + "mean: [0.3]\nstd: [0.3]\n")
+    lists = "train: [{kind: Normalize, with: own}], eval: [{kind: Normalize, with: own}]"
+    own = f"model: {{kind: api_net.Net}}\naugmentation: {{{lists}}}\n"
+    (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\ndataset: own.yaml\nepochs: 1\n{own}")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    here = {"allow_code": True, "data": str(tmp_path / "data")}
+    run = kb.train("mine.yaml", ranks=1, out="run", report=False, **here)
+    assert run.folder.name == "run"
+    assert run.evaluate(**here)["accuracy"] == run.accuracy
+    assert run.export("safetensors", out="x.safetensors", allow_code=True) == Path("x.safetensors")
+    assert Path("x.safetensors").stat().st_size > 1000
 
 
 def test_a_plan_is_that_of_the_command(kilobatch):
