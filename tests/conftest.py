@@ -60,15 +60,15 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """The tests of a file run on one worker of xdist. Files that start ranks run one after another on two workers:
-    those of three folders on one, all others on the other, so that both end at about the same time.
+    """The tests of a file run on one worker of xdist. With few cores, files that start ranks run one after another on
+    two workers: those of three folders on one, all others on the other, so that both end at about the same time.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            if not starts_ranks(config.rootpath / file):
+            if len(os.sched_getaffinity(0)) > 8 or not starts_ranks(config.rootpath / file):
                 return file
             return "some ranks" if {"search", "frontier", "datasets"} & {*Path(file).parts} else "ranks"
 

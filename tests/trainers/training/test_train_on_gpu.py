@@ -32,7 +32,7 @@ def on_gpu(run, dtype):
 
 
 @pytest.mark.parametrize(("dtype", "bounds"), [("float64", EXACT), ("float32", {"loss": 5e-3, "weights": 2e-2})])
-def test_thirty_updates_are_those_of_the_cpu(run, assert_same_run, dtype, bounds):
+def test_a_run_is_that_of_the_cpu(run, assert_same_run, dtype, bounds):
     assert_same_run(on_gpu(run, dtype), on_cpu(run, dtype), **bounds)
 
 
@@ -46,7 +46,7 @@ PIXELS = [  # which cross as bytes; those of digits are float32
 
 @pytest.mark.parametrize("more", [(), ("augmentation.mix=[{kind: CutMix, alpha: 1}]",)], ids=["bytes", "mixed"])
 @pytest.mark.parametrize("micro_batch_size", [32, 192])
-def test_thirty_updates_of_bytes_are_those_of_the_cpu(run, assert_same_run, more, micro_batch_size):
+def test_a_run_on_bytes_is_that_of_the_cpu(run, assert_same_run, more, micro_batch_size):
     options = [word for override in (*PIXELS, *more) for word in ("--set", override)]
     expected = run(f"cpu bytes {more}", 1, *options, dtype="float64")
     options += ["--device", "gpu", "--micro-batch-size", micro_batch_size]
@@ -173,8 +173,8 @@ def test_pytorchs_operators_are_the_same_run(run, assert_same_run):
 
 def test_a_checkpoint_goes_from_one_device_to_the_other_and_back(tmp_path, train, run, assert_same_run):
     folder = tmp_path / "run"
-    for stop, device in ((10, "gpu"), (20, "cpu"), (30, "gpu")):
-        more = () if stop == 10 else ("--resume",)
+    for stop, device in ((8, "gpu"), (16, "cpu"), (24, "gpu")):
+        more = () if stop == 8 else ("--resume",)
         actual = train(folder, 1, "--device", device, *more, dtype="float64", stop_after=stop, timeout=600)
     assert_same_run(actual, on_cpu(run, "float64"), **EXACT)
 
