@@ -54,6 +54,15 @@ def test_files_named_in_the_documents_exist(document):
     assert [path for path in quoted if not (ROOT / path).exists() and path != ".venv/installed"] == []
 
 
+def test_decisions_are_listed_in_their_section():
+    index, text = {}, (ROOT / "DECISIONS.md").read_text()
+    head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    for title, numbers in re.findall(r"^\| \[(.*)\]\(.*\) \| ([\d, ]+) \|$", head, re.MULTILINE):
+        index[title] = {*numbers.split(", ")}
+    found = {own.partition("\n")[0]: {*re.findall(r"^(?:### |- )(\d+)\.", own, re.MULTILINE)} for own in sections}
+    assert index == found
+
+
 def test_lock_names_no_package_index():
     lock = (ROOT / "requirements.lock").read_text()
     assert "://" not in lock
