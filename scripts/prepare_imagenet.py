@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/prepare_imagenet.py SOURCE ROOT [--format F] [--shorter PIXELS]
     kilobatch train goyal2017 --data ROOT                       # --format folder
-    kilobatch train goyal2017 --set dataset=ROOT/imagenet.yaml  # any form
+    kilobatch train goyal2017 --set dataset=ROOT/imagenet.yaml  # another form
 
     folder    ROOT/train/CLASS/*.JPEG, ROOT/val/CLASS/*.JPEG: ImageFolder
     tar       ROOT/train-00000.tar ..., 10,000 images each, as WebDataset has them: TarShards

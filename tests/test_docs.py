@@ -26,13 +26,13 @@ def without_code(text):
 
 @cache
 def anchors(page):
-    """The anchors of a page's headings, as code hosts and MkDocs make them."""
+    """The anchors of a page's headings, where code hosts and MkDocs make the same: MkDocs writes `--` as `-`."""
     text = re.sub(r"^( *)(```+|~~~+).*?^ *\2", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     found = set(re.findall(r"(?:id|name)=\"([^\"]+)\"", text))
     for heading in re.findall(r"^#{1,6} +(.*?) *#*$", text, re.MULTILINE):
         words = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower()
         found.add(re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-"))
-    return found
+    return {anchor for anchor in found if "--" not in anchor}
 
 
 def broken_links(page):
@@ -59,6 +59,13 @@ def test_a_broken_link_is_found(tmp_path):
     code = "    [4](g.md)\n\n```\n[5](h.md)\n```\n`[6](i.md)`\n"
     page.write_text(f"# A `b/c` d\n\n[1](#a-bc-d) [2](#e) [3](f.md)\n\n{code}")
     assert list(broken_links(page)) == ["#e: no such heading", "f.md: no such file"]
+
+
+def test_the_readme_counts_recipes_and_rules_right():
+    counts = dict(map(reversed, re.findall(r"# (\d+) (recipes|rules)\b", (ROOT / "README.md").read_text())))
+    recipes = [path for path in (ROOT / "docs" / "library.md").read_text().splitlines() if path.startswith("| [")]
+    rules = re.findall(r"^## ", (DOCS / "lint.md").read_text(), re.MULTILINE)
+    assert counts == {"recipes": str(len(recipes)), "rules": str(len(rules))}
 
 
 def test_every_page_is_in_the_menu():

@@ -37,6 +37,7 @@ def test_all_components_of_the_page_train_from_another_folder(folder, tmp_path, 
     rates = [line["learning_rate"] for line in lines if line["key"] == "train_loss"]
     assert (rates[0], rates[-1]) == (0.01, 0.0025)
     assert [line["value"] for line in lines if line["key"] == "eval_accuracy"][-1] > 0.9
+    assert [line["update"] for line in lines if line["key"] == "largest_weight"] == [10, 20]
     kept = {path.name for path in (tmp_path / "run" / "code").iterdir()}
     assert kept == {"mydata.py", "mymodule.py"}
     again = kilobatch("evaluate", tmp_path / "run", "--allow-code", cwd=tmp_path)

@@ -239,6 +239,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    if options.images < (least := (WARM + 1) * BATCH):
+        parser.error(f"--images {options.images}: the clock of a turn starts after {WARM} batches; at least {least}")
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder), options.images)

@@ -110,7 +110,7 @@ def push(
     if version is not None:
         raise InputRefused(f"{name}: the registry chooses the version; leave @{version} out")
     entry = registry.push(file, pack, key=key)
-    print(f"pushed as {entry.name}, digest {entry.digest[:12]}{', signed' if entry.signature else ''}")
+    print(f"in the registry as {entry.name}, digest {entry.digest[:12]}{', signed' if entry.signature else ''}")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from recipes.reports.curves import points_text
 from recipes.reports.wording import duration, number, percent
 from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import short
-from trainers.frontier.results import FEWEST, Point, difference, fit_of
+from trainers.frontier.results import FEWEST, MOST_PARTS, Point, difference, fit_of, trials_beyond_edge
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
 from trainers.search.results import column_names
@@ -266,20 +266,22 @@ def planned_time(
 
 def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool = False) -> str:
     """Points, trials and samples before anything starts."""
-    frontier, rows, total = opened.frontier, [], 0
+    frontier, rows, total, widened = opened.frontier, [], 0, 0
     for batch in frontier.sizes:
         for method in frontier.branches:
             longest = opened.longest(method, batch)[1]
             runs = frontier.budget.trials + frontier.seeds
             samples = longest * batch * runs
-            total += samples
+            more = (MOST_PARTS - 1) * (trials_beyond_edge(frontier.budget.trials) + frontier.seeds)
+            total, widened = total + samples, widened + longest * batch * (runs + more)
             row = {"batch": batch, "method": method, "trials": frontier.budget.trials, "seeds": frontier.seeds}
             if as_json:
-                rows.append(row | {"updates_at_most": longest, "samples_at_most": samples})
+                rows.append(row | {"updates_at_most": longest, "samples": samples})
             else:
-                rows.append(row | {"updates a run, at most": longest, "samples, at most": f"{samples:,}"})
+                rows.append(row | {"updates a run, at most": longest, "samples": f"{samples:,}"})
     if as_json:
-        return json.dumps({"frontier": frontier.name, "samples_at_most": total, "points": rows}, indent=1)
+        totals = {"samples": total, "samples_if_widened": widened}
+        return json.dumps({"frontier": frontier.name, **totals, "points": rows}, indent=1)
     with_target = frontier.goal.target is not None
     side = (workers or 1) // frontier.ranks_per_trial or 1
     lines = [
@@ -289,9 +291,9 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool =
         points_text(rows),
         "",
         *(f"tuned, {method}: {', '.join(opened.search_tree(method, None)['space'])}" for method in frontier.branches),
-        f"at most {number(total)} samples"
-        + with_target * "; a trial ends at the goal, or where it cannot beat the best",
+        f"{number(total)} samples; {number(widened)} if each optimum lies on an edge of its ranges, which are then widened",
+        *(["fewer where a trial ends at the goal, or cannot beat the best"] * with_target),
         f"{f'{side} trials side by side' if side > 1 else '1 trial at a time'}, one point after the other: "
-        f"at 1,000 samples a second each, {duration(total / 1000 / side)} at most",
+        f"at 1,000 samples a second each, {duration(total / 1000 / side)}, or {duration(widened / 1000 / side)}",
     ]
     return "\n".join(lines)

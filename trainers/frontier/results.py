@@ -26,6 +26,12 @@ from trainers.search.results import confirm_folder
 from trainers.search.study import DIVERGED, finished, state_of
 
 FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
+MOST_PARTS = 3  # searches of a point: the first, and two beyond an edge of its ranges
+
+
+def trials_beyond_edge(trials: int) -> int:
+    """Trials of a search beyond the edge of the ranges of one of `trials`."""
+    return max(2, trials // 2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from recipes.reports.wording import percent
 from recipes.search_space.open_search import assignments
 from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text, frontier_text, planned_time
-from trainers.frontier.results import Point, point_folder, read_point
+from trainers.frontier.results import MOST_PARTS, Point, point_folder, read_point, trials_beyond_edge
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
@@ -35,7 +35,6 @@ FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's
 # Keys that may change between two sessions: the points that there are do not depend on them, or their searches see it.
 _MAY_CHANGE = ("title", "batches", "seeds", "accuracy_at", "retries", "ranks_per_trial")
 _SLACK = 1.5  # times the updates of the next smaller batch, which no larger batch should need. Assumed.
-_MOST_PARTS = 3  # searches of a point: the first, and two beyond an edge of its ranges
 
 
 def frontier(
@@ -157,7 +156,7 @@ def _search(file: Path, request: SearchRequest) -> int:
 def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | None:
     """The file of the search that a point needs next, written or brought up to date; None if it needs none."""
     tree = opened.search_tree(point.method, point.batch)
-    few = {"trials": max(2, tree["budget"]["trials"] // 2)}
+    few = {"trials": trials_beyond_edge(tree["budget"]["trials"])}
     for part in point.parts:
         now = tree if part is point.parts[0] else {**tree, "budget": few}
         same = {key: now[key] for key in ("budget", "confirm", "retries", "ranks_per_trial")}
@@ -178,7 +177,7 @@ def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | N
         most = min((_SLACK * _best(other) for other in smaller), default=math.inf)
         if most < opened.longest(point.method, point.batch)[1]:
             tree["objective"]["at_most"] = math.ceil(most)
-    elif (wider := _wider(opened, point)) and len(point.parts) < _MOST_PARTS:
+    elif (wider := _wider(opened, point)) and len(point.parts) < MOST_PARTS:
         first = quasi_random({**point.space, **wider}, few["trials"] // 2, seed=seed, point=of_this)
         ranges = {path: {"kind": type(range_).__name__, **asdict(range_)} for path, range_ in wider.items()}
         tree |= {"name": f"{tree['name']}-wider-{len(point.parts)}", "budget": few}

@@ -104,7 +104,7 @@ def limit_threads(
 ) -> int:
     """Set the number of threads of BLAS and OpenMP in a rank, unless the user has.
 
-    A user's OMP_NUM_THREADS holds for BLAS too, as both BLAS libraries do it. Must run before NumPy is imported. Too
+    A user's OMP_NUM_THREADS holds for BLAS too, as both BLAS libraries do it, and for our own kernels. Must run before NumPy is imported. Too
     many threads are the usual cause of slow ranks.
 
     Args:
@@ -118,7 +118,7 @@ def limit_threads(
     if local_ranks is None:
         sizes = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
         local_ranks = next((int(size) for size in sizes if size.isdigit()), launched_ranks() or 1)
-    number = str(threads or threads_per_rank(local_ranks))
+    number, users = str(threads or threads_per_rank(local_ranks)), None
     if kernels_share_cores and not any(os.environ.get(name, "").isdigit() for name in THREADS):
         os.environ[_NUMPYS_BLAS] = "1"
         _limited.add(_NUMPYS_BLAS)
@@ -128,8 +128,9 @@ def limit_threads(
             _limited.add(name)
         elif name == THREADS[0]:
             number = os.environ[name]
+            users = number if name not in _limited else None
     if kernels_share_cores and not os.environ.get(KERNEL_THREADS, "").isdigit():
-        os.environ[KERNEL_THREADS] = str(threads_per_rank(local_ranks))
+        os.environ[KERNEL_THREADS] = users or str(threads_per_rank(local_ranks))
         _limited.add(KERNEL_THREADS)
     return max(int(os.environ[THREADS[0]]), int(os.environ.get(KERNEL_THREADS) or 1))
 

@@ -202,10 +202,15 @@ def test_a_tuned_value_has_a_column_beside_the_table_s_own_of_that_name(measured
 def test_a_dry_run_says_what_it_may_take(measured):
     shown = measured.run("--dry-run")
     assert shown.returncode == 0
-    assert "at most" in shown.stdout
+    assert "if each optimum lies on an edge of its ranges" in shown.stdout
     told = json.loads(measured.run("--dry-run", "--json").stdout)
     assert [(point["batch"], point["method"]) for point in told["points"]] == [(b, "recipe") for b in (128, 256, 512)]
-    assert told["samples_at_most"] == sum(point["samples_at_most"] for point in told["points"])
+    assert told["samples"] == sum(point["samples"] for point in told["points"])
+    (trials, seeds), wider = (
+        (told["points"][0][key] for key in ("trials", "seeds")),
+        max(2, told["points"][0]["trials"] // 2),
+    )
+    assert told["samples_if_widened"] * (trials + seeds) == told["samples"] * (trials + 2 * wider + 3 * seeds)
     assert not Path("runs").exists() or "mine" not in [path.name for path in Path("runs").iterdir()]
 
 

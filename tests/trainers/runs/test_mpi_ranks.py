@@ -61,6 +61,18 @@ def test_a_users_own_setting_is_kept(monkeypatch, settings, threads, blas_thread
     assert os.environ["OPENBLAS_NUM_THREADS"] == blas_threads
 
 
+@pytest.mark.parametrize("users", ["1", None])
+def test_our_kernels_have_a_users_own_number_of_threads(monkeypatch, users):
+    for name in (KERNEL_THREADS, *THREADS):
+        monkeypatch.delenv(name, raising=False)
+    if users is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", users)
+    for _ in range(2):  # what was set the first time is no user's
+        limit_threads(1, threads=1, kernels_share_cores=True)
+    assert os.environ[KERNEL_THREADS] == (users or str(threads_per_rank(1)))
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
 def test_errors_of_ranks_are_kept_though_the_disk_of_the_log_is_full():
     text = []
     _tee(io.BytesIO(b"OSError: no space\nand more\n"), Path("/dev/full"), text)
