@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=6, help="turns of a round")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--micro-batch-size", type=int, help="samples of a forward at most; left out: as `kilobatch train` chooses")
+    parser.add_argument("--micro-batch-size", type=int, help="samples of a forward at most; left out: `auto`")
     options = parser.parse_args()
     how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
     how["size"] = options.micro_batch_size

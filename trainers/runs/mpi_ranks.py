@@ -104,8 +104,8 @@ def limit_threads(
 ) -> int:
     """Set the number of threads of BLAS and OpenMP in a rank, unless the user has.
 
-    A user's OMP_NUM_THREADS holds for BLAS too, as both BLAS libraries do it, and for our own kernels. Must run before NumPy is imported. Too
-    many threads are the usual cause of slow ranks.
+    A user's OMP_NUM_THREADS holds for BLAS too, as both BLAS libraries do it, and for our own kernels. Must run before
+    NumPy is imported. Too many threads are the usual cause of slow ranks.
 
     Args:
         local_ranks: ranks on this machine; None: from the launcher's environment.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainers.runs import mpi_ranks
 from trainers.runs.mpi_ranks import (
     KERNEL_THREADS,
     THREADS,
@@ -65,6 +66,7 @@ def test_a_users_own_setting_is_kept(monkeypatch, settings, threads, blas_thread
 def test_our_kernels_have_a_users_own_number_of_threads(monkeypatch, users):
     for name in (KERNEL_THREADS, *THREADS):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(mpi_ranks, "_limited", set())
     if users is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", users)
     for _ in range(2):  # what was set the first time is no user's
