@@ -128,7 +128,10 @@ def write_checkpoint(
     except OSError:  # the disk is full, perhaps: free what the partial checkpoint takes
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    shutil.rmtree(final, ignore_errors=True)  # exists only if a resumed run reaches this update again
+    if final.is_dir() and not final.is_symlink():  # only if a resumed run reaches this update again
+        shutil.rmtree(final, ignore_errors=True)
+    else:
+        final.unlink(missing_ok=True)  # a stray file: a folder cannot be renamed to its name
     partial.rename(final)
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -66,8 +66,8 @@ def require_run(folder: Path) -> None:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """All checkpoints of a run's `checkpoints`, whole or not, oldest first; a user's copies have other names."""
-    checkpoints = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
-    return sorted(checkpoints, key=update_of)
+    named = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
+    return sorted((path for path in named if path.is_dir()), key=update_of)
 
 
 def update_of(checkpoint: Path) -> int:
@@ -167,16 +167,19 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
 
     Raises:
         FolderRefused: the resolved recipe or the facts of the data differ from those in the folder's run.yaml, or
-            run.yaml is damaged.
+            run.yaml is damaged, or missing in a run that has checkpoints.
     """
+    lost = "and with it the run's recipe is lost; start anew in another --out"
     if not (folder / RUN).exists():
+        # A branch begins with a checkpoint alone; run.yaml is written before the other two.
+        if any((folder / name).exists() for name in (RECIPE, DATASET)) and checkpoints_in(folder / CHECKPOINTS):
+            raise FolderRefused(f"{folder / RUN} is missing, {lost}")
         return
     try:
         before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
         ran, on = run_identity(before["recipe"]), before["dataset"]
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
-        what = f"{folder / RUN} is damaged, and with it the run's recipe is lost"
-        raise FolderRefused(f"{what}; start anew in another --out") from error
+        raise FolderRefused(f"{folder / RUN} is damaged, {lost}") from error
     changed = differences(ran, run_identity(recipe))
     changed += [f"dataset: {line}" for line in differences(on, dataset)]
     if changed:

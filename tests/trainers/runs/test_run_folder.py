@@ -36,9 +36,10 @@ def begun(folder, recipe=RECIPE):
     write_run(folder, recipe=recipe, dataset={"num_train": 1500}, command="kilobatch", **nothing)
 
 
-def test_a_copy_of_a_checkpoint_beside_it_is_none(tmp_path):
+def test_a_copy_of_a_checkpoint_or_a_file_beside_it_is_none(tmp_path):
     for name in ("update-000009", "update-000010", "update-000010.bak", "update-old"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "update-000011").touch()
     assert newest_checkpoint_name(tmp_path) == str(tmp_path / "checkpoints" / "update-000010")
 
 
@@ -111,6 +112,15 @@ def test_another_recipe_is_refused_naming_every_difference(tmp_path):
 def test_a_damaged_record_of_the_recipe_is_refused(tmp_path, text):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(FolderRefused, match=r"run.yaml is damaged, .*; start anew in another --out"):
+        require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
+
+
+def test_a_missing_record_of_the_recipe_is_refused_in_a_run_with_checkpoints_and_no_hindrance_to_a_branch(tmp_path):
+    (tmp_path / "checkpoints" / "update-000008").mkdir(parents=True)
+    require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})  # as a branch begins
+    begun(tmp_path)
+    (tmp_path / "run.yaml").unlink()
+    with pytest.raises(FolderRefused, match=r"run.yaml is missing, .*; start anew in another --out"):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
 
 
