@@ -126,6 +126,45 @@ def test_mlflow_has_the_end_of_a_failed_run_and_ends_none_where_it_fails_itself(
     assert "warning: MLflow: The run" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
+def test_a_lost_run_of_mlflow_is_begun_anew_and_a_deleted_experiment_refused(tmp_path, monkeypatch, caplog):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
+    client, note, numbers = mlflow.MlflowClient(), tmp_path / "mlflow.json", []
+    losses = (
+        lambda: None,
+        lambda: note.write_text(""),
+        lambda: note.write_text(json.dumps({"run_id": 32 * "0"})),
+        lambda: client.delete_run(numbers[-1]),
+    )
+    for lose in losses:
+        lose()
+        with closing(MLflowRun(tmp_path, "here")) as sink:
+            sink.add({"update": 3, "time_ms": 1}, {"loss": 0.5})
+        numbers.append(json.loads(note.read_text())["run_id"])
+        assert [each.step for each in client.get_metric_history(numbers[-1], "loss")] == [3]
+    assert len({*numbers}) == len(losses)
+    assert caplog.text.count("a new run of MLflow begins") == len(losses) - 1
+    MLflow(experiment="here").require()
+    client.delete_experiment(client.get_experiment_by_name("here").experiment_id)
+    with pytest.raises(InputRefused, match="experiment: here is deleted on the server; restore it there, or name"):
+        MLflow(experiment="here").require()
+
+
+@pytest.mark.slow
+def test_a_server_of_mlflow_that_does_not_answer_is_refused_before_a_run_and_ends_none(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:9")
+    with pytest.raises(InputRefused, match=r"^MLflow cannot be used: .*localhost:9.*; set MLFLOW_TRACKING_URI to .*$"):
+        MLflow().require()
+    with closing(MLflowRun(tmp_path, "here")) as sink:
+        sink.add({"update": 3, "time_ms": 1}, {"loss": 0.5})
+    assert caplog.text.count("warning: MLflow: API request to http://localhost:9") == 2
+    assert "; 1 figures wait" in caplog.text
+
+
 def test_other_lines_have_no_figures():
     assert figures({"key": "rank_seconds", "value": 3}) == {}
     line = {"key": "train_loss", "value": 0.5, "learning_rate": 0.1, "momentum": None, "global_batch_size": 8}
