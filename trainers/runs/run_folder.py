@@ -282,7 +282,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
                 warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
         lines = path.read_bytes().splitlines(keepends=True)
-        before = [_before(line, update) for line in lines]
+        before = [_before(line, update, path) for line in lines]
         kept = [line for line, is_kept in zip(lines, before, strict=True) if is_kept]
         lost, damaged = update - sum(b'"train_loss"' in line for line in kept), before.count(None)
         if name == METRICS and (lost > 0 or damaged):
@@ -293,7 +293,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
     return warnings
 
 
-def _before(text: bytes, update: int) -> bool | None:
+def _before(text: bytes, update: int, path: Path) -> bool | None:
     """Whether a line is about the first `update` updates; None for a damaged one, or one that a crash cut off."""
     try:
         line = json.loads(text.decode())
@@ -301,9 +301,21 @@ def _before(text: bytes, update: int) -> bool | None:
         if not isinstance(key, str) or not text.endswith(b"\n"):
             return None
         # An update's own line carries its number, from 0.
-        return line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        kept = line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
+        if kept and path.name == METRICS:
+            _require_figures(path, line)
+        return kept
+    except (InputRefused, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
+
+
+def _require_figures(path: Path, line: dict[str, Any]) -> None:
+    """Raise LookupError or InputRefused where a line of the metrics lacks what the report reads."""
+    from recipes.reports.record import evaluations_of, number_of, updates_of
+
+    _ = line["key"], line["value"], number_of(path, 1, line, "time_ms")
+    updates_of(path, [(1, line)])
+    evaluations_of(path, [(1, line)])
 
 
 def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
