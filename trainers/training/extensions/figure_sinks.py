@@ -14,18 +14,20 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
+from recipes.reports.record import read_metrics
 from trainers.runs.run_folder import write_whole
 from trainers.training.extensions.loggers import mlflow_client
 
 log = logging.getLogger("kilobatch")
+_EVALUATED = ("eval_accuracy", "eval_loss")
 _UPDATE = ("learning_rate", "momentum", "global_batch_size", "gradient_norm", "image_size", "loss_scale")
 _LOST = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")  # MLflow's codes; deleted: the others
-COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", "eval_accuracy", "eval_loss")
+COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", *_EVALUATED)
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
     """The figures in a line of the metrics, by their names in `COLUMNS`; none in a line of another kind."""
-    if line["key"] in ("eval_accuracy", "eval_loss"):
+    if line["key"] in _EVALUATED:
         return {line["key"]: line["value"]}
     if line["key"] != "train_loss":
         return {}
@@ -70,12 +72,19 @@ class Logger(Extension):
 
 
 class EventFiles:
-    """TensorBoard's event files, by tensorboardX; steps from `update` on replace those of an earlier session."""
+    """TensorBoard's event files, by tensorboardX; steps from `update` on replace those of an earlier session.
 
-    def __init__(self, folder: Path, update: int) -> None:
+    The line of an update has the update that it began, that of an evaluation the one that it reached: the evaluation
+    of the checkpoint has the step of the first update to be replaced. It is taken again from the run's `metrics`.
+    """
+
+    def __init__(self, folder: Path, update: int, metrics: Path) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=update or None)
+        self._writer = SummaryWriter(str(folder), purge_step=update)
+        for _, line in read_metrics(metrics):
+            if line["key"] in _EVALUATED and line["update"] == update:
+                self.add(line, figures(line))
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused
+from trainers.runs.run_folder import METRICS
 
 if TYPE_CHECKING:
-    from chainer.training import Extension
+    from chainer.training import Extension, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,11 @@ class TensorBoard:
         """The extension; it communicates nothing."""
         from trainers.training.extensions.figure_sinks import EventFiles, Logger
 
-        return Logger(lambda trainer: EventFiles(Path(trainer.out) / self.folder, trainer.updater.iteration))
+        def opened(trainer: Trainer) -> EventFiles:
+            out = Path(trainer.out)
+            return EventFiles(out / self.folder, trainer.updater.iteration, out / METRICS)
+
+        return Logger(opened)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 
 from recipes.errors import InputRefused
 from trainers.training.extensions import CSV, MLflow, TensorBoard
-from trainers.training.extensions.figure_sinks import Logger, MLflowRun, Table, figures
+from trainers.training.extensions.figure_sinks import EventFiles, Logger, MLflowRun, Table, figures
 
 RECIPE = "kilobatch: 1\nextends: digits/large_batch\nepochs: 6\nextensions: [{kind: %s}]\n"
 
@@ -74,24 +74,54 @@ def test_a_checkpoint_sends_what_has_gathered():
     assert calls == [{"eval_loss": 0.5}, "flushed"]
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_event_files_have_the_figures_of_a_run(kilobatch, tmp_path):
-    pytest.importorskip("tensorboardX")
-    from tensorboardX.proto.event_pb2 import Event
+def shown_by_tensorboard(folder):
+    """Tag and step -> value: a session hides the steps from its own first one on of those before."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    run = train_in_two_sessions(kilobatch, tmp_path, "TensorBoard")
-    found, sessions = {}, sorted((run / "tensorboard").iterdir())
-    assert len(sessions) == 2
+    found, sessions = {}, sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns)
     for file in sessions:
         data = file.read_bytes()
         while data:  # a record: length, its checksum, the event, its checksum
             length = int.from_bytes(data[:8], "little")
             event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
+            if event.session_log.status == SessionLog.START:
+                found = {(tag, step): value for (tag, step), value in found.items() if step < event.step}
             found |= {(each.tag, event.step): each.simple_value for each in event.summary.value}
+    return found, len(sessions)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_event_files_have_the_figures_of_a_run(kilobatch, tmp_path):
+    pytest.importorskip("tensorboardX")
+    run = train_in_two_sessions(kilobatch, tmp_path, "TensorBoard")
+    found, sessions = shown_by_tensorboard(run / "tensorboard")
+    assert sessions == 2
     for tag, key in (("loss", "train_loss"), ("eval_accuracy", "eval_accuracy")):
         expected = of(run, key)
         assert {step: value for (name, step), value in found.items() if name == tag} == pytest.approx(expected)
+
+
+def test_event_files_of_a_resumed_session_keep_the_evaluation_of_its_checkpoint_and_nothing_after_it(tmp_path):
+    pytest.importorskip("tensorboardX")
+    each = {"value": 0.5, "time_ms": 1}
+    lines = [{"key": "eval_accuracy", "update": update, **each} for update in (2, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
+    begun, shown = [0, 2, 0], []
+    for number, update in enumerate(begun):
+        with closing(EventFiles(tmp_path / "events" / str(number), update, tmp_path / "metrics.jsonl")) as sink:
+            for step in range(update, 4) if number == 0 else ():
+                sink.add({"update": step, **each}, {"loss": 0.5})
+            for line in lines if number == 0 else ():
+                sink.add(line, figures(line))
+        (file,) = (tmp_path / "events" / str(number)).iterdir()
+        file.rename(tmp_path / "events" / f"{number}.events")
+        (tmp_path / "events" / str(number)).rmdir()
+        shown.append({*shown_by_tensorboard(tmp_path / "events")[0]})
+    losses = {("loss", step) for step in range(4)}
+    assert shown[0] == losses | {("eval_accuracy", 2), ("eval_accuracy", 4)}
+    assert shown[1] == {("loss", 0), ("loss", 1), ("eval_accuracy", 2)}
+    assert not shown[2], "a run that a kill ended before its first checkpoint begins anew"
 
 
 @pytest.mark.mpi
