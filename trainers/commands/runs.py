@@ -95,9 +95,9 @@ def list_runs(
     from recipes.errors import printable
     from recipes.reports.curves import points_text
     from recipes.sharing.pack_file import SUFFIX
-    from trainers.commands.python_api import runs
+    from trainers.commands.python_api import facts_or_damage, runs
 
-    rows = [run.facts for run in runs(folder)]
+    rows = [facts_or_damage(run) for run in runs(folder)]
     if as_json:
         print_json(rows)
     elif rows:
