@@ -241,15 +241,19 @@ def refuse_foreign(checkpoint: Path) -> Iterator[None]:
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint of a run's `checkpoints`, and what is wrong with newer ones."""
+    newest, _, complaints = read_newest(folder)
+    return newest, complaints
+
+
+def read_newest(folder: Path) -> tuple[Path | None, CheckpointContent | None, list[str]]:
+    """`newest_checkpoint` with what it holds."""
     complaints = []
     for candidate in reversed(checkpoints_in(folder)):
         try:
-            read_checkpoint(candidate)
+            return candidate, read_checkpoint(candidate), complaints
         except CheckpointError as error:
             complaints.append(str(error))
-        else:
-            return candidate, complaints
-    return None, complaints
+    return None, None, complaints
 
 
 def load_into(
