@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +117,7 @@ class Run:
             "epoch": reached.get("epoch"),
             "accuracy": self.accuracy,
             "workers": next((line.get("workers") for line in reversed(ends) if "workers" in line), None),
-            "bytes": sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()),
+            "bytes": _bytes_in(self.folder),
         }
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
@@ -228,8 +230,29 @@ def runs(folder: str | Path = "runs") -> list[Run]:
     if not Path(folder).is_dir():
         what = "is a file, not a folder" if Path(folder).is_file() else "is no folder"
         raise InputRefused(f"{folder} {what}; name one that holds runs")
-    found = [path.parent for path in Path(folder).rglob(RECIPE) if (path.parent / METRICS).is_file()]
+    found = [Path(parent) for parent, _, names in os.walk(folder) if {RECIPE, METRICS} <= {*names}]
     return [Run(path) for path in sorted(found, key=_began)]
+
+
+def facts_or_damage(run: Run) -> dict[str, Any]:
+    """The facts of a run; where its metrics are damaged, `ended` says how, and what they would tell is None."""
+    try:
+        return run.facts
+    except (InputRefused, TypeError) as error:
+        how = str(error).removeprefix(f"{run.folder}{os.sep}")
+        unknown = dict.fromkeys(("update", "epoch", "accuracy", "workers"))
+        about = {"run": str(run.folder), "recipe": "", "ended": f"damaged: {how}"}
+        return about | unknown | {"bytes": _bytes_in(run.folder)}
+
+
+def _bytes_in(folder: Path) -> int:
+    """The size of the files in a folder; those that a running run renames or removes meanwhile may be left out."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).stat().st_size
+    return total
 
 
 def _began(folder: Path) -> tuple[float, str]:

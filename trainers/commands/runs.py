@@ -95,9 +95,9 @@ def list_runs(
     from recipes.errors import printable
     from recipes.reports.curves import points_text
     from recipes.sharing.pack_file import SUFFIX
-    from trainers.commands.python_api import runs
+    from trainers.commands.python_api import facts_or_damage, runs
 
-    rows = [run.facts for run in runs(folder)]
+    rows = [facts_or_damage(run) for run in runs(folder)]
     if as_json:
         print_json(rows)
     elif rows:
@@ -145,6 +145,7 @@ def remove(
 ) -> None:
     """Remove runs with their checkpoints. Only folders of runs, and none that is being trained."""
     import shutil
+    from contextlib import ExitStack
 
     from recipes.errors import InputRefused
     from trainers.runs.run_folder import lock_folder, require_run
@@ -154,13 +155,14 @@ def remove(
         if run.is_symlink():
             raise InputRefused(f"{run} is a link; name the run's folder: {run.resolve()}")
     runs = list({run.resolve(): run for run in runs}.values())
-    for run in runs:
-        lock_folder(run).close()
-    if not yes:
-        typer.confirm(f"Remove {', '.join(map(str, runs))}?", abort=True)
-    for run in runs:
-        shutil.rmtree(run)
-        print(f"removed {run}")
+    with ExitStack() as locks:  # also while the question waits
+        for run in runs:
+            locks.enter_context(lock_folder(run))
+        if not yes:
+            typer.confirm(f"Remove {', '.join(map(str, runs))}?", abort=True)
+        for run in runs:
+            shutil.rmtree(run.resolve())
+            print(f"removed {run}")
 
 
 def _folders(name: str) -> list[Path]:

@@ -14,7 +14,7 @@ from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import RankFailed, RunFailed, abort_on_exception, remove_shared_memory
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
-from trainers.runs.identity import identity_of, read_identity, require_same_identity
+from trainers.runs.identity import changes, identity_of, read_identity, require_same_identity
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.run_folder import (
     claimed,
@@ -37,7 +37,8 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
     """Refuse a folder that holds something else.
 
     Raises:
-        FolderRefused: it is not empty, or holds a run of another recipe.
+        FolderRefused: it is not empty, holds a run of another recipe, or one that ended in numbers that are not finite
+            and whose own code and data are unchanged.
         IdentityChanged: own code or data are not those of the run, and that was not accepted.
         ExactRefused: in exact mode, it holds one that was trained elsewhere or otherwise.
     """
@@ -45,12 +46,14 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
     require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
     if request.resume and request.exact:
         require_same_machine(folder)
-    if request.resume:
-        require_another_end(folder)
-    if request.resume and read_identity(folder) is not None:
+    changed = {}
+    if request.resume and (before := read_identity(folder)) is not None:
         opened = prepared.opened
         now = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
         require_same_identity(folder, now, accepted=request.accept_changed)
+        changed = changes(before, now)
+    if request.resume and not changed:  # other data or code come to other numbers
+        require_another_end(folder)
 
 
 def join_world(ranks: int) -> Any:

@@ -12,7 +12,7 @@ from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.checkpoint import CheckpointError, load_into, newest_checkpoint, read_checkpoint, refuse_foreign
+from trainers.runs.checkpoint import CheckpointError, load_into, read_checkpoint, read_newest, refuse_foreign
 from trainers.runs.errors import RankFailed, print_error
 from trainers.runs.identity import changes, identity_of, read_identity
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of, require_run
@@ -130,7 +130,7 @@ def scored_text(scored: dict[str, Any]) -> str:
 
 def checkpoint_called(checkpoint: str, folder: Path) -> Path:
     """The checkpoint that `newest`, `best` or a name means, in a run's `checkpoints`; raises as `score_run`."""
-    newest, complaints = newest_checkpoint(folder)
+    newest, content, complaints = read_newest(folder)
     if newest is None:
         raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))
     if checkpoint in ("newest", "best"):
@@ -141,7 +141,7 @@ def checkpoint_called(checkpoint: str, folder: Path) -> Path:
     name = checkpoint
     if checkpoint == "best":
         with refuse_foreign(newest):
-            best = read_checkpoint(newest).state["best"]
+            best = content.state["best"]
             name = best and best["checkpoint"]
         if best is None:
             raise CheckpointError(f"{folder}: no evaluation has fallen on a checkpoint yet; use newest")

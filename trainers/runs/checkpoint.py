@@ -128,7 +128,10 @@ def write_checkpoint(
     except OSError:  # the disk is full, perhaps: free what the partial checkpoint takes
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    shutil.rmtree(final, ignore_errors=True)  # exists only if a resumed run reaches this update again
+    if final.is_dir() and not final.is_symlink():  # only if a resumed run reaches this update again
+        shutil.rmtree(final, ignore_errors=True)
+    else:
+        final.unlink(missing_ok=True)  # a stray file: a folder cannot be renamed to its name
     partial.rename(final)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -238,15 +241,19 @@ def refuse_foreign(checkpoint: Path) -> Iterator[None]:
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint of a run's `checkpoints`, and what is wrong with newer ones."""
+    newest, _, complaints = read_newest(folder)
+    return newest, complaints
+
+
+def read_newest(folder: Path) -> tuple[Path | None, CheckpointContent | None, list[str]]:
+    """`newest_checkpoint` with what it holds."""
     complaints = []
     for candidate in reversed(checkpoints_in(folder)):
         try:
-            read_checkpoint(candidate)
+            return candidate, read_checkpoint(candidate), complaints
         except CheckpointError as error:
             complaints.append(str(error))
-        else:
-            return candidate, complaints
-    return None, complaints
+    return None, None, complaints
 
 
 def load_into(

@@ -27,7 +27,7 @@ class RunState:
         self.num_train = num_train
         self.updates = self.samples = 0
         self.epoch = 0.0
-        self.learning_rate = self.global_batch_size = self.accuracy = self.evaluation_loss = None
+        self.learning_rate = self.global_batch_size = self.accuracy = None
         self.loss_scale: float | None = None  # of mixed precision
         self.overflows = 0  # attempts at an update that were repeated
         self._exposed: deque[float] = deque(maxlen=_RECENT)  # seconds of exchange that computation did not hide
@@ -43,7 +43,7 @@ class RunState:
         elif key == "eval_accuracy":
             self.accuracy, self.epoch = value, line["epoch"]
         elif key == "eval_loss":
-            self.evaluation_loss, self.epoch = value, line["epoch"]
+            self.epoch = line["epoch"]
         elif key == "run_stop":
             words = {"success": "finished"}.get(value, value)
             done = f"{number(line.get('update', self.updates))} of {number(self.total_updates)} updates"

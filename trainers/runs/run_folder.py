@@ -66,8 +66,8 @@ def require_run(folder: Path) -> None:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """All checkpoints of a run's `checkpoints`, whole or not, oldest first; a user's copies have other names."""
-    checkpoints = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
-    return sorted(checkpoints, key=update_of)
+    named = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
+    return sorted((path for path in named if path.is_dir()), key=update_of)
 
 
 def update_of(checkpoint: Path) -> int:
@@ -167,16 +167,19 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
 
     Raises:
         FolderRefused: the resolved recipe or the facts of the data differ from those in the folder's run.yaml, or
-            run.yaml is damaged.
+            run.yaml is damaged, or missing in a run that has checkpoints.
     """
+    lost = "and with it the run's recipe is lost; start anew in another --out"
     if not (folder / RUN).exists():
+        # A branch begins with a checkpoint alone; run.yaml is written before the other two.
+        if any((folder / name).exists() for name in (RECIPE, DATASET)) and checkpoints_in(folder / CHECKPOINTS):
+            raise FolderRefused(f"{folder / RUN} is missing, {lost}")
         return
     try:
         before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
         ran, on = run_identity(before["recipe"]), before["dataset"]
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
-        what = f"{folder / RUN} is damaged, and with it the run's recipe is lost"
-        raise FolderRefused(f"{what}; start anew in another --out") from error
+        raise FolderRefused(f"{folder / RUN} is damaged, {lost}") from error
     changed = differences(ran, run_identity(recipe))
     changed += [f"dataset: {line}" for line in differences(on, dataset)]
     if changed:
@@ -279,7 +282,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
                 warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
         lines = path.read_bytes().splitlines(keepends=True)
-        before = [_before(line, update) for line in lines]
+        before = [_before(line, update, path) for line in lines]
         kept = [line for line, is_kept in zip(lines, before, strict=True) if is_kept]
         lost, damaged = update - sum(b'"train_loss"' in line for line in kept), before.count(None)
         if name == METRICS and (lost > 0 or damaged):
@@ -290,7 +293,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
     return warnings
 
 
-def _before(text: bytes, update: int) -> bool | None:
+def _before(text: bytes, update: int, path: Path) -> bool | None:
     """Whether a line is about the first `update` updates; None for a damaged one, or one that a crash cut off."""
     try:
         line = json.loads(text.decode())
@@ -298,9 +301,21 @@ def _before(text: bytes, update: int) -> bool | None:
         if not isinstance(key, str) or not text.endswith(b"\n"):
             return None
         # An update's own line carries its number, from 0.
-        return line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        kept = line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
+        if kept and path.name == METRICS:
+            _require_figures(path, line)
+        return kept
+    except (InputRefused, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
+
+
+def _require_figures(path: Path, line: dict[str, Any]) -> None:
+    """Raise LookupError or InputRefused where a line of the metrics lacks what the report reads."""
+    from recipes.reports.record import evaluations_of, number_of, updates_of
+
+    _ = line["key"], line["value"], number_of(path, 1, line, "time_ms")
+    updates_of(path, [(1, line)])
+    evaluations_of(path, [(1, line)])
 
 
 def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from trainers.datasets.loader_workers import LoaderWorkers, choose_workers
 from trainers.kernels.threads import num_threads
 from trainers.models.batch_norm import NormGroups
 from trainers.optimizers.weight_average import AveragedWeights
-from trainers.runs.checkpoint import load_into, newest_checkpoint, read_checkpoint, refuse_foreign
+from trainers.runs.checkpoint import load_into, read_newest, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
 from trainers.runs.identity import identity_of, own_code, sha256_of_tree, write_identity
@@ -288,12 +288,11 @@ class _Run:
         """Rank 0 reads the newest whole checkpoint, all ranks load it; returns its state, and notes for the user."""
         content, notes, folder = None, [], self.folder / CHECKPOINTS
         if self.leads:
-            path, complaints = newest_checkpoint(folder)
+            path, content, complaints = read_newest(folder)
             notes = [f"warning: passed over {complaint}" for complaint in complaints]
             if path is None:
                 notes.append(f"nothing to resume: no whole checkpoint in {folder}; starting at update 0")
             else:
-                content = read_checkpoint(path)
                 notes += [f"resuming from {path.name}", *changed_warnings(self.folder)]
         content, own = share_checkpoint(content, self.mpi)
         if content is None:

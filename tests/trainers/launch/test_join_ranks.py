@@ -1,11 +1,18 @@
 """What MPI cannot give a run is refused by the real command, before any work."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
+
+from trainers.launch.join_ranks import check_folder
+from trainers.launch.request import TrainRequest, prepare
+from trainers.runs.identity import IdentityChanged, identity_of
+from trainers.runs.run_folder import FolderRefused
 
 pytestmark = pytest.mark.mpi
 TRAIN = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--fast", "-n", "2", "--set", "model.width=4"]
@@ -74,3 +81,22 @@ def test_without_the_thread_a_low_level_is_enough(tmp_path):
     words = ("--set", "cluster.exchange.overlap=false", "--set", "updater.double_buffering=true")
     done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_diverged_goes_on_only_with_other_data_that_were_accepted(tmp_path):
+    stop = {"key": "run_stop", "value": "failed", "cause": "NotFinite", "reason": "the loss is nan", "time_ms": 1}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(stop) + "\n")
+    resuming = TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True)
+    accepting = TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True, accept_changed=("data",))
+    prepared = prepare(resuming, workers=1)
+    opened = prepared.opened
+    same = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
+    other = same | {"data": dict.fromkeys(same["data"], "0")}
+    for identity, request, refusal in (
+        (same, accepting, FolderRefused),
+        (other, resuming, IdentityChanged),
+        (other, accepting, None),
+    ):
+        (tmp_path / "identity.json").write_text(json.dumps(identity))
+        with pytest.raises(refusal, match="the loss is nan|accept-changed data") if refusal else nullcontext():
+            check_folder(request, tmp_path, prepared)

@@ -148,6 +148,15 @@ def test_damaged_ones_that_a_resumed_run_has_passed_over_do_not_count_as_the_new
     assert kept == [14, 16, 20, 30, 40]
 
 
+def test_a_stray_file_gives_way_to_the_checkpoint_of_its_name_and_is_never_pruned(tmp_path, write):
+    for update in (3, 9):
+        (tmp_path / f"update-{update:06d}").touch()
+    for update in (1, 2, 3):
+        write(update)
+        prune_checkpoints(tmp_path, upto=9, keep=2, best=None)
+    assert newest_checkpoint(tmp_path) == (tmp_path / "update-000003", [])
+
+
 def with_right_checksums(folder, name, data):
     (folder / name).write_bytes(data)
     lines = [line.split("  ") for line in (folder / "MANIFEST").read_text().splitlines()]

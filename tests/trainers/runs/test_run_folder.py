@@ -31,14 +31,28 @@ from trainers.training.extensions.metrics import JsonLines
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
 
 
+UPDATE = dict.fromkeys(("value", "epoch", "samples", "learning_rate", "momentum", "update_seconds"), 1) | {
+    "key": "train_loss",
+    "update": 0,
+    "time_ms": 1,
+    "global_batch_size": 96,
+}
+EVALUATION = {"key": "eval_accuracy", "value": 0.5, "update": 1, "epoch": 0.1, "samples": 96, "time_ms": 1}
+
+
+def line_of(fields):
+    return json.dumps(fields).encode() + b"\n"
+
+
 def begun(folder, recipe=RECIPE):
     nothing = dict.fromkeys(("origins", "plan", "dataset_tree", "environment"), {})
     write_run(folder, recipe=recipe, dataset={"num_train": 1500}, command="kilobatch", **nothing)
 
 
-def test_a_copy_of_a_checkpoint_beside_it_is_none(tmp_path):
+def test_a_copy_of_a_checkpoint_or_a_file_beside_it_is_none(tmp_path):
     for name in ("update-000009", "update-000010", "update-000010.bak", "update-old"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "update-000011").touch()
     assert newest_checkpoint_name(tmp_path) == str(tmp_path / "checkpoints" / "update-000010")
 
 
@@ -114,6 +128,15 @@ def test_a_damaged_record_of_the_recipe_is_refused(tmp_path, text):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
 
 
+def test_a_missing_record_of_the_recipe_is_refused_in_a_run_with_checkpoints_and_no_hindrance_to_a_branch(tmp_path):
+    (tmp_path / "checkpoints" / "update-000008").mkdir(parents=True)
+    require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})  # as a branch begins
+    begun(tmp_path)
+    (tmp_path / "run.yaml").unlink()
+    with pytest.raises(FolderRefused, match=r"run.yaml is missing, .*; start anew in another --out"):
+        require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
+
+
 @pytest.mark.parametrize("name", ["5e-2", "1e5", "12", "on"])
 def test_a_name_that_reads_like_a_number_is_text_in_the_runs_recipe_too(tmp_path, name):
     begun(tmp_path, {"kilobatch": 1, **RECIPE, "name": name})
@@ -126,10 +149,10 @@ def test_words_that_change_no_run_may_differ(tmp_path):
 
 
 def test_cutting_back_leaves_what_the_resumed_run_will_not_do_again(tmp_path):
-    lines = [{"key": "run_start", "value": "r", "update": 0}]
+    lines = [{"key": "run_start", "value": "r", "update": 0, "time_ms": 1}]
     for update in range(4):
-        lines.append({"key": "train_loss", "value": 1.0, "update": update})
-        lines.append({"key": "eval_accuracy", "value": 0.5, "update": update + 1})
+        lines.append(UPDATE | {"update": update})
+        lines.append(EVALUATION | {"update": update + 1})
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"key": "train_loss", "val'
     (tmp_path / "metrics.jsonl").write_text(text)
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps({"update": u}) + "\n" for u in range(4)))
@@ -179,19 +202,37 @@ def test_lines_of_the_log_hold_no_commands_to_a_terminal(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "bad", [b'{"key": "train_loss", "update": "x"}\n', b"[1]\n", b"\xff\xfe\n", b"3\n", b"[" * 9999]
+    "bad",
+    [
+        b'{"key": "train_loss", "update": "x"}\n',
+        b"[1]\n",
+        b"\xff\xfe\n",
+        b"3\n",
+        b"[" * 9999,
+        line_of({key: value for key, value in UPDATE.items() if key != "learning_rate"} | {"update": 1}),
+        line_of(UPDATE | {"update": 1, "samples": "x"}),
+    ],
 )
 def test_metrics_that_were_cut_or_damaged_are_counted_and_the_rest_is_kept(tmp_path, bad):
-    good = b'{"key": "train_loss", "update": 0}\n'
+    good = line_of(UPDATE)
     (tmp_path / "metrics.jsonl").write_bytes(good + bad)
     (warning,) = truncate_records(tmp_path, 2)
     assert (tmp_path / "metrics.jsonl").read_bytes() == good
     assert warning.endswith("metrics.jsonl was cut or damaged: the metrics of 1 of the first 2 updates are lost")
 
 
-@pytest.mark.parametrize("bad", [b'{"key": "eval_accuracy", "update": 1}', b'{"key": ["a"], "update": 1}\n', b"\xff\n"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        line_of(EVALUATION)[:-1],
+        b'{"key": ["a"], "update": 1}\n',
+        b"\xff\n",
+        line_of({key: value for key, value in EVALUATION.items() if key != "epoch"}),
+        line_of({"key": "checkpoint", "value": "update-000001", "update": 1}),
+    ],
+)
 def test_a_line_of_the_metrics_that_cannot_be_read_is_named_where_all_losses_are_there(tmp_path, bad):
-    good = b'{"key": "train_loss", "update": 0}\n'
+    good = line_of(UPDATE)
     (tmp_path / "metrics.jsonl").write_bytes(good + bad)
     (warning,) = truncate_records(tmp_path, 1)
     assert (tmp_path / "metrics.jsonl").read_bytes() == good

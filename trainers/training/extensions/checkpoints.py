@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from chainer.training import Extension, Trainer
 
+from recipes.reports.wording import percent
 from trainers.gradients.power_sgd import shared_out
 from trainers.runs.checkpoint import CheckpointContent, checkpoint_name, prune_checkpoints, write_checkpoint
 from trainers.training.extensions.evaluation import Evaluation
 from trainers.training.extensions.metrics import Metrics
 
+log = logging.getLogger("kilobatch")
 _KEPT = 2
 
 
@@ -61,8 +64,12 @@ class Checkpoints(Extension):
         self._metrics = metrics
         self._identity = identity
         self._moved = moved
-        best = resumed and resumed["best"]  # not here in a branch, which begins with one checkpoint of its parent
-        self.best: dict[str, Any] | None = best if best and (folder / best["checkpoint"]).is_dir() else None
+        self.best: dict[str, Any] | None = resumed and resumed["best"]
+        if self.best and not (folder / self.best["checkpoint"]).is_dir():
+            if writes:  # as in a branch, which begins with one checkpoint of its parent
+                what = f"{self.best['checkpoint']} with accuracy {percent(self.best['accuracy'])}, is not in {folder}"
+                log.warning("warning: the best checkpoint, %s; from here on the best of the others counts", what)
+            self.best = None
         self.last: str | None = resumed and checkpoint_name(resumed["update"])
         self.extensions: list[Any] = []
 

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,16 +14,20 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
+from recipes.reports.record import read_metrics
 from trainers.runs.run_folder import write_whole
+from trainers.training.extensions.loggers import mlflow_client
 
 log = logging.getLogger("kilobatch")
+_EVALUATED = ("eval_accuracy", "eval_loss")
 _UPDATE = ("learning_rate", "momentum", "global_batch_size", "gradient_norm", "image_size", "loss_scale")
-COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", "eval_accuracy", "eval_loss")
+_LOST = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")  # MLflow's codes; deleted: the others
+COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", *_EVALUATED)
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
     """The figures in a line of the metrics, by their names in `COLUMNS`; none in a line of another kind."""
-    if line["key"] in ("eval_accuracy", "eval_loss"):
+    if line["key"] in _EVALUATED:
         return {line["key"]: line["value"]}
     if line["key"] != "train_loss":
         return {}
@@ -69,12 +72,19 @@ class Logger(Extension):
 
 
 class EventFiles:
-    """TensorBoard's event files, by tensorboardX; steps from `update` on replace those of an earlier session."""
+    """TensorBoard's event files, by tensorboardX; steps from `update` on replace those of an earlier session.
 
-    def __init__(self, folder: Path, update: int) -> None:
+    The line of an update has the update that it began, that of an evaluation the one that it reached: the evaluation
+    of the checkpoint has the step of the first update to be replaced. It is taken again from the run's `metrics`.
+    """
+
+    def __init__(self, folder: Path, update: int, metrics: Path) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=update or None)
+        self._writer = SummaryWriter(str(folder), purge_step=update)
+        for _, line in read_metrics(metrics):
+            if line["key"] in _EVALUATED and line["update"] == update:
+                self.add(line, figures(line))
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""
@@ -91,31 +101,46 @@ class EventFiles:
 
 
 class MLflowRun:
-    """A run in MLflow, whose number `mlflow.json` of the run's folder keeps for a resumed run."""
+    """A run in MLflow, whose number `mlflow.json` of the run's folder keeps for a resumed run.
+
+    If that run or its number is lost, a new one begins, with a warning. If the server fails, the figures wait.
+    """
 
     def __init__(self, folder: Path, experiment: str) -> None:
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # its default waits for minutes
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric
+        self._client, self._folder, self._experiment = mlflow_client(), folder, experiment
+        self._run: str | None = None
+        self._waiting: list[Any] = []
+        self.flush()
 
-        self._client, self._metric, self._waiting = MlflowClient(), Metric, []
-        note = folder / "mlflow.json"
+    def _begin(self) -> None:
+        from mlflow.exceptions import MlflowException
+
+        note = self._folder / "mlflow.json"
         if note.is_file():
-            self._run = json.loads(note.read_text())["run_id"]
-            self._client.update_run(self._run, status="RUNNING")
-            return
-        known = self._client.get_experiment_by_name(experiment)
-        number = known.experiment_id if known else self._client.create_experiment(experiment)
-        self._run = self._client.create_run(number, run_name=folder.name).info.run_id
+            try:
+                run = json.loads(note.read_text())["run_id"]
+                self._client.update_run(run, status="RUNNING")
+                self._run = run
+                return
+            except (ValueError, LookupError, TypeError) as error:
+                log.warning("warning: MLflow: %s is damaged: %s; a new run of MLflow begins", note, error)
+            except MlflowException as error:
+                if error.error_code not in _LOST:  # the server fails, and may have the run
+                    raise
+                log.warning("warning: MLflow: %s; a new run of MLflow begins", error)
+        known = self._client.get_experiment_by_name(self._experiment)
+        number = known.experiment_id if known else self._client.create_experiment(self._experiment)
+        self._run = self._client.create_run(number, run_name=self._folder.name).info.run_id
         write_whole(note, json.dumps({"run_id": self._run, "tracking_uri": self._client.tracking_uri}) + "\n")
-        for path, text in _leaves(folder):
+        for path, text in _leaves(self._folder):
             self._client.log_param(self._run, path, text)
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""
+        from mlflow.entities import Metric
+
         self._waiting += [
-            self._metric(key=name, value=float(value), timestamp=line["time_ms"], step=line["update"])
+            Metric(key=name, value=float(value), timestamp=line["time_ms"], step=line["update"])
             for name, value in found.items()
         ]
 
@@ -131,6 +156,8 @@ class MLflowRun:
             self._client.set_terminated(self._run, "FAILED" if sys.exc_info()[0] else None)
 
     def _send(self) -> None:
+        if self._run is None:
+            self._begin()
         while self._waiting:
             self._client.log_batch(self._run, metrics=self._waiting[:1000])  # its limit
             del self._waiting[:1000]

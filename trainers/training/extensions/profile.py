@@ -46,7 +46,7 @@ class Profile(Extension):
     ) -> None:
         self._path, self._clock, self._mpi, self._gpu = path, clock, mpi, gpu
         self._first, self._end = updates
-        self._behind = 0.0
+        self._behind, self._written = 0.0, False
 
     def initialize(self, trainer: Trainer) -> None:
         """Compare the clocks, and begin if the next update is the first to record."""
@@ -59,6 +59,11 @@ class Profile(Extension):
             self._write()
         self._begin_at(updater.iteration)
 
+    def finalize(self) -> None:
+        """Warn if the run has ended before there was anything to write; Chainer calls this when the loop ends."""
+        if not self._written and self._mpi.rank == 0:
+            log.warning("warning: the run ended before updates %d to %d: no profile", self._first, self._end - 1)
+
     def _begin_at(self, update: int) -> None:
         if update == self._first < self._end:
             self._clock.events = []
@@ -66,6 +71,7 @@ class Profile(Extension):
                 self._gpu.begin()
 
     def _write(self) -> None:
+        self._written = True
         own, self._clock.events = self._clock.events, None
         if self._gpu is not None and (classes := self._gpu.end()) and self._mpi.rank == 0:
             words = ", ".join(f"{kind} {time:.2f} ms ({count})" for kind, (time, count) in classes.items())

@@ -9,7 +9,7 @@ import pytest
 
 from recipes.errors import InputRefused
 from trainers.training.extensions import CSV, MLflow, TensorBoard
-from trainers.training.extensions.figure_sinks import Logger, MLflowRun, Table, figures
+from trainers.training.extensions.figure_sinks import EventFiles, Logger, MLflowRun, Table, figures
 
 RECIPE = "kilobatch: 1\nextends: digits/large_batch\nepochs: 6\nextensions: [{kind: %s}]\n"
 
@@ -74,24 +74,54 @@ def test_a_checkpoint_sends_what_has_gathered():
     assert calls == [{"eval_loss": 0.5}, "flushed"]
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_event_files_have_the_figures_of_a_run(kilobatch, tmp_path):
-    pytest.importorskip("tensorboardX")
-    from tensorboardX.proto.event_pb2 import Event
+def shown_by_tensorboard(folder):
+    """Tag and step -> value: a session hides the steps from its own first one on of those before."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    run = train_in_two_sessions(kilobatch, tmp_path, "TensorBoard")
-    found, sessions = {}, sorted((run / "tensorboard").iterdir())
-    assert len(sessions) == 2
+    found, sessions = {}, sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns)
     for file in sessions:
         data = file.read_bytes()
         while data:  # a record: length, its checksum, the event, its checksum
             length = int.from_bytes(data[:8], "little")
             event, data = Event.FromString(data[12 : 12 + length]), data[16 + length :]
+            if event.session_log.status == SessionLog.START:
+                found = {(tag, step): value for (tag, step), value in found.items() if step < event.step}
             found |= {(each.tag, event.step): each.simple_value for each in event.summary.value}
+    return found, len(sessions)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_event_files_have_the_figures_of_a_run(kilobatch, tmp_path):
+    pytest.importorskip("tensorboardX")
+    run = train_in_two_sessions(kilobatch, tmp_path, "TensorBoard")
+    found, sessions = shown_by_tensorboard(run / "tensorboard")
+    assert sessions == 2
     for tag, key in (("loss", "train_loss"), ("eval_accuracy", "eval_accuracy")):
         expected = of(run, key)
         assert {step: value for (name, step), value in found.items() if name == tag} == pytest.approx(expected)
+
+
+def test_event_files_of_a_resumed_session_keep_the_evaluation_of_its_checkpoint_and_nothing_after_it(tmp_path):
+    pytest.importorskip("tensorboardX")
+    each = {"value": 0.5, "time_ms": 1}
+    lines = [{"key": "eval_accuracy", "update": update, **each} for update in (2, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
+    begun, shown = [0, 2, 0], []
+    for number, update in enumerate(begun):
+        with closing(EventFiles(tmp_path / "events" / str(number), update, tmp_path / "metrics.jsonl")) as sink:
+            for step in range(update, 4) if number == 0 else ():
+                sink.add({"update": step, **each}, {"loss": 0.5})
+            for line in lines if number == 0 else ():
+                sink.add(line, figures(line))
+        (file,) = (tmp_path / "events" / str(number)).iterdir()
+        file.rename(tmp_path / "events" / f"{number}.events")
+        (tmp_path / "events" / str(number)).rmdir()
+        shown.append({*shown_by_tensorboard(tmp_path / "events")[0]})
+    losses = {("loss", step) for step in range(4)}
+    assert shown[0] == losses | {("eval_accuracy", 2), ("eval_accuracy", 4)}
+    assert shown[1] == {("loss", 0), ("loss", 1), ("eval_accuracy", 2)}
+    assert not shown[2], "a run that a kill ended before its first checkpoint begins anew"
 
 
 @pytest.mark.mpi
@@ -124,6 +154,45 @@ def test_mlflow_has_the_end_of_a_failed_run_and_ends_none_where_it_fails_itself(
     client.delete_run(number)
     sink.close()
     assert "warning: MLflow: The run" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
+def test_a_lost_run_of_mlflow_is_begun_anew_and_a_deleted_experiment_refused(tmp_path, monkeypatch, caplog):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
+    client, note, numbers = mlflow.MlflowClient(), tmp_path / "mlflow.json", []
+    losses = (
+        lambda: None,
+        lambda: note.write_text(""),
+        lambda: note.write_text(json.dumps({"run_id": 32 * "0"})),
+        lambda: client.delete_run(numbers[-1]),
+    )
+    for lose in losses:
+        lose()
+        with closing(MLflowRun(tmp_path, "here")) as sink:
+            sink.add({"update": 3, "time_ms": 1}, {"loss": 0.5})
+        numbers.append(json.loads(note.read_text())["run_id"])
+        assert [each.step for each in client.get_metric_history(numbers[-1], "loss")] == [3]
+    assert len({*numbers}) == len(losses)
+    assert caplog.text.count("a new run of MLflow begins") == len(losses) - 1
+    MLflow(experiment="here").require()
+    client.delete_experiment(client.get_experiment_by_name("here").experiment_id)
+    with pytest.raises(InputRefused, match="experiment: here is deleted on the server; restore it there, or name"):
+        MLflow(experiment="here").require()
+
+
+@pytest.mark.slow
+def test_a_server_of_mlflow_that_does_not_answer_is_refused_before_a_run_and_ends_none(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:9")
+    with pytest.raises(InputRefused, match=r"^MLflow cannot be used: .*localhost:9.*; set MLFLOW_TRACKING_URI to .*$"):
+        MLflow().require()
+    with closing(MLflowRun(tmp_path, "here")) as sink:
+        sink.add({"update": 3, "time_ms": 1}, {"loss": 0.5})
+    assert caplog.text.count("warning: MLflow: API request to http://localhost:9") == 2
+    assert "; 1 figures wait" in caplog.text
 
 
 def test_other_lines_have_no_figures():

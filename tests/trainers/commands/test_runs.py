@@ -1,0 +1,71 @@
+"""`kilobatch runs` on folders that were made by hand."""
+
+import json
+import os
+
+import pytest
+import typer
+
+from trainers.commands.runs import list_runs, remove
+from trainers.runs.run_folder import FolderRefused, lock_folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder that counts as a run's."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").touch()
+    return run
+
+
+def test_no_run_begins_in_a_folder_while_the_question_about_its_removal_waits(run, monkeypatch):
+    def confirm(question, abort):
+        with pytest.raises(FolderRefused, match="a run is being trained in"):
+            lock_folder(run)
+
+    monkeypatch.setattr(typer, "confirm", confirm)
+    remove([run])
+    assert not run.exists()
+
+
+def test_the_working_directory_is_removed_as_a_run(run, monkeypatch, capsys):
+    monkeypatch.chdir(run)
+    remove([run.relative_to(run)], yes=True)
+    assert capsys.readouterr().out == "removed .\n"
+    assert not run.exists()
+
+
+def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
+    whole = run.with_name("whole")
+    for folder, more in ((run, "\0\0\0\n"), (whole, "")):
+        folder.mkdir(exist_ok=True)
+        (folder / "recipe.yaml").touch()
+        (folder / "metrics.jsonl").write_text('{"key": "run_start", "value": "r", "time_ms": 1}\n' + more)
+    list_runs(run.parent, as_json=True)
+    rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows[str(run)]["ended"].startswith("damaged: metrics.jsonl:2: not JSON")
+    assert (rows[str(whole)]["ended"], rows[str(whole)]["recipe"]) == ("no", "r")
+    assert {*rows[str(run)]} == {*rows[str(whole)]}
+    list_runs(run.parent)
+    assert "damaged: metrics.jsonl:2" in capsys.readouterr().out
+
+
+def test_files_that_a_running_run_removes_meanwhile_are_left_out_of_its_size(run, capsys, monkeypatch):
+    text = '{"key": "run_start", "value": "r", "time_ms": 1}\n'
+    (run / "metrics.jsonl").write_text(text)
+    for number in range(2):
+        (run / f"{number}.partial").touch()
+    real = os.stat
+
+    def stat(path, *more, **how):
+        found = real(path, *more, **how)
+        if str(path).endswith(".partial"):
+            for number in range(2):
+                (run / f"{number}.partial").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(os, "stat", stat)
+    list_runs(run.parent, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["bytes"] == len(text)
