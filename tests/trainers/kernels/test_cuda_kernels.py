@@ -200,6 +200,13 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     assert elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
 
 
+def test_arrays_without_axes_are_left_to_chainer(cuda, kind):
+    x, into = on(cuda, 2.0, kind), on(cuda, 2.0, kind)
+    assert elementwise.add(x, x) is elementwise.relu(x) is elementwise.relu_gradient(x, x) is None
+    assert not elementwise.add_to(into, x)
+    np.testing.assert_array_equal(from_device(into), 2.0)
+
+
 @pytest.mark.parametrize("start", range(3))
 def test_parts_of_arrays_are_read_value_by_value_unless_they_begin_at_16_bytes(cuda, monkeypatch, kind, start):
     widths, launch = [], cuda.launch
