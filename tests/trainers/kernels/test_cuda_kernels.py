@@ -221,6 +221,17 @@ def test_parts_of_arrays_are_read_value_by_value_unless_they_begin_at_16_bytes(c
     assert widths == 3 * [1 if first % 16 else 16 // whole.itemsize]
 
 
+@pytest.mark.parametrize("start", range(3))
+def test_a_part_that_does_not_begin_at_16_bytes_is_copied_in_its_order(cuda, kind, start):
+    whole = on(cuda, np.arange(3 * 5 * 7 * 3).reshape(3, 5, 7, 3) % 9, kind)
+    part = whole[start:].transpose(0, 3, 1, 2)
+    actual = launcher.aligned(part)
+    assert launcher.address(actual) % 16 == 0
+    assert (actual is part) == (start * whole[0].nbytes % 16 == 0)
+    assert actual.strides == part.strides
+    np.testing.assert_array_equal(from_device(actual), from_device(part))
+
+
 @pytest.mark.parametrize("targets", ["i", "q", "mixtures"])
 @pytest.mark.parametrize("shape", [(1, 3), (300, 2), (9, 10), (17, 65), (3, 1000), (2, 1001)])
 def test_cross_entropy_and_its_gradient(cuda, kind, targets, shape):
