@@ -59,7 +59,7 @@ def serve(name: str, options: argparse.Namespace) -> None:
     labels = random.randint(0, 1000, batch).astype(np.int32)
     if options.device == "gpu":
         importlib.import_module("torch" if name.startswith("pytorch") else "cupy")
-        measured = None  # made at the first request, when no other program uses the GPU
+        measured = None  # made at the first request
     else:
         step = (programs.pytorch_step if name.startswith("pytorch") else programs.chainer_step)(name, images, labels)
 
@@ -113,17 +113,16 @@ def measure(
 ) -> dict[str, Any]:
     """Seconds of every program in every round, after one step that is not counted.
 
-    On a GPU one program after the other, since several do not fit in its memory; each takes memory when its turn comes.
-    What fails is left out, since the machine is lent.
+    On a GPU one program after the other, since several do not fit in its memory; each starts when its turn comes: its
+    imports would slow the one that is measured. What fails is left out, since the machine is lent.
     """
     on_gpu = options.device == "gpu"
     first: dict[str, float] = {}
     steps: dict[str, list[dict[str, float]]] = {}
     kernels: dict[str, Any] | None = {} if on_gpu else None
-    started = {name: Program(name, batch, options, precision) for name in names}
     for beside in [[name] for name in names] if on_gpu else [names]:
-        programs = {name: started[name] for name in beside}
         began = time.perf_counter()
+        programs = {name: Program(name, batch, options, precision) for name in beside}
         try:
             first |= {name: program.step()["loss"] for name, program in programs.items()}
             ready = time.perf_counter() - began

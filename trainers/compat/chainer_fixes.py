@@ -55,6 +55,27 @@ def pad_sequence_unsigned(module: ModuleType) -> bool:
     return True
 
 
+def concat_with_padding(module: ModuleType) -> bool:
+    """Computes the padded shape without a third positional argument of `numpy.maximum`.
+
+    Symptom: DeprecationWarning: Passing more than 2 positional arguments to np.maximum and np.minimum is deprecated
+    (chainer.dataset.concat_examples with a padding, NumPy 2.4).
+    """
+
+    def concatenated(arrays, padding):
+        numpy, backend = module.numpy, module.backend
+        shape = (len(arrays), *numpy.max([array.shape for array in arrays], axis=0))
+        device = backend.get_device_from_array(arrays[0])
+        with module.chainer.using_device(device):
+            result = device.xp.full(shape, padding, dtype=arrays[0].dtype)
+            for number, array in enumerate(arrays):
+                result[(number, *map(slice, array.shape))] = array
+        return result
+
+    module._concat_arrays_with_padding = concatenated
+    return True
+
+
 def debug_print_device(module: ModuleType) -> bool:
     """Writes the device of a NumPy array as Chainer did before NumPy's arrays had a `device`.
 
@@ -89,6 +110,7 @@ PATCHES = (
     After("chainer.functions.connection.deconvolution_2d", deconvolution_cover_all),
     After("chainer.distributions.categorical", categorical_log_prob),
     After("chainer.functions.array.pad_sequence", pad_sequence_unsigned),
+    After("chainer.dataset.convert", concat_with_padding),
     After("chainer.variable", debug_print_device),
     After("chainer.backends.cuda", cudnn_is_gone),
 )

@@ -247,6 +247,9 @@ class GradientHooks(chainer.LinkHook):
     graph) of the layer's input, so that Chainer's backward reaches it right after the layer's own backward; a plain
     identity would come last of all, as the gradients of parameters do without hooks.
 
+    A hook of the link's own, as `WeightStandardization`, sees that function's output, and puts it back into the link
+    after Chainer has called this hook; the link then gets its parameter at the next call of any link, or at the end.
+
     Args:
         number_of: a link's parameter -> its number; None for one whose gradient is not delivered.
         deliver: called with (number, gradient) for each use of a parameter.
@@ -260,11 +263,13 @@ class GradientHooks(chainer.LinkHook):
         self, number_of: Callable[[chainer.Variable], int | None], deliver: Callable[[int, np.ndarray], None]
     ) -> None:
         self._number_of, self._deliver = number_of, deliver
-        self._replaced: list[tuple[chainer.Link, str, Any]] = []
+        self._replaced: list[tuple[chainer.Link, str, Any, Any]] = []  # with what is there instead
+        self._ended: list[tuple[chainer.Link, str, Any, Any]] = []  # the same of links whose own hooks came last
         self.uses: Counter[int] = Counter()
 
     def forward_preprocess(self, args: Any) -> None:
         """Chainer calls this before a link's forward."""
+        self._restore_ended()
         link, number_of, replaced, numbers = args.link, self._number_of, [], []
         for name in sorted(link._params):
             parameter = link.__dict__[name]
@@ -277,24 +282,34 @@ class GradientHooks(chainer.LinkHook):
         self.uses.update(numbers)
         ranks = [argument.rank for argument in args.args if isinstance(argument, chainer.Variable)]
         identity = DeliveringIdentity(self._deliver, numbers)
-        self._replaced += replaced
         outs = identity.outs([parameter for *_, parameter in replaced], ranks)
-        for (_, name, _), out in zip(replaced, outs, strict=True):
+        for (_, name, parameter), out in zip(replaced, outs, strict=True):
+            self._replaced.append((link, name, parameter, out))
             link.__dict__[name] = out
 
     def forward_postprocess(self, args: Any) -> None:
         """Chainer calls this after a link's forward: give the link its parameters back."""
+        self._restore_ended()
         while self._replaced and self._replaced[-1][0] is args.link:
+            if args.link._n_local_link_hooks:
+                self._ended.append(self._replaced[-1])
             self._restore()
 
     def deleted(self, link: chainer.Link | None) -> None:
         """Chainer calls this when the hook is removed, also after a forward that raised."""
+        self._restore_ended()
         while self._replaced:
             self._restore()
 
     def _restore(self) -> None:
-        link, name, parameter = self._replaced.pop()
+        link, name, parameter, _ = self._replaced.pop()
         link.__dict__[name] = parameter
+
+    def _restore_ended(self) -> None:
+        while self._ended:
+            link, name, parameter, out = self._ended.pop()
+            if link.__dict__[name] is out:  # else no hook has put it back
+                link.__dict__[name] = parameter
 
 
 class DeliveringIdentity(chainer.FunctionNode):

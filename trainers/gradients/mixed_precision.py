@@ -22,7 +22,7 @@ from trainers.kernels.chainer_nodes import allows_short_apply, arrays_of, output
 
 HALVES = ("mixed16", "bfloat16")  # values of `precision.compute` with 16 bits
 MOST_HALVINGS = 20  # of one update; then the run fails
-_KEEP_FLOAT32 = (L.BatchNormalization, L.GroupNormalization)  # those whose parameters Chainer's mixed16 leaves float32
+_KEEP_FLOAT32 = (L.BatchNormalization, L.GroupNormalization, L.LayerNormalization)  # their parameters stay float32
 
 
 class LossScale:
@@ -144,6 +144,9 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
 
     For float32 these are copies, with channels last, of the weights of convolutions larger than 1x1, made by one kernel
     launch where the kernels can; otherwise each convolution and each of its gradients would make its own.
+
+    `LayerNormalization` computes in float32, from and to values of 16 bits: Chainer's cannot have parameters of another
+    type than its input, nor bfloat16.
     """
     held = {}  # a link that is in two places counts once
     for link in model.links():
@@ -151,6 +154,7 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
             held |= {(id(link), name): (link, name, link.__dict__[name]) for name in link._params}
     if dtype == np.float32:
         held = {key: each for key, each in held.items() if each[2].ndim == 4 and math.prod(each[2].shape[2:]) > 1}
+    widened = [] if dtype == np.float32 else [each for each in model.links() if isinstance(each, L.LayerNormalization)]
     given = [parameter.array for *_, parameter in held.values()]
     kernels = chainer_hooks.operators_for(*given) if given else None
     arrays = kernels.narrowed(given, dtype) if hasattr(kernels, "narrowed") else None  # in one launch
@@ -159,10 +163,18 @@ def weights_in(model: chainer.Link, dtype: Any) -> Iterator[None]:
     try:
         for (link, name, parameter), array in zip(held.values(), arrays, strict=True):
             link.__dict__[name] = _Narrowed(dtype, array).apply((parameter,))[0]  # bypasses the link's __setattr__
+        for link in widened:
+            link.__dict__["forward"] = functools.partial(_forward_in_float32, link)
         yield
     finally:
+        for link in widened:
+            link.__dict__.pop("forward", None)
         for link, name, parameter in held.values():
             link.__dict__[name] = parameter
+
+
+def _forward_in_float32(link: chainer.Link, x: Any) -> chainer.Variable:
+    return F.cast(type(link).forward(link, _Widened(np.float32).apply((x,))[0]), x.dtype)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from chainer import functions as F
 from chainer import links as L
 from chainer.backends.cuda import to_cpu
 from chainer.functions.normalization import batch_normalization
+from chainer.link_hooks import SpectralNormalization
 
 from recipes.planning.division import Division, MicroBatch
 from recipes.schema import Evaluation
@@ -59,10 +60,15 @@ class NormGroups:
         """Make every `BatchNormalization` of a model normalise by groups.
 
         Raises:
-            TypeError: a normalisation over the batch that is not plain `BatchNormalization`: its statistics would
-                depend on the split into micro-batches.
+            TypeError: a normalisation over the batch that is not plain `BatchNormalization`, or spectral normalisation:
+                its statistics, or the vector that each forward moves, would depend on the split into micro-batches.
         """
         for path, link in sorted(model.namedlinks()):
+            if any(isinstance(hook, SpectralNormalization) for hook in link.local_link_hooks.values()):
+                raise TypeError(
+                    f"{path} has the hook SpectralNormalization: each forward moves a vector of the hook, which would "
+                    "depend on the micro-batch; use chainer.link_hooks.WeightStandardization, or take the hook away"
+                )
             if type(link) is L.BatchNormalization:
                 link.__class__ = NormGroupBatchNormalization
                 link.norm_groups = self

@@ -54,14 +54,15 @@ def trim_heap() -> None:
 
 
 def reset_peak() -> None:
-    """Reset the peak: a process may do several runs."""
+    """Reset the peak, and count no pool of earlier runs any more: a process may do several runs."""
+    _pools.clear()
     trim_heap()
     with suppress(OSError):  # not Linux, or not allowed: the peak is that of the process
         (_PROC / "clear_refs").write_text(_RESET_PEAK)
 
 
 def count_pool(pool: Any) -> None:
-    """Count this CuPy pool in `peak_memory`, too."""
+    """Count this CuPy pool in `peak_memory`, too, until the next `reset_peak`, and keep it until then."""
     _pools.append(pool)
 
 

@@ -30,7 +30,7 @@ from trainers.datasets.samples import UnreadableImage, evenly, innermost
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.local_steps import LocalExchange
-from trainers.gradients.mixed_precision import images_dtype
+from trainers.gradients.mixed_precision import HALVES, computing, forward_in, images_dtype
 from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
@@ -174,11 +174,15 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> list[str]:
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
-    unreached = _require_gradients(model, name, example_image(recipe, dataset), dataset.num_classes)
+    image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
+    unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
     try:
         NormGroups(recipe.evaluation).install(_with_weights(model, recipe, dataset))
     except (TypeError, ValueError) as error:
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+    if compute in HALVES:
+        with computing(compute, model.device):
+            _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
     return unreached
 
 
@@ -193,21 +197,25 @@ def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
     begin_with(drawn_model(recipe, dataset), recipe.init)
 
 
-def _require_gradients(model: chainer.Chain, name: str, image_CHW: np.ndarray, num_classes: int) -> list[str]:
+def _require_gradients(
+    model: chainer.Chain, name: str, image_CHW: np.ndarray, num_classes: int, *, compute: str = "float32"
+) -> list[str]:
     """Paths of the parameters that two images give no gradient; refused is a model that trains none, or whose logits
     are not (2, num_classes)."""
     images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
     what = "forward"
     try:
         with chainer.using_config("train", False):
-            logits = model(images_NCHW)
+            logits = forward_in(model, compute)(images_NCHW)
         what = "backward"
         model.cleargrads()
         if isinstance(logits, chainer.Variable):
             chainer.functions.sum(logits).backward()
     except Exception as error:
+        what = f"{what} in {compute}" if compute in HALVES else what
         what = f"its {what} fails on images of {size}, channels, height and width: {one_line(error)}"
-        raise InputRefused(f"the model, {name}: {what} ({_own_place(error)}); correct it") from error
+        way_out = "correct it, or set precision.compute to float32" if compute in HALVES else "correct it"
+        raise InputRefused(f"the model, {name}: {what} ({_own_place(error)}); {way_out}") from error
     if getattr(logits, "shape", None) != (2, num_classes):
         raise InputRefused(
             f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}, and "

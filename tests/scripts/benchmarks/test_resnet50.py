@@ -44,6 +44,29 @@ def test_a_program_that_ended_ends_the_benchmark():
         program.step()
 
 
+def test_on_a_gpu_a_program_starts_when_the_one_before_has_ended(monkeypatch):
+    import resnet50
+
+    events = []
+
+    class Program:
+        def __init__(self, name, *given):
+            self.name = name
+            events.append(f"start {name}")
+
+        def step(self, word=""):
+            return {"seconds": 1.0, "loss": 7.0, "peak_bytes": 1}
+
+        def end(self):
+            events.append(f"end {self.name}")
+
+    monkeypatch.setattr(resnet50, "Program", Program)
+    monkeypatch.setattr(resnet50, "PAUSE_SECONDS", 0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    resnet50.measure(["pytorch", "cudnn"], 2, Namespace(device="gpu", rounds=2, side=32, clock="wall"))
+    assert events == ["start pytorch", "end pytorch", "start cudnn", "end cudnn"]
+
+
 @pytest.mark.parametrize("option", ["--against=pytorch", "--device=gpu"])
 def test_without_pytorch_the_error_names_the_package(option, monkeypatch):
     import resnet50

@@ -64,7 +64,7 @@ def test_second_install_changes_nothing():
 
 def test_table_names_every_patch_with_its_symptom():
     rows = compat.patches()
-    assert len({(row.name, row.module) for row in rows}) == len(rows) == 24
+    assert len({(row.name, row.module) for row in rows}) == len(rows) == 25
     assert all(len(row.symptom) > 20 for row in rows)
     states = {row.name: row.state for row in rows}
     assert states["environment_check"] == "applied"
@@ -134,6 +134,15 @@ def test_pad_sequence_wraps_minus_one_in_unsigned_types():
     assert F.pad_sequence(sequences, padding=-1).array.tolist() == [[1, 2, 3], [4, 255, 255]]
     floats = [numpy.zeros(1, numpy.float32), numpy.zeros(2, numpy.float32)]
     assert F.pad_sequence(floats, padding=0.5).array.tolist() == [[0, 0.5], [0, 0]]
+
+
+def test_examples_of_several_shapes_are_concatenated_with_padding():
+    batch = [numpy.ones(shape, numpy.float32) for shape in ((1, 3), (2, 1))]
+    padded = chainer.dataset.concat_examples(batch, padding=-1)
+    assert padded.tolist() == [[[1, 1, 1], [-1, -1, -1]], [[1, -1, -1], [1, -1, -1]]]
+    assert padded.dtype == numpy.float32
+    pairs = [(numpy.arange(size), size) for size in (1, 2)]  # the second of each has no axes
+    assert [each.tolist() for each in chainer.dataset.concat_examples(pairs, padding=0)] == [[[0, 0], [0, 1]], [1, 2]]
 
 
 def test_debug_print_has_cpu_in_capitals():

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from chainer import functions as F
 from chainer import links as L
+from chainer.link_hooks import TimerHook, WeightStandardization
 
 from trainers.gradients.flat_gradients import FlatGradients, GradientHooks, backward_order
+from trainers.gradients.mixed_precision import weights_in
 from trainers.models import CifarResNet, SmallCNN, SmallResNet, WideResNet
 
 
@@ -98,6 +100,14 @@ class HalfUsed(Two):
         return y
 
 
+class Standardized(ThreeTimes):
+    """A layer used three times, each time with a weight that its own hook computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.again.add_hook(WeightStandardization())
+
+
 def built(component):
     return lambda: component.build(num_classes=3, channels=3, image_size=8)
 
@@ -107,7 +117,7 @@ MODELS = {
     "SmallResNet": (built(SmallResNet(width=2)), (3, 8, 8)),
     "CifarResNet": (built(CifarResNet(depth=20)), (3, 8, 8)),
     "WideResNet": (built(WideResNet(depth=10, widen=1)), (3, 8, 8)),
-    **{own.__name__: (own, (6,)) for own in (Two, ThreeTimes, Tied, Own, OnlyPast, Unused, HalfUsed)},
+    **{own.__name__: (own, (6,)) for own in (Two, ThreeTimes, Standardized, Tied, Own, OnlyPast, Unused, HalfUsed)},
 }
 
 
@@ -411,6 +421,17 @@ def test_links_have_their_parameters_back_after_a_call_and_after_one_that_raised
         model(wrong)
     assert [(path, id(parameter)) for path, parameter in sorted(model.namedparams())] == before
     assert all(type(layer.__dict__[name]) is chainer.Parameter for layer in model.layers for name in "Wb")
+
+
+def test_a_link_with_a_hook_of_its_own_is_left_as_another_context_has_left_it():
+    layer = L.Linear(3, 3)
+    layer.add_hook(TimerHook())
+    weight = layer.W
+    with GradientHooks(lambda variable: 0, lambda number, gradient: None):
+        with weights_in(layer, np.float16):
+            layer(X.astype(np.float16))
+        assert layer.W is weight
+    assert layer.W is weight
 
 
 def test_a_link_gets_its_parameters_back_before_the_link_around_it_ends(events):

@@ -8,7 +8,15 @@ from chainer import links as L
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation, Precision
-from trainers.gradients.mixed_precision import HALVES, LossScale, computing, forward_in, overflow_expected, weights_in
+from trainers.gradients.mixed_precision import (
+    HALVES,
+    LossScale,
+    computing,
+    forward_in,
+    half_type,
+    overflow_expected,
+    weights_in,
+)
 from trainers.models import ResNet18, SmallCNN, SmallResNet
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
@@ -94,6 +102,33 @@ def test_weights_come_back_when_the_forward_fails_and_where_a_link_stands_in_two
         forward()
     assert seen == [(np.float16, np.float32)]
     assert shared.W is weight
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_layer_normalisation_computes_in_float32_between_values_of_16_bits(half):
+    layer = L.LayerNormalization(6)
+    model = chainer.Sequential(L.Linear(5, 6), layer, L.Linear(6, 4))
+    x = np.random.RandomState(0).normal(size=(7, 5)).astype(np.float32)
+    seen, gradients = [], []
+
+    class Spy(chainer.LinkHook):
+        def forward_postprocess(self, args):
+            seen.append((args.link.gamma.dtype, args.args[0].dtype == args.out.dtype == half_type(half)))
+
+    layer.add_hook(Spy())
+    for compute in (half, "float32"):
+        model.cleargrads()
+        with computing(compute, model.device):
+            y = forward_in(model, compute)(x)
+            F.sum(y**2 * np.arange(28, dtype=np.float32).reshape(7, 4)).backward()
+        gradients.append([parameter.grad for _, parameter in sorted(model.namedparams())])
+    assert seen == [(np.float32, True), (np.float32, False)]
+    assert "forward" not in vars(layer)
+    for one, other in zip(*gradients, strict=True):
+        assert one.dtype == np.float32
+        np.testing.assert_allclose(
+            one, other, rtol=0, atol=np.abs(other).max() * (0.05 if half == "bfloat16" else 0.01)
+        )
 
 
 def test_float32_and_tf32_are_the_model_itself():

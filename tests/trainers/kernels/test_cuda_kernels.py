@@ -200,6 +200,13 @@ def test_relu_and_sums_keep_the_order_in_memory(cuda, kind, shape):
     assert elementwise.add(values, others.astype("f" if kind == "d" else "d")) is None
 
 
+def test_arrays_without_axes_are_left_to_chainer(cuda, kind):
+    x, into = on(cuda, 2.0, kind), on(cuda, 2.0, kind)
+    assert elementwise.add(x, x) is elementwise.relu(x) is elementwise.relu_gradient(x, x) is None
+    assert not elementwise.add_to(into, x)
+    np.testing.assert_array_equal(from_device(into), 2.0)
+
+
 @pytest.mark.parametrize("start", range(3))
 def test_parts_of_arrays_are_read_value_by_value_unless_they_begin_at_16_bytes(cuda, monkeypatch, kind, start):
     widths, launch = [], cuda.launch
@@ -212,6 +219,17 @@ def test_parts_of_arrays_are_read_value_by_value_unless_they_begin_at_16_bytes(c
     np.testing.assert_array_equal(from_device(elementwise.relu(part)), np.maximum(values[start : start + 16], 0))
     assert launcher.address(whole) % 16 == 0
     assert widths == 3 * [1 if first % 16 else 16 // whole.itemsize]
+
+
+@pytest.mark.parametrize("start", range(3))
+def test_a_part_that_does_not_begin_at_16_bytes_is_copied_in_its_order(cuda, kind, start):
+    whole = on(cuda, np.arange(3 * 5 * 7 * 3).reshape(3, 5, 7, 3) % 9, kind)
+    part = whole[start:].transpose(0, 3, 1, 2)
+    actual = launcher.aligned(part)
+    assert launcher.address(actual) % 16 == 0
+    assert (actual is part) == (start * whole[0].nbytes % 16 == 0)
+    assert actual.strides == part.strides
+    np.testing.assert_array_equal(from_device(actual), from_device(part))
 
 
 @pytest.mark.parametrize("targets", ["i", "q", "mixtures"])

@@ -50,6 +50,13 @@ def test_a_linear_layer_is_a_convolution_while_a_graph_is_captured(monkeypatch):
         assert sorted(set(called)) == (sorted(names) if rehearses else [])
 
 
+@pytest.mark.parametrize("kinds", ["fe", "ef"])
+def test_a_product_of_two_types_is_left_to_cublas(monkeypatch, kinds):
+    monkeypatch.setattr(launcher, "device", SimpleNamespace(rehearses=True))
+    a, b = (np.ones((6, 6), kind) for kind in kinds)
+    assert products.product(a, b) is products.product(a, b.T) is products.product(a.T, b) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -97,6 +97,25 @@ def test_images_padded_to_whole_pixels_give_the_same(precision):
     assert_close(actual, expected, BOUNDS[precision])
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"], indirect=True)
+def test_parts_of_arrays_that_do_not_begin_at_16_bytes_give_the_same(precision):
+    from trainers.kernels.cuda import convolution
+
+    random, xp = np.random.RandomState(0), chainer.get_device("@cupy:0").xp
+    whole, W, gy = (xp.asarray(random.normal(size=n), precision) for n in ((5, 7, 5, 1), (16, 3, 3, 1), (4, 5, 3, 16)))
+    part, W, gy = (each.transpose(0, 3, 1, 2) for each in (whole[1:], W, gy))
+    assert part.data.ptr % 16
+    how, kernel = {"stride": (1, 1), "pad": (0, 0)}, (3, 3)
+    actual, expected = (
+        [
+            convolution.convolution(x, W, None, **how).get(),
+            convolution.convolution_weights(x, gy, kernel=kernel, **how).get(),
+        ]
+        for x in (part, part.copy())
+    )
+    assert_close(actual, expected, BOUNDS[precision])
+
+
 @pytest.mark.parametrize("precision", ["float32"], indirect=True)
 def test_cudnn_is_what_computes_and_leaves_channels_last(precision):
     x = chainer.get_device("@cupy:0").send(np.random.RandomState(0).normal(size=(4, 8, 9, 9)).astype("float32"))

@@ -198,6 +198,14 @@ def test_other_normalisation_over_the_batch_is_refused():
         installed(link=L.BatchRenormalization(3))
 
 
+def test_a_hook_that_each_forward_moves_is_refused_and_one_without_a_state_is_not():
+    layer = L.Convolution2D(3, 3, 1).add_hook(chainer.link_hooks.WeightStandardization())
+    NormGroups(evaluation()).install(chainer.Sequential(layer))
+    layer.add_hook(chainer.link_hooks.SpectralNormalization())
+    with pytest.raises(TypeError, match=r"/0 has the hook SpectralNormalization: .*; use chainer\.link_hooks\.Weight"):
+        NormGroups(evaluation()).install(chainer.Sequential(layer))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("adds", [False, True])

@@ -3,8 +3,11 @@
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from trainers.runs.memory import count_pool, peak_memory, reset_peak
 
 # Faults of the second of two equal arrays, what is resident after both were freed, and after that was given back.
 TWICE = """
@@ -40,3 +43,19 @@ def test_freed_memory_is_kept_until_a_run_begins_and_chainers_kernels_leave_it_a
     else:
         assert faults >= 16  # at 4 MiB a page, and there are none so large
         assert given_back < 2**25
+
+
+def test_a_pool_is_counted_until_the_next_run_begins():
+    class Pool:
+        def __init__(self, size):
+            self.size = size
+
+        def total_bytes(self):
+            return self.size
+
+    default, of_a_run = Pool(3), Pool(4)
+    device = SimpleNamespace(name="@cupy:0", xp=SimpleNamespace(get_default_memory_pool=lambda: default))
+    count_pool(of_a_run)
+    assert peak_memory(device)["gpu_pool_bytes"] == 7
+    reset_peak()
+    assert peak_memory(device)["gpu_pool_bytes"] == 3

@@ -241,6 +241,11 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
         ),
         ("self.fc = L.Linear(3, num_classes)", "seed=0", "Own: its forward fails on images of 1x8x8, channels, height"),
         ("self.fc, self.forward = L.Linear(64, num_classes), None", "seed=0", "Own, has no method `forward(self"),
+        (
+            "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(x.astype('f'))",
+            "precision={compute: mixed16}",
+            "Own: its forward in mixed16 fails on images of 1x8x8, channels, height and width: InvalidType",
+        ),
         ("import os; os.environ['NOT']", "seed=0", "Own, cannot be built: KeyError: 'NOT' (HERE/NAME.py:9)"),
         ("pass", "seed=0", "Own, has no parameters: make its layers within"),
         (

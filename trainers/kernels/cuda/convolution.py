@@ -22,6 +22,7 @@ import cupy
 
 from trainers.kernels.cpu.convolution import Pair, out_size
 from trainers.kernels.cuda.images import whole_pixels
+from trainers.kernels.cuda.launcher import aligned
 from trainers.kernels.cuda.pooling import as_NHWC
 from trainers.kernels.cuda.tuned_plans import TunedPlans
 from trainers.runs.errors import RunFailed
@@ -115,10 +116,13 @@ class _Plan:
     tuned: bool = False
 
     def run(self, arrays: Sequence[Any]) -> None:
-        """Run it on x, W, y and what is added; it writes one of the first three, which has its channels last."""
+        """Run it on x, W, y and what is added; it writes one of the first three, which has its channels last.
+
+        Operands that do not begin at 16 bytes, as parts of arrays, are copied: the graph's tensors are said to do so.
+        """
         cudnn.set_stream(self.handle, cupy.cuda.get_current_stream().ptr)
         arrays = [
-            array if array.strides == strides else as_NHWC(array)  # or where its strides are others, on axes of 1
+            aligned(array if array.strides == strides else as_NHWC(array))  # or its strides are others, on axes of 1
             for (_, strides), array in zip(self.operands, arrays, strict=True)
         ]
         addresses = {uid: array.data.ptr for (uid, _), array in zip(self.operands, arrays, strict=True)}

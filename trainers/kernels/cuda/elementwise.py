@@ -9,7 +9,7 @@ from trainers.kernels.cuda.launcher import ACCESS_BYTES, THREADS, address
 
 
 def relu(x: Any) -> Any | None:
-    """max(x, 0). As in all functions here, None where x has gaps in memory or the arrays differ in type."""
+    """max(x, 0). As in all functions here, None where x has no axes or gaps in memory, or the types differ."""
     return _alike("relu", x)
 
 
@@ -31,7 +31,7 @@ def add_to(x: Any, y: Any) -> bool:
 def _alike(name: str, *arrays: Any, in_place: bool = False) -> Any | None:
     """Run a kernel on arrays brought into the first one's layout; `in_place` it writes the first one."""
     first, xp = arrays[0], launcher.device.xp
-    if any(array.dtype != first.dtype for array in arrays):
+    if not first.ndim or any(array.dtype != first.dtype for array in arrays):
         return None
     order = sorted(range(first.ndim), key=lambda axis: -first.strides[axis])  # stable: C order where all are equal
     if not first.transpose(order).flags.c_contiguous:

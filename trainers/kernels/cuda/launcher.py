@@ -74,6 +74,11 @@ def address(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
+def aligned(array: Any) -> Any:
+    """The array, or a copy in the same order in memory where it does not begin at a multiple of 16 bytes."""
+    return array.copy(order="K") if address(array) % ACCESS_BYTES else array
+
+
 def width_of(itemsize: int, values: int) -> int:
     """How many values of so many bytes a thread accesses at once, where `values` of them are contiguous.
 

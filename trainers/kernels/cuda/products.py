@@ -13,10 +13,11 @@ _AT_ONE_PIXEL = {"stride": (1, 1), "pad": (0, 0)}
 def product(a: Any, b: Any) -> Any | None:
     """a @ b as a convolution of images of one pixel, or one of its gradients, whichever reads both without a copy.
 
-    None outside of captures and their rehearsals, or where there is no such convolution: then cuBLAS serves. A
-    rehearsal makes the plans and loads their kernels, which may synchronise and so is not allowed in a capture.
+    None outside of captures and their rehearsals, where the types differ, or where there is no such convolution: then
+    cuBLAS serves. A rehearsal makes the plans and loads their kernels, which may synchronise and so is not allowed in a
+    capture.
     """
-    if not launcher.device.rehearses:
+    if not launcher.device.rehearses or a.dtype != b.dtype:
         return None
     ours = chainer_hooks.operators_for(a, b)
     if a.flags.c_contiguous and b.flags.c_contiguous:
