@@ -1,8 +1,13 @@
 """`kilobatch probe`: the fit of links, and a real probe of this machine on real ranks."""
 
 import json
+import os
+import signal
+import subprocess
+import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,6 +19,7 @@ from recipes.planning.hardware import MeasuredAllReduce
 from trainers.launch import probe as module
 from trainers.launch.probe import ProbeRequest, cluster_text, fitted_link, probe, with_ranks
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.mpi_ranks import killed_with_parent
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -34,6 +40,37 @@ def test_ranks_that_measure_without_end_are_refused_with_a_way_out(monkeypatch) 
     monkeypatch.setattr(module, "_RANKS_SECONDS", 0.01)
     with pytest.raises(InputRefused, match=r"take over 0.01 s; probe with fewer of them \(-n\), or a smaller model"):
         module._measured_by_ranks(ProbeRequest(recipe="digits/large_batch"), None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_probe_and_removes_its_folder(number, tmp_path: Path, monkeypatch) -> None:
+    def trained(request, opened, folder):
+        assert folder.is_dir()
+        os.kill(os.getpid(), number)
+        return []
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "_trained", trained)
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary())
+    before = signal.signal(number, lambda *_: None)
+    try:
+        with pytest.raises(SystemExit, match="^4$"):
+            probe(ProbeRequest(recipe="digits/large_batch"), opened)
+    finally:
+        signal.signal(number, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("starts", ["_train", "_measured_by_ranks"])
+def test_what_a_probe_starts_ends_with_it(starts: str, tmp_path: Path, monkeypatch) -> None:
+    def start(words, **how):
+        assert words[:6] == killed_with_parent([])
+        raise InputRefused("started")
+
+    monkeypatch.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start, "run": start}))
+    arguments = {"_train": (tmp_path, module._Case(workers=1, seconds=1.0)), "_measured_by_ranks": (None,)}[starts]
+    with pytest.raises(InputRefused, match="started"):
+        getattr(module, starts)(ProbeRequest(recipe="digits/large_batch"), *arguments)
 
 
 @pytest.mark.slow
