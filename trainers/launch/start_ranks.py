@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +42,7 @@ from trainers.runs.run_folder import (
     lock_folder,
     newest_checkpoint_name,
     require_another_end,
+    session_starts,
     write_report,
 )
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_signals
@@ -81,7 +81,7 @@ def _ending(folder: Path, prepared: Prepared) -> str:
     from trainers.runs.checkpoint import checkpoint_name, newest_checkpoint  # and Chainer
     from trainers.runs.progress import Tail  # and Rich
 
-    with closing(Tail(folder / METRICS, 0)) as tail:
+    with closing(Tail(folder / METRICS)) as tail:
         lines = tail.lines(ended=True)
     if not lines or lines[-1]["key"] != "run_stop" or lines[-1].get("value") != "success":
         return ""
@@ -108,7 +108,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
     lock_folder(folder).close()  # rank 0 holds it while they train
-    began_ms, before = int(time.time() * 1000), _last_line(folder / METRICS)
+    before = _last_line(folder / METRICS)
+    earlier = session_starts(folder / METRICS) if request.resume else None
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
         tree = replace(request, out=folder, workers=None).as_tree()
@@ -129,8 +130,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         end = prepared.stop_after_update or timeline.num_updates
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
         totals |= {"num_train": timeline.num_train}
-        # All lines of a new run are new, however the clock is set meanwhile.
-        totals |= {"since_ms": began_ms if request.resume else 0, "verbosity": request.verbosity}
+        totals |= {"earlier": earlier, "verbosity": request.verbosity}
         code = follow(folder, started.process, console=console, **totals)
     failure = watch.close()
     if failure is None and (left := started.left_behind()):
