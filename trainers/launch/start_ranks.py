@@ -14,10 +14,10 @@ from typing import Any
 
 from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
-from trainers.launch.join_ranks import check_folder, join_world, train_together
+from trainers.launch.join_ranks import check_folder, join_world, report_run, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text, print_error
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import (
     THREADS,
@@ -43,7 +43,6 @@ from trainers.runs.run_folder import (
     newest_checkpoint_name,
     require_another_end,
     session_starts,
-    write_report,
 )
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_signals
 from trainers.runs.watchdog import ParentWatch, startup_seconds
@@ -71,7 +70,7 @@ def start_or_join(request: TrainRequest) -> int:
         check_folder(request, folder, prepared)
     if request.resume and (ending := _ending(folder, prepared)):
         print(printable(f"{ending}\nrun: {folder}, which has ended"))
-        return _report(folder) if request.report and not (folder / REPORT).exists() else 0
+        return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
     require_startable(prepared.opened, ranks=workers, files=not request.resume)
     return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)
 
@@ -152,23 +151,11 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             for line in noise_lines(open_run(folder)):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     if request.report and code in (0, EXIT_STOPPED):
-        code = _report(folder) or code
+        code = report_run(folder) or code
     if code == 0:
         report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
-
-
-def _report(folder: Path) -> int:
-    """Write the report page, once the ranks have freed their cores; returns the exit code."""
-    try:
-        write_report(folder)
-    except Exception as error:
-        print_error(error_text(error), end="")
-        way_on = f"kilobatch report {quote(str(folder))}"
-        print_error(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
-        return EXIT_FAILED
-    return 0
 
 
 def _join(request: TrainRequest, ranks: int) -> int:
