@@ -229,16 +229,18 @@ def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, e
     if ended_at_once_by:
         print_error(f"kilobatch: ended at once, by {ended_at_once_by}; {_way_on(folder)}")
         return EXIT_STOPPED
-    if code == EXIT_INPUT:  # all ranks may say the same
+    refused = code == EXIT_INPUT and bool(errors) and last == before  # else a rank left with 2 in mid-run
+    if refused:  # all ranks may say the same
         errors = "".join(dict.fromkeys(errors.splitlines(keepends=True)))
     print_error(errors, end="")
-    if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
+    if refused:
+        return EXIT_INPUT
+    if code != EXIT_FAILED or not errors:
         gone = code == 0 and not (folder / RANKS).is_dir()
         cause = describe_first_exit(code, ranks.exits.order(), finished, last)
         print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else cause}")
-    if code != EXIT_INPUT:
-        print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
-    return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
+    print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+    return EXIT_FAILED
 
 
 def _way_on(folder: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 _LOWEST_DESCRIPTOR = 256  # of the exit socket: above those that a rank is started with
 _LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec has ended
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
+_FIRST_SIGNAL = 4  # a lower status is the exit code of a program, not SIGHUP, SIGINT or SIGQUIT
 EXIT_SOCKET = "KILOBATCH_EXIT_SOCKET"  # environment variable of ranks we started: the socket to connect to
 _exit_socket: socket.socket | None = None
 
@@ -100,13 +101,18 @@ def describe_first_exit(code: int, order: list[tuple[int, int]], finished: set[i
     """Which rank left a run that did not end as it should, in words.
 
     Args:
-        code: mpiexec's exit status; it can be 0, or that of another rank, which mpiexec killed.
+        code: mpiexec's exit status; it can be 0, or that of another rank, which mpiexec killed; negative where a signal
+            killed mpiexec itself.
         order: in which the ranks ended, (rank, process).
         finished: ranks that did their part of the run.
         last: the last line of the metrics.
     """
+    known = list(signal.Signals)
+    if code < 0:
+        number = signal.Signals(-code).name if -code in known else f"signal {-code}"
+        return f"mpiexec itself was killed by {number}, and the ranks ended with it"
     status = f"mpiexec ended with {code}"
-    with suppress(ValueError):
+    if code >= _FIRST_SIGNAL and code in known:
         status += f", as for {signal.Signals(code).name}{_CAUSES.get(code, '')}"
     left = [(rank, process) for rank, process in order if rank not in finished]
     if not left:

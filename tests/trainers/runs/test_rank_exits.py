@@ -76,6 +76,7 @@ def test_the_exit_socket_has_a_higher_descriptor_than_what_a_rank_was_started_wi
     ("code", "cause"),
     [
         (0, "mpiexec ended with 0"),
+        (2, "mpiexec ended with 2"),
         (9, "mpiexec ended with 9, as for SIGKILL (is the memory full?)"),
         (7, "mpiexec ended with 7, as for SIGBUS (is /dev/shm full?)"),
         (11, "mpiexec ended with 11, as for SIGSEGV"),
@@ -87,6 +88,12 @@ def test_the_first_one_that_had_not_finished_is_named(code, cause):
     assert text.startswith("rank 2 on ")
     assert "(process 12) left after 4 updates, before the run ended" in text
     assert text.endswith(cause)
+
+
+@pytest.mark.parametrize(("code", "number"), [(-9, "SIGKILL"), (-40, "signal 40")])
+def test_mpiexec_that_was_killed_itself_is_no_ranks_fault(code, number):
+    text = describe_first_exit(code, [(0, 10), (1, 11)], set(), {})
+    assert text == f"mpiexec itself was killed by {number}, and the ranks ended with it"
 
 
 def test_where_no_exit_was_seen_the_status_is_reported():
