@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -11,7 +12,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-_LOWEST_DESCRIPTOR = 256  # of the exit socket: above those that a rank is started with
+_LOWEST_DESCRIPTOR = 256  # of the exit socket: above those that a rank is started with; less under a low ulimit -n
 _LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec has ended
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
 _FIRST_SIGNAL = 4  # a lower status is the exit code of a program, not SIGHUP, SIGINT or SIGQUIT
@@ -86,8 +87,13 @@ def hold_exit_socket(rank: int) -> None:
     name = os.environ.get(EXIT_SOCKET)
     if name is None or _exit_socket is not None:
         return
-    with socket.socket(socket.AF_UNIX) as made:
-        held = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LOWEST_DESCRIPTOR))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            lowest = min(_LOWEST_DESCRIPTOR, allowed // 2)
+            held = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, lowest))
+    except OSError:  # none is free
+        return
     try:
         held.connect(f"\0{name}")
         held.send(f"{rank} {os.getpid()}".encode())

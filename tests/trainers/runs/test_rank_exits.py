@@ -56,10 +56,12 @@ def test_a_rank_of_another_host_holds_no_socket(monkeypatch):
     assert rank_exits._exit_socket is None
 
 
-def test_the_exit_socket_has_a_higher_descriptor_than_what_a_rank_was_started_with(tmp_path):
+@pytest.mark.parametrize("allowed", [1024, 256, 60])
+def test_the_exit_socket_has_a_higher_descriptor_than_what_a_rank_was_started_with(tmp_path, allowed):
     """Files are closed from the highest number down: the other way round mpiexec has ended another rank first."""
     exits = RankExits(1)
-    code = "import trainers.runs.rank_exits as r; r.hold_exit_socket(0); "
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({allowed}, {allowed})); "
+    code += "import trainers.runs.rank_exits as r; r.hold_exit_socket(0); "
     code += "print(r._exit_socket.fileno(), r._exit_socket.getpeername())"
     environment = {**os.environ, EXIT_SOCKET: exits.name}
     with open(tmp_path / "file", "w") as file:
