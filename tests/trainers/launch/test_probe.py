@@ -77,9 +77,14 @@ def test_what_a_probe_starts_ends_with_it(starts: str, tmp_path: Path, monkeypat
 @pytest.mark.mpi
 def test_ranks_add_what_they_reach_together_to_a_clusters_file(run_on_ranks, tmp_path: Path) -> None:
     program, file = Path(__file__).parents[3] / "kilobatch.py", tmp_path / "ours.yaml"
-    old = {"workers": 2, "wire": "float32", "bytes": [4, 8], "milliseconds": [1, 2], "source": "before"}
-    hardware = {"all_reduces": [old, old | {"workers": 4}], "rates": [{"devices": 1, "scored_per_second": 5.0}]}
-    file.write_text(cluster_text({"name": "ours", "hardware": hardware}))
+    old = {"workers": 2, "nodes": 1, "wire": "float32", "bytes": [4, 8], "milliseconds": [1, 2], "source": "before"}
+    rate = {"model": "SmallCNN", "image_size": 8, "precision": "float32", "micro_batch_size": 64}
+    rate |= {"samples_per_second": 9.0, "scored_per_second": 5.0, "source": "before"}
+    link = {"kind": "shared_memory", "gb_per_second": 1.0, "latency_us": 7.0, "source": "before"}
+    hardware = {"source": "before", "device": "cpu", "algorithm": "ring", "rates": [rate], "node_link": link}
+    hardware |= {"all_reduces": [old, old | {"workers": 4}]}
+    size = {"nodes": 1, "workers_per_node": 4, "device": "cpu", "device_memory_bytes": 10**9}
+    file.write_text(cluster_text({"name": "ours", **size, "hardware": hardware}))
     small = "model={kind: SmallCNN, width: 4}"
     run_on_ranks(2, program, "probe", "digits/large_batch", "--set", small, "-o", file)
     tree = yaml.safe_load(file.read_text())
