@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -44,7 +43,7 @@ from trainers.runs.run_folder import (
     require_another_end,
     session_starts,
 )
-from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_signals
+from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
 
 _HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
@@ -181,15 +180,15 @@ class _StopSignals:
         self.ranks: Ranks | None = None
         self.ended_at_once_by: str | None = None
         self._folder, self._asked = folder, False
+        self._handling = handling_signals(self._note)
 
     def __enter__(self) -> _StopSignals:
         (self._folder / STOP_FILE).unlink(missing_ok=True)
-        self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handling.__exit__(None, None, None)
         if self.ranks is not None and self.ranks.process.poll() is None:
             self.ranks.kill()
 
