@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -83,7 +84,8 @@ def probe(
     if as_json:
         print_json(tree)
     else:
-        print(f"kilobatch plan {recipe} --cluster {out if out.parent != Path() else f'./{out}'} now knows this machine")
+        file = str(out) if out.parent != Path() else f"./{out}"
+        print(f"kilobatch plan {quote(recipe)} --cluster {quote(file)} now knows this machine")
 
 
 def _require_writable(file: Path) -> None:

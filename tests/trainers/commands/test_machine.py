@@ -1,5 +1,7 @@
-"""`kilobatch probe` refuses a wrong -o before it measures for minutes."""
+"""`kilobatch probe` refuses a wrong -o before it measures for minutes, and names the command that uses its file."""
 
+import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +34,18 @@ def test_a_place_for_the_file_is_checked_first(tmp_path, name, message):
     (tmp_path / "file").touch()
     with pytest.raises(InputRefused, match=message):
         machine.probe(out=tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["my probe.yaml", "clusters of mine/a.yaml"])
+def test_the_command_that_uses_the_file_works(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clusters of mine").mkdir()
+    monkeypatch.setattr(probe, "probe", lambda request, opened: {})
+    machine.probe(out=Path(name))
+    words = shlex.split(capsys.readouterr().out)[:5]
+    assert words[:4] == ["kilobatch", "plan", "digits/large_batch", "--cluster"]
+    assert "/" in words[4]  # else it is a name of the library
+    assert Path(words[4]) == Path(name)
 
 
 @pytest.mark.parametrize(
