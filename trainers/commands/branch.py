@@ -72,7 +72,7 @@ def branch(
         print_json({**asdict(result), "critical_batch": result.critical.batch, "at_least": result.is_largest})
     else:
         print(printable(branches_text(result)), end="")
-        print(f"wrote {folder}; a ramp of it: kilobatch recipes ramp --from {quote(str(folder))}{asked.own_code}")
+        print(f"wrote {folder}; a ramp of it: kilobatch recipes ramp --from {quote(str(folder))}{asked.options}")
     if recipe is not None:
         print(grown_recipe(asked, result, recipe), file=sys.stderr if as_json else sys.stdout)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,13 +77,24 @@ def probe(
     if out.suffix != ".yaml" or out.exists():
         what = "exists, and nothing is overwritten" if out.exists() else "is no .yaml file"
         raise InputRefused(f"-o {out}: {what}; give another")
+    _require_writable(out)
     tree = measure(request, opened_recipe(recipe, overrides, data, allow_code))
     tree["name"] = out.stem
     written(lambda: [_write_new(out, cluster_text(tree))], "-o")
     if as_json:
         print_json(tree)
     else:
-        print(f"kilobatch plan {recipe} --cluster {out if out.parent != Path() else f'./{out}'} now knows this machine")
+        file = str(out) if out.parent != Path() else f"./{out}"
+        print(f"kilobatch plan {quote(recipe)} --cluster {quote(file)} now knows this machine")
+
+
+def _require_writable(file: Path) -> None:
+    """Refuse a place for a file before anything is measured for it."""
+    from recipes.errors import InputRefused
+
+    if not (file.parent.is_dir() and os.access(file.parent, os.W_OK | os.X_OK)):
+        what = "cannot be written" if file.parent.is_dir() else "is no folder"
+        raise InputRefused(f"-o {file}: {file.parent} {what}; give another place")
 
 
 def _write_new(file: Path, text: str) -> Path:
@@ -92,8 +105,6 @@ def _write_new(file: Path, text: str) -> Path:
 
 def _add_ranks(file: Path, request: ProbeRequest) -> None:
     """One of the ranks that measure together; rank 0 adds that to a cluster's file."""
-    import yaml
-
     from recipes.errors import InputRefused
     from recipes.reports.wording import counted
     from trainers.launch.join_ranks import join_world
@@ -101,18 +112,40 @@ def _add_ranks(file: Path, request: ProbeRequest) -> None:
     from trainers.runs.mpi_ranks import launched_ranks
 
     world = join_world(launched_ranks() or 1)
-    if not world.bcast(file.exists() if world.rank == 0 else None):
-        if world.rank:
-            raise typer.Exit(2)
-        way_out = f"write it first on one host, without mpiexec: kilobatch probe RECIPE -n N -o {file}"
-        raise InputRefused(f"-o {file}: no such file to add what these ranks reach together to; {way_out}")
+    before, refusal = {}, None
+    if world.rank == 0:
+        try:
+            before = _cluster_tree(file)
+        except InputRefused as error:
+            refusal = error
+    if world.bcast(refusal is not None):
+        raise refusal or typer.Exit(2)
     measured = measure_as_rank(request, world)
     if world.rank == 0:
-        tree = with_ranks(yaml.safe_load(file.read_text(encoding="utf-8")), measured, request.recipe)
+        tree = with_ranks(before, measured, request.recipe)
         new = file.with_suffix(".new")
         written(lambda: [_write_new(new, cluster_text(tree)).replace(file)], "-o")
         nodes = counted(measured["nodes"], "node")
         print(f"{file}: what {measured['workers']} ranks on {nodes} reach together", flush=True)
+
+
+def _cluster_tree(file: Path) -> dict[str, Any]:
+    """What a cluster's file says, to which measurements can be added; raises InputRefused."""
+    import yaml
+
+    from recipes import open_cluster
+    from recipes.errors import InputRefused
+    from trainers.launch.vocabulary import vocabulary
+
+    way_out = f"write it first on one host, without mpiexec: kilobatch probe RECIPE -n N -o {file}"
+    if not file.exists():
+        raise InputRefused(f"-o {file}: no such file to add what these ranks reach together to; {way_out}")
+    _require_writable(file)
+    open_cluster(str(file.absolute()), vocabulary=vocabulary())
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not tree.get("hardware"):
+        raise InputRefused(f"-o {file}: has no `hardware` to add what these ranks reach together to; {way_out}")
+    return tree
 
 
 def probe_ranks(asked: str) -> None:

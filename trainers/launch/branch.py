@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -76,9 +77,9 @@ class Branching:
     allow_code: bool = False
 
     @property
-    def own_code(self) -> str:
-        """The option of next commands that allows own code, where it was given."""
-        return " --allow-code" if self.allow_code else ""
+    def options(self) -> str:
+        """Options of next commands, as they were given: the data set's folder, and that own code is allowed."""
+        return f" --data {quote(str(self.data))}" * (self.data is not None) + " --allow-code" * self.allow_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +255,8 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
     timeline = timeline_of(opened.recipe, opened.dataset)
     known = {update_of(path): path for path in checkpoints_in(asked.run / CHECKPOINTS)}
     known.pop(0, None)
-    again = f"kilobatch train {asked.run / RECIPE} --out ANOTHER --stop-after {asked.at or '0.5run'}{asked.own_code}"
+    again = f"kilobatch train {quote(str(asked.run / RECIPE))} --out ANOTHER"
+    again += f" --stop-after {asked.at or '0.5run'}{asked.options}"
     if not known:
         raise InputRefused(f"{asked.run} has no checkpoint; train up to there: {again}")
     try:
@@ -411,8 +413,11 @@ def grown_recipe(asked: Branching, result: Branches, file: Path) -> str:
     options = {"vocabulary": vocabulary(allow_code=asked.allow_code), "allow_code": asked.allow_code}
     stepped_recipe(opened, steps, reason=reason, source=MERRILL, out=file, data_root=asked.data, **options)
     same = next((branch.folders[0] for branch in result.branches if branch.batch == twice), None)
-    way = f"; its branch goes on: kilobatch train {same}/{RECIPE} --out {same} --resume{asked.own_code}" if same else ""
-    return f"wrote {file}: batch {twice:,} from epoch {result.epoch:.6g} on{way}"
+    done = f"wrote {file}: batch {twice:,} from epoch {result.epoch:.6g} on"
+    if same is None:
+        return done
+    way = f"kilobatch train {quote(f'{same}/{RECIPE}')} --out {quote(same)} --resume{asked.options}"
+    return f"{done}; its branch goes on: {way}"
 
 
 def measured_ramp(folders: Sequence[Path], *, out: Path | None, data: Path | None, allow_code: bool) -> Scaled:

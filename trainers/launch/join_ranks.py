@@ -6,13 +6,22 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.planner import Plan
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
-from trainers.runs.errors import RankFailed, RunFailed, abort_on_exception, remove_shared_memory
+from trainers.runs.errors import (
+    EXIT_FAILED,
+    RankFailed,
+    RunFailed,
+    abort_on_exception,
+    error_text,
+    print_error,
+    remove_shared_memory,
+)
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import changes, identity_of, read_identity, require_same_identity
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
@@ -126,7 +135,7 @@ def train_together(
         served: these ranks do several runs (a search); the folder was checked, and the log is not their stdout.
         orphaned: whether the process that wants the run has gone; the run then stops, with a checkpoint.
     Returns:
-        the exit code: 0, or 4 where a signal or a stop file ended the run.
+        the exit code: 0, 4 where a signal or a stop file ended the run, or 3 where its report cannot be written.
     Raises:
         InputRefused: on all ranks, before anything was written.
         RunFailed: on all ranks, where the run cannot go on.
@@ -154,22 +163,36 @@ def train_together(
     if held is not None:
         held.close()
     if not checked and request.report:
-        _report_alone(folder, leads=mpi.rank == 0, code=code)
+        return _report_alone(folder, leads=mpi.rank == 0, code=code)
     return code
 
 
-def _report_alone(folder: Path, *, leads: bool, code: int) -> None:
+def report_run(folder: Path) -> int:
+    """Write the report page, once the ranks have freed their cores; returns the exit code."""
+    try:
+        write_report(folder)
+    except Exception as error:
+        print_error(error_text(error), end="")
+        way_on = f"kilobatch report {quote(str(folder))}"
+        print_error(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
+        return EXIT_FAILED
+    return 0
+
+
+def _report_alone(folder: Path, *, leads: bool, code: int) -> int:
     """Rank 0 draws the report where no parent of ours can; the others have finalized MPI and exit without waiting.
 
     But after a signal all wait: mpiexec kills rank 0 when a rank leaves with another exit code than 0.
+
+    Returns:
+        the exit code of the run, or 3 where the report cannot be written.
     """
     from mpi4py import MPI
 
     if code == 0:
         MPI.Finalize()
         sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
-    if leads:
-        write_report(folder)
+    return report_run(folder) or code if leads else code
 
 
 def _checked_together(

@@ -18,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -30,8 +31,10 @@ from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted
 from trainers.launch.planning import rates_of
+from trainers.runs.errors import EXIT_STOPPED
 from trainers.runs.memory import installed_bytes
-from trainers.runs.mpi_ranks import find_mpiexec, users_environment
+from trainers.runs.mpi_ranks import find_mpiexec, killed_with_parent, users_environment
+from trainers.runs.stop_request import handling_signals
 
 _WANTED_UPDATES = 8
 _FEWEST_UPDATES = 2  # after the first, which warms up, where an update takes long
@@ -65,11 +68,17 @@ class ProbeRequest:
     tell: Callable[[str], None] = lambda line: None
 
 
+def _exit(number: int, frame: object) -> NoReturn:
+    raise SystemExit(EXIT_STOPPED)
+
+
+@handling_signals(_exit)
 def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
     """Measure this machine; returns the tree of a cluster's file.
 
     Raises:
         InputRefused: a run of the recipe failed; the message is its own.
+        SystemExit: a signal asked for a stop. Its runs are ended, and their folders removed.
     """
     if opened.recipe.updater.local_steps is not None:  # its runs on one worker would be refused
         request = replace(request, overrides=(*request.overrides, "updater.local_steps=null"))
@@ -186,7 +195,8 @@ def _train(request: ProbeRequest, folder: Path, case: _Case) -> _Trained | None:
         reduced.append(f"in updates of {case.samples} samples a rank")
     words += ["--micro-batch-size", str(case.micro_batch)] if case.micro_batch else []
     began = time.time()
-    with subprocess.Popen(words, env=users_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    how = {"env": users_environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(killed_with_parent(words), **how) as process:
         try:
             while process.poll() is None and not _enough(folder / "metrics.jsonl", case.seconds):
                 if time.time() - began > request.limit_seconds:
@@ -217,12 +227,12 @@ def _train(request: ProbeRequest, folder: Path, case: _Case) -> _Trained | None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Stop a run. It ends after its update; one that takes long is killed, and with it its ranks."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
+    process.terminate()
+    try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    finally:  # also after a second signal
+        process.kill()
 
 
 def _lines(metrics: Path) -> list[dict[str, Any]]:
@@ -312,7 +322,7 @@ def _measured_by_ranks(request: ProbeRequest, samples: int | None) -> dict[str, 
     words.append(json.dumps(asked))
     how = {"env": users_environment(), "capture_output": True, "text": True, "timeout": _RANKS_SECONDS}
     try:
-        done = subprocess.run(words, **how)
+        done = subprocess.run(killed_with_parent(words), **how)
     except subprocess.TimeoutExpired:
         what = f"the ranks that measure together take over {_RANKS_SECONDS} s"
         raise InputRefused(f"{what}; probe with fewer of them (-n), or a smaller model with --set") from None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import time
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +13,10 @@ from typing import Any
 
 from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
-from trainers.launch.join_ranks import check_folder, join_world, train_together
+from trainers.launch.join_ranks import check_folder, join_world, report_run, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, error_text, print_error
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import (
     THREADS,
@@ -43,9 +41,9 @@ from trainers.runs.run_folder import (
     lock_folder,
     newest_checkpoint_name,
     require_another_end,
-    write_report,
+    session_starts,
 )
-from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_signals
+from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
 
 _HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
@@ -71,7 +69,7 @@ def start_or_join(request: TrainRequest) -> int:
         check_folder(request, folder, prepared)
     if request.resume and (ending := _ending(folder, prepared)):
         print(printable(f"{ending}\nrun: {folder}, which has ended"))
-        return _report(folder) if request.report and not (folder / REPORT).exists() else 0
+        return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
     require_startable(prepared.opened, ranks=workers, files=not request.resume)
     return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)
 
@@ -81,7 +79,7 @@ def _ending(folder: Path, prepared: Prepared) -> str:
     from trainers.runs.checkpoint import checkpoint_name, newest_checkpoint  # and Chainer
     from trainers.runs.progress import Tail  # and Rich
 
-    with closing(Tail(folder / METRICS, 0)) as tail:
+    with closing(Tail(folder / METRICS)) as tail:
         lines = tail.lines(ended=True)
     if not lines or lines[-1]["key"] != "run_stop" or lines[-1].get("value") != "success":
         return ""
@@ -108,7 +106,8 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
     lock_folder(folder).close()  # rank 0 holds it while they train
-    began_ms, before = int(time.time() * 1000), _last_line(folder / METRICS)
+    before = _last_line(folder / METRICS)
+    earlier = session_starts(folder / METRICS) if request.resume else None
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
         tree = replace(request, out=folder, workers=None).as_tree()
@@ -129,8 +128,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         end = prepared.stop_after_update or timeline.num_updates
         totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
         totals |= {"num_train": timeline.num_train}
-        # All lines of a new run are new, however the clock is set meanwhile.
-        totals |= {"since_ms": began_ms if request.resume else 0, "verbosity": request.verbosity}
+        totals |= {"earlier": earlier, "verbosity": request.verbosity}
         code = follow(folder, started.process, console=console, **totals)
     failure = watch.close()
     if failure is None and (left := started.left_behind()):
@@ -152,23 +150,11 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             for line in noise_lines(open_run(folder)):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
     if request.report and code in (0, EXIT_STOPPED):
-        code = _report(folder) or code
+        code = report_run(folder) or code
     if code == 0:
         report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
-
-
-def _report(folder: Path) -> int:
-    """Write the report page, once the ranks have freed their cores; returns the exit code."""
-    try:
-        write_report(folder)
-    except Exception as error:
-        print_error(error_text(error), end="")
-        way_on = f"kilobatch report {quote(str(folder))}"
-        print_error(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
-        return EXIT_FAILED
-    return 0
 
 
 def _join(request: TrainRequest, ranks: int) -> int:
@@ -194,15 +180,15 @@ class _StopSignals:
         self.ranks: Ranks | None = None
         self.ended_at_once_by: str | None = None
         self._folder, self._asked = folder, False
+        self._handling = handling_signals(self._note)
 
     def __enter__(self) -> _StopSignals:
         (self._folder / STOP_FILE).unlink(missing_ok=True)
-        self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
+        self._handling.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handling.__exit__(None, None, None)
         if self.ranks is not None and self.ranks.process.poll() is None:
             self.ranks.kill()
 
@@ -242,16 +228,18 @@ def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, e
     if ended_at_once_by:
         print_error(f"kilobatch: ended at once, by {ended_at_once_by}; {_way_on(folder)}")
         return EXIT_STOPPED
-    if code == EXIT_INPUT:  # all ranks may say the same
+    refused = code == EXIT_INPUT and bool(errors) and last == before  # else a rank left with 2 in mid-run
+    if refused:  # all ranks may say the same
         errors = "".join(dict.fromkeys(errors.splitlines(keepends=True)))
     print_error(errors, end="")
-    if code not in (EXIT_INPUT, EXIT_FAILED) or not errors:
+    if refused:
+        return EXIT_INPUT
+    if code != EXIT_FAILED or not errors:
         gone = code == 0 and not (folder / RANKS).is_dir()
         cause = describe_first_exit(code, ranks.exits.order(), finished, last)
         print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else cause}")
-    if code != EXIT_INPUT:
-        print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
-    return EXIT_INPUT if code == EXIT_INPUT else EXIT_FAILED
+    print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+    return EXIT_FAILED
 
 
 def _way_on(folder: Path) -> str:

@@ -82,11 +82,16 @@ def parent_is_gone() -> bool:
 
 def _process_mark(process: int) -> str:
     """PID and start time of a process, which together are never reused, and this host; empty if it has ended."""
-    try:
-        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
+    state, *rest = process_fields(process) or ["Z"]
     return "" if state == "Z" else f"{process} {rest[18]} {socket.gethostname()}"
+
+
+def process_fields(process: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on, see proc(5); none if there is no such process of this machine."""
+    try:  # the name before them is cut after 15 bytes, perhaps within a character
+        return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def command_line() -> str:

@@ -9,6 +9,7 @@ import sys
 from contextlib import closing, suppress
 from functools import partial
 from importlib.util import find_spec
+from itertools import dropwhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from recipes.errors import printable
 from recipes.reports.wording import duration, number
 from trainers.runs.errors import redirect_to_devnull
 from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
+from trainers.runs.run_folder import METRICS, SESSION_START
 
 _POLL_SECONDS = 0.2
 
@@ -34,7 +36,7 @@ def follow(
     *,
     num_train: int,
     total_samples: int | None = None,
-    since_ms: int = 0,
+    earlier: frozenset[bytes] | None = None,
     verbosity: int = 0,
 ) -> int:
     """Shows the progress of a run from its `metrics.jsonl` until its process ends.
@@ -47,7 +49,7 @@ def follow(
         process: the ranks' mpiexec; the caller reads its pipes.
         num_train: samples of the training set, for the epoch.
         total_samples: up to where it ends or stops; with it the time left is right while the batch grows.
-        since_ms: lines older than this are of sessions before a `--resume`, and not shown.
+        earlier: the `session_starts` before a `--resume`, whose lines are not shown; None: a new run.
         verbosity: -1 shows only notes and how the run ended, 1 a line an update.
     Returns:
         The exit status of the process.
@@ -56,7 +58,7 @@ def follow(
     lines = ProgressLines(partial(_print_line, console), state, every_seconds=EVERY_SECONDS[verbosity])
     has_bar = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
     display = _Bar(console, state) if has_bar and verbosity == 0 else lines
-    with closing(Tail(Path(run_folder) / "metrics.jsonl", since_ms)) as tail, display:
+    with closing(Tail(Path(run_folder) / METRICS, earlier)) as tail, display:
         while process.poll() is None:
             display.take(_with_notes_printed(console, tail.lines(), verbosity))
             with suppress(subprocess.TimeoutExpired):
@@ -84,12 +86,13 @@ class Tail:
 
     Args:
         path: of the file, which need not exist yet.
-        since_ms: lines older than this are of earlier sessions, and left out.
+        earlier: the `session_starts` of earlier sessions, whose lines are left out whatever the clock says; None: all
+            lines are of this session.
     """
 
-    def __init__(self, path: Path, since_ms: int) -> None:
+    def __init__(self, path: Path, earlier: frozenset[bytes] | None = None) -> None:
         self._path = path
-        self._since_ms = since_ms
+        self._earlier = earlier
         self._file: IO[bytes] | None = None
         self._rest = b""
         self._followed = False
@@ -103,7 +106,9 @@ class Tail:
         *texts, self._rest = (self._rest + self._file.read()).split(b"\n")
         if ended:
             texts.append(self._rest)
-        lines = [line for text in texts if (line := _line(text)) is not None and line["time_ms"] >= self._since_ms]
+        if not self._followed:
+            texts = list(dropwhile(self._is_earlier, texts))
+        lines = [line for text in texts if (line := _line(text)) is not None]
         self._followed = self._followed or bool(lines)
         if not self._followed:
             self.close()
@@ -114,6 +119,10 @@ class Tail:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _is_earlier(self, text: bytes) -> bool:
+        """Whether a line that follows no line of this session is not its first one either."""
+        return self._earlier is not None and (SESSION_START not in text or text in self._earlier)
 
     def _open(self) -> bool:
         try:

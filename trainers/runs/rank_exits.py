@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -11,9 +12,10 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-_LOWEST_DESCRIPTOR = 256  # of the exit socket: above those that a rank is started with
+_LOWEST_DESCRIPTOR = 256  # of the exit socket: above those that a rank is started with; less under a low ulimit -n
 _LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec has ended
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
+_FIRST_SIGNAL = 4  # a lower status is the exit code of a program, not SIGHUP, SIGINT or SIGQUIT
 EXIT_SOCKET = "KILOBATCH_EXIT_SOCKET"  # environment variable of ranks we started: the socket to connect to
 _exit_socket: socket.socket | None = None
 
@@ -85,8 +87,13 @@ def hold_exit_socket(rank: int) -> None:
     name = os.environ.get(EXIT_SOCKET)
     if name is None or _exit_socket is not None:
         return
-    with socket.socket(socket.AF_UNIX) as made:
-        held = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LOWEST_DESCRIPTOR))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            lowest = min(_LOWEST_DESCRIPTOR, allowed // 2)
+            held = socket.socket(fileno=fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, lowest))
+    except OSError:  # none is free
+        return
     try:
         held.connect(f"\0{name}")
         held.send(f"{rank} {os.getpid()}".encode())
@@ -100,13 +107,18 @@ def describe_first_exit(code: int, order: list[tuple[int, int]], finished: set[i
     """Which rank left a run that did not end as it should, in words.
 
     Args:
-        code: mpiexec's exit status; it can be 0, or that of another rank, which mpiexec killed.
+        code: mpiexec's exit status; it can be 0, or that of another rank, which mpiexec killed; negative where a signal
+            killed mpiexec itself.
         order: in which the ranks ended, (rank, process).
         finished: ranks that did their part of the run.
         last: the last line of the metrics.
     """
+    known = list(signal.Signals)
+    if code < 0:
+        number = signal.Signals(-code).name if -code in known else f"signal {-code}"
+        return f"mpiexec itself was killed by {number}, and the ranks ended with it"
     status = f"mpiexec ended with {code}"
-    with suppress(ValueError):
+    if code >= _FIRST_SIGNAL and code in known:
         status += f", as for {signal.Signals(code).name}{_CAUSES.get(code, '')}"
     left = [(rank, process) for rank, process in order if rank not in finished]
     if not left:

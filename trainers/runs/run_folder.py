@@ -26,6 +26,7 @@ from trainers.runs.errors import DISK_FULL, RankFailed
 RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
+SESSION_START = b'"run_start"'  # in the first line of a session in METRICS
 SOURCES, EVALUATION = "sources", "evaluation"
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
@@ -291,6 +292,15 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             warnings.append(f"warning: {path} was cut or damaged: {what}")
         write_whole(path, b"".join(kept))
     return warnings
+
+
+def session_starts(path: Path) -> frozenset[bytes]:
+    """The lines of a metrics file that begin its sessions; none where it is not there."""
+    try:
+        with path.open("rb") as file:
+            return frozenset(line.rstrip(b"\n") for line in file if SESSION_START in line)
+    except FileNotFoundError:
+        return frozenset()
 
 
 def _before(text: bytes, update: int, path: Path) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,9 @@ def stop_signals() -> list[signal.Signals]:
 
 @contextmanager
 def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Within, the signals that ask for a stop call `handler`."""
-    before = {number: signal.signal(number, handler) for number in stop_signals()}
+    """Within, the signals that ask for a stop call `handler`; no-op outside the main thread, which alone sets them."""
+    numbers = stop_signals() if threading.current_thread() is threading.main_thread() else []
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainers.runs.errors import abort_all_ranks, print_and_drain
 from trainers.runs.heartbeat import PATIENCE, Heartbeat, HeartbeatRecord, read_heartbeat
-from trainers.runs.mpi_ranks import Ranks
+from trainers.runs.mpi_ranks import Ranks, process_fields
 from trainers.runs.run_folder import METRICS, newest_checkpoint_name
 
 _WATCHES_FROM = 1 / 8  # part of a rank's allowed time after which, without progress, it watches the others
@@ -264,7 +264,4 @@ def process_state(process: int) -> str:
 
 def _state_letter(process: int) -> str | None:
     """The state of a process of this machine, see proc(5); None if it is not there."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return None
+    return next(iter(process_fields(process)), None)

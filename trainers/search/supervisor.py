@@ -20,7 +20,7 @@ from recipes.search_space.ranges import suggested, values_text
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name
+from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name, session_starts
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
 from trainers.search import outcome, rungs
 from trainers.search import study as studies
@@ -75,8 +75,8 @@ class _Work:
         timeline = prepared.plan.timeline
         totals = {"total_samples": timeline.num_samples, "num_train": timeline.num_train}
         self.state = RunState(total_updates=timeline.num_updates, **totals)
-        # All lines of a new run are new, whatever the clock of the host that writes them says.
-        self._tail = Tail(self.folder / METRICS, int(time.time() * 1000) if request.resume else 0)
+        file = self.folder / METRICS
+        self._tail = Tail(file, session_starts(file) if request.resume else None)
         group.train(request)
 
     def has_new_report(self, *, ended: bool) -> bool:

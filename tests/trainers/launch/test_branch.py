@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainers.launch.branch import (
     Branch,
     Branches,
     Branching,
+    _checkpoint,
     branches_text,
     epsilon_of,
     grown_recipe,
@@ -30,12 +32,12 @@ from trainers.launch.branch import (
 from trainers.launch.vocabulary import vocabulary
 
 
-def branches(losses, epsilon=0.01, batch=32, epoch=4.0, run="a"):
+def branches(losses, epsilon=0.01, batch=32, epoch=4.0, run="a", folders=("runs/b",)):
     """The result where batches 32, 64, ... have these losses."""
     parts = []
     for number, loss in enumerate(losses):
         size = batch * 2**number
-        facts = {"rate_factor": 2.0**number, "updates": 8, "accuracies": (), "folders": ("runs/b",)}
+        facts = {"rate_factor": 2.0**number, "updates": 8, "accuracies": (), "folders": folders}
         parts.append(Branch(batch=size, losses=tuple(loss) if isinstance(loss, list) else (loss,), **facts))
     where = {"run": run, "update": 100, "epoch": epoch, "samples": 3200, "batch": batch, "window_samples": 512}
     return Branches(**where, epsilon=epsilon, epsilon_from="as asked", branches=tuple(parts))
@@ -73,6 +75,23 @@ def test_branches_are_read_as_they_were_written(tmp_path):
     (tmp_path / "branches.json").write_text("{}")
     with pytest.raises(InputRefused, match=r"branches.json is not as `kilobatch branch` writes it"):
         Branches.read(tmp_path)
+
+
+def test_next_commands_work_for_folders_with_spaces_and_name_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my run").mkdir()
+    Path("my run/recipe.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")
+    asked = Branching(run=Path("my run"), batches=(64,), data=Path("my data"), allow_code=True)
+    with pytest.raises(InputRefused, match="has no checkpoint") as refused:
+        _checkpoint(asked, open_recipe("digits/baseline", vocabulary=vocabulary()))
+    result = branches([0.5, 0.5, 0.5], epoch=2.0, folders=("my branches/b",))
+    said = [str(refused.value), grown_recipe(replace(asked, data=None), result, Path("twice.yaml"))]
+    words = [shlex.split(text[text.index("kilobatch train") :])[2:] for text in said]
+    ends = ["--stop-after", "0.5run", "--data", "my data", "--allow-code"]
+    assert words == [
+        ["my run/recipe.yaml", "--out", "ANOTHER", *ends],
+        ["my branches/b/recipe.yaml", "--out", "my branches/b", "--resume", "--allow-code"],
+    ]
 
 
 def test_branches_survive_a_full_disk(tmp_path, largest_file):

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from trainers.launch import join_ranks
 from trainers.launch.join_ranks import check_folder
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.identity import IdentityChanged, identity_of
@@ -75,6 +76,13 @@ def test_what_only_the_ranks_refuse_is_reported_without_a_traceback(tmp_path):
     assert done.returncode == 3, done.stderr
     assert re.search(r"^rank [01] on \S+ failed:\nthis net is not for sale; take another$", done.stderr, re.MULTILINE)
     assert "Traceback" not in done.stderr
+
+
+def test_a_report_that_rank_0_cannot_write_is_reported_as_that_of_our_own_ranks(tmp_path, capsys):
+    assert join_ranks._report_alone(tmp_path, leads=True, code=4) == 3
+    assert capsys.readouterr().err.endswith(
+        f"the run has ended, but its report cannot be written; to try again: kilobatch report {tmp_path}\n"
+    )
 
 
 def test_without_the_thread_a_low_level_is_enough(tmp_path):

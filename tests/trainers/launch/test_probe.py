@@ -1,8 +1,13 @@
 """`kilobatch probe`: the fit of links, and a real probe of this machine on real ranks."""
 
 import json
+import os
+import signal
+import subprocess
+import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,6 +19,7 @@ from recipes.planning.hardware import MeasuredAllReduce
 from trainers.launch import probe as module
 from trainers.launch.probe import ProbeRequest, cluster_text, fitted_link, probe, with_ranks
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.mpi_ranks import killed_with_parent
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -36,13 +42,49 @@ def test_ranks_that_measure_without_end_are_refused_with_a_way_out(monkeypatch) 
         module._measured_by_ranks(ProbeRequest(recipe="digits/large_batch"), None)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_probe_and_removes_its_folder(number, tmp_path: Path, monkeypatch) -> None:
+    def trained(request, opened, folder):
+        assert folder.is_dir()
+        os.kill(os.getpid(), number)
+        return []
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "_trained", trained)
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary())
+    before = signal.signal(number, lambda *_: None)
+    try:
+        with pytest.raises(SystemExit, match="^4$"):
+            probe(ProbeRequest(recipe="digits/large_batch"), opened)
+    finally:
+        signal.signal(number, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("starts", ["_train", "_measured_by_ranks"])
+def test_what_a_probe_starts_ends_with_it(starts: str, tmp_path: Path, monkeypatch) -> None:
+    def start(words, **how):
+        assert words[:6] == killed_with_parent([])
+        raise InputRefused("started")
+
+    monkeypatch.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": start, "run": start}))
+    arguments = {"_train": (tmp_path, module._Case(workers=1, seconds=1.0)), "_measured_by_ranks": (None,)}[starts]
+    with pytest.raises(InputRefused, match="started"):
+        getattr(module, starts)(ProbeRequest(recipe="digits/large_batch"), *arguments)
+
+
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_add_what_they_reach_together_to_a_clusters_file(run_on_ranks, tmp_path: Path) -> None:
     program, file = Path(__file__).parents[3] / "kilobatch.py", tmp_path / "ours.yaml"
-    old = {"workers": 2, "wire": "float32", "bytes": [4, 8], "milliseconds": [1, 2], "source": "before"}
-    hardware = {"all_reduces": [old, old | {"workers": 4}], "rates": [{"devices": 1, "scored_per_second": 5.0}]}
-    file.write_text(cluster_text({"name": "ours", "hardware": hardware}))
+    old = {"workers": 2, "nodes": 1, "wire": "float32", "bytes": [4, 8], "milliseconds": [1, 2], "source": "before"}
+    rate = {"model": "SmallCNN", "image_size": 8, "precision": "float32", "micro_batch_size": 64}
+    rate |= {"samples_per_second": 9.0, "scored_per_second": 5.0, "source": "before"}
+    link = {"kind": "shared_memory", "gb_per_second": 1.0, "latency_us": 7.0, "source": "before"}
+    hardware = {"source": "before", "device": "cpu", "algorithm": "ring", "rates": [rate], "node_link": link}
+    hardware |= {"all_reduces": [old, old | {"workers": 4}]}
+    size = {"nodes": 1, "workers_per_node": 4, "device": "cpu", "device_memory_bytes": 10**9}
+    file.write_text(cluster_text({"name": "ours", **size, "hardware": hardware}))
     small = "model={kind: SmallCNN, width: 4}"
     run_on_ranks(2, program, "probe", "digits/large_batch", "--set", small, "-o", file)
     tree = yaml.safe_load(file.read_text())

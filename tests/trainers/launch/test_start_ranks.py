@@ -10,11 +10,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from trainers.launch import start_ranks
 from trainers.launch.request import TrainRequest
 from trainers.launch.start_ranks import start_or_join
 from trainers.runs.run_folder import FolderRefused, lock_folder
@@ -261,6 +263,24 @@ def test_a_report_that_cannot_be_written_is_reported(tmp_path, on_resident_ranks
         f"the run has ended, but its report cannot be written; to try again: kilobatch report {folder}" in done.stderr
     )
     assert checkpoints(folder)[-1] == "update-000002"
+
+
+@pytest.mark.parametrize(
+    ("errors", "lines", "code", "says"),
+    [
+        ("kilobatch: no such file\n" * 2, [], 2, "kilobatch: no such file\n"),
+        ("kilobatch: no such file\n", [{"key": "run_start"}], 3, "mpiexec ended with 2\nkilobatch: the run failed; "),
+        ("", [], 3, "mpiexec ended with 2\nkilobatch: the run failed; "),
+    ],
+    ids=["refused", "in mid-run", "without an error"],
+)
+def test_exit_code_2_of_a_rank_is_a_refusal_only_if_nothing_was_trained(tmp_path, capsys, errors, lines, code, says):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ranks = SimpleNamespace(errors=lambda: errors, num_ranks=1, exits=SimpleNamespace(order=list))
+    assert start_ranks._verdict(2, tmp_path, {}, ranks, ended_at_once_by=None) == code
+    said = capsys.readouterr().err
+    assert says in said
+    assert (said == says) == (code == 2)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path, on_resident_ranks):

@@ -12,11 +12,13 @@ from trainers.runs.mpi_ranks import (
     KERNEL_THREADS,
     THREADS,
     LaunchError,
+    _process_mark,
     _tee,
     find_mpiexec,
     launched_by_us,
     launched_ranks,
     limit_threads,
+    process_fields,
     start_ranks,
     threads_per_rank,
 )
@@ -36,6 +38,18 @@ def test_launchers_are_recognised(environment, expected):
     assert launched_ranks(environment) == expected
     assert not launched_by_us(environment)
     assert launched_by_us({**environment, "KILOBATCH_LAUNCHED": "1"})
+
+
+def test_a_process_whose_name_is_cut_within_a_character_is_known():
+    name, mark = Path("/proc/self/comm"), _process_mark(os.getpid())
+    before = name.read_bytes()
+    name.write_bytes("ein Lauf ) mit\u00e4".encode()[:-1])
+    try:
+        assert _process_mark(os.getpid()) == mark
+        assert process_fields(os.getpid())[0] == "R"
+    finally:
+        name.write_bytes(before)
+    assert process_fields(0) == []
 
 
 def test_cores_are_divided_and_nobody_gets_none():

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from trainers.runs.progress import Screen, follow
+from trainers.runs.run_folder import session_starts
 
 WRITE = """
 import json, pathlib, sys, time
@@ -202,15 +203,17 @@ with open(folder / "metrics.jsonl", "a") as file:
 """
 
 
-def test_resumed_run_shows_nothing_of_the_sessions_before(tmp_path):
-    before = [{"key": "run_start", "value": "x", "time_ms": 0}, train(0), train(1), *evaluated(2, 0.11), train(2)]
+@pytest.mark.parametrize("clock_ms", [100_000, -100_000])
+def test_resumed_run_shows_nothing_of_the_sessions_before_though_the_clock_went_back(tmp_path, clock_ms):
+    start = {"key": "run_start", "value": "x", "time_ms": 0}
+    before = [start, train(0), train(1), *evaluated(2, 0.11), train(2)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, before)) + "\n")
-    now = [train(2, time_ms=100_000), train(3, time_ms=101_000)]
-    now += [{**line, "time_ms": 101_000} for line in evaluated(4, 0.77)]
+    now = [{**line, "time_ms": clock_ms} for line in (start, train(2), train(3), *evaluated(4, 0.77))]
     (tmp_path / "script").write_text("\n".join(map(json.dumps, now)) + "\n")
     shown = io.StringIO()
     with subprocess.Popen([sys.executable, "-c", RESUME, str(tmp_path)]) as process:
-        follow(tmp_path, process, 6, Console(file=shown, _environ={}), num_train=200, since_ms=50_000)
+        earlier = session_starts(tmp_path / "metrics.jsonl")
+        follow(tmp_path, process, 6, Console(file=shown, _environ={}), num_train=200, earlier=earlier)
     assert shown_updates(shown.getvalue()) == [3, 4]
     assert "77.00 %" in shown.getvalue()
     assert "11.00 %" not in shown.getvalue()

@@ -56,10 +56,12 @@ def test_a_rank_of_another_host_holds_no_socket(monkeypatch):
     assert rank_exits._exit_socket is None
 
 
-def test_the_exit_socket_has_a_higher_descriptor_than_what_a_rank_was_started_with(tmp_path):
+@pytest.mark.parametrize("allowed", [1024, 256, 60])
+def test_the_exit_socket_has_a_higher_descriptor_than_what_a_rank_was_started_with(tmp_path, allowed):
     """Files are closed from the highest number down: the other way round mpiexec has ended another rank first."""
     exits = RankExits(1)
-    code = "import trainers.runs.rank_exits as r; r.hold_exit_socket(0); "
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({allowed}, {allowed})); "
+    code += "import trainers.runs.rank_exits as r; r.hold_exit_socket(0); "
     code += "print(r._exit_socket.fileno(), r._exit_socket.getpeername())"
     environment = {**os.environ, EXIT_SOCKET: exits.name}
     with open(tmp_path / "file", "w") as file:
@@ -76,6 +78,7 @@ def test_the_exit_socket_has_a_higher_descriptor_than_what_a_rank_was_started_wi
     ("code", "cause"),
     [
         (0, "mpiexec ended with 0"),
+        (2, "mpiexec ended with 2"),
         (9, "mpiexec ended with 9, as for SIGKILL (is the memory full?)"),
         (7, "mpiexec ended with 7, as for SIGBUS (is /dev/shm full?)"),
         (11, "mpiexec ended with 11, as for SIGSEGV"),
@@ -87,6 +90,12 @@ def test_the_first_one_that_had_not_finished_is_named(code, cause):
     assert text.startswith("rank 2 on ")
     assert "(process 12) left after 4 updates, before the run ended" in text
     assert text.endswith(cause)
+
+
+@pytest.mark.parametrize(("code", "number"), [(-9, "SIGKILL"), (-40, "signal 40")])
+def test_mpiexec_that_was_killed_itself_is_no_ranks_fault(code, number):
+    text = describe_first_exit(code, [(0, 10), (1, 11)], set(), {})
+    assert text == f"mpiexec itself was killed by {number}, and the ranks ended with it"
 
 
 def test_where_no_exit_was_seen_the_status_is_reported():

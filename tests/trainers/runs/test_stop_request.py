@@ -1,6 +1,32 @@
 """Who requested a run to stop is printed and recorded."""
 
-from trainers.runs.stop_request import STOP_FILE, StopRequest, request_stop, requester_text
+import signal
+import threading
+
+import pytest
+
+from trainers.launch.start_ranks import _StopSignals
+from trainers.runs.stop_request import STOP_FILE, StopRequest, handling_signals, request_stop, requester_text
+
+
+def do_nothing(number, frame):
+    pass
+
+
+@pytest.mark.parametrize("handling", [lambda folder: handling_signals(do_nothing), _StopSignals])
+def test_signals_are_handled_within_and_by_nobody_outside_the_main_thread(tmp_path, handling):
+    def handlers():
+        before = signal.getsignal(signal.SIGTERM)
+        with handling(tmp_path):
+            found.append(signal.getsignal(signal.SIGTERM) is before)
+        found.append(signal.getsignal(signal.SIGTERM) is before)
+
+    found = []
+    handlers()
+    thread = threading.Thread(target=handlers)
+    thread.start()
+    thread.join()
+    assert found == [False, True, True, True]
 
 
 def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_path):
