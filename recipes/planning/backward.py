@@ -117,7 +117,10 @@ def fullest_shares(
     whole_groups: bool = False,
     aligned: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Micro-batch and micro-batches of the worker with the most samples; 0 where the workers cannot hold a norm group.
+    """The most micro-batches of a worker, and the size that makes them the most samples of one.
+
+    Returns:
+        the size, then their number; 0 where the workers cannot hold a norm group.
 
     The rules are those of `division.divide` and `forecast.fullest_division`, on an array of numbers of workers.
 
@@ -131,11 +134,33 @@ def fullest_shares(
     each = -(-groups // np.maximum(devices // team, 1))
     held = max(1, micro_batch_size // norm_span)
     steps = -(-each // held)
-    if aligned:  # in nodes of 2^k groups, from 0 on: see `division._num_nodes`
-        largest = 1 << held.bit_length() - 1
-        steps = each // largest + sum(each % largest >> bit & 1 for bit in range(largest.bit_length()))
+    if aligned:
+        steps = _most_nodes(groups, devices, 1 << held.bit_length() - 1)
     serves = needed == 1 if whole_groups else devices >= needed
     return np.where(serves, -(-each * -(-norm_span // team) // steps), 0), np.where(serves, steps, 0)
+
+
+def _most_nodes(groups: int, workers: np.ndarray, largest: int) -> np.ndarray:
+    """`Division.most_micro_batches` of aligned micro-batches of up to `largest` groups."""
+    each, more = np.divmod(groups, workers)
+    period = np.minimum(largest, _highest_bit(each + (more > 0)))  # as of `Division._shares_by_alignment`
+    most = np.zeros_like(workers)
+    kinds = ((each + 1, 0 * more, more), (each, more * (each + 1), workers - more))  # groups, the first one, how many
+    for number in range(int(np.minimum(workers, period).max())):
+        for length, begin, count in kinds:
+            here = np.flatnonzero(number < np.minimum(count, period))
+            start = (begin + number * length)[here]
+            stop = start + length[here]
+            node = np.minimum(largest, _highest_bit(start ^ stop))
+            first, last = -(-start // node) * node, stop // node * node
+            nodes = (last - first) // node + np.bitwise_count(first - start) + np.bitwise_count(stop - last)
+            most[here] = np.maximum(most[here], nodes)
+    return most
+
+
+def _highest_bit(numbers: np.ndarray) -> np.ndarray:
+    """The largest power of two up to each number, at least 1."""
+    return 1 << np.maximum(np.frexp(numbers)[1] - 1, 0).astype(np.int64)
 
 
 def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:

@@ -5,7 +5,7 @@ One update divided over workers: teams, shares, micro-batches. Arithmetic only, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from recipes.errors import InputRefused
@@ -119,6 +119,33 @@ class Division:
             return _num_nodes(groups, self._largest_node)
         return -(-len(groups) // self.groups_per_micro_batch)
 
+    @property
+    def most_micro_batches(self) -> int:
+        """Micro-batches of the worker that has most; aligned ones of a later worker may be more than the first's."""
+        if not self.aligned:
+            return self.num_micro_batches(0)
+        return max(_num_nodes(groups, self._largest_node) for groups in self._shares_by_alignment())
+
+    def most_sums(self, *, by_group: bool = False) -> int:
+        """The most arrays of partial sums that a worker's `TreeSum` holds at a time.
+
+        Args:
+            by_group: each norm group is added by itself, not a micro-batch at once.
+        """
+        largest = 1 if by_group else self._largest_node
+        return max(_num_sums(groups, largest) for groups in self._shares_by_alignment())
+
+    def _shares_by_alignment(self) -> Iterator[range]:
+        """The groups of some teams, among them one for each number of groups and place of the first in the tree.
+
+        A node in n groups has at most 2^floor(log2 n), and modulo that the first groups of the teams repeat.
+        """
+        each, more = divmod(self.num_groups, self.num_teams)
+        period = 1 << (each + (more > 0)).bit_length() - 1
+        for first, stop in ((0, more), (more, self.num_teams)):
+            for team in range(first, min(first + period, stop)):
+                yield self.groups_of(team)
+
     def num_groups_of(self, rank: int) -> int:
         """Norm groups of which a worker computes all or a part in one update."""
         team = self.team_of(rank)
@@ -188,6 +215,24 @@ def _num_nodes(groups: range, largest: int) -> int:
     if first > last:
         return len(_nodes(groups, largest))  # less than two of the largest
     return (last - first) // largest + (first - groups.start).bit_count() + (groups.stop - last).bit_count()
+
+
+def _num_sums(groups: range, largest: int) -> int:
+    """The most nodes of the tree that make up a beginning of `groups`, which are added in nodes of up to `largest`.
+
+    >>> _num_sums(range(0, 7), 4), _num_sums(range(6, 12), 1)  # 0-3, 4-5 and 6; 6-7, 8-9 and 10
+    (3, 3)
+    """
+    if not groups:
+        return 0
+    top = 1 << (groups.start ^ groups.stop).bit_length() - 1
+    middle = groups.stop & -top  # nodes grow up to here, and shrink from here on
+    before, after = middle - groups.start, groups.stop - middle
+    most = before.bit_count() + max((after // largest + 1).bit_length() - 1, after.bit_count())
+    for bit in range(before.bit_length()):
+        if before >> bit & 1:  # a node of 2^bit groups, while it is made of halves
+            most = max(most, (before & (1 << bit) - 1).bit_count() + max(1, bit + 1 - largest.bit_length()))
+    return most
 
 
 def _share(total: int, parts: int, part: int) -> range:

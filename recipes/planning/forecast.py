@@ -230,9 +230,9 @@ class Forecast:
 
 
 def fullest_division(planned: PlannedSegment) -> dict[str, int]:
-    """Micro-batch and steps of the fullest worker; the last micro-batch may be smaller."""
+    """The most steps of a worker, and the micro-batch that makes them the most samples of one."""
     division = planned.division
-    steps = max(1, division.num_micro_batches(0))
+    steps = division.most_micro_batches
     return {"micro_batch_size": -(-division.samples_of(0) // steps), "steps": steps}
 
 

@@ -159,7 +159,7 @@ class Model:
     ) -> dict[str, int | None]:
         """Bytes of a device at the fullest moment of an update, by what they are.
 
-        Exact mode keeps sums of gradients, floor(log2(steps + 1)) arrays on the first worker, which has most steps.
+        Exact mode keeps sums of gradients: `Division.most_sums` arrays.
         With 16 bits activations and workspace are half as large.
 
         Returns:
@@ -170,8 +170,7 @@ class Model:
         costs, samples, groups = self.costs.get(image_size), division.largest, 1
         one_by_one = exact and costs is not None and costs.mixes_samples
         if exact:
-            steps = division.num_groups_of(0) if one_by_one else division.num_micro_batches(0)
-            held["sums_bytes"] = _BYTES * self.num_parameters * ((steps + 1).bit_length() - 1)
+            held["sums_bytes"] = _BYTES * self.num_parameters * division.most_sums(by_group=one_by_one)
             groups = max(1, samples // division.norm_span)
         if costs is None or costs.activations is None:
             return held | {"activations_bytes": None, "workspace_bytes": None, "total_bytes": None}

@@ -122,7 +122,7 @@ class Plan:
                 division = self._divided(planned.segment, size)
                 rows[division.largest] = {
                     "micro_batch_size": division.largest,
-                    "accumulation_steps": division.num_micro_batches(0),
+                    "accumulation_steps": division.most_micro_batches,
                     "total_bytes": self.memory_of(planned, division)["total_bytes"],
                 }
         choices = [rows[size] for size in sorted(rows, reverse=True)]
@@ -204,7 +204,7 @@ class Plan:
             "idle_workers": division.idle_workers,
             "samples_per_worker": [division.samples_of(rank) for rank in range(self.workers)],
             "micro_batch_size": division.largest,
-            "accumulation_steps": division.num_micro_batches(0),
+            "accumulation_steps": division.most_micro_batches,
             "num_shares": division.num_shares,
             "learning_rate": [learning_rate_at(self.recipe, self.timeline.epoch_at(u)) for u in ends],
         }

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from typing import Any
 
 from recipes.planning.rates import averaged_samples
 from recipes.scale.request import Change, Request
-from recipes.schema.positions import written_in_updates
+from recipes.schema.positions import settable, written_in_updates
 
 _BUSBRIDGE = "Busbridge et al. 2023, arXiv 2307.13813"
 
@@ -35,8 +34,7 @@ def with_positions(request: Request, changes: Iterable[Change]) -> Iterator[Chan
         moved |= {change.key} if change.moves else set()
         yield change
     for path, text in written_in_updates(dict(request.written)):
-        # A list is replaced as a whole.
-        key = ".".join(takewhile(lambda part: not part.isdecimal(), path.split(".")))
+        key = settable(path)
         if not any(f"{key}.".startswith(f"{known}.") for known in moved | done):
             done.add(key)
             yield Change(

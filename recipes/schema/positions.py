@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import takewhile
 
 _WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
 _TIMED_BY_BATCH = (
@@ -97,6 +98,15 @@ def written_in_updates(tree: object, path: str = "") -> Iterator[tuple[str, str]
     for key, value in pairs:
         if path or key in _TIMED_BY_BATCH:
             yield from written_in_updates(value, f"{path}.{key}".lstrip("."))
+
+
+def settable(path: str) -> str:
+    """The key that an override replaces for a path: a list is replaced as a whole.
+
+    >>> settable("learning_rate.schedule.boundaries.1")
+    'learning_rate.schedule.boundaries'
+    """
+    return ".".join(takewhile(lambda part: not part.isdecimal(), path.split(".")))
 
 
 def first_sample_at(position: float, num_train: int) -> int:

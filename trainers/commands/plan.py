@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -91,6 +92,8 @@ def plan(
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
+    if price is not None and not math.isfinite(price):
+        raise typer.BadParameter("write dollars, such as 2.5", param_hint="--price")
     wanted = planning.parse_targets(target or ())
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +60,7 @@ def parse_targets(texts: Sequence[str]) -> Target | None:
     """The targets of the command line; None where there are none.
 
     Raises:
-        InputRefused: not a time such as 15min, nor an accuracy such as top1=0.759.
+        InputRefused: not a time such as 15min, nor an accuracy such as top1=0.759; a second time or accuracy.
 
     >>> parse_targets(["15min", "top1=0.759"])
     Target(seconds=900.0, top1=0.759)
@@ -67,14 +68,17 @@ def parse_targets(texts: Sequence[str]) -> Target | None:
     made = Target()
     for text in texts:
         time = re.fullmatch(r"([0-9]+\.?[0-9]*)\s*(s|min|h|d)", text.strip())
-        accuracy = re.fullmatch(r"top1\s*=\s*(0?\.[0-9]+|1)", text.strip())
-        if time and float(time[1]) > 0:
-            made = replace(made, seconds=float(time[1]) * _SECONDS[time[2]])
+        accuracy = re.fullmatch(r"top1\s*=\s*(0?\.[0-9]+|1(?:\.0*)?)", text.strip())
+        if time and 0 < (seconds := float(time[1]) * _SECONDS[time[2]]) < math.inf:
+            found = {"seconds": seconds}
         elif accuracy and float(accuracy[1]) > 0:
-            made = replace(made, top1=float(accuracy[1]))
+            found = {"top1": float(accuracy[1])}
         else:
             way_out = "write a time, 90s, 15min, 2h or 1d, or an accuracy, top1=0.759"
             raise InputRefused(f"--target {text}: neither a time nor an accuracy; {way_out}")
+        if any(getattr(made, name) is not None for name in found):
+            raise InputRefused(f"--target {text}: a second {'time' if time else 'accuracy'}; give one of each at most")
+        made = replace(made, **found)
     return made if texts else None
 
 
@@ -351,7 +355,7 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, time
         workers=made.workers,
         batch=batch,
         micro_batch_size=division.largest,
-        steps=division.num_micro_batches(0),
+        steps=division.most_micro_batches,
         seconds=(before, seconds) if timed else (None, None),
         range_seconds=(fast, slow) if timed else None,
         reasons=tuple(reasons),

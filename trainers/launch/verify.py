@@ -22,8 +22,12 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.division import largest_divisor
+from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.read import value_at
+from recipes.reading.yaml import flow_text
 from recipes.schema.image_size import image_sizes
+from recipes.schema.positions import settable, written_in_updates
 from trainers.launch.preflight import refuse_unbuilt, require_startable
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import without_launcher
@@ -125,12 +129,18 @@ def verify(
 
 def _small(recipe: str, overrides: Sequence[str], data: Path | None, allow_code: bool) -> list[str]:
     """Overrides that make the recipe's updates small, six norm groups of at most 16 samples, and drop what of its
-    updater depends on the number of workers by intention.
+    updater depends on the number of workers by intention. What is written in updates stays at the same time in epochs,
+    and the run has at least the updates that are tried.
     """
     opened = _opened(recipe, overrides, data, allow_code)
     most = min(_MOST_SAMPLES, opened.dataset.num_train // _GROUPS)
     span = largest_divisor(most, [opened.recipe.batch.norm_span.sizes[0]])
     small = [*overrides, f"batch={{global: {_GROUPS * span}, norm_span: {span}}}"]
+    written, _ = load_tree(opened.path, overrides=overrides)
+    paths = (path for path, _ in written_in_updates(written))
+    small += [f"{key}={flow_text(value_at(opened.tree, key))}" for key in dict.fromkeys(map(settable, paths))]
+    if opened.recipe.epochs < (least := _UPDATES * _GROUPS * span / opened.dataset.num_train):
+        small.append(f"epochs={least}")
     small.append("evaluation.every=1run")
     if opened.recipe.updater.why_not_exact:
         small += ["updater.local_steps=null", "updater.power_sgd_rank=null"]

@@ -47,8 +47,8 @@ def test_shares_on_arrays_are_those_of_the_division(how: dict[str, bool]) -> Non
                 continue
             if how:
                 division = replace(division, team_size=1, aligned="aligned" in how)
-            assert steps[number - 1] == division.num_micro_batches(0)
-            assert micro[number - 1] == -(-division.samples_of(0) // division.num_micro_batches(0))
+            assert steps[number - 1] == division.most_micro_batches
+            assert micro[number - 1] == -(-division.samples_of(0) // division.most_micro_batches)
             compared += 1
     assert compared > 800
 

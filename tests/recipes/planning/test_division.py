@@ -65,6 +65,7 @@ def test_aligned_micro_batches_are_nodes_of_one_tree(groups, workers, limit):
         ]
         assert all(2 * one.num_groups > limit for one in siblings), "they are as large as they can be"
     assert [division.num_micro_batches(rank) for rank in range(workers)] == [len(own) for own in parts]
+    assert division.most_micro_batches == max(map(len, parts))
     assert [division.num_groups_of(rank) for rank in range(workers)] == [sum(m.num_groups for m in p) for p in parts]
     assert division.largest == max(m.size for own in parts for m in own)
     for part in parts[0]:

@@ -1,7 +1,9 @@
 """Memory of a device by hand, for a network whose bytes a reader can count; and what the planner makes of it."""
 
+import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from recipes.planning.division import PlanError, divide
@@ -10,6 +12,7 @@ from recipes.planning.planner import plan
 from recipes.reading.open import open_cluster, open_recipe
 from recipes.reports.terminal import plan_text
 from recipes.schema import Precision
+from trainers.communicators.tree_sum import TreeSum
 from trainers.launch.vocabulary import vocabulary
 
 # Two linear layers, 4 -> 3 -> 2, without biases: 12 and 6 numbers. Forward keeps of each sample its 4 inputs and 3
@@ -53,10 +56,25 @@ def test_exact_mode_adds_partial_sums_and_a_gradient_for_each_group():
     memory = MODEL.memory_with(divided(), exact=True)
     assert memory["sums_bytes"] == 72
     assert memory["total_bytes"] == HELD + 72 + 40 * 64 + 48 + 48
-    for steps, arrays in ((1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (64, 6)):
+    for steps, arrays in ((1, 1), (2, 1), (3, 2), (6, 3), (7, 3), (64, 6)):  # 6: the second's 6-7, 8-9 and 10
         division = divided(32, batch=64 * steps)
-        assert division.num_micro_batches(0) == steps
+        assert division.most_micro_batches == steps
         assert MODEL.memory_with(division, exact=True)["sums_bytes"] == 72 * arrays
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+def test_the_sums_counted_are_the_arrays_of_the_tree_of_the_worker_that_holds_most(by_group):
+    values = np.zeros(1, np.float32)
+    for groups, workers, limit in itertools.product((1, 7, 23, 64, 77), (1, 2, 3, 5), (1, 2, 4, 8)):
+        division = replace(divided(limit, span=1, batch=groups, workers=workers), team_size=1, aligned=True)
+        most = 0
+        for rank in range(workers):
+            tree = TreeSum(None)
+            for part in division.micro_batches(rank):
+                for one in part.by_group if by_group else [part]:
+                    tree.add(one.first_group, values, leaves=one.num_groups)
+                    most = max(most, len(tree.held))
+        assert division.most_sums(by_group=by_group) == most
 
 
 def test_groups_that_exact_mode_computes_one_by_one_take_the_memory_of_one():

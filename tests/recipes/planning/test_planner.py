@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from recipes.planning.division import PlanError, divide
+from recipes.planning.forecast import fullest_division
 from recipes.planning.planner import Model
 from recipes.reports.terminal import plan_text
 from recipes.schema import Precision
@@ -13,8 +14,8 @@ from trainers.launch.request import TrainRequest, prepare
 ADA_SCALE = ("optimizer={kind: AdaScale, momentum: 0.9}", "learning_rate.rule=none")
 
 
-def planned(*overrides, workers=1, micro_batch_size=None):
-    request = TrainRequest(recipe="digits/ramp", overrides=overrides, micro_batch_size=micro_batch_size, exact=False)
+def planned(*overrides, workers=1, micro_batch_size=None, exact=False):
+    request = TrainRequest(recipe="digits/ramp", overrides=overrides, micro_batch_size=micro_batch_size, exact=exact)
     return prepare(request, workers=workers).plan
 
 
@@ -92,4 +93,13 @@ def test_a_batch_of_any_size_is_planned_by_arithmetic():
         division = replace(division, aligned=aligned)
         assert [division.samples_of(rank) for rank in range(2)] == [500_000_000_000_000] * 2
         assert (division.largest, division.num_micro_batches(0)) == (64, 7_812_500_000_000)
-        assert division.num_shares == 2 * 7_812_500_000_000
+        assert (division.most_micro_batches, division.num_shares) == (7_812_500_000_000, 2 * 7_812_500_000_000)
+
+
+def test_the_plan_counts_the_forwards_of_the_worker_that_makes_most():
+    """In exact mode 23 groups of 32 samples are 8 and 4 of the first worker, and 4, 4, 2 and 1 of the second."""
+    made = planned("batch={global: 736, norm_span: 32}", workers=2, micro_batch_size=256, exact=True)
+    (segment,), (row,) = made.segments, made.as_tree()["segments"]
+    assert [segment.division.num_micro_batches(rank) for rank in range(2)] == [2, 4]
+    assert (row["micro_batch_size"], row["accumulation_steps"]) == (256, 4)
+    assert fullest_division(segment) == {"micro_batch_size": 96, "steps": 4}

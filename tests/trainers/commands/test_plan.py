@@ -143,7 +143,29 @@ def test_a_question_about_time_needs_hardware() -> None:
 
 def test_targets_are_parsed_into_seconds_and_a_fraction() -> None:
     assert parse_targets(["1.5h", "top1=.75"]) == Target(seconds=5400.0, top1=0.75)
+    assert parse_targets(["top1=1.0"]) == parse_targets(["top1=1"]) == Target(top1=1.0)
     assert parse_targets([]) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["15min", "99min"], "99min: a second time; give one of each at most"),
+        (["top1=.7", "1h", "top1=.8"], "top1=.8: a second accuracy"),
+        ([f"{'9' * 400}s"], "neither a time nor an accuracy"),
+        ([f"{'9' * 305}d"], "neither a time nor an accuracy"),
+        (["top1=1.01"], "neither a time nor an accuracy"),
+    ],
+)
+def test_targets_that_cannot_be_meant_are_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(InputRefused, match=re.escape(said)):
+        parse_targets(texts)
+
+
+def test_a_price_without_end_is_refused() -> None:
+    done = CliRunner().invoke(app, ["plan", "akiba2017", "--cluster", "mn1", "--price", "inf"])
+    assert done.exit_code == 2
+    assert "write dollars, such as 2.5" in done.output
 
 
 def test_wrong_hardware_is_refused_by_line(tmp_path: Path) -> None:

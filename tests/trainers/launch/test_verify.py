@@ -201,6 +201,22 @@ def test_what_depends_on_the_workers_by_intention_is_left_out(word):
     assert opened.recipe.updater.why_not_exact is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "epochs", "at"),
+    [
+        (["epochs=0.05", "learning_rate.warmup=null"], 3 * 96 / 1500, None),
+        (["epochs=20.5"], 20.5, None),
+        (["epochs=60up", "augmentation.end.at=15"], 60 * 512 / 1500, 15.0),
+        (["augmentation.end.at=45up", "learning_rate.warmup.epochs=6up"], 20.0, 45 * 512 / 1500),
+    ],
+)
+def test_the_small_run_is_as_long_and_changes_at_the_same_times(changes, epochs, at):
+    small = _small("digits/large_batch", [*changes, "batch.global=512"], None, False)
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary(), overrides=small)
+    assert opened.recipe.epochs == pytest.approx(epochs, abs=1e-12)
+    assert at is None or opened.recipe.augmentation.end.at == pytest.approx(at, abs=1e-12)
+
+
 TRAINABLE = [
     name
     for name in names("recipes")

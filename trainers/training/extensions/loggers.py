@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused
-from trainers.runs.run_folder import METRICS
+from recipes.reading.open import CODE
+from trainers.runs.run_folder import CHECKPOINTS, EVALUATION, METRICS, RANKS, SOURCES
+from trainers.runs.stop_request import STOP_FILE
 
 if TYPE_CHECKING:
     from chainer.training import Extension, Trainer
+
+_OF_THE_RUN = (CHECKPOINTS, CODE, EVALUATION, RANKS, SOURCES, STOP_FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +26,21 @@ class TensorBoard:
     `tensorboard --logdir runs` shows the runs in a folder. A resumed run replaces the steps after its checkpoint.
 
     Args:
-        folder: in the folder of the run.
+        folder: in the folder of the run; its first name has no dot.
     Raises:
-        ValueError: `folder` leads out of the run's folder.
+        ValueError: `folder` leads out of the run's folder, or to the run's own files.
     """
 
     folder: str = "tensorboard"
 
     def __post_init__(self) -> None:
-        _require_inside("TensorBoard.folder", self.folder)
+        parts = Path(self.folder).parts
+        if Path(self.folder).is_absolute() or not parts or ".." in parts:
+            raise ValueError(f"TensorBoard.folder must be a path below the run's folder, got {self.folder!r}")
+        if "." in parts[0] or parts[0] in _OF_THE_RUN:  # but for `stop`, the run's own files have a dot
+            raise ValueError(
+                f"TensorBoard.folder {self.folder!r} may be the run's own; write a name such as tensorboard"
+            )
 
     def require(self) -> None:
         """Refuse to begin where tensorboardX is missing."""
@@ -89,15 +99,16 @@ class CSV:
     the lines after its checkpoint.
 
     Args:
-        file: in the folder of the run.
+        file: a name that ends in .csv, as none of the run's own files; in the folder of the run.
     Raises:
-        ValueError: `file` leads out of the run's folder.
+        ValueError: it is no such name.
     """
 
     file: str = "metrics.csv"
 
     def __post_init__(self) -> None:
-        _require_inside("CSV.file", self.file)
+        if Path(self.file).parts != (self.file,) or not self.file.endswith(".csv"):
+            raise ValueError(f"CSV.file must be a name such as metrics.csv, in the run's folder, got {self.file!r}")
 
     def build(self) -> Extension:
         """The extension; it communicates nothing."""
@@ -113,11 +124,6 @@ def mlflow_client() -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient()
-
-
-def _require_inside(name: str, path: str) -> None:
-    if Path(path).is_absolute() or not Path(path).parts or ".." in Path(path).parts:
-        raise ValueError(f"{name} must be a path below the run's folder, got {path!r}")
 
 
 def _require_package(kind: str, package: str, extra: str) -> None:

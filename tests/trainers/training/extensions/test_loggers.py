@@ -203,12 +203,22 @@ def test_other_lines_have_no_figures():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["/etc/x", "../x", ""])
+@pytest.mark.parametrize("path", ["/etc/x.csv", "../x.csv", ""])
 def test_files_outside_the_run_are_refused(path):
-    with pytest.raises(ValueError, match=r"CSV\.file must be a path below the run's folder"):
+    with pytest.raises(ValueError, match=r"CSV\.file must be a name such as metrics\.csv, in the run's folder"):
         CSV(file=path)
     with pytest.raises(ValueError, match=r"TensorBoard\.folder must be a path below"):
         TensorBoard(folder=path)
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", "log.txt", "checkpoints", "ranks", "code", "stop"])
+def test_a_recipe_cannot_write_over_the_files_of_its_run(name):
+    with pytest.raises(ValueError, match=r"CSV\.file must be a name such as metrics\.csv"):
+        CSV(file=name)
+    for folder in (name, f"./{name}/x"):
+        with pytest.raises(ValueError, match=r"may be the run's own; write a name such as tensorboard"):
+            TensorBoard(folder=folder)
+    assert (CSV(file="a.csv").file, TensorBoard(folder="logs/board.1").folder) == ("a.csv", "logs/board.1")
 
 
 def test_a_missing_package_is_named_before_a_run(monkeypatch):
