@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import kilobatch
 from recipes.errors import RecipeError
 from trainers.commands.options import print_json
+from trainers.runs.errors import exit_on_error
 
 ROOT = Path(__file__).parent.parent
 MINE = """\
@@ -297,6 +298,19 @@ def test_output_that_has_no_room_ends_with_3_and_one_line(tmp_path, words, optio
     (message,) = done.stderr.splitlines()
     assert message.startswith("kilobatch: what this command prints cannot be written: No space left on device; ")
     assert done.returncode == 3
+
+
+def test_a_working_directory_that_was_removed_ends_with_2_and_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError) as raised:
+        os.getcwd()
+    with pytest.raises(SystemExit, match="^2$"):
+        exit_on_error(raised.value)
+    assert capsys.readouterr().err == (
+        "kilobatch: the working directory was removed; change into another one with cd\n"
+    )
 
 
 def test_a_reader_who_leaves_gets_no_message(tmp_path):

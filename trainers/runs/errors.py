@@ -187,9 +187,9 @@ def remove_shared_memory() -> None:
 def exit_on_error(error: Exception) -> None:
     """Exit with a message on stderr for an error that needs no traceback; return for one that does.
 
-    Refused input: one line a problem, exit code 2; a package of an extra is not installed: one line, exit code 2.
-    stdout cannot be written, such as on a full disk: one line, exit code 3. Broken pipe of stdout: no message, exit
-    code 1. On a rank, `abort_on_exception` handles an error in printing and ends all ranks.
+    Refused input: one line a problem, exit code 2; a package of an extra is not installed, or the working directory was
+    removed: one line, exit code 2. stdout cannot be written, such as on a full disk: one line, exit code 3. Broken pipe
+    of stdout: no message, exit code 1. On a rank, `abort_on_exception` handles an error in printing and ends all ranks.
     """
     if isinstance(error, InputRefused):
         if launched_rank() == 0 or launched_by_us():  # the other ranks of a foreign launcher have met the same
@@ -198,6 +198,9 @@ def exit_on_error(error: Exception) -> None:
     name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if (extra := _EXTRAS.get(name)) is not None:
         print_error(f"kilobatch: this needs {name}, which is not installed; in the checkout, pip install '.[{extra}]'")
+        sys.exit(EXIT_INPUT)
+    if isinstance(error, FileNotFoundError) and error.filename is None and _working_directory_is_gone():
+        print_error("kilobatch: the working directory was removed; change into another one with cd")
         sys.exit(EXIT_INPUT)
     if not isinstance(error, OSError) or error.filename is not None or launched_ranks() is not None:
         return
@@ -212,6 +215,14 @@ def exit_on_error(error: Exception) -> None:
             f"kilobatch: what this command prints cannot be written: {again.strerror}; make room, or print elsewhere"
         )
         sys.exit(EXIT_FAILED)
+
+
+def _working_directory_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def print_error(text: str, *, end: str = "\n") -> None:

@@ -60,6 +60,12 @@ def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
     return int(sizes[0]) if sizes else None
 
 
+def in_slurm_shell(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether srun started one task here, perhaps a shell (`srun --pty bash`), and no launcher set PMI's variables."""
+    others = any(name.startswith(("PMI", "OMPI_", "HYDI_")) for name in environment)
+    return launched_ranks(environment) == 1 and not others
+
+
 def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's rank; 0 without a launcher."""
     return next((int(environment[name]) for name in _RANK_NAMES if environment.get(name, "").isdigit()), 0)
@@ -253,7 +259,8 @@ def start_ranks(
         LaunchError: there is no mpiexec.
     """
     if environment is None:
-        environment = users_environment()
+        marks = (*_SIZE_NAMES, *_RANK_NAMES)  # of `srun --pty bash`, say: they would make mpiexec a rank
+        environment = {name: value for name, value in users_environment().items() if name not in marks}
         if not environment.get(THREADS[0]):
             limits = dict.fromkeys(THREADS, str(threads or threads_per_rank(num_ranks)))
             limits |= {_NUMPYS_BLAS: "1", KERNEL_THREADS: str(threads_per_rank(num_ranks))}

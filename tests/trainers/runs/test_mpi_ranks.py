@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trainers.runs.mpi_ranks import (
     _process_mark,
     _tee,
     find_mpiexec,
+    in_slurm_shell,
     launched_by_us,
     launched_ranks,
     limit_threads,
@@ -38,6 +40,35 @@ def test_launchers_are_recognised(environment, expected):
     assert launched_ranks(environment) == expected
     assert not launched_by_us(environment)
     assert launched_by_us({**environment, "KILOBATCH_LAUNCHED": "1"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, True),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, False),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, False),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, False),
+        ({}, False),
+    ],
+)
+def test_a_shell_that_srun_started_is_told_from_a_rank(environment, expected):
+    assert in_slurm_shell(environment) == expected
+
+
+def test_in_such_a_shell_only_ranks_are_taken_for_ranks(tmp_path, monkeypatch):
+    def popen(command, *, env, **how):
+        found.append(launched_ranks(env))
+        raise LaunchError("not started")
+
+    found = []
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    with pytest.raises(LaunchError, match="not started"):
+        start_ranks(2, ["recipes", "path"], log=tmp_path / "log.txt")
+    assert found == [None]
 
 
 def test_a_process_whose_name_is_cut_within_a_character_is_known():
