@@ -188,10 +188,13 @@ class Reading:
 
     def refuse_pair(self, path: Path, other: Path, what: str, way_out: str) -> Any:
         """Notes that a value does not go with another: at that one, if it was given last, in a file that extends."""
-        place = self.origin(path)
-        if self._outer(self.origin(other)) > self._outer(place):
-            return self.refuse(other, f"does not go with `{dotted(path)}`, {place}: {what}", way_out)
+        if self.is_later(other, path):
+            return self.refuse(other, f"does not go with `{dotted(path)}`, {self.origin(path)}: {what}", way_out)
         return self.refuse(path, what, way_out)
+
+    def is_later(self, path: Path, other: Path) -> bool:
+        """Whether a value was given after another: by an override, or in the file that extends the other's."""
+        return self._outer(self.origin(path)) > self._outer(self.origin(other))
 
     def _outer(self, origin: Origin) -> int:
         if isinstance(origin.file, OverrideSource):

@@ -19,6 +19,7 @@ from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate, momentum_key, optimizer_at
+from recipes.reading.augmentation_checks import check_augmentation
 from recipes.reading.checks import check_image_size, check_rate, check_updater
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
@@ -366,7 +367,7 @@ def read_recipe(
         _check_batch(reading, recipe, time.dataset)
         _check_comparison(reading, recipe)
         _check_schedules(reading, recipe)
-        _check_augmentation(reading, recipe, time.dataset)
+        check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
     return recipe, time.dataset, {"kilobatch": VERSION, **resolved}
 
@@ -438,49 +439,3 @@ def _check_schedules(reading: Reading, recipe: Recipe) -> None:
                 what = f"at epoch {epoch:g}: {error}"
                 reading.refuse(("schedules", key), what, f"it is a factor on `optimizer.{name}`: make it smaller")
                 break
-
-
-def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
-    """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`."""
-    lists = {("train",): recipe.augmentation.train, ("eval",): recipe.augmentation.eval}
-    end = recipe.augmentation.end
-    if end is not None and end.train is not None:
-        lists["end", "train"] = end.train
-    for keys, entries in lists.items():
-        scaled_by = None
-        for index, entry in enumerate(entries):
-            path = ("augmentation", *keys, index)
-            if scaled_by and getattr(entry, "needs_pixels", False):
-                what = f"stands after {scaled_by}, whose result is no longer in 0..255"
-                reading.refuse((*path, "kind"), what, f"put it before {scaled_by}")
-            if getattr(entry, "scales_pixels", False):
-                scaled_by = type(entry).__name__
-            try:
-                if hasattr(entry, "require_channels"):
-                    entry.require_channels(dataset.channels)
-                if hasattr(entry, "bound"):
-                    numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
-                    entry.bound(**numbers)
-            except ValueError as error:
-                if hasattr(entry, "bound") and (at := reading.origin(path)).file != reading.origin(("dataset",)).file:
-                    what = f"does not go with the inherited `augmentation`, {at}: {error}"
-                    reading.refuse(("dataset",), what, "write `augmentation` anew beside `dataset`")
-                    return
-                reading.refuse_error(error, type(entry), path)
-    if end is not None:
-        _check_augmentation_end(reading, recipe, end.at)
-
-
-def _check_augmentation_end(reading: Reading, recipe: Recipe, at: float) -> None:
-    """The last part of a run goes on with images of the same size and scale."""
-    path = ("augmentation", "end")
-    if at >= recipe.epochs:
-        what = f"{at:g} lies at or after the end of the run, {recipe.epochs:g}"
-        reading.refuse((*path, "at"), what, "let augmentation end earlier, or remove this")
-    before, after = (
-        [entry for entry in entries if getattr(entry, "scales_pixels", False)]
-        for entries in (recipe.augmentation.train, recipe.augmentation.late)
-    )
-    if before != after:
-        what = "scales pixels otherwise than `augmentation.train`"
-        reading.refuse(path, what, "write `end.train` with the same `Normalize`")

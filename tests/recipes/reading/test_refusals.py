@@ -108,6 +108,14 @@ CASES = r"""
 => 4:15 model.kind: SmalResNet; SmallResNet
 4| model: SmallResNet
 => 4:8 model: the text; {kind: SmallResNet}
+10| augmentation: {train: [{kind: Normalize, with: digits}]}
+=> 10:15 augmentation.eval: scales pixels otherwise than `augmentation.train`; write `eval: [..., {kind: Normalize,
+10| augmentation: {eval: [{kind: Normalize, with: digits}]}
+=> 10:15 augmentation.train: scales pixels otherwise than `augmentation.eval`; write `train: [..., {kind: Normalize,
+10| augmentation: {train: [{kind: Normalize, with: digits}], eval: [{kind: Normalize, mean: [0.5], std: [0.5]}]}
+=> 10:64 augmentation.eval: scales pixels otherwise than `augmentation.train`; as in `train`
+10| augmentation: {eval: [{kind: Normalize, with: digits}, {kind: Normalize, with: digits}]}
+=> 10:63 augmentation.eval.1.kind: stands after Normalize, which has normalised; remove one of both
 10| augmentation: {eval: [{kind: Normalize, with: imagenet}]}
 => 10:47 augmentation.eval.0.with: is 'imagenet'; must be 'digits', the data set of the recipe, unless mean and std
 10| augmentation: {train: [{kind: ColorJitter, saturation: 0.4}]}
@@ -197,8 +205,8 @@ CASES = r"""
 => 10:26 augmentation.end.at: 20 lies at or after the end; end earlier
 10| augmentation: {end: {at: 0}}
 => 10:26 augmentation.end.at: is 0; above 0
-10| augmentation: {train: [{kind: Normalize, with: digits}], end: {at: 5}}
-=> 10:63 augmentation.end: scales pixels otherwise; same `Normalize`
+10| augmentation: {end: {at: 5, train: [{kind: Normalize, with: digits}]}}
+=> 10:21 augmentation.end: scales pixels otherwise; same `Normalize`
 10| augmentation: {train: [{kind: RandomCrop, size: 6}], eval: [{kind: CenterCrop, size: 4}], end: {at: 5}}
 => 10:96 augmentation.end: images of 4 pixels; that size
 10| augmentation: {end: {at: 5, train: [{kind: RandomCrop, size: image_size}]}}
@@ -384,6 +392,15 @@ def test_all_problems_of_a_file_are_reported_at_once(write, problem_of):
             "mine.yaml:3:9: epochs: does not go with `learning_rate.warmup.epochs`, .*goyal2017.yaml:22: 5 is ",
         ),
         ("batch: {norm_span: 33}", "mine.yaml:3:20: batch.norm_span: the batch of 8192 from 0 on is no multiple of 33"),
+        (
+            "augmentation: {train: [{kind: Normalize, with: digit}]}",
+            "mine.yaml:3:48: augmentation.train.0.with: is 'digit'; must be 'imagenet'",
+        ),
+        (
+            "augmentation: {train: [{kind: HorizontalFlip}]}",
+            "mine.yaml:3:23: augmentation.train: scales pixels otherwise than `augmentation.eval`",
+        ),
+        ("dataset: digits", "mine.yaml:3:10: dataset: does not go with the inherited `augmentation`, .*yaml:"),
     ],
 )
 def test_a_value_that_does_not_go_with_an_inherited_one_is_refused_where_the_user_wrote_it(line, expected, tmp_path):
@@ -391,6 +408,12 @@ def test_a_value_that_does_not_go_with_an_inherited_one_is_refused_where_the_use
     path.write_text(f"kilobatch: 1\nextends: goyal2017\n{line}\n")
     with pytest.raises(RecipeError, match=expected):
         open_recipe(path, vocabulary=vocabulary())
+
+
+def test_an_error_in_an_overridden_augmentation_is_refused_there():
+    typo = "augmentation.train=[{kind: Normalize, with: digit}]"
+    with pytest.raises(RecipeError, match="command line:1:.*: augmentation.train.0.with: is 'digit'"):
+        open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[typo])
 
 
 def test_a_file_name_that_cannot_name_a_folder_is_refused_with_the_key_that_helps(write, problem_of):

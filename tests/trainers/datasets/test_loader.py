@@ -29,7 +29,8 @@ def photos(tmp_path):
     recipe.write_text(
         "kilobatch: 1\nextends: digits/baseline\ndataset: photos.yaml\nbatch: {global: 16, norm_span: 8}\nepochs: 8\n"
         "augmentation:\n  train: [{kind: RandomResizedCrop, size: 16}, {kind: HorizontalFlip}, {kind: Normalize, with: "
-        "photos}]\n  eval: [{kind: Resize, shorter: 16}, {kind: CenterCrop, size: 16}]\n"
+        "photos}]\n  eval: [{kind: Resize, shorter: 16}, {kind: CenterCrop, size: 16}, {kind: Normalize, with: "
+        "photos}]\n"
     )
     return str(recipe)
 
