@@ -157,6 +157,7 @@ def averaged_samples(evaluation: Evaluation, *, global_batch_size: int, norm_spa
     if evaluation.norm_statistics == "last_batch":
         return None
     if average.per != "update":
-        return global_batch_size / (1 - average.keep ** (global_batch_size / average.per))
+        exponent = global_batch_size / average.per * math.log(average.keep) if average.keep else -math.inf
+        return global_batch_size / -math.expm1(exponent)
     size = norm_span if evaluation.norm_statistics == "by_group" else global_batch_size
     return size / (1 - average.keep)

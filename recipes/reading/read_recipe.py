@@ -8,6 +8,7 @@ help of both, and checks the values against each other.
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,22 +19,21 @@ from lr_schedules import BatchRamp
 from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
-from recipes.planning.rates import full_rate, momentum_key, optimizer_at
+from recipes.planning.rates import full_rate
 from recipes.reading.augmentation_checks import check_augmentation
-from recipes.reading.checks import check_image_size, check_rate, check_updater
+from recipes.reading.checks import check_image_size, check_schedules, check_updater
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Schedules, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
-from recipes.schema.vocabulary import Component, Unbuilt
+from recipes.schema.vocabulary import Component
 
 # Keys of a warmup that stand beside those of its kind.
 _BESIDE = ("joins", "target_batch")
 
 _LARGEST_DEFAULT_SPAN = 32
-_LOOKED = 2000  # positions of a run at which the optimizer's schedules are looked at
 
 
 @dataclass(kw_only=True)
@@ -305,6 +305,8 @@ class RateReading:
         if reference <= 0 or per < 1 or target_batch < 1 or not in_range:
             return 1.0, raw  # any value will do: the dataclasses of these refuse them later
         target = full_rate(reference, target_batch, rule=rule, per=per)
+        if not 0 < target < math.inf:
+            return 1.0, raw  # likewise: `check_schedules` refuses the rate
         if raw == "reference":
             rate = reference
         elif isinstance(raw, dict) and list(raw) in (["rate"], ["factor"]):
@@ -363,10 +365,9 @@ def read_recipe(
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         check_updater(reading, recipe)
-        check_rate(reading, recipe)
         _check_batch(reading, recipe, time.dataset)
         _check_comparison(reading, recipe)
-        _check_schedules(reading, recipe)
+        check_schedules(reading, recipe, time.dataset)
         check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
     return recipe, time.dataset, {"kilobatch": VERSION, **resolved}
@@ -417,25 +418,3 @@ def _check_comparison(reading: Reading, recipe: Recipe) -> None:
             what = f"{compares}, and the batch of {size} from {start:g} on is one group"
             reading.refuse(("batch", "norm_span"), what, way_out)
             return
-
-
-def _check_schedules(reading: Reading, recipe: Recipe) -> None:
-    """What a schedule moves must be there, and stay in its range over the run."""
-    schedules, optimizer = recipe.schedules, recipe.optimizer
-    if isinstance(optimizer, Unbuilt):
-        return
-    kind = type(optimizer).__name__
-    for key, name in (("momentum", momentum_key(optimizer)), ("weight_decay", "weight_decay")):
-        if getattr(schedules, key) is None:
-            continue
-        if not getattr(optimizer, name or key, 0.0):
-            what = f"{kind} has no {key}, or it is 0" if name else f"{kind} has no momentum"
-            reading.refuse(("schedules", key), what, f"give `optimizer` a {key}, or remove this")
-            continue
-        for epoch in (recipe.epochs * number / _LOOKED for number in range(_LOOKED)):
-            try:
-                optimizer_at(recipe, epoch)
-            except ValueError as error:
-                what = f"at epoch {epoch:g}: {error}"
-                reading.refuse(("schedules", key), what, f"it is a factor on `optimizer.{name}`: make it smaller")
-                break

@@ -191,6 +191,32 @@ CASES = r"""
 => 9:27 schedules.weight_decay: no weight_decay, or it is 0; give `optimizer` a weight_decay
 10| schedules: {momentum: {kind: PiecewiseLinear, points: [[0, 1], [10, 2]]}}
 => 10:23 schedules.momentum: must be < 1; factor on `optimizer.momentum`
+10| schedules: {momentum: {kind: PiecewiseLinear, points: [[0, 1], [0.105, 1], [0.13, 1.2], [0.19, 1]]}}
+=> 10:23 schedules.momentum: at epoch 0.128: ; factor on `optimizer.momentum`
+5| epochs: 40
+10| schedules: {momentum: {kind: PiecewiseLinear, points: [[0, 1], [39.8, 1], [40, 1.2]]}}
+=> 10:23 schedules.momentum: must be < 1; factor on `optimizer.momentum`
+10| schedules: {momentum: {kind: MultiStep, boundaries: [5, 10], factor: 1e200}}
+=> 10:23 schedules.momentum: at epoch; factor on `optimizer.momentum`
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: MultiStep, boundaries: [5, 10], factor: 1e200}}
+=> 7:16 learning_rate: is not a finite number at epoch 10; factors of its schedule
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: MultiStep, boundaries: [5, 19.99], factor: 1e200}}
+=> 7:16 learning_rate: is not a finite number at epoch 20; factors of its schedule
+7| learning_rate: {reference: 1e308, per: 1}
+=> 7:16 learning_rate: is not a finite number at epoch 0; smaller
+7| learning_rate: {reference: 5e-324, per: 1000000, warmup: {kind: GradualWarmup, epochs: 2}}
+=> 7:16 learning_rate: is 0 from the first update; factor above 0
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: PiecewiseLinear, points: [[0, 0]]}}
+=> 7:16 learning_rate: is 0 from the first update; factor above 0
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: SlowStart, boundaries: [10], factors: [0, 0]}}
+=> 7:16 learning_rate: is 0 from the first update; factor above 0
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: CosineRestarts, first: 1e-25}}
+=> 7:53 learning_rate.schedule: begins anew more than 100,000 times; longer `first`
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: CosineRestarts, first: 1e-9, times: 1.0000001}}
+=> 7:53 learning_rate.schedule: begins anew more than 100,000 times; longer `first`
+8| optimizer: {kind: RmspropWarmup}
+7| learning_rate: {reference: 1, per: 9, schedule: {kind: SlowStart, boundaries: [0.1, 0.15], factors: [1, 0, 1]}}
+=> 7:16 learning_rate: is 0 at epoch 0.128, and RmspropWarmup; begin above 0
 7| learning_rate: {reference: 0.05, per: 32, factors: [{parameters: [gamma], factor: 2}]}
 => 7:66 learning_rate.factors.0.parameters: is ['gamma']; norm, bias or paths
 7| learning_rate: {reference: 0.05, per: 32, factors: [{parameters: [norm], factor: -1}]}

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lr_schedules import BatchRamp, Cosine, SlowStart
+from lr_schedules import BatchRamp, Cosine, CosineRestarts, SlowStart
 from recipes.reports.curves import points_text, reads_better_in_decades, recipe_curves, traced
 
 
@@ -20,6 +20,12 @@ def test_each_point_is_a_value_of_the_curve():
     epochs, values = traced(lambda epoch: epoch**3 if epoch < 5 else 1.0, 10.0)
     assert values.tolist() == [epoch**3 if epoch < 5 else 1.0 for epoch in epochs.tolist()]
     assert (epochs[0], epochs[-1]) == (0.0, 10.0)
+
+
+def test_a_smooth_curve_is_not_searched_for_jumps_to_the_last_bit():
+    schedule, asked = CosineRestarts(first=1.0), []
+    traced(lambda epoch: asked.append(epoch) or schedule(epoch), 20.0)
+    assert len(asked) < 1024 * 5 + 20 * 60
 
 
 def test_recipe_curves_reach_published_values(make_recipe):
