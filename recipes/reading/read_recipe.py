@@ -397,7 +397,10 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
 
 
 def _check_batch(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
-    """An update takes each sample at most once."""
+    """An update takes each sample at most once, and an epoch shows two or more."""
+    if recipe.stream.repeats >= max(2, dataset.num_train):
+        what = f"is {recipe.stream.repeats:,}, and {dataset.name} has {dataset.num_train:,} samples an epoch"
+        reading.refuse(("stream", "repeats"), what, "write a few, such as 3")
     largest = max(recipe.batch.global_.sizes)
     if largest > dataset.num_train:
         what = f"an update of {largest:,} samples is more than the {dataset.num_train:,} of {dataset.name}"

@@ -298,6 +298,16 @@ CASES = r"""
 => 10:21 augmentation.mix: is a mapping; must be a list
 10| stream: {repeats: 0}
 => 10:19 stream.repeats: is 0; must be at least 1
+10| stream: {repeats: 1500}
+=> 10:19 stream.repeats: is 1,500, and digits has 1,500 samples an epoch; such as 3
+10| claims: [{metric: top1, kind: accuracy, value: 98.5, status: predicted}]
+=> 10:48 claims.0.value: is 98.5; accuracy from 0 to 1
+10| claims: [{metric: hours, kind: time_to_train, value: 98.5, runs: -1, status: predicted}]
+=> 10:66 claims.0.runs: is -1; at least 0
+10| claims: [{metric: top1, kind: accuracy, value: 0.9, margin: -0.1, status: predicted}]
+=> 10:61 claims.0.margin: is -0.1; at least 0
+10| claims: [{metric: top1, kind: accuracy, value: 0.9, deviation: -0.1, status: predicted}]
+=> 10:64 claims.0.deviation: is -0.1; at least 0
 10| stream: {repeats: 1.5}
 => 10:19 stream.repeats: is 1.5; must be a whole number
 9| loss: {kind: BinaryCrossEntropy, target_threshold: 2}
