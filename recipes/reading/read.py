@@ -22,7 +22,7 @@ from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs, Schedule
 from recipes.errors import Problem, nearest
 from recipes.planning.cluster import Cluster
-from recipes.reading.load import Origins
+from recipes.reading.load import Origins, index_in
 from recipes.reading.other_frameworks import key_here, kind_here, value_here
 from recipes.reading.yaml import Origin, OverrideSource
 from recipes.schema import Recipe
@@ -411,8 +411,8 @@ def value_at(tree: Any, path: str) -> Any:
         LookupError: there is none.
     """
     for key in path.split("."):
-        if isinstance(tree, list) and key.isdecimal():
-            tree = tree[int(key)]
+        if isinstance(tree, list) and (index := index_in(tree, key)) is not None:
+            tree = tree[index]
         elif isinstance(tree, dict):
             tree = tree[key]
         else:

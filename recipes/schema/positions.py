@@ -9,7 +9,10 @@ from fractions import Fraction
 
 from lr_schedules.units import as_written
 
-_WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
+_DIGITS = "[0-9]{1,40}"  # no number of a run needs more, and Python's int() refuses thousands
+_WORD = re.compile(
+    rf"(?P<number>{_DIGITS}(\.[0-9]{{0,40}})?([eE][-+]?[0-9]{{1,2}})?|\.{_DIGITS})\s*(?P<unit>[A-Za-z]+)"
+)
 _TIMED_BY_BATCH = (
     "epochs",
     "image_size",
@@ -65,7 +68,7 @@ def _in_epochs(
         return float(value)
     match = _WORD.fullmatch(value) if isinstance(value, str) else None
     if not match:
-        raise ValueError(f"{value!r} is not a position")
+        raise ValueError(f"{value!r:.60} is not a position")
     number, unit = Fraction(match["number"]), match["unit"]
     if unit == "ep":
         return float(number)
