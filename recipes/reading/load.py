@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
-from recipes.reading.registry import UnknownNameError, find, is_of_library, shown
+from recipes.reading.registry import UnknownNameError, find, is_of_library, require_possible, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 from recipes.sharing.pack_file import HEAD, SUFFIX
 
@@ -248,6 +248,10 @@ def _base(link: Node, path: Path) -> Path:
             return find("recipes", name)
         except UnknownNameError as error:
             raise RecipeError([link.origin.problem("extends", error.what, error.way_out)]) from None
+    try:
+        require_possible(name)
+    except UnknownNameError as error:
+        raise RecipeError([link.origin.problem("extends", error.what, error.way_out)]) from None
     base, folder = path.parent / name, path.parent.resolve()
     if Path(name).is_absolute() or not Path(os.path.realpath(base)).is_relative_to(folder):
         way_out = "move the file there, or use a name of the library"

@@ -118,6 +118,8 @@ def parse_at(text: str | None, opened: OpenedRecipe) -> list[float]:
     end = opened.recipe.epochs
     if text is None:
         return [*map(float, range(math.ceil(end))), end]
+    timeline = timeline_of(opened.recipe, opened.dataset)
+    end = max(end, timeline.epoch_at(timeline.num_updates))  # of the last update, which is whole
     problems, epochs, column = [], [], 1
     for part in text.split(","):
         try:

@@ -287,6 +287,14 @@ CASES = r"""
 => 7:98 learning_rate.warmup.target_batch: is 0; at least 1
 7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, strat: 0}}
 => 7:84 learning_rate.warmup.strat: not a known key; did you mean start?
+10| schedules: {momentum: Null}
+=> 10:23 schedules.momentum: is the text 'Null'; write `null`
+7| learning_rate: {reference: 0.05, per: 32, warmup: Null}
+=> 7:51 learning_rate.warmup: is the text 'Null'; write `null`
+10| stop_at: NULL
+=> 10:10 stop_at: is the text 'NULL'; write `null`
+10| updater: {double_buffering: On}
+=> 10:29 updater.double_buffering: is the text 'On'; write `true`
 # Mixing and repeats
 10| augmentation: {mix: [{kind: CutMix}]}
 => 10:22 augmentation.mix.0.alpha: is missing; add `alpha: ...`, a number
@@ -477,7 +485,21 @@ def test_warmup_before_a_decay_leaves_it_some_time(write, problem_of):
             "warmup: {kind: GradualWarmup, epochs: 20, joins: before}}"
         )
     )
-    assert (problem.line, problem.path) == (7, "learning_rate.schedule.epochs")
+    assert (problem.line, problem.path) == (7, "learning_rate.warmup.epochs")
+    assert "leaves Cosine no time" in problem.what
+
+
+def test_warmup_before_a_constant_rate_may_take_the_whole_run(opened):
+    opened(line_7="learning_rate: {reference: 1, per: 32, warmup: {kind: GradualWarmup, epochs: 20, joins: before}}")
+
+
+@pytest.mark.parametrize("end", ["", ".yaml"])
+@pytest.mark.parametrize(("line", "key"), [(3, "dataset"), (10, "extends")])
+@pytest.mark.parametrize("name", ["a" * 5000, "a/" * 4000 + "a"])
+def test_a_name_longer_than_a_path_is_refused_in_its_line(line, key, name, end, write, problem_of):
+    problem = problem_of(write(**{f"line_{line}": f"{key}: {name}{end}"}))
+    assert (problem.file, problem.line, problem.path) == ("mine.yaml", line, key)
+    assert "is longer than the name of a file can be" in problem.what
 
 
 def paths(tree, path=()):

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from lr_schedules import BatchRamp, Cosine, CosineRestarts, SlowStart
-from recipes.reports.curves import points_text, reads_better_in_decades, recipe_curves, traced
+from recipes.errors import RecipeError
+from recipes.reading.open import open_recipe
+from recipes.reports.curves import parse_at, points_text, reads_better_in_decades, recipe_curves, traced
+from trainers.launch.vocabulary import vocabulary
 
 
 def test_every_jump_is_between_neighbouring_floats():
@@ -78,3 +81,12 @@ def test_a_table_that_is_wider_than_the_terminal_goes_on_below_and_has_no_empty_
     assert points_text(titled, width=35, cut="title").endswith("a     64.2486  A title of thirty-o…")
     below = "name   epochs\na     64.2486\n\nname  title\na     A title of thirty-one c…"
     assert points_text(titled, width=30, cut="title") == below
+
+
+def test_the_end_of_the_last_update_may_be_asked_for():
+    """Twenty epochs of 1,500 samples in updates of 512: the 59th ends after 20.14 epochs."""
+    batch = "batch={global: 512, norm_span: 32}"
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[batch])
+    assert parse_at("59up", opened) == [59 * 512 / 1500]
+    with pytest.raises(RecipeError, match="60up lies after the end of the run"):
+        parse_at("60up", opened)
