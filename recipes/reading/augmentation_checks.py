@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from recipes.reading.read import Path, Reading
 from recipes.schema import Dataset, Recipe
-from recipes.schema.vocabulary import Unbuilt
+from recipes.schema.vocabulary import Unbuilt, kind_of
 
 _KEY = ("augmentation",)
 
@@ -14,20 +14,23 @@ _KEY = ("augmentation",)
 def check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
     """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`.
 
-    Training and evaluation must scale pixels alike. What is not built may scale them, and is not compared.
+    Training and evaluation must scale pixels alike. What is not built, or is code of one's own, may scale them and not
+    say so, and is not compared.
     """
     end = recipe.augmentation.end
     lists = {("train",): recipe.augmentation.train, ("eval",): recipe.augmentation.eval}
     if end is not None and end.train is not None:
         lists["end", "train"] = end.train
+    ours = reading.vocabulary.augmentations
     scales: dict[tuple[str, ...], list[object] | None] = {}
     for keys, entries in lists.items():
         number = len(reading.problems)
         bound = _checked(reading, entries, (*_KEY, *keys), dataset)
         if len(reading.problems) > number and reading.problems[-1].path == "dataset":
             return
-        known = len(reading.problems) == number and not any(isinstance(entry, Unbuilt) for entry in entries)
-        scales[keys] = [entry for entry in bound if getattr(entry, "scales_pixels", False)] if known else None
+        scaling = [entry for entry in bound if getattr(entry, "scales_pixels", False)]
+        known = len(reading.problems) == number and (scaling or {*map(kind_of, entries)} <= {*ours})
+        scales[keys] = scaling if known and not any(isinstance(entry, Unbuilt) for entry in entries) else None
     train, evaluated = scales["train",], scales["eval",]
     if train is not None and evaluated is not None and _differ(train, evaluated):
         lacking, other = ("train", "eval") if evaluated and not train else ("eval", "train")

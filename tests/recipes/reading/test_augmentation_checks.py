@@ -40,6 +40,8 @@ NAME = "{kind: Normalize, with: digits}"
         (f"{NAME}, {{kind: own_scales.Scaled, by: 0.5}}", f"{NAME}, {{kind: own_scales.Scaled, by: 0.5}}"),
         ("{kind: Whitened}", NAME),
         (NAME, "{kind: Whitened}"),
+        ("{kind: own_scales.Darkened}", NAME),
+        (NAME, "{kind: HorizontalFlip}, {kind: own_scales.Darkened}"),
     ],
 )
 @pytest.mark.parametrize("allow_code", [True, None])

@@ -48,7 +48,7 @@ def test_an_update_that_reaches_another_epoch_is_marked():
 MIX = "augmentation.mix=[{kind: Mixup, alpha: 1}]"
 GROWING = (
     "image_size=[{from: 0, size: 12}, {from: 2, size: 16}]",
-    "augmentation.train=[{kind: RandomResizedCrop, size: image_size}, {kind: HorizontalFlip}]",
+    "augmentation={train: [{kind: RandomResizedCrop, size: image_size}, {kind: HorizontalFlip}], eval: []}",
     "model={kind: SmallCNN}",
 )
 
