@@ -12,9 +12,10 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import groupby
 
-from lr_schedules.units import Epochs, require_increasing, require_number
+from lr_schedules.units import Epochs, as_written, require_increasing, require_number
 
 __all__ = [
     "Constant",
@@ -27,6 +28,8 @@ __all__ = [
     "SlowStart",
     "StableDecay",
 ]
+
+_EXACT = 1000  # periods of a cosine with restarts whose starts are exact
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,24 +192,44 @@ class CosineRestarts:
         require_number("CosineRestarts.peak", self.peak, above=0, at_most=1)
 
     def __call__(self, epoch: float) -> float:
-        number = self._restarts(epoch)
-        start, stop = self._start(number), self._start(number + 1)
+        number = self.restarts(epoch)
+        start, stop = (_start(self.first, self.times, it) for it in (number, number + 1))
         seen = (epoch - start) / (stop - start)
         return self.peak**number * (self.end + (1.0 - self.end) * (1.0 + math.cos(math.pi * seen)) / 2.0)
 
-    def _restarts(self, epoch: float) -> int:
+    def restarts(self, epoch: float) -> int:
         """How many restarts lie at or before an epoch."""
-        in_first = epoch / self.first
-        number = in_first if self.times == 1 else math.log1p(in_first * (self.times - 1)) / math.log(self.times)
-        number = max(0, math.floor(number) - 1)  # rounding moves it by one at most
-        while self._start(number + 1) <= epoch:
-            number += 1
-        return number
+        if epoch <= 0:
+            return 0
+        if self.times == 1:
+            number = int(Fraction(epoch) / as_written(self.first))
+        else:
+            grown = epoch / self.first * (self.times - 1)
+            exponent = math.log1p(grown)
+            if grown == math.inf:
+                exponent = math.log(epoch) - math.log(self.first) + math.log(self.times - 1)
+            number = math.floor(exponent / math.log(self.times))
+        number = max(
+            0, number - 1
+        )  # rounding moves it by one at most, where periods are no shorter than a float's error
+        return number + sum(_start(self.first, self.times, number + more) <= epoch for more in (1, 2))
 
-    def _start(self, number: int) -> float:
-        """The start of a period, rounded once: 3 periods of 0.1 end at 0.3, where 3 * 0.1 is more."""
-        first, times = (Fraction(it).limit_denominator(10**8) or Fraction(it) for it in (self.first, self.times))
-        return float(first * (number if times == 1 else (times**number - 1) / (times - 1)))
+
+@lru_cache(maxsize=4096)
+def _start(first: float, times: float, number: int) -> float:
+    """The start of a period, rounded once: 3 periods of 0.1 end at 0.3, where 3 * 0.1 is more.
+
+    Beyond 1,000 periods of unequal length it is rounded more often, since exact fractions would be very long.
+    """
+    length, ratio = as_written(first), as_written(times)
+    try:
+        if ratio == 1:
+            return float(length * number)
+        if number > _EXACT:
+            return first * math.expm1(number * math.log(times)) / (times - 1)
+        return float(length * (ratio**number - 1) / (ratio - 1))
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

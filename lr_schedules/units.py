@@ -5,13 +5,15 @@ In the checks `name` is class and field, for the message.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
 from numbers import Real
 from typing import Annotated
 
-__all__ = ["Epochs", "Schedule", "require_increasing", "require_number"]
+__all__ = ["Epochs", "Schedule", "as_written", "require_increasing", "require_number"]
 
 # Marks a field as a position or a duration in epochs: a recipe may write it as 30ep, 500up, 1.5Msp or 0.5run,
 # and the loader turns those words into a float before it builds the dataclass.
@@ -19,6 +21,18 @@ Epochs = Annotated[float, "epochs"]
 
 # Every schedule and warmup is such a function: epochs seen -> factor, pure.
 Schedule = Callable[[float], float]
+
+
+@functools.lru_cache
+def as_written(value: float) -> Fraction:
+    """The simple fraction that was rounded to this float, if there is one; else the float's exact value.
+
+    >>> as_written(0.1), as_written(2 / 3)
+    (Fraction(1, 10), Fraction(2, 3))
+    """
+    simple = Fraction(value).limit_denominator(10**8)
+    was_it = abs(float(simple) - value) < 1e-12 * value  # false for 1e-9, whose `simple` is 0
+    return simple if was_it else Fraction(value)
 
 
 def require_number(

@@ -58,13 +58,14 @@ def _constants(recipe: Recipe) -> str:
 def _panel(words: str, values: Sequence[float], height: int, index: int) -> Iterator[str]:
     """A curve with its axis; heights count from the top of the panel."""
     width = _WIDTH - _LEFT - _RIGHT
-    high = max(values)
+    high = max(values) or 1.0  # of a run that is cut short, it may be 0
     if reads_better_in_decades(np.array(values)):
         words += " (logarithmic)"
         low = min(value for value in values if value > 0)
         powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high)) + 1)
         marks = [high, *(10.0**power for power in reversed(powers))]
-        downs = {value: height * math.log(high / max(value, low)) / math.log(high / low) for value in {*values, *marks}}
+        top, over = math.log(high), math.log(high) - math.log(low)
+        downs = {value: height * (top - math.log(max(value, low))) / over for value in {*values, *marks}}
     else:
         # So that small changes of a large number, such as an image's side, are visible, the axis does not begin at 0.
         low = max(0.0, 2 * min(values) - high) if high / 2 < min(values) < high else 0.0

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from recipes.planning.looked_at import looked_at
 from recipes.planning.rates import learning_rate_at, momentum_at
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import rate_rule
-
-_POSITIONS = 2000  # of a run at which its rates are looked at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ class Case:
     @cached_property
     def peak(self) -> tuple[float, float]:
         """The highest rate of the run, and the first epoch at which it is within a tenth of it."""
-        epochs = [self.recipe.epochs * number / _POSITIONS for number in range(_POSITIONS)]
+        epochs = looked_at(self.recipe, self.opened.dataset)
         rates = [learning_rate_at(self.recipe, epoch) for epoch in epochs]
         return max(rates), next(e for e, rate in zip(epochs, rates, strict=True) if rate >= 0.9 * max(rates))
 

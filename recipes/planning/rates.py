@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 from lr_schedules import Joined, Product, linear_scaling, no_scaling, power_scaling, sqrt_scaling
@@ -78,21 +77,27 @@ def momentum_at(recipe: Recipe, epoch: float) -> float | None:
     key = momentum_key(optimizer)
     if key is None:
         return None
-    value = optimizer.fields[key] if isinstance(optimizer, Unbuilt) else getattr(optimizer, key)
+    value = coefficients(optimizer)[key] if isinstance(optimizer, Unbuilt) else getattr(optimizer, key)
     return float(value) * (1.0 if schedule is None else schedule(epoch))
+
+
+def coefficients(optimizer: Unbuilt) -> dict[str, float]:
+    """Momentum and weight decay of an optimizer that is not built, those that are numbers in the usual range."""
+    ends = {"weight_decay": math.inf} | dict.fromkeys(_MOMENTUM_NAMES, 1.0)
+    numbers = {key: value for key, value in optimizer.fields.items() if type(value) in (int, float) and key in ends}
+    return {key: float(value) for key, value in numbers.items() if 0 <= value < ends[key]}
 
 
 def momentum_key(optimizer: object) -> str | None:
     """The key of an optimizer's momentum coefficient, None where it has none."""
-    there = optimizer.fields if isinstance(optimizer, Unbuilt) else {field.name for field in fields(optimizer)}
+    there = coefficients(optimizer) if isinstance(optimizer, Unbuilt) else {field.name for field in fields(optimizer)}
     return next((name for name in _MOMENTUM_NAMES if name in there), None)
 
 
 def weight_decay_at(recipe: Recipe, epoch: float) -> float:
     """The weight decay of an update that starts at `epoch`, 0 where the optimizer has none."""
-    optimizer, schedule = recipe.optimizer, recipe.schedules.weight_decay
-    value = optimizer.fields.get if isinstance(optimizer, Unbuilt) else partial(getattr, optimizer)
-    return float(value("weight_decay", 0.0)) * (1.0 if schedule is None else schedule(epoch))
+    schedule = recipe.schedules.weight_decay
+    return written_weight_decay(recipe.optimizer) * (1.0 if schedule is None else schedule(epoch))
 
 
 def optimizer_at(recipe: Recipe, epoch: float) -> Any:
@@ -108,6 +113,13 @@ def optimizer_at(recipe: Recipe, epoch: float) -> Any:
     if schedules.weight_decay is not None:
         moved["weight_decay"] = weight_decay_at(recipe, epoch)
     return replace(optimizer, **moved) if moved else optimizer
+
+
+def written_weight_decay(optimizer: object) -> float:
+    """The weight decay as it is written, 0 where the optimizer has none."""
+    if isinstance(optimizer, Unbuilt):
+        return coefficients(optimizer).get("weight_decay", 0.0)
+    return float(getattr(optimizer, "weight_decay", 0.0))
 
 
 def _read_at(formula: LearningRate, epoch: float) -> float:
@@ -157,6 +169,7 @@ def averaged_samples(evaluation: Evaluation, *, global_batch_size: int, norm_spa
     if evaluation.norm_statistics == "last_batch":
         return None
     if average.per != "update":
-        return global_batch_size / (1 - average.keep ** (global_batch_size / average.per))
+        exponent = global_batch_size / average.per * math.log(average.keep) if average.keep else -math.inf
+        return global_batch_size / -math.expm1(exponent)
     size = norm_span if evaluation.norm_statistics == "by_group" else global_batch_size
     return size / (1 - average.keep)

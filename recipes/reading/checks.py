@@ -1,15 +1,22 @@
-"""What contradicts between the parts of a recipe that was read: sizes of images, exchange of gradients, rates."""
+"""What contradicts between the parts of a recipe that was read: sizes of images, exchange of gradients, schedules."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from recipes.planning.rates import learning_rate_at
+from lr_schedules import CosineRestarts, Product
+from lr_schedules.units import Schedule
+from recipes.planning.looked_at import knots, looked_at
+from recipes.planning.rates import learning_rate_at, momentum_key, optimizer_at
 from recipes.reading.read import Path, Reading
-from recipes.schema import Recipe
+from recipes.schema import Dataset, Recipe
 from recipes.schema.image_size import IMAGE_SIZE, image_sizes, keys_of_image_size, late_sizes
+from recipes.schema.vocabulary import Unbuilt
 
-_LOOKED = 200  # positions of an optimizer's slow start at which the rate is looked at
+_MOVED = ("momentum", "weight_decay")  # keys of `schedules`
+_MOST_RESTARTS = 100_000  # of a schedule in a run
 
 
 def check_image_size(reading: Reading, recipe: Recipe) -> None:
@@ -77,14 +84,74 @@ def check_updater(reading: Reading, recipe: Recipe) -> None:
         reading.refuse(path, f"{kind} measures the gradients that this changes", "remove it, or take another optimizer")
 
 
-def check_rate(reading: Reading, recipe: Recipe) -> None:
-    """An optimizer that divides by the rate while it starts slowly needs one above 0 until then."""
-    optimizer, kind = recipe.optimizer, type(recipe.optimizer).__name__
+def check_schedules(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
+    """Rate, momentum and weight decay must be numbers in their range at each update."""
+    schedules = {("learning_rate", "schedule"): recipe.learning_rate.schedule}
+    schedules |= {("schedules", key): getattr(recipe.schedules, key) for key in _MOVED}
+    restarting = [path for path, schedule in schedules.items() if _restarts(schedule, recipe.epochs) > _MOST_RESTARTS]
+    for path in restarting:
+        what = f"begins anew more than {_MOST_RESTARTS:,} times in a run of {recipe.epochs:g} epochs"
+        reading.refuse(path, what, "write a longer `first`")
+    if restarting:
+        return
+    epochs = looked_at(recipe, dataset)
+    _check_rate(reading, recipe, epochs)
+    if not isinstance(recipe.optimizer, Unbuilt):
+        _check_moved(reading, recipe, epochs)
+
+
+def _restarts(schedule: Schedule | None, epochs: float) -> int:
+    if isinstance(schedule, Product):
+        return max(_restarts(factor, epochs) for factor in schedule.factors)
+    return schedule.restarts(epochs) if isinstance(schedule, CosineRestarts) else 0
+
+
+def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> None:
+    """The rate is finite and above 0 at some time, or until an optimizer that divides by it has started slowly."""
+    optimizer, kind, path = recipe.optimizer, type(recipe.optimizer).__name__, ("learning_rate",)
+    rates = {epoch: _rate_or_inf(recipe, epoch) for epoch in (*epochs, recipe.epochs)}
+    for epoch, rate in rates.items():
+        if not math.isfinite(rate):
+            way_out = "make `reference` or the factors of its schedule smaller"
+            reading.refuse(path, f"is not a finite number at epoch {epoch:g}", way_out)
+            return
+    if not any(rates.values()):
+        # A run that is cut short may end before the rate rises.
+        unread = replace(recipe, learning_rate=replace(recipe.learning_rate, every="update"))
+        if not any(_rate_or_inf(unread, epoch) for epoch in (*epochs, recipe.epochs, *knots(unread))):
+            reading.refuse(path, "is 0 from the first update to the last", "give its schedule a factor above 0")
+            return
     if not hasattr(optimizer, "divides_by_rate"):
         return
-    until = max(0.0, min(optimizer.slow_until, recipe.epochs))
-    for epoch in (until * number / _LOOKED for number in range(_LOOKED)):
-        if optimizer.divides_by_rate(epoch) and learning_rate_at(recipe, epoch) == 0:
+    for epoch in epochs:
+        if optimizer.divides_by_rate(epoch) and rates[epoch] == 0:
             what = f"is 0 at epoch {epoch:g}, and {kind} divides by it until epoch {optimizer.slow_until:g}"
-            reading.refuse(("learning_rate",), what, "it is a warmup of its own: remove `warmup`, or begin above 0")
+            reading.refuse(path, what, "it is a warmup of its own: remove `warmup`, or begin above 0")
             break
+
+
+def _rate_or_inf(recipe: Recipe, epoch: float) -> float:
+    try:
+        return learning_rate_at(recipe, epoch)
+    except OverflowError:
+        return math.inf
+
+
+def _check_moved(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> None:
+    """What a schedule moves must be there, and stay in its range over the run."""
+    schedules, optimizer = recipe.schedules, recipe.optimizer
+    kind = type(optimizer).__name__
+    for key, name in zip(_MOVED, (momentum_key(optimizer), "weight_decay"), strict=True):
+        if getattr(schedules, key) is None:
+            continue
+        if not getattr(optimizer, name or key, 0.0):
+            what = f"{kind} has no {key}, or it is 0" if name else f"{kind} has no momentum"
+            reading.refuse(("schedules", key), what, f"give `optimizer` a {key}, or remove this")
+            continue
+        for epoch in epochs:
+            try:
+                optimizer_at(recipe, epoch)
+            except (OverflowError, ValueError) as error:
+                what = f"at epoch {epoch:g}: {'not a finite number' if isinstance(error, OverflowError) else error}"
+                reading.refuse(("schedules", key), what, f"it is a factor on `optimizer.{name}`: make it smaller")
+                break

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
-from recipes.reading.registry import UnknownNameError, find, is_of_library, shown
+from recipes.reading.registry import UnknownNameError, find, is_of_library, require_possible, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 from recipes.sharing.pack_file import HEAD, SUFFIX
 
 _FLOW_WIDTH = 90
+_INDEX = re.compile("[0-9]{1,6}")  # of a list: Python's int() refuses thousands of digits
 
 Origins = dict[tuple[str | int, ...], Origin]
 VERSION = 1
@@ -246,6 +248,10 @@ def _base(link: Node, path: Path) -> Path:
             return find("recipes", name)
         except UnknownNameError as error:
             raise RecipeError([link.origin.problem("extends", error.what, error.way_out)]) from None
+    try:
+        require_possible(name)
+    except UnknownNameError as error:
+        raise RecipeError([link.origin.problem("extends", error.what, error.way_out)]) from None
     base, folder = path.parent / name, path.parent.resolve()
     if Path(name).is_absolute() or not Path(os.path.realpath(base)).is_relative_to(folder):
         way_out = "move the file there, or use a name of the library"
@@ -308,19 +314,29 @@ def _override(text: str, number: int, root: Node, within: str, source: OverrideS
 def _child(node: Node | None, key: str) -> Node | None:
     if node is not None and isinstance(node.value, dict):
         return node.value.get(key)
-    if node is not None and isinstance(node.value, list) and key.isdecimal() and int(key) < len(node.value):
-        return node.value[int(key)]
+    if node is not None and isinstance(node.value, list) and (index := index_in(node.value, key)) is not None:
+        return node.value[index]
     return None
+
+
+def index_in(items: Sequence[Any], key: str) -> int | None:
+    """The index in a list that a key of a dotted path names, None if it names none.
+
+    >>> index_in(["a", "b"], "1"), index_in(["a", "b"], "2"), index_in(["a", "b"], "9" * 5000)
+    (1, None, None)
+    """
+    index = int(key) if _INDEX.fullmatch(key) else len(items)
+    return index if index < len(items) else None
 
 
 def _with_item(parent: Node, key: str, node: Node, origin: Origin, path: str) -> Node:
     """The whole list with one element merged, because `_merge` replaces lists."""
-    if not key.isdecimal() or int(key) >= len(parent.value):
-        what = f"{key} is no place in a list of {len(parent.value)}"
+    if (index := index_in(parent.value, key)) is None:
+        what = f"{key[:40]} is no place in a list of {len(parent.value)}"
         way_out = f"count from 0 to {len(parent.value) - 1}, or set the whole list"
         raise RecipeError([origin.problem(path, what, way_out)])
     items = list(parent.value)
-    items[int(key)] = _merge(items[int(key)], node)
+    items[index] = _merge(items[index], node)
     return Node(value=items, origin=parent.origin)
 
 

@@ -16,7 +16,7 @@ from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins, chain_of, load_tree
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
-from recipes.reading.registry import can_name_folder, find, find_or_refuse, obtained_folder
+from recipes.reading.registry import can_name_folder, find, find_or_refuse, obtained_folder, require_possible
 from recipes.schema import Dataset, Recipe, Validation
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
@@ -91,6 +91,7 @@ def open_recipe(
     dataset_tree: dict[str, Any] = {}
 
     def dataset_of(name: str) -> Dataset:
+        require_possible(name)
         chain = chain_of(path) if name.endswith((".yaml", ".yml")) else []
         beside = (part.parent / name for part, _ in chain if (part.parent / name).is_file())
         file = next(beside, None) or find("datasets", name)

@@ -22,7 +22,7 @@ from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs, Schedule
 from recipes.errors import Problem, nearest
 from recipes.planning.cluster import Cluster
-from recipes.reading.load import Origins
+from recipes.reading.load import Origins, index_in
 from recipes.reading.other_frameworks import key_here, kind_here, value_here
 from recipes.reading.yaml import Origin, OverrideSource
 from recipes.schema import Recipe
@@ -141,6 +141,10 @@ Reader = Callable[[Any, Path, Mapping[str, Any]], tuple[Any, Any]]
 # Stands for a value that was refused: the object around it is not built, and no further problem is noted for it.
 REFUSED: Any = type("Refused", (), {"__repr__": lambda self: "REFUSED"})()
 
+# Words of YAML 1.1, or of YAML 1.2 in capitals, that are text here.
+_OTHER_YAML = {"null": "null", "none": "null"} | dict.fromkeys(("true", "yes", "on"), "true")
+_OTHER_YAML |= dict.fromkeys(("false", "no", "off"), "false")
+
 # What a file may say for a key that it must have.
 _EXAMPLES = {
     "dataset": "imagenet",
@@ -188,10 +192,13 @@ class Reading:
 
     def refuse_pair(self, path: Path, other: Path, what: str, way_out: str) -> Any:
         """Notes that a value does not go with another: at that one, if it was given last, in a file that extends."""
-        place = self.origin(path)
-        if self._outer(self.origin(other)) > self._outer(place):
-            return self.refuse(other, f"does not go with `{dotted(path)}`, {place}: {what}", way_out)
+        if self.is_later(other, path):
+            return self.refuse(other, f"does not go with `{dotted(path)}`, {self.origin(path)}: {what}", way_out)
         return self.refuse(path, what, way_out)
+
+    def is_later(self, path: Path, other: Path) -> bool:
+        """Whether a value was given after another: by an override, or in the file that extends the other's."""
+        return self._outer(self.origin(path)) > self._outer(self.origin(other))
 
     def _outer(self, origin: Origin) -> int:
         if isinstance(origin.file, OverrideSource):
@@ -218,6 +225,8 @@ class Reading:
         """
         if not isinstance(raw, dict):
             way_out = value_here(dotted(path), raw) or f"must be {words(cls)}"
+            if isinstance(raw, str) and _OTHER_YAML.get(raw.lower()) == "null":
+                way_out = "write `null`"
             return self.refuse(path, f"is {_shown(raw)}", way_out), raw
         using = using or {}
         fields = fields_of(cls)
@@ -272,6 +281,8 @@ class Reading:
                 guess = nearest(raw, [str(word) for option in options for word in get_args(option)])
                 way_out += f", {guess}" if guess.startswith("did") else ""
                 way_out = value_here(dotted(path), raw) or way_out
+                if bool in options and raw.lower() in _OTHER_YAML:
+                    way_out = f"must be {expected}: write `{_OTHER_YAML[raw.lower()]}`"
             elif isinstance(raw, float) and raw.is_integer() and int in options:
                 way_out += f": {int(raw)}"
             elif isinstance(raw, int | float) and str in options:
@@ -307,6 +318,9 @@ class Reading:
         given = dict(raw)
         needs_epochs = any(field.key == "epochs" and field.required for field in fields_of(cls))
         if component.group == "schedules" and needs_epochs and "epochs" not in given and self.rest_of_run is not None:
+            if self.rest_of_run == 0:
+                what = f"takes the whole run, and `joins: before` leaves {kind} no time"
+                return self.refuse(("learning_rate", "warmup", "epochs"), what, "shorten the warmup"), raw
             given["epochs"] = self.rest_of_run
             self.notes[(*path, "epochs")] = "rule: the rest of the run"
         value, resolved = self.record(cls, given, path, beside=("kind", *options.pop("beside", ())), **options)
@@ -314,6 +328,8 @@ class Reading:
 
     def _kind_meant(self, component: Component, word: str) -> str:
         """A way out of a word in place of a component: `resnet50` is `{kind: ResNet50}`."""
+        if word.lower() in _OTHER_YAML:
+            return f"write `{_OTHER_YAML[word.lower()]}`"
         known = {kind.lower(): kind for kind in getattr(self.vocabulary, component.group)}
         kind = known.get(word.replace("_", "").lower())
         return (kind is None and kind_here(word)) or f"write `{{kind: {kind or word}}}`"
@@ -408,8 +424,8 @@ def value_at(tree: Any, path: str) -> Any:
         LookupError: there is none.
     """
     for key in path.split("."):
-        if isinstance(tree, list) and key.isdecimal():
-            tree = tree[int(key)]
+        if isinstance(tree, list) and (index := index_in(tree, key)) is not None:
+            tree = tree[index]
         elif isinstance(tree, dict):
             tree = tree[key]
         else:

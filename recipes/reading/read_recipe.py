@@ -8,6 +8,7 @@ help of both, and checks the values against each other.
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,21 +19,21 @@ from lr_schedules import BatchRamp
 from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
-from recipes.planning.rates import full_rate, momentum_key, optimizer_at
-from recipes.reading.checks import check_image_size, check_rate, check_updater
+from recipes.planning.rates import full_rate
+from recipes.reading.augmentation_checks import check_augmentation
+from recipes.reading.checks import check_image_size, check_schedules, check_updater
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init
 from recipes.reading.registry import UnknownNameError, can_name_folder
 from recipes.schema import Batch, Dataset, LearningRate, RampStep, Recipe, Schedules, Warmup
 from recipes.schema.positions import first_sample_at, parse_position
-from recipes.schema.vocabulary import Component, Unbuilt
+from recipes.schema.vocabulary import Component
 
 # Keys of a warmup that stand beside those of its kind.
 _BESIDE = ("joins", "target_batch")
 
 _LARGEST_DEFAULT_SPAN = 32
-_LOOKED = 2000  # positions of a run at which the optimizer's schedules are looked at
 
 
 @dataclass(kw_only=True)
@@ -304,6 +305,8 @@ class RateReading:
         if reference <= 0 or per < 1 or target_batch < 1 or not in_range:
             return 1.0, raw  # any value will do: the dataclasses of these refuse them later
         target = full_rate(reference, target_batch, rule=rule, per=per)
+        if not 0 < target < math.inf:
+            return 1.0, raw  # likewise: `check_schedules` refuses the rate
         if raw == "reference":
             rate = reference
         elif isinstance(raw, dict) and list(raw) in (["rate"], ["factor"]):
@@ -362,11 +365,10 @@ def read_recipe(
     if recipe is not REFUSED:
         _check(reading, recipe, resolved)
         check_updater(reading, recipe)
-        check_rate(reading, recipe)
         _check_batch(reading, recipe, time.dataset)
         _check_comparison(reading, recipe)
-        _check_schedules(reading, recipe)
-        _check_augmentation(reading, recipe, time.dataset)
+        check_schedules(reading, recipe, time.dataset)
+        check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
     return recipe, time.dataset, {"kilobatch": VERSION, **resolved}
 
@@ -395,7 +397,10 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
 
 
 def _check_batch(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
-    """An update takes each sample at most once."""
+    """An update takes each sample at most once, and an epoch shows two or more."""
+    if recipe.stream.repeats >= max(2, dataset.num_train):
+        what = f"is {recipe.stream.repeats:,}, and {dataset.name} has {dataset.num_train:,} samples an epoch"
+        reading.refuse(("stream", "repeats"), what, "write a few, such as 3")
     largest = max(recipe.batch.global_.sizes)
     if largest > dataset.num_train:
         what = f"an update of {largest:,} samples is more than the {dataset.num_train:,} of {dataset.name}"
@@ -416,71 +421,3 @@ def _check_comparison(reading: Reading, recipe: Recipe) -> None:
             what = f"{compares}, and the batch of {size} from {start:g} on is one group"
             reading.refuse(("batch", "norm_span"), what, way_out)
             return
-
-
-def _check_schedules(reading: Reading, recipe: Recipe) -> None:
-    """What a schedule moves must be there, and stay in its range over the run."""
-    schedules, optimizer = recipe.schedules, recipe.optimizer
-    if isinstance(optimizer, Unbuilt):
-        return
-    kind = type(optimizer).__name__
-    for key, name in (("momentum", momentum_key(optimizer)), ("weight_decay", "weight_decay")):
-        if getattr(schedules, key) is None:
-            continue
-        if not getattr(optimizer, name or key, 0.0):
-            what = f"{kind} has no {key}, or it is 0" if name else f"{kind} has no momentum"
-            reading.refuse(("schedules", key), what, f"give `optimizer` a {key}, or remove this")
-            continue
-        for epoch in (recipe.epochs * number / _LOOKED for number in range(_LOOKED)):
-            try:
-                optimizer_at(recipe, epoch)
-            except ValueError as error:
-                what = f"at epoch {epoch:g}: {error}"
-                reading.refuse(("schedules", key), what, f"it is a factor on `optimizer.{name}`: make it smaller")
-                break
-
-
-def _check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
-    """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`."""
-    lists = {("train",): recipe.augmentation.train, ("eval",): recipe.augmentation.eval}
-    end = recipe.augmentation.end
-    if end is not None and end.train is not None:
-        lists["end", "train"] = end.train
-    for keys, entries in lists.items():
-        scaled_by = None
-        for index, entry in enumerate(entries):
-            path = ("augmentation", *keys, index)
-            if scaled_by and getattr(entry, "needs_pixels", False):
-                what = f"stands after {scaled_by}, whose result is no longer in 0..255"
-                reading.refuse((*path, "kind"), what, f"put it before {scaled_by}")
-            if getattr(entry, "scales_pixels", False):
-                scaled_by = type(entry).__name__
-            try:
-                if hasattr(entry, "require_channels"):
-                    entry.require_channels(dataset.channels)
-                if hasattr(entry, "bound"):
-                    numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
-                    entry.bound(**numbers)
-            except ValueError as error:
-                if hasattr(entry, "bound") and (at := reading.origin(path)).file != reading.origin(("dataset",)).file:
-                    what = f"does not go with the inherited `augmentation`, {at}: {error}"
-                    reading.refuse(("dataset",), what, "write `augmentation` anew beside `dataset`")
-                    return
-                reading.refuse_error(error, type(entry), path)
-    if end is not None:
-        _check_augmentation_end(reading, recipe, end.at)
-
-
-def _check_augmentation_end(reading: Reading, recipe: Recipe, at: float) -> None:
-    """The last part of a run goes on with images of the same size and scale."""
-    path = ("augmentation", "end")
-    if at >= recipe.epochs:
-        what = f"{at:g} lies at or after the end of the run, {recipe.epochs:g}"
-        reading.refuse((*path, "at"), what, "let augmentation end earlier, or remove this")
-    before, after = (
-        [entry for entry in entries if getattr(entry, "scales_pixels", False)]
-        for entries in (recipe.augmentation.train, recipe.augmentation.late)
-    )
-    if before != after:
-        what = "scales pixels otherwise than `augmentation.train`"
-        reading.refuse(path, what, "write `end.train` with the same `Normalize`")

@@ -33,6 +33,7 @@ _ONE = {
 }
 _SUFFIXES = (".yaml", ".yml")
 PACKED = "recipe.yaml"  # the recipe in a pack
+_LONGEST_PART, _LONGEST_PATH = 255, 4000  # bytes
 _FEW = 20  # names that fit into a message
 _LIST = "`kilobatch recipes list` has the names"
 
@@ -64,6 +65,7 @@ def find(kind: str, name: str) -> Path:
     Traceback (most recent call last):
     recipes.reading.registry.UnknownNameError: there is no file nothing/here.yaml
     """
+    require_possible(name)
     if name.endswith(_SUFFIXES) or (kind == "recipes" and name.endswith(SUFFIX)):
         path = Path(os.path.expanduser(name))
         if path.is_file():
@@ -81,6 +83,17 @@ def find(kind: str, name: str) -> Path:
         registry, pack, version = registry_of(name)
         return registry.pull(registry.entry(pack, version)).folder / PACKED
     raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
+
+
+def require_possible(name: str) -> None:
+    """Refuse a name or a path that no file system takes, before it is looked for.
+
+    Raises:
+        UnknownNameError: it is too long.
+    """
+    longest = max(len(os.fsencode(part)) for part in name.split("/"))
+    if longest > _LONGEST_PART or len(os.fsencode(name)) > _LONGEST_PATH:
+        raise UnknownNameError(f"{name[:40]!r}... is longer than the name of a file can be", _LIST)
 
 
 def path_of_pack(name: str) -> str:

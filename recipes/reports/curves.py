@@ -59,11 +59,15 @@ def traced(value_at: Callable[[float], float], end: float) -> tuple[np.ndarray, 
     added = []
     for index in np.flatnonzero(np.abs(np.diff(values)) > jump):
         low, high = float(epochs[index]), float(epochs[index + 1])
-        while low < (middle := (low + high) / 2) < high:
-            # The half that changes more contains the jump; in a smooth piece any place for a point will do.
-            at_low, at_middle, at_high = value_at(low), value_at(middle), value_at(high)
-            low, high = (low, middle) if abs(at_middle - at_low) > abs(at_high - at_middle) else (middle, high)
-        added += [(low, value_at(low)), (high, value_at(high))]
+        at_low, at_high = float(values[index]), float(values[index + 1])
+        # The half that changes more contains the jump; a smooth piece changes less and less.
+        while abs(at_high - at_low) > jump and low < (middle := (low + high) / 2) < high:
+            at_middle = float(value_at(middle))
+            if abs(at_middle - at_low) > abs(at_high - at_middle):
+                high, at_high = middle, at_middle
+            else:
+                low, at_low = middle, at_middle
+        added += [(low, at_low), (high, at_high)]
     if added:
         more = np.array(added, dtype=np.float64)
         epochs, values = np.concatenate([epochs, more[:, 0]]), np.concatenate([values, more[:, 1]])
@@ -114,6 +118,8 @@ def parse_at(text: str | None, opened: OpenedRecipe) -> list[float]:
     end = opened.recipe.epochs
     if text is None:
         return [*map(float, range(math.ceil(end))), end]
+    timeline = timeline_of(opened.recipe, opened.dataset)
+    end = max(end, timeline.epoch_at(timeline.num_updates))  # of the last update, which is whole
     problems, epochs, column = [], [], 1
     for part in text.split(","):
         try:

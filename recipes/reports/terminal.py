@@ -59,7 +59,7 @@ def curve_text(recipe: Recipe, dataset: Dataset, width: int | None = None, heigh
 
 def _rate_lines(canvas: _Canvas, curve: _Curve, rows: int) -> list[str]:
     epochs, rates = curve
-    high = float(rates.max())
+    high = float(rates.max()) or 1.0  # of a run that is cut short, it may be 0
     if not reads_better_in_decades(rates):
         step = _round_step(high / 4)
         values = [high, *(step * index for index in range(int(high / step) + 1))]
@@ -67,9 +67,9 @@ def _rate_lines(canvas: _Canvas, curve: _Curve, rows: int) -> list[str]:
         return ["learning rate", *canvas.drawn(epochs, rates / high, ticks, rows)]
     low = float(rates[rates > 0].min())
     decades = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
-    over = math.log(high / low)
-    ticks = [(math.log(value / low) / over, f"{value:.3g}") for value in (high, low, *decades)]
-    heights = np.log(np.maximum(rates, low) / low) / over
+    over = math.log(high) - math.log(low)
+    ticks = [((math.log(value) - math.log(low)) / over, f"{value:.3g}") for value in (high, low, *decades)]
+    heights = (np.log(np.maximum(rates, low)) - math.log(low)) / over
     return ["learning rate (logarithmic)", *canvas.drawn(epochs, heights, ticks, rows)]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import takewhile
 
-_WORD = re.compile(r"(?P<number>[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|\.[0-9]+)\s*(?P<unit>[A-Za-z]+)")
+from lr_schedules.units import as_written
+
+_DIGITS = "[0-9]{1,40}"  # no number of a run needs more, and Python's int() refuses thousands
+_WORD = re.compile(
+    rf"(?P<number>{_DIGITS}(\.[0-9]{{0,40}})?([eE][-+]?[0-9]{{1,2}})?|\.{_DIGITS})\s*(?P<unit>[A-Za-z]+)"
+)
 _TIMED_BY_BATCH = (
     "epochs",
     "image_size",
@@ -65,7 +69,7 @@ def _in_epochs(
         return float(value)
     match = _WORD.fullmatch(value) if isinstance(value, str) else None
     if not match:
-        raise ValueError(f"{value!r} is not a position")
+        raise ValueError(f"{value!r:.60} is not a position")
     number, unit = Fraction(match["number"]), match["unit"]
     if unit == "ep":
         return float(number)
@@ -129,15 +133,7 @@ def multiple(every: float, times: int, offset: float = 0.0) -> float:
     >>> 3 * 0.1, multiple(0.1, 3), multiple(0.1, 2, offset=0.1)
     (0.30000000000000004, 0.3, 0.3)
     """
-    return float((_period(offset) if offset else 0) + times * _period(every))
-
-
-@functools.lru_cache
-def _period(every: float) -> Fraction:
-    """The simple fraction that was rounded to this float, if there is one; else the float's exact value."""
-    simple = Fraction(every).limit_denominator(10**8)
-    was_it = abs(float(simple) - every) < 1e-12 * every  # false for 1e-9, whose `simple` is 0
-    return simple if was_it else Fraction(every)
+    return float((as_written(offset) if offset else 0) + times * as_written(every))
 
 
 def last_multiple(epoch: float, every: float) -> float:
@@ -160,7 +156,7 @@ def next_multiple(epoch: float, every: float, offset: float = 0.0) -> float:
 
 def _times(epoch: float, every: float, offset: float = 0.0) -> int:
     """How often `every` fits between `offset` and `epoch`."""
-    times = int((Fraction(epoch) - (_period(offset) if offset else 0)) / _period(every)) + 1
+    times = int((Fraction(epoch) - (as_written(offset) if offset else 0)) / as_written(every)) + 1
     while multiple(every, times, offset) > epoch:
         times -= 1
     return times

@@ -316,9 +316,9 @@ class Claim:
         metric: such as top1 or hours.
         kind: such as accuracy or time_to_train.
         value: value of the metric; accuracies in 0..1.
-        deviation: standard deviation over the runs.
-        runs: number of runs.
-        margin: how far a rerun may fall short.
+        deviation: standard deviation over the runs, at least 0.
+        runs: number of runs, at least 0.
+        margin: how far a rerun may fall short, at least 0.
         on: the hardware.
         status: `reproduced` here, `predicted`, or `not run`.
         source: where the number was published.
@@ -333,6 +333,13 @@ class Claim:
     on: str = ""
     status: Literal["reproduced", "predicted", "not run"]
     source: str = ""
+
+    def __post_init__(self) -> None:
+        in_range = self.kind != "accuracy" or 0 <= self.value <= 1
+        require(in_range, f"Claim.value must be an accuracy from 0 to 1, got {self.value}")
+        for name in ("deviation", "runs", "margin"):
+            number = getattr(self, name)
+            require(number is None or number >= 0, f"Claim.{name} must be at least 0, got {number}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,8 +114,23 @@ def test_a_restart_falls_on_the_sample_of_its_multiple_whatever_the_float_of_the
     assert [samples for samples in range(700) if schedule(samples / 10) == 1.0] == [*range(0, 700, 7)]
 
 
-def test_a_tiny_period_of_restarts_does_not_search_for_ever():
-    assert 0 <= CosineRestarts(first=1e-9)(0.5) <= 1
+@pytest.mark.parametrize(("first", "times"), [(1e-9, 1.0), (1e-25, 1.0), (5e-324, 1.0), (1e-9, 1.0 + 1e-9)])
+def test_tiny_periods_of_restarts_are_counted_at_once(first, times):
+    assert CosineRestarts(first=first, times=times).restarts(0.5) > 10**8
+    assert 0 <= CosineRestarts(first=max(first, 1e-9), times=times)(0.5) <= 1
+
+
+@pytest.mark.parametrize(("first", "times", "epoch", "restarts"), [(6e-9, 1.0, 6e-6, 1000), (10.0, 1e308, 80.0, 1)])
+def test_restarts_of_extreme_periods_by_hand(first, times, epoch, restarts):
+    assert CosineRestarts(first=first, times=times).restarts(epoch) == restarts
+    assert CosineRestarts(first=first, times=times)(epoch) == 1.0
+
+
+def test_many_periods_of_unequal_length_follow_their_sum():
+    """The 1,500th period of 0.01 * 1.001^i begins at 0.01 * (1.001^1500 - 1) / 0.001."""
+    schedule = CosineRestarts(first=0.01, times=1.001)
+    start = 0.01 * (1.001**1500 - 1) / 0.001
+    assert (schedule.restarts(start * (1 - 1e-9)), schedule.restarts(start * (1 + 1e-9))) == (1499, 1500)
 
 
 def test_piecewise_linear_jumps_at_two_points_of_one_position():

@@ -126,6 +126,12 @@ def test_averaged_samples_per_samples_hardly_depends_on_the_batch():
     assert window("pooled", 0.9, 32, batch=64) == pytest.approx(337, abs=1)
 
 
+@pytest.mark.parametrize(("keep", "per", "samples"), [(0.0, 64, 96), (0.9, 2**63 - 1, 2**63 / 0.1053605)])
+def test_averaged_samples_of_the_shortest_and_the_longest_average(keep, per, samples):
+    evaluation = Evaluation(norm_momentum=NormMomentum(keep=keep, per=per))
+    assert averaged_samples(evaluation, global_batch_size=96, norm_span=32) == pytest.approx(samples)
+
+
 def test_averaged_samples_are_the_mean_age_of_a_sample_with_the_update_that_it_came_in():
     ages = sum(0.9**updates * 0.1 * (updates + 1) * 256 for updates in range(2000))
     assert window("pooled", 0.9, "update") == pytest.approx(ages)

@@ -178,3 +178,11 @@ def test_a_long_chain_of_files_is_refused_where_it_becomes_too_long(tmp_path):
 def test_a_file_of_another_kind_is_refused_in_one_line(write, text, kind, way_out):
     with pytest.raises(RecipeError, match=rf"^own.yaml:1:1: is the file of a .*, and not of a {kind}; .*{way_out}$"):
         load_tree(write(text, "own.yaml"), kind=kind)
+
+
+@pytest.mark.parametrize("index", ["9" * 5000, "\u0663", "2"])
+def test_what_is_no_index_of_a_list_is_refused(index, write, problem_of):
+    path = write(line_4="model: {kind: SmallResNet, blocks: [1, 1]}", line_10=f"assumed: [model.blocks.{index}]")
+    assert "there is no value at model.blocks" in problem_of(path).what
+    assert "no place in a list of 2" in problem_of(path, f"model.blocks.{index}=1").what
+    assert "no place in a list of 2" in problem_of(path, f"model.blocks.{index}.inner=1").what

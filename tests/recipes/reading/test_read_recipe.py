@@ -7,9 +7,13 @@ import pytest
 import yaml
 
 from lr_schedules import Constant, Cosine, GradualWarmup, Polynomial, Product
+from recipes.diff.recipes import effects
 from recipes.errors import RecipeError
+from recipes.lint.check import lint_recipe
+from recipes.planning.rates import weight_decay_at
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
+from recipes.reports.curves import recipe_curves
 from recipes.schema import Augmentation, Evaluation, NormMomentum, Updater
 from recipes.schema.vocabulary import Unbuilt
 from trainers.augmentations.mixing import CutMix, Mixup
@@ -158,6 +162,17 @@ def test_what_is_not_built_is_accepted_by_its_name(opened):
     assert result.recipe.optimizer == Unbuilt(kind="Shampoo", fields={"momentum": 0.9, "trust": [1, 2]})
     assert result.tree["augmentation"]["repeated_augmentation"] == 3
     assert result.tree["ema"] == {"half_life": 16}
+
+
+@pytest.mark.parametrize("value", ["high", "null", "[1]", "1", "-1", "true", "{kind: Cosine}"])
+def test_a_coefficient_of_an_optimizer_that_is_not_built_may_be_anything(value, opened):
+    keys = f"momentum: {value}, weight_decay: {value if value != '1' else '-1'}, no_decay: {value}, decay: times_rate"
+    changes = ["lacks=[Sophia]", f"optimizer={{kind: Sophia, {keys}}}"]
+    result = opened(*changes)
+    assert recipe_curves(result.recipe).momentum is None
+    assert weight_decay_at(result.recipe, 0.0) == 0.0
+    assert "rate x decay / batch" not in effects(result)
+    lint_recipe(result.path, vocabulary=vocabulary(), overrides=changes)
 
 
 def test_schedule_cannot_be_lacking(opened, write, problem_of):

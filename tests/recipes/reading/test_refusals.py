@@ -108,6 +108,14 @@ CASES = r"""
 => 4:15 model.kind: SmalResNet; SmallResNet
 4| model: SmallResNet
 => 4:8 model: the text; {kind: SmallResNet}
+10| augmentation: {train: [{kind: Normalize, with: digits}]}
+=> 10:15 augmentation.eval: scales pixels otherwise than `augmentation.train`; write `eval: [..., {kind: Normalize,
+10| augmentation: {eval: [{kind: Normalize, with: digits}]}
+=> 10:15 augmentation.train: scales pixels otherwise than `augmentation.eval`; write `train: [..., {kind: Normalize,
+10| augmentation: {train: [{kind: Normalize, with: digits}], eval: [{kind: Normalize, mean: [0.5], std: [0.5]}]}
+=> 10:64 augmentation.eval: scales pixels otherwise than `augmentation.train`; as in `train`
+10| augmentation: {eval: [{kind: Normalize, with: digits}, {kind: Normalize, with: digits}]}
+=> 10:63 augmentation.eval.1.kind: stands after Normalize, which has normalised; remove one of both
 10| augmentation: {eval: [{kind: Normalize, with: imagenet}]}
 => 10:47 augmentation.eval.0.with: is 'imagenet'; must be 'digits', the data set of the recipe, unless mean and std
 10| augmentation: {train: [{kind: ColorJitter, saturation: 0.4}]}
@@ -183,6 +191,32 @@ CASES = r"""
 => 9:27 schedules.weight_decay: no weight_decay, or it is 0; give `optimizer` a weight_decay
 10| schedules: {momentum: {kind: PiecewiseLinear, points: [[0, 1], [10, 2]]}}
 => 10:23 schedules.momentum: must be < 1; factor on `optimizer.momentum`
+10| schedules: {momentum: {kind: PiecewiseLinear, points: [[0, 1], [0.105, 1], [0.13, 1.2], [0.19, 1]]}}
+=> 10:23 schedules.momentum: at epoch 0.128: ; factor on `optimizer.momentum`
+5| epochs: 40
+10| schedules: {momentum: {kind: PiecewiseLinear, points: [[0, 1], [39.8, 1], [40, 1.2]]}}
+=> 10:23 schedules.momentum: must be < 1; factor on `optimizer.momentum`
+10| schedules: {momentum: {kind: MultiStep, boundaries: [5, 10], factor: 1e200}}
+=> 10:23 schedules.momentum: at epoch; factor on `optimizer.momentum`
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: MultiStep, boundaries: [5, 10], factor: 1e200}}
+=> 7:16 learning_rate: is not a finite number at epoch 10; factors of its schedule
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: MultiStep, boundaries: [5, 19.99], factor: 1e200}}
+=> 7:16 learning_rate: is not a finite number at epoch 20; factors of its schedule
+7| learning_rate: {reference: 1e308, per: 1}
+=> 7:16 learning_rate: is not a finite number at epoch 0; smaller
+7| learning_rate: {reference: 5e-324, per: 1000000, warmup: {kind: GradualWarmup, epochs: 2}}
+=> 7:16 learning_rate: is 0 from the first update; factor above 0
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: PiecewiseLinear, points: [[0, 0]]}}
+=> 7:16 learning_rate: is 0 from the first update; factor above 0
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: SlowStart, boundaries: [10], factors: [0, 0]}}
+=> 7:16 learning_rate: is 0 from the first update; factor above 0
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: CosineRestarts, first: 1e-25}}
+=> 7:53 learning_rate.schedule: begins anew more than 100,000 times; longer `first`
+7| learning_rate: {reference: 0.05, per: 32, schedule: {kind: CosineRestarts, first: 1e-9, times: 1.0000001}}
+=> 7:53 learning_rate.schedule: begins anew more than 100,000 times; longer `first`
+8| optimizer: {kind: RmspropWarmup}
+7| learning_rate: {reference: 1, per: 9, schedule: {kind: SlowStart, boundaries: [0.1, 0.15], factors: [1, 0, 1]}}
+=> 7:16 learning_rate: is 0 at epoch 0.128, and RmspropWarmup; begin above 0
 7| learning_rate: {reference: 0.05, per: 32, factors: [{parameters: [gamma], factor: 2}]}
 => 7:66 learning_rate.factors.0.parameters: is ['gamma']; norm, bias or paths
 7| learning_rate: {reference: 0.05, per: 32, factors: [{parameters: [norm], factor: -1}]}
@@ -197,8 +231,8 @@ CASES = r"""
 => 10:26 augmentation.end.at: 20 lies at or after the end; end earlier
 10| augmentation: {end: {at: 0}}
 => 10:26 augmentation.end.at: is 0; above 0
-10| augmentation: {train: [{kind: Normalize, with: digits}], end: {at: 5}}
-=> 10:63 augmentation.end: scales pixels otherwise; same `Normalize`
+10| augmentation: {end: {at: 5, train: [{kind: Normalize, with: digits}]}}
+=> 10:21 augmentation.end: scales pixels otherwise; same `Normalize`
 10| augmentation: {train: [{kind: RandomCrop, size: 6}], eval: [{kind: CenterCrop, size: 4}], end: {at: 5}}
 => 10:96 augmentation.end: images of 4 pixels; that size
 10| augmentation: {end: {at: 5, train: [{kind: RandomCrop, size: image_size}]}}
@@ -253,6 +287,14 @@ CASES = r"""
 => 7:98 learning_rate.warmup.target_batch: is 0; at least 1
 7| learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 5, strat: 0}}
 => 7:84 learning_rate.warmup.strat: not a known key; did you mean start?
+10| schedules: {momentum: Null}
+=> 10:23 schedules.momentum: is the text 'Null'; write `null`
+7| learning_rate: {reference: 0.05, per: 32, warmup: Null}
+=> 7:51 learning_rate.warmup: is the text 'Null'; write `null`
+10| stop_at: NULL
+=> 10:10 stop_at: is the text 'NULL'; write `null`
+10| updater: {double_buffering: On}
+=> 10:29 updater.double_buffering: is the text 'On'; write `true`
 # Mixing and repeats
 10| augmentation: {mix: [{kind: CutMix}]}
 => 10:22 augmentation.mix.0.alpha: is missing; add `alpha: ...`, a number
@@ -264,6 +306,16 @@ CASES = r"""
 => 10:21 augmentation.mix: is a mapping; must be a list
 10| stream: {repeats: 0}
 => 10:19 stream.repeats: is 0; must be at least 1
+10| stream: {repeats: 1500}
+=> 10:19 stream.repeats: is 1,500, and digits has 1,500 samples an epoch; such as 3
+10| claims: [{metric: top1, kind: accuracy, value: 98.5, status: predicted}]
+=> 10:48 claims.0.value: is 98.5; accuracy from 0 to 1
+10| claims: [{metric: hours, kind: time_to_train, value: 98.5, runs: -1, status: predicted}]
+=> 10:66 claims.0.runs: is -1; at least 0
+10| claims: [{metric: top1, kind: accuracy, value: 0.9, margin: -0.1, status: predicted}]
+=> 10:61 claims.0.margin: is -0.1; at least 0
+10| claims: [{metric: top1, kind: accuracy, value: 0.9, deviation: -0.1, status: predicted}]
+=> 10:64 claims.0.deviation: is -0.1; at least 0
 10| stream: {repeats: 1.5}
 => 10:19 stream.repeats: is 1.5; must be a whole number
 9| loss: {kind: BinaryCrossEntropy, target_threshold: 2}
@@ -384,6 +436,15 @@ def test_all_problems_of_a_file_are_reported_at_once(write, problem_of):
             "mine.yaml:3:9: epochs: does not go with `learning_rate.warmup.epochs`, .*goyal2017.yaml:22: 5 is ",
         ),
         ("batch: {norm_span: 33}", "mine.yaml:3:20: batch.norm_span: the batch of 8192 from 0 on is no multiple of 33"),
+        (
+            "augmentation: {train: [{kind: Normalize, with: digit}]}",
+            "mine.yaml:3:48: augmentation.train.0.with: is 'digit'; must be 'imagenet'",
+        ),
+        (
+            "augmentation: {train: [{kind: HorizontalFlip}]}",
+            "mine.yaml:3:23: augmentation.train: scales pixels otherwise than `augmentation.eval`",
+        ),
+        ("dataset: digits", "mine.yaml:3:10: dataset: does not go with the inherited `augmentation`, .*yaml:"),
     ],
 )
 def test_a_value_that_does_not_go_with_an_inherited_one_is_refused_where_the_user_wrote_it(line, expected, tmp_path):
@@ -391,6 +452,12 @@ def test_a_value_that_does_not_go_with_an_inherited_one_is_refused_where_the_use
     path.write_text(f"kilobatch: 1\nextends: goyal2017\n{line}\n")
     with pytest.raises(RecipeError, match=expected):
         open_recipe(path, vocabulary=vocabulary())
+
+
+def test_an_error_in_an_overridden_augmentation_is_refused_there():
+    typo = "augmentation.train=[{kind: Normalize, with: digit}]"
+    with pytest.raises(RecipeError, match="command line:1:.*: augmentation.train.0.with: is 'digit'"):
+        open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[typo])
 
 
 def test_a_file_name_that_cannot_name_a_folder_is_refused_with_the_key_that_helps(write, problem_of):
@@ -418,7 +485,21 @@ def test_warmup_before_a_decay_leaves_it_some_time(write, problem_of):
             "warmup: {kind: GradualWarmup, epochs: 20, joins: before}}"
         )
     )
-    assert (problem.line, problem.path) == (7, "learning_rate.schedule.epochs")
+    assert (problem.line, problem.path) == (7, "learning_rate.warmup.epochs")
+    assert "leaves Cosine no time" in problem.what
+
+
+def test_warmup_before_a_constant_rate_may_take_the_whole_run(opened):
+    opened(line_7="learning_rate: {reference: 1, per: 32, warmup: {kind: GradualWarmup, epochs: 20, joins: before}}")
+
+
+@pytest.mark.parametrize("end", ["", ".yaml"])
+@pytest.mark.parametrize(("line", "key"), [(3, "dataset"), (10, "extends")])
+@pytest.mark.parametrize("name", ["a" * 5000, "a/" * 4000 + "a"])
+def test_a_name_longer_than_a_path_is_refused_in_its_line(line, key, name, end, write, problem_of):
+    problem = problem_of(write(**{f"line_{line}": f"{key}: {name}{end}"}))
+    assert (problem.file, problem.line, problem.path) == ("mine.yaml", line, key)
+    assert "is longer than the name of a file can be" in problem.what
 
 
 def paths(tree, path=()):

@@ -3,8 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lr_schedules import BatchRamp, Cosine, SlowStart
-from recipes.reports.curves import points_text, reads_better_in_decades, recipe_curves, traced
+from lr_schedules import BatchRamp, Cosine, CosineRestarts, SlowStart
+from recipes.errors import RecipeError
+from recipes.reading.open import open_recipe
+from recipes.reports.curves import parse_at, points_text, reads_better_in_decades, recipe_curves, traced
+from trainers.launch.vocabulary import vocabulary
 
 
 def test_every_jump_is_between_neighbouring_floats():
@@ -20,6 +23,12 @@ def test_each_point_is_a_value_of_the_curve():
     epochs, values = traced(lambda epoch: epoch**3 if epoch < 5 else 1.0, 10.0)
     assert values.tolist() == [epoch**3 if epoch < 5 else 1.0 for epoch in epochs.tolist()]
     assert (epochs[0], epochs[-1]) == (0.0, 10.0)
+
+
+def test_a_smooth_curve_is_not_searched_for_jumps_to_the_last_bit():
+    schedule, asked = CosineRestarts(first=1.0), []
+    traced(lambda epoch: asked.append(epoch) or schedule(epoch), 20.0)
+    assert len(asked) < 1024 * 5 + 20 * 60
 
 
 def test_recipe_curves_reach_published_values(make_recipe):
@@ -72,3 +81,12 @@ def test_a_table_that_is_wider_than_the_terminal_goes_on_below_and_has_no_empty_
     assert points_text(titled, width=35, cut="title").endswith("a     64.2486  A title of thirty-o…")
     below = "name   epochs\na     64.2486\n\nname  title\na     A title of thirty-one c…"
     assert points_text(titled, width=30, cut="title") == below
+
+
+def test_the_end_of_the_last_update_may_be_asked_for():
+    """Twenty epochs of 1,500 samples in updates of 512: the 59th ends after 20.14 epochs."""
+    batch = "batch={global: 512, norm_span: 32}"
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[batch])
+    assert parse_at("59up", opened) == [59 * 512 / 1500]
+    with pytest.raises(RecipeError, match="60up lies after the end of the run"):
+        parse_at("60up", opened)

@@ -29,7 +29,8 @@ def photos(tmp_path):
     recipe.write_text(
         "kilobatch: 1\nextends: digits/baseline\ndataset: photos.yaml\nbatch: {global: 16, norm_span: 8}\nepochs: 8\n"
         "augmentation:\n  train: [{kind: RandomResizedCrop, size: 16}, {kind: HorizontalFlip}, {kind: Normalize, with: "
-        "photos}]\n  eval: [{kind: Resize, shorter: 16}, {kind: CenterCrop, size: 16}]\n"
+        "photos}]\n  eval: [{kind: Resize, shorter: 16}, {kind: CenterCrop, size: 16}, {kind: Normalize, with: "
+        "photos}]\n"
     )
     return str(recipe)
 
@@ -47,7 +48,7 @@ def test_an_update_that_reaches_another_epoch_is_marked():
 MIX = "augmentation.mix=[{kind: Mixup, alpha: 1}]"
 GROWING = (
     "image_size=[{from: 0, size: 12}, {from: 2, size: 16}]",
-    "augmentation.train=[{kind: RandomResizedCrop, size: image_size}, {kind: HorizontalFlip}]",
+    "augmentation={train: [{kind: RandomResizedCrop, size: image_size}, {kind: HorizontalFlip}], eval: []}",
     "model={kind: SmallCNN}",
 )
 

@@ -55,8 +55,10 @@ def folder(tmp_path_factory):
 
 
 def words(folder, out, *more, mix=""):
-    crop = "{kind: RandomResizedCrop, size: 24}, {kind: mine.Slow}, {kind: Normalize, with: mine}"
-    crop = f"{{train: [{crop}], eval: [{{kind: Resize, shorter: 24}}, {{kind: CenterCrop, size: 24}}]{mix}}}"
+    normalized = "{kind: Normalize, with: mine}"
+    crop = f"{{kind: RandomResizedCrop, size: 24}}, {{kind: mine.Slow}}, {normalized}"
+    scored = f"{{kind: Resize, shorter: 24}}, {{kind: CenterCrop, size: 24}}, {normalized}"
+    crop = f"{{train: [{crop}], eval: [{scored}]{mix}}}"
     changes = [f"dataset={folder / 'mine.yaml'}", f"augmentation={crop}", "learning_rate.warmup=null", "model.width=4"]
     changes += ["batch={global: [{from: 0, size: 24}, {from: 1, size: 48}], norm_span: 6}", "epochs=3"]
     sets = [word for change in changes for word in ("--set", change)]

@@ -75,7 +75,7 @@ def test_the_evaluation_is_shown_in_its_order():
 
 def test_growing_images_have_the_size_of_their_epoch():
     sizes = "image_size=[{from: 0, size: 8}, {from: 2, size: 12}]"
-    train = "augmentation.train=[{kind: RandomResizedCrop, size: image_size}]"
+    train = "augmentation.train=[{kind: RandomResizedCrop, size: image_size}, {kind: Normalize, with: digits}]"
     recipe = opened(sizes, train)
     for epoch, size in ((0, 8), (3, 12)):
         shown = training_samples(recipe.recipe, recipe.dataset, epoch=epoch, count=3)

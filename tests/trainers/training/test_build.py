@@ -15,11 +15,15 @@ from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
 from trainers.training.build import build, build_model
 
+NORMALIZE = "{kind: Normalize, with: digits}"
+
 
 def sizes(train, evaluation):
     """Augmentations that end in images of these sides; None leaves the data set's 8x8."""
     return [
-        f"augmentation.{split}=[{{kind: Resize, shorter: 64}}, {{kind: {crop}, size: {size}}}]" if size else "seed=0"
+        f"augmentation.{split}=[{{kind: Resize, shorter: 64}}, {{kind: {crop}, size: {size}}}, {NORMALIZE}]"
+        if size
+        else "seed=0"
         for split, crop, size in (("train", "RandomCrop", train), ("eval", "CenterCrop", evaluation))
     ]
 
@@ -53,7 +57,7 @@ def test_images_too_small_for_a_model_are_refused(name):
 def growing(*steps):
     """An image size that moves at epoch 1, 2 and so on, and a crop that takes it."""
     ramp = ", ".join(f"{{from: {place}, size: {size}}}" for place, size in enumerate(steps))
-    train = "[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: image_size}]"
+    train = "[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: image_size}, {kind: Normalize, with: digits}]"
     return [f"augmentation.train={train}", f"image_size=[{ramp}]"]
 
 
@@ -74,13 +78,18 @@ def test_a_model_of_one_size_is_refused_where_images_grow(steps):
 
 def test_only_the_size_that_reaches_the_model_counts():
     train = "augmentation.train=[{kind: Resize, shorter: image_size}, {kind: RandomCrop, size: 48}]"
-    model = built("model={kind: AlexNetBN}", train, "image_size=[{from: 0, size: 64}, {from: 1, size: 96}]")
+    model = built(
+        "model={kind: AlexNetBN}",
+        train,
+        "augmentation.eval=[]",
+        "image_size=[{from: 0, size: 64}, {from: 1, size: 96}]",
+    )
     assert model.image_size == 48
 
 
 def test_the_size_of_a_hole_is_not_that_of_the_image():
     train = "augmentation.train=[{kind: Resize, shorter: 64}, {kind: RandomCrop, size: 48}, {kind: Cutout, size: 16}]"
-    assert built("model={kind: AlexNetBN}", train).image_size == 48
+    assert built("model={kind: AlexNetBN}", train, "augmentation.eval=[]").image_size == 48
 
 
 def test_the_size_of_a_crop_that_is_resized_is_that_of_the_image():

@@ -84,7 +84,7 @@ def test_every_seed_holds_out_the_same_samples_with_the_augmentation_of_evaluati
     overrides = (
         "evaluation.held_out=0.1",
         f"seed={seed}",
-        "augmentation.train=[{kind: RandomCrop, size: 8, padding: 1}]",
+        "augmentation.train=[{kind: RandomCrop, size: 8, padding: 1}, {kind: Normalize, with: digits}]",
     )
     opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides)
     parts, whole = build(opened.recipe, opened.dataset), Digits().open(None, "train")
