@@ -91,9 +91,13 @@ def require_possible(name: str) -> None:
     Raises:
         UnknownNameError: it is too long.
     """
+    if not _is_possible(name):
+        raise UnknownNameError("cannot be read: File name too long", f"check the path; {_LIST}")
+
+
+def _is_possible(name: str) -> bool:
     longest = max(len(os.fsencode(part)) for part in name.split("/"))
-    if longest > _LONGEST_PART or len(os.fsencode(name)) > _LONGEST_PATH:
-        raise UnknownNameError(f"{name[:40]!r}... is longer than the name of a file can be", _LIST)
+    return longest <= _LONGEST_PART and len(os.fsencode(name)) <= _LONGEST_PATH
 
 
 def path_of_pack(name: str) -> str:
@@ -140,7 +144,7 @@ def find_or_refuse(kind: str, name: str) -> Path:
         return find(kind, name)
     except UnknownNameError as error:
         of_run = Path(os.path.expanduser(name), "recipe.yaml")
-        if kind == "recipes" and of_run.is_file():
+        if kind == "recipes" and _is_possible(name) and of_run.is_file():
             return of_run
         raise RecipeError([Problem(file=name, what=error.what, way_out=error.way_out)]) from None
 

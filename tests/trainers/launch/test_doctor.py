@@ -28,7 +28,7 @@ def test_json_and_terminal_have_versions_patches_and_the_verdict(diagnosis, caps
     printed = json.loads(capsys.readouterr().out)
     assert printed == diagnosis.as_dict()
     assert printed["trains_on_cpu"]
-    assert len(printed["patches"]) == 24
+    assert len(printed["patches"]) == 25
     doctor.print_diagnosis(diagnosis)
     shown = capsys.readouterr().out
     for word in ("7.8.1", "mpiexec", "threads per rank", "patches (--json: names", "Training on the CPU works."):

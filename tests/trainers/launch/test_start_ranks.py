@@ -169,7 +169,8 @@ def test_a_run_that_was_done_is_done_again_in_no_update(whole, on_resident_ranks
 def start_and_interrupt(folder, interrupt):
     """Start a run, call interrupt(process) after three updates, wait for its end."""
     command = [*KILOBATCH, "train", *SMALL, "-n", "2", "--out", str(folder), "--set", "epochs=20"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    heeds = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}  # also where the tests run by nohup
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heeds) as process:
         until = time.monotonic() + 60
         while not ((folder / "metrics.jsonl").exists() and len(updates(folder)) >= 3):
             assert process.poll() is None, process.stderr.read()
