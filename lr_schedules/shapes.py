@@ -209,9 +209,7 @@ class CosineRestarts:
             if grown == math.inf:
                 exponent = math.log(epoch) - math.log(self.first) + math.log(self.times - 1)
             number = math.floor(exponent / math.log(self.times))
-        number = max(
-            0, number - 1
-        )  # rounding moves it by one at most, where periods are no shorter than a float's error
+        number = max(0, number - 1)  # rounding moves it by one at most
         return number + sum(_start(self.first, self.times, number + more) <= epoch for more in (1, 2))
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 import trainers.compat  # noqa: F401
+from recipes.errors import RecipeError
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
 
@@ -50,3 +51,9 @@ def test_what_scales_pixels_alike_or_cannot_be_compared_is_valid(train, evaluate
     lists = f"augmentation: {{train: [{train}], eval: [{evaluated}], end: {{at: 5, train: [{evaluated}]}}}}"
     path = write(line_10=f"{lists}\nlacks: [Whitened]" if "Whitened" in train + evaluated else lists)
     open_recipe(path, vocabulary=vocabulary(allow_code=bool(allow_code)), allow_code=allow_code)
+
+
+def test_an_error_in_an_overridden_augmentation_is_refused_there():
+    typo = "augmentation.train=[{kind: Normalize, with: digit}]"
+    with pytest.raises(RecipeError, match="command line:1:.*: augmentation.train.0.with: is 'digit'"):
+        open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[typo])

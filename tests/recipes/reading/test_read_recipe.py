@@ -246,3 +246,31 @@ def test_a_mistyped_first_step_of_a_ramp_is_refused_at_its_key(tmp_path):
     file.write_text(f"kilobatch: 1\nextends: digits/baseline\nbatch: {{global: {steps}}}\n")
     with pytest.raises(RecipeError, match=r":3:19: batch.global.0.frm: is not a known key; did you mean from"):
         open_recipe(file, vocabulary=vocabulary())
+
+
+def test_ramp_inside_the_warmup_needs_to_know_its_aim(write, problem_of):
+    warmup = "{kind: GradualWarmup, epochs: 5}"
+    problem = problem_of(
+        write(
+            line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}",
+            line_7=f"learning_rate: {{reference: 0.05, per: 32, warmup: {warmup}}}",
+        )
+    )
+    assert problem.path == "learning_rate.warmup"
+    assert "the batch moves at 3, inside the warmup of 5" in problem.what
+    assert "`target_batch: 192`" in problem.way_out
+
+
+def test_warmup_before_a_decay_leaves_it_some_time(write, problem_of):
+    problem = problem_of(
+        write(
+            line_7="learning_rate: {reference: 0.05, per: 32, schedule: {kind: Cosine}, "
+            "warmup: {kind: GradualWarmup, epochs: 20, joins: before}}"
+        )
+    )
+    assert (problem.line, problem.path) == (7, "learning_rate.warmup.epochs")
+    assert "leaves Cosine no time" in problem.what
+
+
+def test_warmup_before_a_constant_rate_may_take_the_whole_run(opened):
+    opened(line_7="learning_rate: {reference: 1, per: 32, warmup: {kind: GradualWarmup, epochs: 20, joins: before}}")

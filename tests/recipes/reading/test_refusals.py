@@ -454,43 +454,9 @@ def test_a_value_that_does_not_go_with_an_inherited_one_is_refused_where_the_use
         open_recipe(path, vocabulary=vocabulary())
 
 
-def test_an_error_in_an_overridden_augmentation_is_refused_there():
-    typo = "augmentation.train=[{kind: Normalize, with: digit}]"
-    with pytest.raises(RecipeError, match="command line:1:.*: augmentation.train.0.with: is 'digit'"):
-        open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[typo])
-
-
 def test_a_file_name_that_cannot_name_a_folder_is_refused_with_the_key_that_helps(write, problem_of):
     problem = problem_of(write(line_2="title: no name", name="猫.yaml"))
     assert str(problem).startswith("猫.yaml:1:1: name: '猫' cannot name a run's folder; add a `name:` of the letters a")
-
-
-def test_ramp_inside_the_warmup_needs_to_know_its_aim(write, problem_of):
-    warmup = "{kind: GradualWarmup, epochs: 5}"
-    problem = problem_of(
-        write(
-            line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}",
-            line_7=f"learning_rate: {{reference: 0.05, per: 32, warmup: {warmup}}}",
-        )
-    )
-    assert problem.path == "learning_rate.warmup"
-    assert "the batch moves at 3, inside the warmup of 5" in problem.what
-    assert "`target_batch: 192`" in problem.way_out
-
-
-def test_warmup_before_a_decay_leaves_it_some_time(write, problem_of):
-    problem = problem_of(
-        write(
-            line_7="learning_rate: {reference: 0.05, per: 32, schedule: {kind: Cosine}, "
-            "warmup: {kind: GradualWarmup, epochs: 20, joins: before}}"
-        )
-    )
-    assert (problem.line, problem.path) == (7, "learning_rate.warmup.epochs")
-    assert "leaves Cosine no time" in problem.what
-
-
-def test_warmup_before_a_constant_rate_may_take_the_whole_run(opened):
-    opened(line_7="learning_rate: {reference: 1, per: 32, warmup: {kind: GradualWarmup, epochs: 20, joins: before}}")
 
 
 @pytest.mark.parametrize("end", ["", ".yaml"])

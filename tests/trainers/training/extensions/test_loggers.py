@@ -124,15 +124,20 @@ def test_event_files_of_a_resumed_session_keep_the_evaluation_of_its_checkpoint_
     assert not shown[2], "a run that a kill ended before its first checkpoint begins anew"
 
 
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    """MLflow with a store in the test's folder."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    return pytest.importorskip("mlflow")
+
+
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
-def test_mlflow_has_one_run_of_both_sessions(kilobatch, tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+def test_mlflow_has_one_run_of_both_sessions(kilobatch, tmp_path, mlflow):
     run = train_in_two_sessions(kilobatch, tmp_path, "MLflow")
     number = json.loads((run / "mlflow.json").read_text())["run_id"]
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client = mlflow.MlflowClient()
     there = client.get_run(number)
     assert there.info.status == "FINISHED"
     assert there.data.params["batch.global"] == "512"
@@ -142,9 +147,7 @@ def test_mlflow_has_one_run_of_both_sessions(kilobatch, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
-def test_mlflow_has_the_end_of_a_failed_run_and_ends_none_where_it_fails_itself(tmp_path, monkeypatch, caplog):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+def test_mlflow_has_the_end_of_a_failed_run_and_ends_none_where_it_fails_itself(tmp_path, mlflow, caplog):
     (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
     sink, client = MLflowRun(tmp_path, "here"), mlflow.MlflowClient()
     with suppress(ZeroDivisionError), closing(sink):
@@ -158,9 +161,7 @@ def test_mlflow_has_the_end_of_a_failed_run_and_ends_none_where_it_fails_itself(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
-def test_a_lost_run_of_mlflow_is_begun_anew_and_a_deleted_experiment_refused(tmp_path, monkeypatch, caplog):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+def test_a_lost_run_of_mlflow_is_begun_anew_and_a_deleted_experiment_refused(tmp_path, mlflow, caplog):
     (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
     client, note, numbers = mlflow.MlflowClient(), tmp_path / "mlflow.json", []
     losses = (
