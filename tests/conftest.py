@@ -61,15 +61,18 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """The tests of a file run on one worker of xdist. With few cores, files that start ranks run one after another on
-    two workers: those of three folders on one, all others on the other, so that both end at about the same time.
+    two workers: those of three folders on one, all others on the other, so that both end at about the same time. With
+    many, such a file is on as many workers as it has functions.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            if len(os.sched_getaffinity(0)) > 8 or not starts_ranks(config.rootpath / file):
+            if not starts_ranks(config.rootpath / file):
                 return file
+            if len(os.sched_getaffinity(0)) > 8:
+                return nodeid.partition("[")[0]
             return "some ranks" if {"search", "frontier", "datasets"} & {*Path(file).parts} else "ranks"
 
     return FilesScheduling(config, log)
