@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,11 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 _WORD = (1 << 64) - 1
+_HALF = np.uint64(32)
+_LOWER = np.uint64((1 << 32) - 1)
+_MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157  # of Philox4x64, and what is added to its key each round
+_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_ROUNDS = 10
 
 
 def word(text: str) -> int:
@@ -105,6 +112,54 @@ def draws(seed: int, purpose: str, *words: int) -> Draws:
     if len(words) > 3:
         raise ValueError(f"draws takes at most 3 words beside the purpose, got {len(words)}")
     return Draws(seed, purpose, words)
+
+
+class ManyDraws:
+    """The draws of many streams, each number an array: element i is the number of `draws(seed, purpose, ...)` with the
+    i-th of each words.
+
+    Args:
+        seed, purpose: see `draws`.
+        words: as of `draws`: whole numbers, or int64 arrays of one length.
+    """
+
+    def __init__(self, seed: int, purpose: str, *words: Any) -> None:
+        self._key = seed & _WORD, word(purpose)
+        self._words = [np.asarray(each, np.int64).astype(np.uint64) for each in (*words, 0, 0, 0)[:3]]
+        self._blocks, self._left = 0, deque[np.ndarray]()
+
+    def uniform(self) -> np.ndarray:
+        """See `Draws.uniform`."""
+        return (self._bits() >> np.uint64(11)) * 2.0**-53
+
+    def integers(self, bound: int) -> np.ndarray:
+        """See `Draws.integers`; int64, of a bound up to 2**32."""
+        return _upper(self._bits(), bound).astype(np.int64)
+
+    def _bits(self) -> np.ndarray:
+        if not self._left:
+            self._blocks += 1
+            self._left.extend(_philox(self._key, [np.uint64(self._blocks), *self._words]))
+        return self._left.popleft()
+
+
+def _philox(key: tuple[int, int], counter: Sequence[Any]) -> Sequence[np.ndarray]:
+    """The four words of Philox4x64-10 at counters of which each word is a number or an array."""
+    a, b, c, d = np.broadcast_arrays(*counter)
+    of_a, of_c = _MULTIPLIERS
+    for number in range(_ROUNDS):
+        first, second = (np.uint64((k + number * step) & _WORD) for k, step in zip(key, _STEPS, strict=True))
+        b, d = _upper(c, of_c) ^ b ^ first, _upper(a, of_a) ^ d ^ second
+        a, b, c, d = b, c * np.uint64(of_c), d, a * np.uint64(of_a)
+    return a, b, c, d
+
+
+def _upper(words: np.ndarray, factor: int) -> np.ndarray:
+    """The upper word of each product of 64-bit words."""
+    low, high = np.uint64(factor) & _LOWER, np.uint64(factor) >> _HALF
+    words_low, words_high = words & _LOWER, words >> _HALF
+    middle = words_low * high + (words_low * low >> _HALF)
+    return words_high * high + (middle >> _HALF) + ((words_high * low + (middle & _LOWER)) >> _HALF)
 
 
 class _Key(ISeedSequence):

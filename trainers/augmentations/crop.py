@@ -38,14 +38,21 @@ class CenterCrop:
 
     def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:
         """`size` x `size` pixels, channels and type as given."""
-        height, width, _ = image_HWC.shape
+        top, left = self.place(*image_HWC.shape[:2], draws)
+        return image_HWC[top : top + self.size, left : left + self.size]
+
+    def place(self, height: int, width: int, draws: Draws) -> tuple[int, int]:
+        """The first row and column of the square in an image of this height and width.
+
+        Raises:
+            UnfitImage: it is smaller.
+        """
         if min(height, width) < self.size:
             raise UnfitImage(
                 f"CenterCrop.size is {self.size}, but the image is {height}x{width}: put a Resize before it, "
                 f"or make the size smaller"
             )
-        top, left = (height - self.size) // 2, (width - self.size) // 2
-        return image_HWC[top : top + self.size, left : left + self.size]
+        return (height - self.size) // 2, (width - self.size) // 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +81,27 @@ class RandomCrop:
         """`size` x `size` pixels, channels and type as given."""
         height, width, channels = image_HWC.shape
         padding = self.padding
+        top, left = self.place(height, width, draws)
+        padded_HWC = np.zeros((height + 2 * padding, width + 2 * padding, channels), dtype=image_HWC.dtype)
+        padded_HWC[padding : padding + height, padding : padding + width] = image_HWC
+        return padded_HWC[top : top + self.size, left : left + self.size]
+
+    def place(self, height: int, width: int, draws: Draws) -> tuple[int, int]:
+        """The first row and column of the square in the padded image; arrays by `ManyDraws`.
+
+        Args:
+            height, width: of the image without padding.
+        Raises:
+            UnfitImage: the padded image is smaller.
+        """
+        padding = self.padding
         rows, columns = height + 2 * padding - self.size + 1, width + 2 * padding - self.size + 1
         if rows < 1 or columns < 1:
             raise UnfitImage(
                 f"RandomCrop.size is {self.size}, but the image is {height}x{width} with a padding of {padding}: "
                 "make the size smaller, the padding larger, or put a Resize before it"
             )
-        top, left = draws.integers(rows), draws.integers(columns)
-        padded_HWC = np.zeros((height + 2 * padding, width + 2 * padding, channels), dtype=image_HWC.dtype)
-        padded_HWC[padding : padding + height, padding : padding + width] = image_HWC
-        return padded_HWC[top : top + self.size, left : left + self.size]
+        return draws.integers(rows), draws.integers(columns)
 
 
 @dataclass(frozen=True, kw_only=True)

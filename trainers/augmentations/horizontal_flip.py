@@ -28,7 +28,7 @@ class HorizontalFlip:
         require_number("HorizontalFlip.probability", self.probability, at_least=0, at_most=1)
 
     def mirrors(self, draws: Draws) -> bool:
-        """Whether it is the mirror image."""
+        """Whether it is the mirror image; an array by `ManyDraws`."""
         return draws.uniform() < self.probability
 
     def __call__(self, image_HWC: np.ndarray, draws: Draws) -> np.ndarray:

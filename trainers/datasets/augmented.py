@@ -20,6 +20,28 @@ from trainers.runs.identity import is_of_the_user
 Split = Literal["train", "late", "eval"]  # late: training samples after the end of augmentation
 SMALL = 1 << 14  # values of an image up to which a call of NumPy takes longer than its work
 _TOGETHER = 32  # images that are finished at once: few, so that they stay in the cache
+_STACKED = 64  # samples of one array from which on it takes less time to make them as arrays
+
+
+@dataclass(frozen=True)
+class StackedSamples(Sequence[tuple[Any, int]]):
+    """Images and labels of several samples as arrays: a sequence of pairs.
+
+    Args:
+        images: float32 NCHW, or `Pixels` of arrays.
+        labels: one integer a sample.
+    """
+
+    images: np.ndarray | Pixels
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, number: Any) -> Any:
+        images = self.images
+        image = Pixels(*(each[number] for each in images)) if isinstance(images, Pixels) else images[number]
+        return image, int(self.labels[number])
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +66,11 @@ class AugmentedSamples:
 
     def several(
         self, wanted: Sequence[tuple[int, int]], image_size: int | None, moved: Callable[[], None]
-    ) -> list[tuple[Any, int]]:
-        """What a call gives for each (epoch, index), small images in less time; `moved` is called after each."""
+    ) -> Sequence[tuple[Any, int]]:
+        """What a call gives for each (epoch, index), small images in less time; `moved` is called after some."""
+        if len(wanted) >= _STACKED and (stacked := self._stacked(wanted, image_size)) is not None:
+            moved()
+            return stacked
         images: list[Any] = []
         labels, waiting = [], []
         for epoch, index in wanted:
@@ -58,6 +83,25 @@ class AugmentedSamples:
             moved()
         images.extend(self._finished(waiting))
         return list(zip(images, labels, strict=True))
+
+    def _stacked(self, wanted: Sequence[tuple[int, int]], image_size: int | None) -> StackedSamples | None:
+        """They, where they are small images of one array, and the list of augmentations can be computed for all."""
+        if self._are_foreign or not hasattr(self.samples, "where"):
+            return None
+        epochs, indices = np.array(wanted, np.int64).T
+        if (places := self.samples.where(indices)) is None:
+            return None
+        images, rows, labels = places
+        if not isinstance(images, np.ndarray) or images.dtype not in (np.uint8, np.float32) or images[0].size > SMALL:
+            return None
+        try:
+            how = {"epochs": epochs, "indices": indices, "image_size": image_size}
+            pixels = self.pipeline.stack(np.asarray(images), rows, **how)
+        except UnfitImage:  # which one by one says which it is
+            return None
+        if pixels is None:
+            return None
+        return StackedSamples(pixels if self.pixels else self.pipeline.finish.stack(*pixels), labels)
 
     def _finished(self, several: list[Pixels]) -> Iterable[Any]:
         return several if self.pixels or not several else self.pipeline.finish.images(several)

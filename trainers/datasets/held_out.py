@@ -89,6 +89,12 @@ class ChosenSamples(_FetchesAhead):
     def __getitem__(self, index: int) -> Sample:
         return self.samples[int(self.indices[index])]
 
+    @property
+    def where(self) -> Callable[[np.ndarray], Any]:
+        """See `SamplesInMemory.where`."""
+        where = self.samples.where
+        return lambda indices: where(self.indices[indices])
+
     def name_of(self, index: int) -> str:
         """The file of a sample; without one, its number in the whole split."""
         return getattr(self.samples, "name_of", "sample {}".format)(int(self.indices[index]))

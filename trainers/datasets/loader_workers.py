@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainers.augmentations.pipeline import Pixels
+from trainers.datasets.augmented import StackedSamples
 from trainers.datasets.samples import innermost
 from trainers.runs.errors import UnfitImage
 from trainers.runs.identity import is_of_the_user
@@ -37,8 +38,8 @@ class LoadImages(Protocol):
 
     def several(
         self, wanted: Sequence[tuple[int, int]], image_size: int | None, moved: Callable[[], None]
-    ) -> list[tuple[Any, int]]:
-        """Those of each (epoch, index); `moved` is called after each."""
+    ) -> Sequence[tuple[Any, int]]:
+        """Those of each (epoch, index); `moved` is called after some."""
 
 
 class LoadsSamples(Protocol):
@@ -90,7 +91,7 @@ class Loading:
         """Start and stop of the samples that a worker loads at a time."""
         return ((start, min(start + size, len(self.samples))) for start in range(0, len(self.samples), size))
 
-    def run(self, start: int, stop: int, load_samples: Callable[..., list[Any]]) -> None:
+    def run(self, start: int, stop: int, load_samples: Callable[..., Sequence[Any]]) -> None:
         """Load some of the samples; what goes wrong is raised by `result`."""
         try:
             self._put(start, load_samples(self.load, self.samples[start:stop], self.image_size))
@@ -130,7 +131,10 @@ class Loading:
         """Bytes of one image; 0 until the first is there."""
         return self._bytes
 
-    def _put(self, start: int, loaded: list[Any]) -> None:
+    def _put(self, start: int, loaded: Sequence[Any]) -> None:
+        if isinstance(loaded, StackedSamples):
+            self._put_stacked(slice(start, start + len(loaded)), loaded)
+            return
         for number, (image, label) in enumerate(loaded, start):
             self._labels[number] = label
             pixels = image if isinstance(image, np.ndarray) else image.pixels_HWC
@@ -143,6 +147,20 @@ class Loading:
                 self._of_other_type[number] = pixels.copy()
             elif pixels.shape == self._images.shape[1:]:
                 self._images[number] = pixels
+
+    def _put_stacked(self, some: slice, loaded: StackedSamples) -> None:
+        self._labels[some] = loaded.labels
+        images, mirrored = loaded.images if isinstance(loaded.images, Pixels) else (loaded.images, None)
+        self._shapes[some] = [images.shape[1:]] * len(images)
+        if len(images) == len(self.samples) and self._room is np.empty:
+            self._images, self._bytes = images, images[0].nbytes
+            self._mirrored = None if mirrored is None else mirrored.astype(np.uint8)
+            return
+        if self._images is None:
+            self._reserve(images[0], mirrored=mirrored is not None)
+        self._images[some] = images
+        if mirrored is not None:
+            self._mirrored[some] = mirrored
 
     def _reserve(self, pixels: np.ndarray, *, mirrored: bool) -> None:
         with self._lock:
@@ -281,7 +299,7 @@ def _work(
     """What the thread of a worker does until it is given None."""
     elsewhere = None if place is None else place(number)
 
-    def load_samples(load: LoadImages, samples: Sequence[tuple[int, int]], image_size: int | None) -> list[Any]:
+    def load_samples(load: LoadImages, samples: Sequence[tuple[int, int]], image_size: int | None) -> Sequence[Any]:
         if elsewhere is None:
             return load.several(samples, image_size, moved)
         loaded = elsewhere.load(load, samples, image_size)

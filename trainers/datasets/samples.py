@@ -112,6 +112,10 @@ class SamplesInMemory:
     def __getitem__(self, index: int) -> Sample:
         return self.images_NHWC[index], int(self.labels[index])
 
+    def where(self, indices: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
+        """All images, and of some samples: the row of each, and its label."""
+        return self.images_NHWC, indices, self.labels[indices]
+
 
 def evenly(count: int, most: int) -> list[int]:
     """Up to `most` evenly spaced indices of `count` samples."""

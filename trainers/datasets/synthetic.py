@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +13,8 @@ import numpy as np
 from recipes.arguments import require_count, require_share
 from recipes.planning.random_bits import draws
 from trainers.datasets.samples import Sample, require_split, sha256_of
+
+_KEPT_BYTES = 1 << 28  # images of a split, at most, are kept once they are computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +76,7 @@ class Synthetic:
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticSamples:
-    """One split of `Synthetic`; every sample is computed on access.
+    """One split of `Synthetic`; a sample is computed at its first access, and at each one of a split above 256 MiB.
 
     Args:
         dataset: its fields.
@@ -88,6 +92,31 @@ class SyntheticSamples:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
+        if self._kept is None:
+            return self._computed(index)
+        images, labels = self._kept
+        if labels[index] < 0:
+            images[index], labels[index] = self._computed(index)
+        return images[index], int(labels[index])
+
+    def where(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """See `SamplesInMemory.where`; None of a split above 256 MiB."""
+        if self._kept is None:
+            return None
+        images, labels = self._kept
+        for index in indices[labels[indices] < 0].tolist():
+            images[index], labels[index] = self._computed(index)
+        return images, indices, labels[indices]
+
+    @functools.cached_property
+    def _kept(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Images, and labels, -1 of those that are not computed yet."""
+        shape = (len(self), self.dataset.size, self.dataset.size, self.dataset.channels)
+        if math.prod(shape) > _KEPT_BYTES:
+            return None
+        return np.empty(shape, np.uint8), np.full(len(self), -1)
+
+    def _computed(self, index: int) -> Sample:
         label = index % self.dataset.num_classes
         pattern = self._bytes("synthetic pattern", label)
         noise = self._bytes(f"synthetic {self.split}", index)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import betainc
 
-from recipes.planning.random_bits import draws
+from recipes.planning.random_bits import ManyDraws, draws
 
 
 def test_raw_bits_are_those_of_philox_for_a_key_and_counter_worked_out_here():
@@ -28,6 +28,16 @@ def test_raw_bits_are_those_of_philox_for_a_key_and_counter_worked_out_here():
     purpose = int.from_bytes(hashlib.blake2b(b"permutation", digest_size=8).digest(), "little")
     expected = philox([1, 5, 6, 7], [42, purpose])  # NumPy counts before it draws
     assert [int(bits) for bits in draws(42, "permutation", 5, 6, 7).bits(4)] == expected
+
+
+@pytest.mark.parametrize("seed", [0, -5, 3 + 2**70])
+def test_draws_of_many_streams_are_those_of_each(seed):
+    epochs, indices = np.array([0, 3, 7, -1, 2**40]), np.array([5, -2, 123456789012, 2**62, 0])
+    many = ManyDraws(seed, "augmentation", epochs, indices, 2)
+    together = [many.integers(9), many.uniform(), many.integers(2**32), many.uniform(), many.integers(7)]
+    for epoch, index, *got in zip(epochs, indices, *together, strict=True):
+        one = draws(seed, "augmentation", int(epoch), int(index), 2)
+        assert got == [one.integers(9), one.uniform(), one.integers(2**32), one.uniform(), one.integers(7)]
 
 
 def test_streams_differ_by_seed_purpose_and_every_word():

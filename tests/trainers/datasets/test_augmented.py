@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainers.augmentations.crop import RandomCrop
+from trainers.augmentations.crop import CenterCrop, RandomCrop
+from trainers.augmentations.erasing import Cutout
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
 from trainers.augmentations.pipeline import Pipeline
-from trainers.datasets.augmented import AugmentedSamples
+from trainers.datasets.augmented import AugmentedSamples, StackedSamples
+from trainers.datasets.held_out import ChosenSamples
 from trainers.datasets.image_folder import ImageFolder
 from trainers.datasets.loader_workers import choose_workers
 from trainers.datasets.own_data import OwnSamples
+from trainers.datasets.samples import SamplesInMemory
+from trainers.runs.errors import UnfitImage
 
 NUMBERS = SimpleNamespace(name="own", mean=None, std=None, subset_of="")
 NORMALIZE = Normalize(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
@@ -162,6 +166,65 @@ def test_pixels_stay_pixels():
     for (pixels, label), (expected, other) in zip(together, alone, strict=True):
         assert (pixels.mirrored, label) == (expected.mirrored, other)
         np.testing.assert_array_equal(pixels.pixels_HWC, expected.pixels_HWC, strict=True)
+
+
+ONE_ARRAY = {
+    **LISTS,
+    "mirrored, then cropped": (HorizontalFlip(), RandomCrop(size=13, padding=1), HorizontalFlip(), NORMALIZE),
+    "mirrored, then from the middle": (HorizontalFlip(), CenterCrop(size=11), NORMALIZE, HorizontalFlip()),
+    "by the recipe's size": (RandomCrop(size="image_size", padding=3),),
+}
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("parts", ONE_ARRAY.values(), ids=ONE_ARRAY)
+def test_samples_of_one_array_are_made_as_arrays(parts, dtype, pixels):
+    rng = np.random.default_rng(0)
+    images = (255 * rng.random((300, 14, 14, 3))).astype(dtype)
+    stored = SamplesInMemory(images_NHWC=images, labels=rng.integers(10, size=300))
+    chosen = ChosenSamples(samples=stored, indices=rng.permutation(300)[:290])
+    load = made(chosen, parts, pixels=pixels)
+    wanted = [(7 * number % 5, int(index)) for number, index in enumerate(rng.permutation(290))]
+    together, alone = load.several(wanted, 12, lambda: None), [load(*each, 12) for each in wanted]
+    assert isinstance(together, StackedSamples)
+    finish = load.pipeline.finish.image
+    if pixels:  # a mirror image may be left to `finish`
+        together, alone = ([(finish(*image), label) for image, label in each] for each in (together, alone))
+    assert_equal(together, alone)
+
+
+@pytest.mark.parametrize(
+    ("parts", "side"),
+    [
+        ((RandomCrop(size=12), RandomCrop(size=10), NORMALIZE), 14),
+        ((NORMALIZE, Cutout(size=4)), 14),
+        ((HorizontalFlip(),), 90),
+    ],
+    ids=["two crops", "another", "large"],
+)
+def test_other_lists_and_large_images_are_made_one_by_one(parts, side):
+    images = np.zeros((64, side, side, 3), np.uint8)
+    load = made(SamplesInMemory(images_NHWC=images, labels=np.arange(64)), parts)
+    assert isinstance(load.several([(0, index) for index in range(64)], None, lambda: None), list)
+
+
+def test_a_crop_that_does_not_fit_names_its_sample():
+    stored = SamplesInMemory(images_NHWC=np.zeros((70, 8, 8, 3), np.uint8), labels=np.arange(70))
+    load = made(stored, LISTS["flipped last"])
+    with pytest.raises(UnfitImage, match=r"sample 3: RandomCrop.size is 12, but the image is 8x8"):
+        load.several([(0, index) for index in range(3, 70)], None, lambda: None)
+
+
+class Table(Reused):
+    """Users' samples with a method that is named like ours."""
+
+    def where(self, condition):
+        raise AssertionError("not ours")
+
+
+def test_users_samples_are_not_asked_where_they_are():
+    assert_equal(*both(made(Table(), (NORMALIZE,)), 80))
 
 
 def test_a_large_image_is_finished_at_once(monkeypatch):

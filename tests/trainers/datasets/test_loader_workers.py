@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from trainers.augmentations.pipeline import Pixels
+from trainers.datasets.augmented import StackedSamples
 from trainers.datasets.loader_workers import AHEAD_BYTES, LoadedAhead, LoaderWorkers, Loading
 from trainers.runs.errors import RankFailed
 
@@ -92,6 +93,26 @@ def test_pixels_of_bytes_and_of_floats_become_one_array(workers):
     assert pixels.dtype == np.float32
     assert pixels[:, 1, 1, 0].tolist() == [index + index % 2 / 2 for index in range(20)]
     assert mirrored.tolist() == [index > 4 for index in range(20)]
+
+
+@pytest.mark.parametrize("room", [None, lambda shape, dtype: np.full(shape, 9, dtype)])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("of_pixels", [False, True])
+def test_samples_that_come_as_arrays_are_put_in_their_place(of_pixels, whole, room):
+    images, mirrored = np.arange(80, dtype=np.uint8).reshape(20, 2, 2, 1), np.arange(20) % 2 == 0
+    stacks = [slice(0, 20)] if whole else [slice(0, 8), slice(8, 20)]
+    made = Loading(None, [(0, index) for index in range(20)], key="", finish=pair, **({"room": room} if room else {}))
+    for some in stacks:
+        loaded = Pixels(images[some], mirrored[some]) if of_pixels else images[some]
+        stacked = StackedSamples(loaded, np.arange(some.start, some.stop))
+        made.run(some.start, some.stop, lambda *_, stacked=stacked: stacked)
+    got, labels = made.result()
+    assert labels.tolist() == list(range(20))
+    assert labels.dtype == np.int32
+    assert made.sample_bytes == 4
+    np.testing.assert_array_equal(got.pixels_HWC if of_pixels else got, images, strict=True)
+    if of_pixels:
+        np.testing.assert_array_equal(got.mirrored, mirrored.astype(np.uint8), strict=True)
 
 
 def test_pixels_of_different_sizes_are_refused_too(workers):

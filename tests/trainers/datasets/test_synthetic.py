@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recipes.planning.random_bits import draws
-from trainers.datasets import Synthetic
+from trainers.datasets import Synthetic, synthetic
 
 GOLDEN = "e3cfbe14a37229acd3eea9a50b14c4ee9afa081ad800315275b0ca118e7cc6eb"
 
@@ -46,6 +46,21 @@ def test_the_pattern_of_training_is_found_in_evaluation():
 def test_seeds_give_other_patterns_and_other_noise():
     first, second = (images("train", num_train=1, seed=seed) for seed in (0, 1))
     assert (first == second).mean() < 0.05
+
+
+@pytest.mark.parametrize("fields", [{}, {"label_noise": 0.5}])
+def test_samples_are_the_same_when_they_are_kept_and_when_not(fields, monkeypatch):
+    made = Synthetic(num_train=40, size=5, **fields)
+    kept, indices = made.open(None, "train"), np.array([7, 3, 39, 3])
+    images, rows, labels = kept.where(indices)
+    monkeypatch.setattr(synthetic, "_KEPT_BYTES", 40 * 5 * 5 * 3 - 1)
+    computed = made.open(None, "train")
+    assert computed.where(indices) is None
+    for index, row, label in zip(indices.tolist(), rows, labels, strict=True):
+        expected, of_label = computed[index]
+        np.testing.assert_array_equal(images[row], expected, strict=True)
+        np.testing.assert_array_equal(kept[index][0], expected, strict=True)
+        assert label == of_label == kept[index][1]
 
 
 def test_a_sample_past_the_end_is_refused():
