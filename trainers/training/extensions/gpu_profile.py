@@ -12,6 +12,7 @@ from trainers.runs.phase_clock import PhaseClock
 KERNEL_CLASSES = {  # of kernels, by what their names hold: the first that fits
     "loss": ("cross_entropy", "mean_loss", "crossent", "softmax", "nll_loss"),
     "exchange": ("nccl",),
+    "transfer": ("htod", "dtoh"),  # of the host's memory, beside kernels
     "normalisation": ("moments", "totals", "slopes", "normalized", "gradient_sums", "input_gradient")
     + ("batch_norm", "batchnorm", "bn_", "moved_averages"),
     "optimizer": ("momentum_", "adam_", "rmsprop_", "ratios", "multi_tensor"),
@@ -27,6 +28,8 @@ def milliseconds_by_class(kernels: Iterable[tuple[str, float, int]]) -> dict[str
 
     >>> milliseconds_by_class([("sm90_xmma_fprop", 2.0, 3), ("moments", 3.0, 1), ("gradient_sums", 1.5, 1)])
     {'normalisation': (4.5, 2), 'convolution': (2.0, 3)}
+    >>> milliseconds_by_class([("Memcpy HtoD (Pinned -> Device)", 1.0, 2), ("Memcpy DtoD (Device -> Device)", 0.5, 1)])
+    {'transfer': (1.0, 2), 'copy': (0.5, 1)}
     """
     sums: dict[str, list[Any]] = defaultdict(lambda: [0.0, 0])
     for name, milliseconds, launches in kernels:
