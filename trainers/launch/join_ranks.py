@@ -215,7 +215,10 @@ def _checked_together(
             if not checked:  # else the parent process has checked, and begun the log there
                 if request.out is not None:
                     check_folder(request, folder, prepared)
-                require_startable(prepared.opened, ranks=1, files=not request.resume)  # others may be elsewhere
+                on_gpu = prepared.plan.cluster.device == "gpu"
+                require_startable(  # others may be elsewhere
+                    prepared.opened, ranks=1, files=not request.resume, on_gpu=on_gpu
+                )
                 folder = folder if request.out is not None else claimed(folder)
             held = lock_folder(folder) if alone else None
             if not checked:

@@ -67,7 +67,7 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
         )
 
 
-def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
+def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, on_gpu: bool = False) -> None:
     """Check what depends on this machine and the data, once, before ranks start that would all meet the same error.
 
     Raises:
@@ -94,7 +94,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool) -> None:
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.build import require_trainable  # and Chainer
 
-        if unreached := require_trainable(opened.recipe, opened.dataset):
+        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu):
             more = f" and {len(unreached) - _MAX_NAMED} more" if len(unreached) > _MAX_NAMED else ""
             named = ", ".join(unreached[:_MAX_NAMED]) + more
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"

@@ -71,7 +71,8 @@ def start_or_join(request: TrainRequest) -> int:
     if request.resume and (ending := _ending(folder, prepared)):
         print(printable(f"{ending}\nrun: {folder}, which has ended"))
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
-    require_startable(prepared.opened, ranks=workers, files=not request.resume)
+    on_gpu = prepared.plan.cluster.device == "gpu"
+    require_startable(prepared.opened, ranks=workers, files=not request.resume, on_gpu=on_gpu)
     return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)
 
 

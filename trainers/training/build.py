@@ -152,9 +152,11 @@ def drawn_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
     return _with_weights(build_model(recipe, dataset, sides=sides), recipe, dataset)
 
 
-def require_trainable(recipe: Recipe, dataset: Dataset) -> list[str]:
+def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) -> list[str]:
     """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
 
+    Args:
+        on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
     Returns:
         Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
     Raises:
@@ -180,7 +182,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset) -> list[str]:
         NormGroups(recipe.evaluation).install(_with_weights(model, recipe, dataset))
     except (TypeError, ValueError) as error:
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
-    if compute in HALVES:
+    if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
     return unreached

@@ -13,7 +13,7 @@ from trainers.launch.preflight import require_startable
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
-from trainers.training.build import build, build_model
+from trainers.training.build import build, build_model, require_trainable
 
 NORMALIZE = "{kind: Normalize, with: digits}"
 
@@ -275,6 +275,19 @@ def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
     with pytest.raises(InputRefused, match=re.escape(message)):
         start_or_join(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True, out=Path("run")))
     assert not Path("run").exists()
+
+
+def test_a_model_for_a_gpu_is_not_tried_in_16_bits_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    layers = "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(x.astype('f'))"
+    (tmp_path / "mine_on_gpu.py").write_text(OWN.format(layers=layers))
+    overrides = ("model={kind: mine_on_gpu.Own}", "precision={compute: mixed16}")
+    words = vocabulary(allow_code=True)
+    opened = open_recipe("digits/baseline", vocabulary=words, overrides=overrides, allow_code=True)
+    assert require_trainable(opened.recipe, opened.dataset, on_gpu=True) == []
+    with pytest.raises(InputRefused, match="its forward in mixed16 fails"):
+        require_trainable(opened.recipe, opened.dataset)
 
 
 @pytest.mark.parametrize(
