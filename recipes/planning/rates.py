@@ -118,10 +118,11 @@ def optimizer_at(recipe: Recipe, epoch: float) -> Any:
 
 
 def written_weight_decay(optimizer: object) -> float:
-    """The weight decay as it is written, 0 where the optimizer has none."""
+    """The weight decay as it is written, 0 where the optimizer has none or it is no number."""
     if isinstance(optimizer, Unbuilt):
         return coefficients(optimizer).get("weight_decay", 0.0)
-    return float(getattr(optimizer, "weight_decay", 0.0))
+    decay = getattr(optimizer, "weight_decay", 0.0)
+    return float(decay) if isinstance(decay, int | float) else 0.0
 
 
 def _read_at(formula: LearningRate, epoch: float) -> float:
