@@ -19,6 +19,7 @@ LINEAR = ("linear", 1.0)  # rules
 LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 LARGEST_WITHOUT_WARMUP = 8  # times the reference batch; rate / (1 - momentum), which is 1 at batch 256. Assumed
 
+_JUST_BEFORE = 1 - 1e-9
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
 _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
 
@@ -32,7 +33,8 @@ def learning_rate_at(recipe: Recipe, epoch: float) -> float:
     warmup as `joins` says; t' is t, or the last multiple of `every`.
     """
     formula = recipe.learning_rate
-    return full_rate_at(recipe, epoch) * _shape(formula)(_read_at(formula, epoch))
+    shape = _shape(formula)
+    return full_rate_at(recipe, epoch) * _factor_at(lambda time: shape(_read_at(formula, time)), recipe, epoch)
 
 
 def full_rate_at(recipe: Recipe, epoch: float) -> float:
@@ -78,7 +80,7 @@ def momentum_at(recipe: Recipe, epoch: float) -> float | None:
     if key is None:
         return None
     value = coefficients(optimizer)[key] if isinstance(optimizer, Unbuilt) else getattr(optimizer, key)
-    return float(value) * (1.0 if schedule is None else schedule(epoch))
+    return float(value) * (1.0 if schedule is None else _factor_at(schedule, recipe, epoch))
 
 
 def coefficients(optimizer: Unbuilt) -> dict[str, float]:
@@ -97,7 +99,7 @@ def momentum_key(optimizer: object) -> str | None:
 def weight_decay_at(recipe: Recipe, epoch: float) -> float:
     """The weight decay of an update that starts at `epoch`, 0 where the optimizer has none."""
     schedule = recipe.schedules.weight_decay
-    return written_weight_decay(recipe.optimizer) * (1.0 if schedule is None else schedule(epoch))
+    return written_weight_decay(recipe.optimizer) * (1.0 if schedule is None else _factor_at(schedule, recipe, epoch))
 
 
 def optimizer_at(recipe: Recipe, epoch: float) -> Any:
@@ -116,15 +118,26 @@ def optimizer_at(recipe: Recipe, epoch: float) -> Any:
 
 
 def written_weight_decay(optimizer: object) -> float:
-    """The weight decay as it is written, 0 where the optimizer has none."""
+    """The weight decay as it is written, 0 where the optimizer has none or it is no number."""
     if isinstance(optimizer, Unbuilt):
         return coefficients(optimizer).get("weight_decay", 0.0)
-    return float(getattr(optimizer, "weight_decay", 0.0))
+    decay = getattr(optimizer, "weight_decay", 0.0)
+    return float(decay) if isinstance(decay, int | float) else 0.0
 
 
 def _read_at(formula: LearningRate, epoch: float) -> float:
     """The time at which the factor is read for `epoch`: the last multiple of `every`."""
     return epoch if formula.every == "update" else last_multiple(epoch, formula.every)
+
+
+def _factor_at(schedule: Schedule, recipe: Recipe, epoch: float) -> float:
+    """The factor at `epoch`; where a schedule fails at the run's end, at which no update begins, that just before."""
+    try:
+        return schedule(epoch)
+    except Exception:  # of a schedule of the user's own
+        if epoch < recipe.epochs:
+            raise
+        return schedule(recipe.epochs * _JUST_BEFORE)
 
 
 def _shape(formula: LearningRate) -> Schedule:

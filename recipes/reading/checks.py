@@ -109,9 +109,15 @@ def _restarts(schedule: Schedule | None, epochs: float) -> int:
 def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> None:
     """The rate is finite and above 0 at some time, or until an optimizer that divides by it has started slowly."""
     optimizer, kind, path = recipe.optimizer, type(recipe.optimizer).__name__, ("learning_rate",)
-    rates = {epoch: _rate_or_inf(recipe, epoch) for epoch in (*epochs, recipe.epochs)}
-    for epoch, rate in rates.items():
-        if not math.isfinite(rate):
+    rates = {}
+    for epoch in (*epochs, recipe.epochs):
+        try:
+            rates[epoch] = _rate_or_inf(recipe, epoch)
+        except Exception as error:  # of a schedule of the user's own
+            what = f"fails at epoch {epoch:g}: {_in_words(error)}"
+            reading.refuse((*path, "schedule"), what, "mend its class, or choose another kind")
+            return
+        if not math.isfinite(rates[epoch]):
             way_out = "make `reference` or the factors of its schedule smaller"
             reading.refuse(path, f"is not a finite number at epoch {epoch:g}", way_out)
             return
@@ -137,6 +143,10 @@ def _rate_or_inf(recipe: Recipe, epoch: float) -> float:
         return math.inf
 
 
+def _in_words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def _check_moved(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> None:
     """What a schedule moves must be there, and stay in its range over the run."""
     schedules, optimizer = recipe.schedules, recipe.optimizer
@@ -154,4 +164,8 @@ def _check_moved(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> N
             except (OverflowError, ValueError) as error:
                 what = f"at epoch {epoch:g}: {'not a finite number' if isinstance(error, OverflowError) else error}"
                 reading.refuse(("schedules", key), what, f"it is a factor on `optimizer.{name}`: make it smaller")
+                break
+            except Exception as error:  # of a schedule of the user's own
+                what = f"fails at epoch {epoch:g}: {_in_words(error)}"
+                reading.refuse(("schedules", key), what, "mend its class, or choose another kind")
                 break

@@ -159,6 +159,11 @@ _EXAMPLES = {
 }
 
 
+def _null_meant(raw: object, optional: bool) -> str:
+    """A way out of a word that means null, where null may stand; else empty."""
+    return "write `null`" if optional and isinstance(raw, str) and _OTHER_YAML.get(raw.lower()) == "null" else ""
+
+
 @dataclasses.dataclass(kw_only=True)
 class Reading:
     """Reads one tree; remembers what is wrong with it and which values it had to fill in.
@@ -212,7 +217,14 @@ class Reading:
         return self.origins[path]
 
     def record(
-        self, cls: type, raw: object, path: Path, *, using: Mapping[str, Reader] | None = None, beside: tuple = ()
+        self,
+        cls: type,
+        raw: object,
+        path: Path,
+        *,
+        using: Mapping[str, Reader] | None = None,
+        beside: tuple = (),
+        optional: bool = False,
     ) -> tuple[Any, Any]:
         """A mapping as a dataclass.
 
@@ -222,11 +234,11 @@ class Reading:
             path: of the tree.
             using: key -> reader for a value that is given, instead of by its hint.
             beside: further keys of the mapping, which the caller reads.
+            optional: null may stand in its place.
         """
         if not isinstance(raw, dict):
             way_out = value_here(dotted(path), raw) or f"must be {words(cls)}"
-            if isinstance(raw, str) and _OTHER_YAML.get(raw.lower()) == "null":
-                way_out = "write `null`"
+            way_out = _null_meant(raw, optional) or way_out
             return self.refuse(path, f"is {_shown(raw)}", way_out), raw
         using = using or {}
         fields = fields_of(cls)
@@ -255,6 +267,7 @@ class Reading:
     def value(self, hint: Any, raw: object, path: Path) -> tuple[Any, Any]:
         """One value by its hint."""
         options = options_of(hint)
+        optional = types.NoneType in options
         if len(options) > 1:
             # Words and null first: any other value must be of the remaining option.
             for option in filter(_is_word, options):
@@ -264,9 +277,9 @@ class Reading:
         if is_epochs(hint):
             return self.position(raw, path)
         if component := component_of(hint):
-            return self.component(component, raw, path)
+            return self.component(component, raw, path, optional=optional)
         if dataclasses.is_dataclass(hint):
-            return self.record(hint, raw, path)
+            return self.record(hint, raw, path, optional=optional)
         if get_origin(hint) is tuple:
             return self._list(hint, raw, path)
         try:
@@ -299,11 +312,14 @@ class Reading:
             return self.refuse(path, str(error), f"write {UNITS}"), raw
         return epochs, int(epochs) if epochs.is_integer() else epochs
 
-    def component(self, component: Component, raw: object, path: Path, **options: Any) -> tuple[Any, Any]:
-        """A mapping with `kind` as an object of the vocabulary."""
+    def component(
+        self, component: Component, raw: object, path: Path, *, optional: bool = False, **options: Any
+    ) -> tuple[Any, Any]:
+        """A mapping with `kind` as an object of the vocabulary; `optional`: null may stand in its place."""
         if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
             way_out = f"give the {component.word} its `kind`"
-            way_out = self._kind_meant(component, raw) if isinstance(raw, str) else way_out
+            if isinstance(raw, str):
+                way_out = _null_meant(raw, optional) or self._kind_meant(component, raw)
             what = "has no `kind`" if isinstance(raw, dict) else f"is {_shown(raw)}"
             return self.refuse(path, what, way_out), raw
         kind = raw["kind"]
@@ -329,7 +345,7 @@ class Reading:
     def _kind_meant(self, component: Component, word: str) -> str:
         """A way out of a word in place of a component: `resnet50` is `{kind: ResNet50}`."""
         if word.lower() in _OTHER_YAML:
-            return f"write `{_OTHER_YAML[word.lower()]}`"
+            return f"give the {component.word} its `kind`"
         known = {kind.lower(): kind for kind in getattr(self.vocabulary, component.group)}
         kind = known.get(word.replace("_", "").lower())
         return (kind is None and kind_here(word)) or f"write `{{kind: {kind or word}}}`"

@@ -107,8 +107,10 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
             way_out=f"write boundaries such as [{', '.join(f'{share:.3g}' for share in shares)}]",
         )
     ends = clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
+    if ends <= case.recipe.epochs:
+        return
     left = formula.schedule(case.recipe.epochs - clock_starts)
-    if ends > case.recipe.epochs and left > max(0.1, 1.001 * formula.schedule(ends - clock_starts)):
+    if left > max(0.1, 1.001 * formula.schedule(ends - clock_starts)):
         yield Fault(
             keys=("epochs", "learning_rate.schedule.epochs"),
             what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: the schedule ends at {ends:g}",

@@ -1,5 +1,7 @@
 """Rates by hand: each rule, each way to join, each way to read; limits that follow from them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from recipes.planning.rates import (
@@ -9,6 +11,7 @@ from recipes.planning.rates import (
     learning_rate_at,
     momentum_at,
     norm_span_at,
+    written_weight_decay,
 )
 from recipes.reading.open import open_recipe
 from recipes.schema import Evaluation, NormMomentum
@@ -135,3 +138,8 @@ def test_averaged_samples_of_the_shortest_and_the_longest_average(keep, per, sam
 def test_averaged_samples_are_the_mean_age_of_a_sample_with_the_update_that_it_came_in():
     ages = sum(0.9**updates * 0.1 * (updates + 1) * 256 for updates in range(2000))
     assert window("pooled", 0.9, "update") == pytest.approx(ages)
+
+
+@pytest.mark.parametrize(("written", "decay"), [(None, 0.0), ("cosine", 0.0), (1, 1.0), (1e-4, 1e-4)])
+def test_a_weight_decay_that_is_no_number_counts_as_0(written, decay):
+    assert written_weight_decay(SimpleNamespace(weight_decay=written)) == decay

@@ -2,7 +2,11 @@
 
 import pytest
 
+from recipes.errors import RecipeError
+from recipes.lint.check import lint_recipe
+from recipes.reading.open import open_recipe
 from recipes.reports.terminal import curve_text
+from trainers.launch.vocabulary import vocabulary
 
 ZERO_FIRST = "schedule: {kind: PiecewiseLinear, points: [[0, 0], [2, 1], [16, 0]]}"
 
@@ -27,3 +31,58 @@ MOMENTUM = "schedules: {momentum: {kind: PiecewiseLinear, points: [[0, 1], %s]}}
 def test_a_value_that_no_update_takes_is_not_refused(lines, opened):
     result = opened(**lines)
     assert "learning rate" in curve_text(result.recipe, result.dataset)
+
+
+OWN = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Table:
+    factors: tuple[float, ...]
+
+    def __call__(self, epoch):
+        return self.factors[int(epoch)]
+
+@dataclass(frozen=True)
+class Hyperbola:
+    length: float
+
+    def __call__(self, epoch):
+        return 0.1 / (self.length - epoch)
+"""
+
+
+@pytest.fixture
+def with_own_schedules(write):
+    """Opens a recipe of 4 epochs that may use schedules of the user's own."""
+
+    def opened(**lines):
+        write(OWN, "own_schedules.py")
+        path = write(line_5="epochs: 4", **lines)
+        return open_recipe(path, vocabulary=vocabulary(allow_code=True), allow_code=True)
+
+    return opened
+
+
+@pytest.mark.parametrize("own", ["Table, factors: [1, 0.5, 0.2, 0.1]", "Hyperbola, length: 4"])
+@pytest.mark.parametrize("every", ["update", 1])
+def test_an_own_schedule_may_end_with_the_run(with_own_schedules, own, every):
+    result = with_own_schedules(line_7=RATE % f"every: {every}, schedule: {{kind: own_schedules.{own}}}")
+    assert "learning rate" in curve_text(result.recipe, result.dataset)
+    lint_recipe("mine.yaml", vocabulary=vocabulary(allow_code=True), allow_code=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("Table, factors: [1, 1]", "fails at epoch 2.*: IndexError: tuple index out of range"),
+        ("Hyperbola, length: 0", "fails at epoch 0: ZeroDivisionError: .* by zero"),
+    ],
+)
+@pytest.mark.parametrize("key", ["learning_rate.schedule", "schedules.momentum"])
+def test_an_own_schedule_that_fails_is_refused(with_own_schedules, key, own, message):
+    schedule = f"{{kind: own_schedules.{own}}}"
+    of_rate = {"line_7": RATE % f"schedule: {schedule}"}
+    lines = of_rate if key == "learning_rate.schedule" else {"line_10": f"schedules: {{momentum: {schedule}}}"}
+    with pytest.raises(RecipeError, match=f"{key}: {message}; mend its class, or choose another kind"):
+        with_own_schedules(**lines)

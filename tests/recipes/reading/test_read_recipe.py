@@ -274,3 +274,17 @@ def test_warmup_before_a_decay_leaves_it_some_time(write, problem_of):
 
 def test_warmup_before_a_constant_rate_may_take_the_whole_run(opened):
     opened(line_7="learning_rate: {reference: 1, per: 32, warmup: {kind: GradualWarmup, epochs: 20, joins: before}}")
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "way_out"),
+    [
+        (4, "model: yes", "give the model its `kind`"),
+        (8, "optimizer: None", "give the optimizer its `kind`"),
+        (7, "learning_rate: {reference: 0.05, per: 32, warmup: Yes}", "give the warmup its `kind`"),
+        (10, "stream: None", "must be `key: value` pairs"),
+        (10, "weight_average: None", "write `null`"),
+    ],
+)
+def test_null_and_true_are_proposed_only_where_they_may_stand(write, problem_of, line, text, way_out):
+    assert problem_of(write(**{f"line_{line}": text})).way_out == way_out

@@ -10,13 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused
 from recipes.reading.open import CODE
-from trainers.runs.run_folder import CHECKPOINTS, EVALUATION, METRICS, RANKS, SOURCES
+from trainers.runs.identity import IDENTITY
+from trainers.runs.run_folder import (
+    CHECKPOINTS,
+    DATASET,
+    ENVIRONMENT,
+    EVALUATION,
+    INIT,
+    LOG,
+    METRICS,
+    PROFILE,
+    RANKS,
+    RECIPE,
+    REPORT,
+    RUN,
+    SOURCES,
+    TRACE,
+)
 from trainers.runs.stop_request import STOP_FILE
 
 if TYPE_CHECKING:
     from chainer.training import Extension, Trainer
 
-_OF_THE_RUN = (CHECKPOINTS, CODE, EVALUATION, RANKS, SOURCES, STOP_FILE)
+_MLFLOW = "mlflow.json"  # of `figure_sinks.MLflowRun`
+_OF_THE_RUN = (CHECKPOINTS, CODE, EVALUATION, RANKS, SOURCES, STOP_FILE, RUN, RECIPE, DATASET, INIT, METRICS, TRACE)
+_OF_THE_RUN += (PROFILE, LOG, ENVIRONMENT, REPORT, IDENTITY, _MLFLOW)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +44,7 @@ class TensorBoard:
     `tensorboard --logdir runs` shows the runs in a folder. A resumed run replaces the steps after its checkpoint.
 
     Args:
-        folder: in the folder of the run; its first name has no dot.
+        folder: in the folder of the run; its first name is none of the run's own files.
     Raises:
         ValueError: `folder` leads out of the run's folder, or to the run's own files.
     """
@@ -37,7 +55,7 @@ class TensorBoard:
         parts = Path(self.folder).parts
         if Path(self.folder).is_absolute() or not parts or ".." in parts:
             raise ValueError(f"TensorBoard.folder must be a path below the run's folder, got {self.folder!r}")
-        if "." in parts[0] or parts[0] in _OF_THE_RUN:  # but for `stop`, the run's own files have a dot
+        if parts[0] in _OF_THE_RUN:
             raise ValueError(
                 f"TensorBoard.folder {self.folder!r} may be the run's own; write a name such as tensorboard"
             )

@@ -219,7 +219,12 @@ def test_a_recipe_cannot_write_over_the_files_of_its_run(name):
     for folder in (name, f"./{name}/x"):
         with pytest.raises(ValueError, match=r"may be the run's own; write a name such as tensorboard"):
             TensorBoard(folder=folder)
-    assert (CSV(file="a.csv").file, TensorBoard(folder="logs/board.1").folder) == ("a.csv", "logs/board.1")
+    assert CSV(file="a.csv").file == "a.csv"
+
+
+@pytest.mark.parametrize("folder", ["logs/board.1", "tb-0.1", "v1.2", ".tb"])
+def test_a_folder_of_tensorboard_may_have_a_dot(folder):
+    assert TensorBoard(folder=folder).folder == folder
 
 
 def test_a_missing_package_is_named_before_a_run(monkeypatch):
