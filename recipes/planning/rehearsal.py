@@ -171,9 +171,11 @@ class Rehearsal:
         segment, division = planned.segment, planned.division
         rates = self.learning_rates[segment.update : segment.update + segment.num_updates]
         samples = self._samples_of(division)
-        epoch = self.plan.timeline.epoch_at(segment.update)
+        last = segment.update + segment.num_updates - 1
+        epochs = [self.plan.timeline.epoch_at(update) for update in (segment.update, last)]
+        momenta = [momentum_at(self.plan.recipe, epoch) for epoch in epochs]
         return {
-            "epoch": epoch,
+            "epoch": epochs[0],
             "update": segment.update,
             "num_updates": segment.num_updates,
             "global_batch_size": segment.global_batch_size,
@@ -184,7 +186,7 @@ class Rehearsal:
                 "lowest": float(rates.min()),
                 "highest": float(rates.max()),
             },
-            "momentum": momentum_at(self.plan.recipe, epoch),
+            "momentum": dict(zip(("first", "last"), momenta, strict=True)),
         }
 
     def _samples_of(self, division: Division) -> np.ndarray:

@@ -79,7 +79,8 @@ def _order_lines(order: Mapping[str, Any]) -> list[str]:
 
 def _row(segment: Mapping[str, Any]) -> dict[str, Any]:
     least, most = segment["samples_per_worker"]
-    rate = segment["learning_rate"]
+    rate, momentum = segment["learning_rate"], segment["momentum"]
+    moves = momentum["first"] != momentum["last"]
     return {
         "epoch": segment["epoch"],
         "update": segment["update"],
@@ -88,7 +89,7 @@ def _row(segment: Mapping[str, Any]) -> dict[str, Any]:
         "share": most if least == most else f"{least}-{most}",
         "rate, first and last": f"{rate['first']:.6g}, {rate['last']:.6g}",
         "lowest and highest": f"{rate['lowest']:.6g}, {rate['highest']:.6g}",
-        "momentum": segment["momentum"],
+        "momentum": f"{momentum['first']:.6g}, {momentum['last']:.6g}" if moves else momentum["first"],
     }
 
 

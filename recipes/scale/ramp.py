@@ -150,7 +150,11 @@ def step_changes(
         yield request.moved("learning_rate.per", sizes[0], "the batch of the old rate")
         yield request.moved("learning_rate.reference", request.rate, "the old rate")
         if warmup is not None and hasattr(warmup.shape, "start"):
-            yield request.moved("learning_rate.warmup.start", {"factor": warmup.shape.start}, "as before, as a factor")
+            key, start = "learning_rate.warmup.start", {"factor": warmup.shape.start}
+            written = request.value(key)
+            if isinstance(written, dict) and "rate" in written:
+                start["rate"] = None  # removes the written one, which the new start is merged onto
+            yield request.moved(key, start, "as before, as a factor")
     else:
         what = f"its rate follows the batch by {formula.rule}, {formula.scale_with}, where {rule}, current is known"
         raise InputRefused(f"{recipe.name}: {what}, and its batch or warmup moves already; write this ramp by hand")

@@ -59,10 +59,12 @@ def report(
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
 ) -> None:
     """Draw a page on a run, or on several beside each other. It is HTML and loads nothing from elsewhere."""
-    from recipes.errors import InputRefused
+    from recipes.errors import InputRefused, printable
     from recipes.reports.page import write_page
     from recipes.reports.record import open_run
 
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        raise InputRefused(f"-o {out}: a report is written as .html or .htm; give another -o")
     folders = [folder for name in runs for folder in _folders(name)]
     target = out or (Path(runs[0], "report.html") if folders == [Path(runs[0])] else Path("report.html"))
     opened = [open_run(folder) for folder in folders]
@@ -70,7 +72,7 @@ def report(
         write_page(opened, target)
     except OSError as error:
         raise InputRefused(f"{target} cannot be written: {error.strerror}; give another -o") from error
-    print(f"wrote {target}")
+    print(printable(f"wrote {target}"))
 
 
 def watch(
@@ -81,9 +83,13 @@ def watch(
 
     Only browsers of this machine reach it. Ctrl-C ends it.
     """
+    from recipes.errors import printable
     from recipes.reports.live import serve
 
-    serve(run, port=port, ready=lambda address: print(f"watching {run}: {address}  (Ctrl-C ends)", flush=True))
+    def ready(address: str) -> None:
+        print(printable(f"watching {run}: {address}  (Ctrl-C ends)"), flush=True)
+
+    serve(run, port=port, ready=ready)
 
 
 @app.command("list")

@@ -115,7 +115,7 @@ class Branches:
         critical batch = the largest whose loss is at most that of every smaller batch + epsilon
 
     Args:
-        run: the folder, `update`, `epoch`, `samples`, `batch`: of its checkpoint.
+        run: the folder, absolute; `update`, `epoch`, `samples`, `batch`: of its checkpoint.
         window_samples: of each branch.
         epsilon_from: where epsilon comes from, in words.
     """
@@ -223,7 +223,7 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
         tell(f"batch {size:,}: loss {branch.loss:.4f} after {branch.updates} updates")
     epsilon, words = epsilon_of(asked, found)
     result = Branches(
-        run=str(asked.run),
+        run=str(asked.run.resolve()),
         update=update,
         epoch=samples / num_train,
         samples=samples,
@@ -430,12 +430,17 @@ def measured_ramp(folders: Sequence[Path], *, out: Path | None, data: Path | Non
     """
     if all((folder / BRANCHES).is_file() for folder in folders):
         found = sorted(map(Branches.read, folders), key=lambda each: each.epoch)
-        runs, by, measured = {each.run for each in found}, "the branches", [each.measured for each in found]
+        named, by, measured = [Path(each.run) for each in found], "the branches", [each.measured for each in found]
     else:
-        runs, by, measured = {*map(str, folders)}, "the noise scale", []
+        named, by, measured = folders, "the noise scale", []
+    runs = {path.resolve(): path for path in named}
     if len(runs) > 1:
-        raise InputRefused(f"--from: {' and '.join(sorted(runs))} are two runs; name one, or branches of one")
-    run = Path(runs.pop())
+        both = " and ".join(sorted(map(str, runs.values())))
+        raise InputRefused(f"--from: {both} are two runs; name one, or branches of one")
+    run = named[0]
+    if measured and not run.is_dir():
+        where = folders[0] / BRANCHES
+        raise InputRefused(f"{where}: its run, {run}, is not there; put it there, or write its new path as `run`")
     require_run(run)
     if not measured:
         windows = noise_windows(open_run(run))

@@ -28,17 +28,20 @@ def export_run(
     Args:
         folder: of the run.
         form: `onnx`, or `safetensors`: of a ResNet by torchvision's names, of other models by those of a checkpoint.
-        out: the file; None: `model.onnx` or `model.safetensors` in the folder.
+        out: the new file; None: `model.onnx` or `model.safetensors` in the folder, which is replaced.
         checkpoint: `newest`, `best`, or a name such as update-000060.
         allow_code: as for `train`.
     Returns:
         the file, and warnings.
     Raises:
-        InputRefused: there is no such format, run or checkpoint; the model cannot be exported, or the file not be
-            written.
+        InputRefused: there is no such format, run or checkpoint; the model cannot be exported, or the file is
+            there already, has another suffix or cannot be written.
     """
     if form not in ("onnx", "safetensors"):
         raise InputRefused(f"{form!r} is no format of a model; write onnx or safetensors")
+    if out is not None and (out.suffix != f".{form}" or out.exists()):
+        what = "exists, and nothing is overwritten" if out.exists() else f"is no .{form} file"
+        raise InputRefused(f"-o {out}: {what}; give another -o")
     require_run(folder)
     opened = open_recipe(folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)

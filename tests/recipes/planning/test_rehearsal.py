@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipes.planning.planner import Model, plan
-from recipes.planning.rates import learning_rate_at
+from recipes.planning.rates import learning_rate_at, momentum_at
 from recipes.planning.rehearsal import Failure, Storage, rehearse
 from recipes.planning.stream import Stream, stream_of
 from trainers.launch.request import TrainRequest, prepare
@@ -51,6 +51,14 @@ def test_checkpoints_rates_and_batches_are_those_of_a_run_stepped_by_hand(every)
     assert second["update"] == next(number for number, (_, batch) in enumerate(updates) if batch == 64)
     assert second["learning_rate"]["last"] == rates[-1]
     assert first["learning_rate"]["highest"] == max(rates[: second["update"]])
+
+
+def test_a_momentum_that_moves_within_a_segment_has_a_first_and_a_last_value():
+    made = planned("schedules={momentum: {kind: PiecewiseLinear, points: [[0, 0.5], [3, 1], [6, 1]]}}")
+    first, second = rehearse(made, checkpoint_every=1.0).as_tree()["segments"]
+    last = momentum_at(made.recipe, (first["num_updates"] - 1) * 32 / 100)
+    assert 0.8 < last < 0.9
+    assert (first["momentum"], second["momentum"]) == ({"first": 0.45, "last": last}, {"first": 0.9, "last": 0.9})
 
 
 def test_evaluations_follow_the_recipe():

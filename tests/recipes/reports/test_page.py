@@ -309,6 +309,19 @@ def test_a_report_that_cannot_be_written_is_refused_with_a_way_out(write_run, tm
     assert str(done.exception) == f"{target} cannot be written: No such file or directory; give another -o"
 
 
+def test_a_report_overwrites_only_pages(write_run, tmp_path):
+    (tmp_path / "keep.yaml").write_text("kept")
+    done = CliRunner().invoke(kilobatch.app, ["report", str(write_run()), "-o", str(tmp_path / "keep.yaml")])
+    assert isinstance(done.exception, InputRefused)
+    assert "keep.yaml: a report is written as .html or .htm; give another -o" in str(done.exception)
+    assert (tmp_path / "keep.yaml").read_text() == "kept"
+
+
+def test_the_name_of_a_report_is_printed_without_control_characters(write_run, tmp_path):
+    done = CliRunner().invoke(kilobatch.app, ["report", str(write_run()), "-o", str(tmp_path / "a\x1b[31m.htm")])
+    assert "a\\x1b[31m.htm" in done.stdout
+
+
 def test_the_page_of_a_run_whose_recipe_lies_in_a_folder_that_is_no_utf_8(write_run, tmp_path):
     write_page([open_run(write_run(command=os.fsdecode(b"kilobatch train caf\xe9.yaml")))], tmp_path / "page.html")
     assert "caf?.yaml" in (tmp_path / "page.html").read_text(encoding="utf-8")

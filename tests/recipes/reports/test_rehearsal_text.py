@@ -37,6 +37,12 @@ def test_a_broken_order_is_not_to_be_overlooked(made):
     assert "comes once" not in text
 
 
+def test_a_momentum_that_moves_is_shown_as_first_and_last():
+    schedule = "schedules={momentum: {kind: PiecewiseLinear, points: [[0, 0.5], [0.5, 1], [3, 1]]}}"
+    request = TrainRequest(recipe="digits/ramp", overrides=("epochs=3", schedule))
+    assert "  0.45, 0.9\n" in rehearsal_text(rehearse(prepare(request, workers=2).plan, checkpoint_every=1.0))
+
+
 def test_repeats_are_said():
     request = TrainRequest(recipe="digits/ramp", overrides=("epochs=3", "stream.repeats=4"))
     text = rehearsal_text(rehearse(prepare(request, workers=2).plan, checkpoint_every=1.0))

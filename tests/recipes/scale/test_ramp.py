@@ -1,5 +1,6 @@
 """A batch ramp from measurements: where it steps, and the rate that follows."""
 
+import json
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from recipes.errors import InputRefused
 from recipes.lint import lint_recipe
 from recipes.planning.rates import batch_size_at, learning_rate_at
 from recipes.reading.open import open_recipe
-from recipes.scale import Measured, ramp_recipe
+from recipes.scale import Measured, ramp_recipe, step_changes
 from trainers.launch.vocabulary import vocabulary
 
 BASE = "kilobatch: 1\nextends: digits/baseline\n"
@@ -48,6 +49,18 @@ def test_the_rate_of_adam_grows_by_the_root_from_the_rate_that_the_recipe_had(ra
     for (_, rate), (size, grown) in zip(points(before, (5.0, 7.0, 9.5)), points(after, (5.0, 7.0, 9.5)), strict=True):
         assert grown == pytest.approx(rate * math.sqrt(size / 32))
     assert points(after, (9.5,))[0][0] == 128
+
+
+def test_a_warmup_that_starts_at_a_written_rate_starts_at_it_still(ramped):
+    warmup = "{kind: GradualWarmup, epochs: 1, start: {rate: 0.01}, joins: multiply}"
+    text = f"{BASE}learning_rate: {{reference: 0.1, per: 64, rule: none, warmup: {warmup}}}\n"
+    before, after, _ = ramped(text)
+    epochs = (0.0, 0.5, 2.0)
+    assert points(after, epochs) == [(32, pytest.approx(learning_rate_at(before.recipe, at))) for at in epochs]
+    steps = step_changes(before, [(0.0, 32), (6.0, 64)], "a branch")
+    overrides = [f"{change.key}={json.dumps(change.after)}" for change in steps if change.moves]
+    branch = open_recipe("mine.yaml", vocabulary=vocabulary(), overrides=overrides)
+    assert branch.tree["learning_rate"]["warmup"]["start"] == {"factor": pytest.approx(0.1)}
 
 
 def test_a_step_within_the_warmup_is_what_the_warmup_aims_at(ramped):

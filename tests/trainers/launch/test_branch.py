@@ -169,8 +169,9 @@ def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, k
     before = (branches / "batch-96-seed-0/metrics.jsonl").read_bytes()
     shutil.rmtree(branches / "batch-192-seed-0")
     (branches / ".batch-192-seed-0.partial").mkdir()
-    done = kilobatch("branch", folder / "a", "--batches", "192", *words, cwd=folder)
-    assert json.loads(done.stdout) == result
+    done = kilobatch("branch", "a", "--batches", "192", *words, cwd=folder)
+    told = json.loads(done.stdout.replace('"a-branches-20', f'"{branches}'))
+    assert told == result, "the run's folder is absolute, however it was named"
     assert (branches / "batch-96-seed-0/metrics.jsonl").read_bytes() == before
     longer = kilobatch("branch", folder / "a", "--batches", "192", "--at", "20up", "--window", "9up", cwd=folder)
     assert longer.returncode == 2
@@ -243,6 +244,20 @@ def test_a_ramp_of_branches_stays_below_the_critical_batch(tmp_path, monkeypatch
     scaled = measured_ramp([Path("late"), Path("early")], **found)
     assert scaled.changes[0].after == [{"from": 0.0, "size": 32}, {"from": 5.0, "size": 64}]
     assert lint_recipe(Path("grown.yaml"), vocabulary=vocabulary()) == []
+
+
+def test_a_ramp_of_branches_finds_their_run_by_any_of_its_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    of_checkpoints = {"early": (str(tmp_path / "a"), 2.0), "late": ("early/../a", 5.0)}
+    for name, (run, epoch) in of_checkpoints.items():
+        Path(name).mkdir()
+        branches([0.4, 0.4, 0.4, 0.6], run=run, epoch=epoch).write(Path(name))
+    found = {"out": Path("grown.yaml"), "data": None, "allow_code": False}
+    with pytest.raises(InputRefused, match=r"^late/branches.json: its run, \S+/a, is not there; put it there, or"):
+        measured_ramp([Path("late"), Path("early")], **found)
+    Path("a").mkdir()
+    Path("a/recipe.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")
+    assert measured_ramp([Path("late"), Path("early")], **found).changes[0].after[-1] == {"from": 2.0, "size": 64}
 
 
 def test_a_recipe_with_twice_the_batch_is_written_only_below_the_critical_batch(parent, monkeypatch):

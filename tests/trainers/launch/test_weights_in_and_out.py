@@ -8,9 +8,10 @@ import onnxruntime
 import pytest
 from safetensors.numpy import load_file, safe_open
 
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
 from trainers.datasets.augmented import augmented_samples
+from trainers.launch.export_run import export_run
 from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
@@ -117,3 +118,19 @@ def test_an_export_that_cannot_be_written_is_refused(source, tmp_path, kilobatch
     done = kilobatch("export", source, "--format", "onnx", "-o", tmp_path / "no" / "model.onnx")
     assert done.returncode == 2
     assert "cannot be written: No such file or directory; give another -o" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.onnx", r"-o .*model\.onnx: exists, and nothing is overwritten; give another -o"),
+        ("recipe.yaml", "exists, and nothing is overwritten"),
+        ("new.safetensors", r"is no \.onnx file; give another -o"),
+    ],
+)
+def test_an_export_overwrites_nothing_and_has_the_suffix_of_its_format(tmp_path, name, message):
+    for there in ("model.onnx", "recipe.yaml"):
+        (tmp_path / there).write_text("kept")
+    with pytest.raises(InputRefused, match=message):
+        export_run(tmp_path, form="onnx", out=tmp_path / name)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"kept"}
