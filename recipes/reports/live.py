@@ -55,6 +55,10 @@ class _Pages(BaseHTTPRequestHandler):
         self._root = root
         super().__init__(*rest)
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the browser's tab was closed
+            super().handle()
+
     def do_GET(self) -> None:
         folder = self._folder()
         try:

@@ -96,6 +96,17 @@ def test_a_page_of_another_site_cannot_read_it_by_a_name_of_its_own(write_run):
             assert get(port, host=host)[0].status == 200
 
 
+@pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError])
+def test_a_closed_tab_writes_nothing_to_the_terminal(write_run, monkeypatch, capsys, error):
+    def closed(*_, **__):
+        raise error
+
+    monkeypatch.setattr("recipes.reports.live.page_text", closed)
+    with serving(write_run()) as port, pytest.raises(http.client.RemoteDisconnected):
+        get(port)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_missing_folder_and_a_taken_port_are_refused(write_run, tmp_path):
     with pytest.raises(InputRefused, match="no such folder"):
         serve(tmp_path / "nowhere")
