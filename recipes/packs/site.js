@@ -9,6 +9,11 @@ function choose() {
 }
 
 const key = (row, at) => row.cells[at].textContent.replaceAll(",", ""); // 1,024 is more than 640
+const number = /^[-+]?\d*\.?\d+(e[-+]?\d+)?$/i;
+function compare(a, b) { // 0.25 is less than 0.5, which natural order denies
+  if (number.test(a) && number.test(b)) return parseFloat(a) - parseFloat(b);
+  return a.localeCompare(b, "en", { numeric: true });
+}
 [...table.tHead.rows[0].cells].forEach((head, at) => {
   const button = head.querySelector("button");
   button.addEventListener("click", () => {
@@ -16,7 +21,7 @@ const key = (row, at) => row.cells[at].textContent.replaceAll(",", ""); // 1,024
     for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", down ? "descending" : "ascending");
     const side = down ? -1 : 1;
-    rows.sort((a, b) => side * key(a, at).localeCompare(key(b, at), "en", { numeric: true }));
+    rows.sort((a, b) => side * compare(key(a, at).trim(), key(b, at).trim()));
     body.append(...rows);
   });
 });

@@ -16,6 +16,7 @@ from recipes.reports.page import document, page_text
 from recipes.reports.record import open_run
 
 _ADDRESS = "127.0.0.1"
+_NAMES = (_ADDRESS, "localhost", "::1")  # of this machine, also where a port is forwarded
 _SECONDS = 3
 _METRICS, _REPORT = "metrics.jsonl", "report.html"
 
@@ -54,6 +55,10 @@ class _Pages(BaseHTTPRequestHandler):
         self._root = root
         super().__init__(*rest)
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the browser's tab was closed
+            super().handle()
+
     def do_GET(self) -> None:
         folder = self._folder()
         try:
@@ -70,11 +75,11 @@ class _Pages(BaseHTTPRequestHandler):
 
     def _folder(self) -> Path | None:
         """The folder that is asked for, if it is there and may be served."""
-        host = self.headers.get("Host", "").rpartition(":")[0]
         try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname  # browsers leave out port 80
             path = unquote(urlsplit(self.path).path, errors="surrogateescape")
             folder = Path(os.path.realpath(self._root / path.lstrip("/")))
-            served = host in (_ADDRESS, "localhost") and folder.is_relative_to(self._root) and folder.is_dir()
+            served = host in _NAMES and folder.is_relative_to(self._root) and folder.is_dir()
         except (OSError, ValueError):  # it may not be entered, its name is too long, or no name at all
             return None
         return folder if served else None

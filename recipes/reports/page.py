@@ -185,9 +185,12 @@ def _differences(runs: Sequence[Run]) -> Markup:
 
 
 def _label(run: Run, runs: Sequence[Run]) -> str:
-    """The recipe's name, or the folder's if several runs have the same."""
-    shared = sum(other.name == run.name for other in runs) > 1
-    return f"{run.name} ({run.folder.name})" if shared else run.name
+    """The recipe's name; if several runs have the same, with as much of the folder's path as tells them apart."""
+    others = [other.folder.parts for other in runs if other is not run and other.name == run.name]
+    parts = run.folder.parts
+    tails = (parts[-size:] for size in range(1, len(parts) + 1))
+    tail = next((tail for tail in tails if all(other[-len(tail) :] != tail for other in others)), parts)
+    return f"{run.name} ({Path(*tail)})" if others else run.name
 
 
 def curves(runs: Sequence[Run]) -> Markup:

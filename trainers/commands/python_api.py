@@ -91,7 +91,10 @@ class Run:
         Raises:
             InputRefused: the run has no such key, and it is none that each run gets.
         """
-        lines = [line for line in self.metrics if "epoch" in line]
+        return self._curve(key, self.metrics)
+
+    def _curve(self, key: str, metrics: list[dict[str, Any]]) -> list[tuple[float, float]]:
+        lines = [line for line in metrics if "epoch" in line]
         keys = dict.fromkeys((*_OF_EACH_RUN, *(line["key"] for line in lines)))
         if key not in keys:
             raise InputRefused(f"{self.folder / METRICS} has no key {key}; it has {', '.join(keys)}")
@@ -101,7 +104,10 @@ class Run:
     @property
     def accuracy(self) -> float | None:
         """The last evaluated accuracy, 0 to 1; None before the first evaluation."""
-        return next((value for _, value in reversed(self.curve("eval_accuracy"))), None)
+        return self._last_accuracy(self.metrics)
+
+    def _last_accuracy(self, metrics: list[dict[str, Any]]) -> float | None:
+        return next((value for _, value in reversed(self._curve("eval_accuracy", metrics))), None)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -115,7 +121,7 @@ class Run:
             "ended": next((line["value"] for line in ends[-1:] if line["key"] == "run_stop"), "no"),
             "update": reached.get("update"),
             "epoch": reached.get("epoch"),
-            "accuracy": self.accuracy,
+            "accuracy": self._last_accuracy(lines),
             "workers": next((line.get("workers") for line in reversed(ends) if "workers" in line), None),
             "bytes": _bytes_in(self.folder),
         }
@@ -133,7 +139,11 @@ class Run:
         return export_run(self.folder, form=form, **_with_paths(options))[0]
 
     def __repr__(self) -> str:
-        scored = "not evaluated yet" if self.accuracy is None else f"accuracy {percent(self.accuracy)}"
+        try:
+            accuracy = self.accuracy
+            scored = "not evaluated yet" if accuracy is None else f"accuracy {percent(accuracy)}"
+        except (InputRefused, TypeError) as error:
+            scored = _damage(self, error)
         return f"<run {self.folder}: {scored}>"
 
 
@@ -239,10 +249,13 @@ def facts_or_damage(run: Run) -> dict[str, Any]:
     try:
         return run.facts
     except (InputRefused, TypeError) as error:
-        how = str(error).removeprefix(f"{run.folder}{os.sep}")
         unknown = dict.fromkeys(("update", "epoch", "accuracy", "workers"))
-        about = {"run": str(run.folder), "recipe": "", "ended": f"damaged: {how}"}
+        about = {"run": str(run.folder), "recipe": "", "ended": _damage(run, error)}
         return about | unknown | {"bytes": _bytes_in(run.folder)}
+
+
+def _damage(run: Run, error: Exception) -> str:
+    return "damaged: " + str(error).removeprefix(f"{run.folder}{os.sep}")
 
 
 def _bytes_in(folder: Path) -> int:

@@ -1,8 +1,11 @@
 """The site's pages: every recipe has one, texts of strangers are escaped, and nothing is loaded from elsewhere."""
 
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import pytest
 
@@ -88,3 +91,12 @@ def test_the_library_has_a_page_for_each_recipe_with_what_differs_from_its_paren
     assert ("batch.global", "32", "512") in found["digits/large_batch"].differences
     assert found["goyal2017"].facts["accuracy"] == 0.7626
     assert write_site([*found.values(), replace(found["goyal2017"], name="a/b@1")], tmp_path) == 4
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
+def test_columns_of_numbers_are_sorted_by_value():
+    script = (files("recipes.packs") / "site.js").read_text()
+    part = script[script.index("const number =") : script.index("[...table.tHead")]
+    program = part + 'console.log(["0.5", "10", "0.25", "1e-3", "b10", "b9"].sort(compare).join(" "))'
+    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "1e-3 0.25 0.5 10 b9 b10\n"

@@ -84,8 +84,27 @@ def test_only_folders_below_are_served(write_run, path):
 
 def test_a_page_of_another_site_cannot_read_it_by_a_name_of_its_own(write_run):
     with serving(write_run()) as port:
-        assert get(port, host=f"evil.example:{port}")[0].status == 404
-        assert get(port, host=f"localhost:{port}")[0].status == 200
+        for host in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "[::1", ":"):
+            assert get(port, host=host)[0].status == 404
+        for host in (
+            f"localhost:{port}",
+            "localhost",
+            "127.0.0.1",
+            "[::1]",
+            f"[::1]:{port}",
+        ):  # of port 80 the name alone
+            assert get(port, host=host)[0].status == 200
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError])
+def test_a_closed_tab_writes_nothing_to_the_terminal(write_run, monkeypatch, capsys, error):
+    def closed(*_, **__):
+        raise error
+
+    monkeypatch.setattr("recipes.reports.live.page_text", closed)
+    with serving(write_run()) as port, pytest.raises(http.client.RemoteDisconnected):
+        get(port)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_missing_folder_and_a_taken_port_are_refused(write_run, tmp_path):

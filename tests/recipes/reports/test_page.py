@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import threading
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -207,6 +209,15 @@ def test_ranks_of_a_host_are_counted_and_not_listed(write_run):
 def test_reproduction_begins_anew_in_a_folder_of_its_own(write_run):
     run = open_run(write_run(command="kilobatch train 'my recipe.yaml' -n 3 --out runs/a --resume --trace"))
     assert "kilobatch train 'my recipe.yaml' -n 3 --trace The same" in Parsed(page_text([run])).text
+
+
+def test_runs_of_one_name_are_told_apart_by_the_shortest_tail_of_their_paths(write_run):
+    run = open_run(write_run())
+    runs = [replace(run, folder=Path("runs", *parts)) for parts in (("x", "a"), ("y", "a"), ("y", "b"))]
+    text = page_text(runs)
+    for label in ("x/a", "y/a", "b"):
+        assert f"{run.name} ({label})" in text
+    assert f"{run.name} (a)" not in text
 
 
 def test_several_runs_are_compared(write_run, metric_lines):

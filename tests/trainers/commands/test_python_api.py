@@ -10,11 +10,14 @@ import pytest
 
 import kilobatch as kb
 from recipes.errors import InputRefused, RecipeError
+from recipes.reports import record
+from trainers.commands import python_api
 
 pytestmark = pytest.mark.mpi
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+SCORED = '{"key": "eval_accuracy", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}'
 
 
 def test_every_public_name_is_there():
@@ -86,6 +89,27 @@ def test_runs_of_no_folder_are_refused(tmp_path):
         kb.runs(tmp_path / "mine.kilobatch")
     with pytest.raises(InputRefused, match=r"mine.kilobatch is no run's folder"):
         kb.Run(str(tmp_path / "mine.kilobatch"))
+
+
+def test_a_damaged_run_is_shown_beside_the_others(tmp_path):
+    lines = {"damaged": "{]", "other": SCORED % '"high"', "new": ""}
+    for name, line in lines.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").touch()
+        (tmp_path / name / "metrics.jsonl").write_text(f"{line}\n" if line else "")
+    shown = {run.folder.name: repr(run) for run in kb.runs(tmp_path)}
+    assert shown["new"] == f"<run {tmp_path / 'new'}: not evaluated yet>"
+    assert shown["damaged"].startswith(f"<run {tmp_path / 'damaged'}: damaged: metrics.jsonl")
+    assert shown["other"].startswith(f"<run {tmp_path / 'other'}: damaged: ")
+
+
+def test_facts_read_the_metrics_once(tmp_path, monkeypatch):
+    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "metrics.jsonl").write_text(SCORED % "0.5" + "\n")
+    read = []
+    monkeypatch.setattr(python_api, "read_metrics", lambda path: read.append(path) or record.read_metrics(path))
+    assert kb.Run(tmp_path).facts["accuracy"] == 0.5
+    assert len(read) == 1
 
 
 @pytest.fixture(scope="module")

@@ -295,6 +295,18 @@ def test_exit_code_2_of_a_rank_is_a_refusal_only_if_nothing_was_trained(tmp_path
     assert (said == says) == (code == 2)
 
 
+def test_a_run_that_fails_after_a_resume_does_not_keep_the_report_before(tmp_path, on_resident_ranks):
+    folder = tmp_path / "run"
+    assert on_resident_ranks(folder, "--stop-after", "2up", ranks=1).returncode == 0
+    (folder / "report.html").write_text("stopped")
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({**last_line(folder), "value": "failed", "reason": "no memory"}) + "\n")
+    start_ranks._report_failure(folder)
+    assert "failed" in (folder / "report.html").read_text()
+    (folder / "metrics.jsonl").write_text("damaged\n")
+    start_ranks._report_failure(folder)
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path, on_resident_ranks):
     folder = tmp_path / "run"
     assert on_resident_ranks(folder, "--stop-after", "6up", "--checkpoint-every", "4up").returncode == 0
