@@ -97,7 +97,9 @@ class SyntheticSamples:
         images, labels = self._kept
         if labels[index] < 0:
             images[index], labels[index] = self._computed(index)
-        return images[index], int(labels[index])
+        image = images[index]
+        image.flags.writeable = False
+        return image, int(labels[index])
 
     def where(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """See `SamplesInMemory.where`; None of a split above 256 MiB."""
