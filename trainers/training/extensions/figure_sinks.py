@@ -16,7 +16,7 @@ from chainer.training import Extension, Trainer
 
 from recipes.reports.record import read_metrics
 from trainers.runs.run_folder import write_whole
-from trainers.training.extensions.loggers import mlflow_client
+from trainers.training.extensions.loggers import MLFLOW_NOTE, mlflow_client
 
 log = logging.getLogger("kilobatch")
 _EVALUATED = ("eval_accuracy", "eval_loss")
@@ -115,7 +115,7 @@ class MLflowRun:
     def _begin(self) -> None:
         from mlflow.exceptions import MlflowException
 
-        note = self._folder / "mlflow.json"
+        note = self._folder / MLFLOW_NOTE
         if note.is_file():
             try:
                 run = json.loads(note.read_text())["run_id"]

@@ -32,9 +32,9 @@ from trainers.runs.stop_request import STOP_FILE
 if TYPE_CHECKING:
     from chainer.training import Extension, Trainer
 
-_MLFLOW = "mlflow.json"  # of `figure_sinks.MLflowRun`
+MLFLOW_NOTE = "mlflow.json"
 _OF_THE_RUN = (CHECKPOINTS, CODE, EVALUATION, RANKS, SOURCES, STOP_FILE, RUN, RECIPE, DATASET, INIT, METRICS, TRACE)
-_OF_THE_RUN += (PROFILE, LOG, ENVIRONMENT, REPORT, IDENTITY, _MLFLOW)
+_OF_THE_RUN += (PROFILE, LOG, ENVIRONMENT, REPORT, IDENTITY, MLFLOW_NOTE)
 
 
 @dataclass(frozen=True, kw_only=True)
