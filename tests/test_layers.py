@@ -1,6 +1,7 @@
 """The arrows between the packages: lr_schedules <- recipes <- trainers <- kilobatch.py."""
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -44,12 +45,19 @@ FLOORS = {
 
 def imports_of(path):
     """(module, line) of every import, also those inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return _imports(path, path.read_text())
+
+
+@functools.cache
+def _imports(path, text):
+    found = []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
 
 
 def files_of(package):
