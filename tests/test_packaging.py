@@ -14,20 +14,28 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("configs", "lr_schedules", "recipes", "trainers")
 
 
-def built(copy, **more):
-    """The wheel of the sdist of a copy: setuptools leaves folders behind, whose files would enter the next wheel."""
-    for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for file in ("kilobatch.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / file, copy)
-    (sources,) = made(copy, "sdist", "*.tar.gz", more)
-    shutil.unpack_archive(sources, copy / "unpacked", filter="data")
-    (unpacked,) = (copy / "unpacked").iterdir()
-    (path,) = made(unpacked, "wheel", "*.whl", more)
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A folder with what the sdist of a copy holds: setuptools leaves folders behind, which would enter the wheel."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, folder / "copy" / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("kilobatch.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder / "copy")
+    (path,) = made(folder / "copy", "sdist", "*.tar.gz")
+    shutil.unpack_archive(path, folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return unpacked
+
+
+def built(sources, folder, **more):
+    """The wheel of the sources."""
+    shutil.copytree(sources, folder / "sources")
+    (path,) = made(folder / "sources", "wheel", "*.whl", **more)
     return zipfile.ZipFile(path)
 
 
-def made(folder, what, names, more):
+def made(folder, what, names, **more):
     """What the backend that pyproject.toml names makes of a folder."""
     command = [sys.executable, "-c", f"import setuptools.build_meta; setuptools.build_meta.build_{what}('dist')"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120, env=os.environ | more)
@@ -42,8 +50,8 @@ def held(wheel):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    return built(tmp_path_factory.mktemp("checkout"))
+def wheel(sources, tmp_path_factory):
+    return built(sources, tmp_path_factory.mktemp("wheel"))
 
 
 def expected():
@@ -70,8 +78,8 @@ def test_wheel_holds_compiled_passes_that_load(wheel, tmp_path):
         assert ctypes.CDLL(wheel.extract(name, tmp_path)).serves() >= 0
 
 
-def test_wheel_without_a_compiler_holds_the_rest(tmp_path):
-    assert held(built(tmp_path, CC="/bin/false")) == (expected(), set())
+def test_wheel_without_a_compiler_holds_the_rest(sources, tmp_path):
+    assert held(built(sources, tmp_path, CC="/bin/false")) == (expected(), set())
 
 
 def test_wheel_brings_the_command(wheel):

@@ -102,6 +102,7 @@ def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_
         np.testing.assert_array_equal(array, weights(whole)[path], err_msg=path)
 
 
+@pytest.mark.slow
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
     command = [*KILOBATCH, "train", *SMALL, "-n", "1", "--no-report", "--stop-after", "1up"]
     for process in [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]:
@@ -166,9 +167,9 @@ def test_a_run_that_was_done_is_done_again_in_no_update(whole, on_resident_ranks
     assert checkpoints(whole) == before
 
 
-def start_and_interrupt(folder, interrupt):
+def start_and_interrupt(folder, interrupt, *, ranks=2):
     """Start a run, call interrupt(process) after three updates, wait for its end."""
-    command = [*KILOBATCH, "train", *SMALL, "-n", "2", "--out", str(folder), "--set", "epochs=20"]
+    command = [*KILOBATCH, "train", *SMALL, "-n", str(ranks), "--out", str(folder), "--set", "epochs=20"]
     heeds = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}  # also where the tests run by nohup
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heeds) as process:
         until = time.monotonic() + 60
@@ -207,7 +208,7 @@ def test_a_signal_ends_in_a_checkpoint_from_which_the_run_goes_on_as_if_nothing_
 
 def test_a_run_that_its_stop_file_ended_reports_it(tmp_path):
     folder = tmp_path / "run"
-    code, errors = start_and_interrupt(folder, lambda process: (folder / STOP_FILE).touch())
+    code, errors = start_and_interrupt(folder, lambda process: (folder / STOP_FILE).touch(), ranks=1)
     assert code == 4, errors
     assert f"kilobatch: stopped by the file {folder}/stop; newest checkpoint: " in errors
     assert (last_line(folder)["value"], last_line(folder)["reason"]) == ("stopped", "stop file")
@@ -358,11 +359,11 @@ def test_what_is_wrong_is_reported_once_under_mpiexec_and_nobody_hangs(tmp_path,
 
 def test_a_run_whose_readers_have_left_goes_on_and_a_signal_still_ends_in_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
-    words = f"train digits/ramp -n 2 --out {folder} --set model.width=4 --set evaluation.every=0.2ep"
+    words = f"train digits/ramp -n 1 --out {folder} --set model.width=4 --set evaluation.every=0.2ep"
     command = [*KILOBATCH, *words.split()]  # a line every four updates
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout.readline() == f"run: {folder}\n"
-        assert process.stdout.readline().startswith("training digits-ramp on 2 workers, 1 thread each, ")
+        assert process.stdout.readline().startswith("training digits-ramp on 1 worker, ")
         assert process.stdout.readline().startswith("update 1/")
         process.stdout.close()  # as `| head -1` does, and a `| tee` that Ctrl-C ended first
         then, until = len(lines(folder)), time.monotonic() + 60
@@ -408,6 +409,7 @@ def test_mpiexec_shows_the_folder_at_once_then_lines_and_scores_as_the_log_does(
     assert (folder / "log.txt").read_text() == done.stdout
 
 
+@pytest.mark.slow
 def test_more_ranks_than_cores_are_warned_of_with_the_number_that_fits(whole, tmp_path):
     cores = len(os.sched_getaffinity(0))
     done = train(tmp_path / "run", "--stop-after", "1up", ranks=cores + 1)
@@ -417,8 +419,8 @@ def test_more_ranks_than_cores_are_warned_of_with_the_number_that_fits(whole, tm
 
 
 def test_without_n_there_are_as_many_ranks_as_the_cores_keep_busy(tmp_path):
-    done = typed("train", "digits/baseline", "--out", tmp_path / "run", "--no-report", "--stop-after", "1up")
-    assert done.returncode == 0, done.stderr
+    request = TrainRequest(recipe="digits/baseline", out=tmp_path / "run", report=False, stop_after="1up")
+    assert start_or_join(request) == 0
     (start,) = [line for line in lines(tmp_path / "run") if line["key"] == "run_start"]
     assert start["workers"] == 1, "an update of digits/baseline is one norm group"
 
@@ -431,7 +433,7 @@ def test_an_extension_that_stops_the_run_is_named(tmp_path):
         "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Enough:\n"
         "    def build(self):\n        return lambda trainer: setattr(trainer.updater, 'stopping', True)\n"
     )
-    words = [*KILOBATCH, "train", "mine.yaml", "--allow-code", "-n", "2", "--out", "run", "--no-report"]
+    words = [*KILOBATCH, "train", "mine.yaml", "--allow-code", "-n", "1", "--out", "run", "--no-report"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4
     assert "kilobatch: stopped by an extension of the recipe; newest checkpoint: run/chec" in done.stderr

@@ -73,12 +73,12 @@ def simulated(true_difference, *, number, seeds=5, runs=10, deviation=0.006):
 
 @pytest.mark.parametrize("runs", [5, 10])
 def test_an_equal_recipe_is_called_worse_at_most_in_one_of_twenty_simulated_reruns(runs):
-    shares = simulated(0.0, number=1000, runs=runs)
+    shares = simulated(0.0, number=400, runs=runs)
     assert shares[WORSE] <= 0.05
     assert shares[AS_GOOD] > 0.7
 
 
 def test_a_recipe_that_misses_the_margin_is_called_as_good_at_most_in_one_of_twenty():
-    shares = simulated(-0.01, number=1000)
-    assert shares[AS_GOOD] <= 0.055  # a sample of 1,000 of a rate of at most 5 %
+    shares = simulated(-0.01, number=400)
+    assert shares[AS_GOOD] <= 0.055  # a sample of 400 of a rate of at most 5 %
     assert simulated(-0.02, number=200)[WORSE] > 0.95

@@ -204,7 +204,11 @@ REFUSED_BY_ONE = OWN + "\nif MPI.COMM_WORLD.rank == 1:\n    1 / 0\n"
 @pytest.mark.parametrize(
     ("own", "messages"),
     [
-        (DIFFERS, ["after 0 updates /own is not the same on all ranks: rank 1 on {host} differs"]),
+        pytest.param(
+            DIFFERS,
+            ["after 0 updates /own is not the same on all ranks: rank 1 on {host} differs"],
+            marks=pytest.mark.slow,  # the same comparison as "perturb"
+        ),
         (
             REFUSED_BY_ONE,
             [

@@ -48,6 +48,7 @@ def test_unlike_hosts_divide_updates_alike_where_one_alone_knows_that_memory_is_
     assert "the hosts differ: decoder: 'pillow' on" in said
 
 
+@pytest.mark.slow  # the same decision as the hosts that differ above
 def test_equal_bits_are_given_up_by_all_where_the_environment_of_one_host_prevents_them(on_two_hosts):
     code, said = on_two_hosts(OMP_NUM_THREADS=(1, 2))
     assert code == 0, said

@@ -46,7 +46,7 @@ DROPPED = "model={kind: ResNet18, zero_last_gamma: false, blur_pool: true, stoch
 # The recipe's overrides, and how many updates are made; float64, but for the first.
 METHODS = {
     "float32": ((), 24),
-    "plain": ((), 24),
+    "plain": ((), 18),  # 16 at 96, 2 at 192
     "last batch": (("evaluation.norm_statistics=last_batch",), 24),
     "growing span, pooled": (("evaluation.norm_statistics=pooled", SPANS), 20),
     "growing span, by group": (("evaluation.norm_statistics=by_group", SPANS), 20),
@@ -106,9 +106,9 @@ def assert_same(alone, assert_same_run):
 @pytest.mark.parametrize(
     ("method", "ranks", "micro_batch_size"),
     [
-        *(("float32", ranks, size) for ranks, size in [(4, 32), (4, 16)]),
+        *(("float32", ranks, size) for ranks, size in [(4, 32)]),
         *(slow("float32", ranks, size) for ranks in (2, 3, 5) for size in (32, 96, 16) if (ranks, size) != (3, 16)),
-        slow("float32", 4, 96),
+        *(slow("float32", 4, size) for size in (16, 96)),
         ("plain", 3, 32),
         *(slow("plain", 5, size) for size in (96, 16)),
         slow("last batch", 3, 32),
