@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from recipes.errors import InputRefused
 from recipes.planning.rates import averaged_samples
 from recipes.scale.request import Change, Request
 from recipes.schema.positions import settable, written_in_updates
@@ -54,14 +55,24 @@ def _steps(boundaries: tuple[float, ...], sizes: tuple[int, ...]) -> Any:
 
 
 def _span(request: Request) -> Change:
-    """The norm span: unchanged, or the nearest number that divides the batches it is used with."""
-    batch = request.recipe.batch
-    spans = []
+    """The norm span: unchanged, or the nearest number that divides the batches it is used with.
+
+    An optimizer that compares norm groups keeps two or more in every batch but its `per`.
+    """
+    batch, kind = request.recipe.batch, request.value("optimizer.kind")
+    compares = getattr(request.recipe.optimizer, "needs_group_gradients", False)
+    spans, halved = [], False
     for index, start in enumerate(batch.norm_span.boundaries):
         end = (*batch.norm_span.boundaries, float("inf"))[index + 1]
         pairs = zip(batch.global_.boundaries, request.sizes, strict=True)
         used = [size for begin, size in pairs if start <= begin < end]
-        spans.append(_nearest_divisor(batch.norm_span.sizes[index], used))
+        compared = [size for size in used if compares and size != request.recipe.learning_rate.per]
+        if 1 in compared:
+            what = f"{kind} compares the gradients of norm groups, and an update of 1 sample has one"
+            raise InputRefused(f"--batch {request.batch}: {what}; ask for at least 2 samples an update")
+        most = min([*used, *(size // 2 for size in compared)])
+        halved |= batch.norm_span.sizes[index] > most < min(used)
+        spans.append(_nearest_divisor(batch.norm_span.sizes[index], used, most))
     after, given = _steps(batch.norm_span.boundaries, tuple(spans)), request.written["batch"].get("norm_span")
     if any(written_in_updates(given, "batch.norm_span")):
         reason = "at the same time in epochs: so many updates of another batch are another time"
@@ -69,12 +80,15 @@ def _span(request: Request) -> Change:
     if tuple(spans) == batch.norm_span.sizes:
         reason = "statistics over as many samples as before, whatever the batch"
         return request.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677: 32 samples a worker")
-    return request.moved("batch.norm_span", after, "the nearest number of samples that divides the batch")
+    reason = "the nearest number of samples that divides the batch"
+    if halved:
+        reason += f"; {kind} compares the gradients of two norm groups or more"
+    return request.moved("batch.norm_span", after, reason)
 
 
-def _nearest_divisor(span: int, sizes: list[int]) -> int:
-    """The common divisor of all sizes that is nearest to `span`, the smaller of two."""
-    fits = [number for number in range(1, min(min(sizes), 2 * span) + 1) if not any(size % number for size in sizes)]
+def _nearest_divisor(span: int, sizes: list[int], most: int) -> int:
+    """The common divisor of all sizes, at most `most`, that is nearest to `span`, the smaller of two."""
+    fits = [number for number in range(1, min(most, 2 * span) + 1) if not any(size % number for size in sizes)]
     return min(fits, key=lambda number: (abs(number - span), number))
 
 
