@@ -9,6 +9,7 @@ from lr_schedules import Joined
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate, full_rate_at, learning_rate_at
 from recipes.schema import Recipe
+from recipes.schema.positions import last_multiple
 
 _POSITIONS = 40
 _JUST_BEFORE = 1 - 1e-9
@@ -76,7 +77,7 @@ def require_promise(before: Recipe, after: Recipe, *, ratio: float) -> None:
     for number in range(_POSITIONS):
         epoch = after.epochs * (number + 0.5) / _POSITIONS
         if after.learning_rate.every != "update":
-            epoch = math.floor(epoch / after.learning_rate.every) * after.learning_rate.every
+            epoch = last_multiple(epoch, after.learning_rate.every)
         promised = promised_rate(before, after, epoch, ratio=ratio)
         rate, slack = learning_rate_at(after, epoch), _TOLERANCE * ratio * full_rate_at(before, epoch)
         if abs(rate - promised) > slack:

@@ -97,6 +97,7 @@ def text_of(optimizer, rate, batch=RAMP):
         ("RmspropWarmup", f"rule: none, warmup: {AIMED}", RAMP),
         ("RmspropWarmup", f"rule: linear, warmup: {ELSEWHERE}", RAMP),
         ("AdaScale", f"rule: linear, warmup: {AIMED}", RAMP),
+        ("MomentumSGD", f"every: 0.009, warmup: {WARMUP}", "32"),  # whose multiples are rounded
     ],
 )
 def test_a_ramp_and_a_warmup_with_a_target_keep_the_form_of_their_curve(optimizer, rate, batch, scale):
