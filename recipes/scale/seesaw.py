@@ -122,13 +122,14 @@ def _halvings(request: Request, most: int) -> tuple[float, list[float]]:
         raise InputRefused(f"{recipe.name}: its rate rises after the warmup; seesaw replaces rates that only fall")
     begins, found = shares[0], []
     for number in range(1, most + 1):
-        index = next((index for index, share in enumerate(shares) if share <= begins * 2.0**-number), 0)
+        limit = begins * 2.0**-number * (1 + 1e-9)  # 0.3 of 0.6 is half, however it was rounded
+        index = next((index for index, share in enumerate(shares) if share <= limit), 0)
         if index == 0:  # never, or a rate of 0 from the warmup on
             break
         low, high = grid[index - 1], grid[index]
         while high - low > 1e-6:
             middle = (low + high) / 2
-            low, high = (low, middle) if share_at(middle) <= begins * 2.0**-number else (middle, high)
+            low, high = (low, middle) if share_at(middle) <= limit else (middle, high)
         found.append(float(f"{high:.6g}"))
     if not found:
         raise InputRefused(f"{recipe.name}: its schedule never halves the rate, so there is nothing to exchange")

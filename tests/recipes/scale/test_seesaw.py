@@ -67,7 +67,7 @@ def test_a_fall_by_ten_is_three_doublings_at_once(seesaw):
 @pytest.mark.parametrize(
     ("rate", "begin"),
     [
-        ("schedule: {kind: SlowStart, boundaries: [10, 15], factors: [0.4, 0.2, 0.05]}", 0.4),
+        ("schedule: {kind: SlowStart, boundaries: [10, 15], factors: [0.6, 0.3, 0.075]}", 0.6),
         (WARMUP_OF_5 + "schedule: {kind: MultiStep, boundaries: [4, 10, 15], factor: 0.5}", 0.5),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_schedule_that_begins_below_1_is_halved_from_there(seesaw, rate, begin
     before, after, _ = seesaw(f"kilobatch: 1\nextends: digits/baseline\nlearning_rate: {{{rate}}}\n", 64)
     assert [learning_rate_at(opened.recipe, 9.9) for opened in (before, after)] == [pytest.approx(0.05 * begin)] * 2
     points = [(batch_size_at(after.recipe, at), learning_rate_at(after.recipe, at)) for at in (10.1, 15.1)]
-    last = 0.25 if begin == 0.4 else 0.5
+    last = 0.25 if begin == 0.6 else 0.5
     assert points == [(64, pytest.approx(0.05 * begin)), (64, pytest.approx(0.05 * begin * last))]
 
 
