@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
+from recipes.errors import InputRefused
 from recipes.planning.rates import averaged_samples
+from recipes.reading.read import value_at
 from recipes.scale.request import Change, Request
 from recipes.schema.positions import settable, written_in_updates
 
+_SAME_TIME = "the same time in epochs: so many updates of another batch are another time"
 _BUSBRIDGE = "Busbridge et al. 2023, arXiv 2307.13813"
 
 
@@ -18,7 +22,13 @@ def batch_changes(request: Request) -> Iterator[Change]:
     reason = "as asked"
     if len(ramp.sizes) > 1:
         reason = "every step of the ramp by the same factor, at the same samples"
-    yield request.moved("batch.global", _steps(ramp.boundaries, request.sizes), reason)
+    change, given = (
+        request.moved("batch.global", _steps(ramp.boundaries, request.sizes), reason),
+        request.written["batch"],
+    )
+    if any(written_in_updates(given["global"], "batch.global")):
+        change = replace(change, before=given["global"], reason=f"{reason}; {_SAME_TIME}")
+    yield change
     yield _span(request)
     yield _statistics(request)
     if request.value("weight_average") is not None:
@@ -28,21 +38,28 @@ def batch_changes(request: Request) -> Iterator[Change]:
 
 
 def with_positions(request: Request, changes: Iterable[Change]) -> Iterator[Change]:
-    """The changes, and other positions in updates as epochs: so many updates of another batch are another time."""
-    moved, done = set(), set()
-    for change in changes:
-        moved |= {change.key} if change.moves else set()
-        yield change
-    for path, text in written_in_updates(dict(request.written)):
+    """The changes, and positions in updates as epochs: so many updates of another batch are another time.
+
+    A key that stays shows no part that is a change of its own.
+    """
+    changes = tuple(changes)
+    moved, positions = {change.key for change in changes if change.moves}, {}
+    for path, _ in written_in_updates(dict(request.written)):
         key = settable(path)
-        if not any(f"{key}.".startswith(f"{known}.") for known in moved | done):
-            done.add(key)
-            yield Change(
-                key=key,
-                before=text,
-                after=request.value(key),
-                reason="the same time in epochs: so many updates of another batch are another time",
-            )
+        if not any(f"{key}.".startswith(f"{known}.") for known in moved):
+            before = value_at(dict(request.written), key)
+            positions[key] = Change(key=key, before=before, after=request.value(key), reason=_SAME_TIME)
+    parts = moved | set(positions)
+    for change in changes:
+        if change.key in positions:
+            reason = f"{_SAME_TIME}; {change.reason}"
+            yield replace(positions.pop(change.key), reason=reason, source=change.source)
+        elif isinstance(change.after, dict) and not change.moves:
+            rest = {name: value for name, value in change.after.items() if f"{change.key}.{name}" not in parts}
+            yield replace(change, before=rest, after=rest)
+        else:
+            yield change
+    yield from positions.values()
 
 
 def _steps(boundaries: tuple[float, ...], sizes: tuple[int, ...]) -> Any:
@@ -54,27 +71,42 @@ def _steps(boundaries: tuple[float, ...], sizes: tuple[int, ...]) -> Any:
 
 
 def _span(request: Request) -> Change:
-    """The norm span: unchanged, or the nearest number that divides the batches it is used with."""
-    batch = request.recipe.batch
-    spans = []
+    """The norm span: unchanged, or the nearest number that divides the batches it is used with.
+
+    An optimizer that compares norm groups keeps two or more in every batch but its `per`.
+    """
+    batch, kind = request.recipe.batch, request.value("optimizer.kind")
+    compares = getattr(request.recipe.optimizer, "needs_group_gradients", False)
+    spans, halved = [], False
     for index, start in enumerate(batch.norm_span.boundaries):
         end = (*batch.norm_span.boundaries, float("inf"))[index + 1]
         pairs = zip(batch.global_.boundaries, request.sizes, strict=True)
         used = [size for begin, size in pairs if start <= begin < end]
-        spans.append(_nearest_divisor(batch.norm_span.sizes[index], used))
+        compared = [size for size in used if compares and size != request.recipe.learning_rate.per]
+        if 1 in compared:
+            what = f"{kind} compares the gradients of norm groups, and an update of 1 sample has one"
+            raise InputRefused(f"--batch {request.batch}: {what}; ask for at least 2 samples an update")
+        most = min([*used, *(size // 2 for size in compared)])
+        halved |= batch.norm_span.sizes[index] > most < min(used)
+        spans.append(_nearest_divisor(batch.norm_span.sizes[index], used, most))
     after, given = _steps(batch.norm_span.boundaries, tuple(spans)), request.written["batch"].get("norm_span")
     if any(written_in_updates(given, "batch.norm_span")):
-        reason = "at the same time in epochs: so many updates of another batch are another time"
+        reason = _SAME_TIME
+        if tuple(spans) != batch.norm_span.sizes:
+            reason += "; the nearest number of samples that divides the batch"
         return Change(key="batch.norm_span", before=given, after=after, reason=reason)
     if tuple(spans) == batch.norm_span.sizes:
         reason = "statistics over as many samples as before, whatever the batch"
         return request.kept("batch.norm_span", reason, "Goyal et al. 2017, arXiv 1706.02677: 32 samples a worker")
-    return request.moved("batch.norm_span", after, "the nearest number of samples that divides the batch")
+    reason = "the nearest number of samples that divides the batch"
+    if halved:
+        reason += f"; {kind} compares the gradients of two norm groups or more"
+    return request.moved("batch.norm_span", after, reason)
 
 
-def _nearest_divisor(span: int, sizes: list[int]) -> int:
-    """The common divisor of all sizes that is nearest to `span`, the smaller of two."""
-    fits = [number for number in range(1, min(min(sizes), 2 * span) + 1) if not any(size % number for size in sizes)]
+def _nearest_divisor(span: int, sizes: list[int], most: int) -> int:
+    """The common divisor of all sizes, at most `most`, that is nearest to `span`, the smaller of two."""
+    fits = [number for number in range(1, min(most, 2 * span) + 1) if not any(size % number for size in sizes)]
     return min(fits, key=lambda number: (abs(number - span), number))
 
 

@@ -5,35 +5,67 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from lr_schedules import Joined
 from recipes.errors import InputRefused
-from recipes.planning.rates import full_rate_at, learning_rate_at
+from recipes.planning.rates import full_rate, full_rate_at, learning_rate_at
 from recipes.schema import Recipe
+from recipes.schema.positions import last_multiple
 
 _POSITIONS = 40
+_JUST_BEFORE = 1 - 1e-9
 _TOLERANCE = 1e-4  # values in the file have six digits
 
 
-def promised_rate(before: Recipe, after: Recipe, epoch: float, *, ratio: float) -> tuple[float, float]:
-    """The lowest and the highest rate that `after` may have at an epoch; after its warmup they are one.
+def aimed_batch(recipe: Recipe, ends: float) -> int:
+    """The batch of `recipe` whose rate its warmup aims at, if it ended at `ends`.
 
-        ratio * reference * rule(B / per) * schedule(t)        of `before`, its warmup left out
+    It is the one that the rate follows just before `ends`; but if the warmup has another `target_batch` than the one at
+    its own end, that.
+    """
+    formula, ramp = recipe.learning_rate, recipe.batch.global_
 
-    Within its warmup a rate rises to that: it is between 0 and the promise without the schedule.
+    def batch_before(end: float) -> int:
+        return ramp(end * _JUST_BEFORE) if formula.scale_with == "current" else ramp.sizes[0]
+
+    if formula.warmup is None or formula.warmup.target_batch == batch_before(formula.warmup.shape.epochs):
+        return batch_before(ends)
+    return formula.warmup.target_batch
+
+
+def lasts_from_warmup(recipe: Recipe) -> bool:
+    """Whether the schedule begins where the warmup ends, and ends with the run."""
+    warmup, length = recipe.learning_rate.warmup, getattr(recipe.learning_rate.schedule, "epochs", None)
+    if warmup is None or warmup.joins != "before" or length is None:
+        return False
+    return math.isclose(length, recipe.epochs - warmup.shape.epochs, rel_tol=1e-9)
+
+
+def promised_rate(before: Recipe, after: Recipe, epoch: float, *, ratio: float) -> float:
+    """The rate that `after` must have at an epoch.
+
+        ratio * reference * rule(B / per) * shape(t)        of `before`, with the warmup of `after`
+
+    B is the batch of `before` that its rate follows, or within the warmup of `after` its `aimed_batch`. A schedule that
+    lasts from the warmup to the end of the run does so still.
 
     Args:
         ratio: of the full rates, by the rule for this optimizer.
     """
     formula, warmup = before.learning_rate, after.learning_rate.warmup
-    # LARS has published epochs for each batch, also of its schedule.
-    schedule = formula.schedule if before.epochs == after.epochs else after.learning_rate.schedule
-    plain = replace(before, learning_rate=replace(formula, every="update", warmup=None))
-    size = replace(plain, batch=replace(after.batch, global_=before.batch.global_))
-    promised = ratio * full_rate_at(size, epoch)
     ends = 0.0 if warmup is None else warmup.shape.epochs
+    schedule = formula.schedule
+    if before.epochs != after.epochs:  # LARS has published epochs for each batch, also of its schedule
+        schedule = after.learning_rate.schedule
+    elif lasts_from_warmup(before):
+        schedule = replace(schedule, epochs=after.epochs - ends)
     if epoch < ends:
-        return 0.0, promised * max(1.0, math.sqrt(after.batch.global_.sizes[-1] / after.batch.global_.sizes[0]))
-    rate = promised * schedule(max(0.0, epoch - ends) if warmup is not None and warmup.joins == "before" else epoch)
-    return rate, rate
+        size = aimed_batch(before, ends)
+        full = full_rate(formula.reference, size, rule=formula.rule, per=formula.per)
+    else:
+        full = full_rate_at(replace(before, learning_rate=replace(formula, every="update", warmup=None)), epoch)
+    if warmup is not None:
+        schedule = Joined(warmup=warmup.shape, schedule=schedule, joins=warmup.joins)
+    return ratio * full * schedule(epoch)
 
 
 def require_promise(before: Recipe, after: Recipe, *, ratio: float) -> None:
@@ -45,11 +77,12 @@ def require_promise(before: Recipe, after: Recipe, *, ratio: float) -> None:
     for number in range(_POSITIONS):
         epoch = after.epochs * (number + 0.5) / _POSITIONS
         if after.learning_rate.every != "update":
-            epoch = math.floor(epoch / after.learning_rate.every) * after.learning_rate.every
-        low, high = promised_rate(before, after, epoch, ratio=ratio)
+            epoch = last_multiple(epoch, after.learning_rate.every)
+        promised = promised_rate(before, after, epoch, ratio=ratio)
         rate, slack = learning_rate_at(after, epoch), _TOLERANCE * ratio * full_rate_at(before, epoch)
-        if not low - slack <= rate <= high + slack:
+        if abs(rate - promised) > slack:
             raise InputRefused(
                 f"{before.name} at batch {after.batch.global_.sizes[0]:,}: at epoch {epoch:.4g} the derived rate is "
-                f"{rate:.6g}, and {high:.6g} is promised; nothing was written: write this recipe by hand, and tell us"
+                f"{rate:.6g}, and {promised:.6g} is promised; nothing was written: "
+                "write this recipe by hand, and tell us"
             )

@@ -104,6 +104,15 @@ class Request:
         first = self.recipe.batch.global_.sizes[0]
         return full_rate(formula.reference, first, rule=formula.rule, per=formula.per)
 
+    @property
+    def has_one_full_rate(self) -> bool:
+        """Whether the full rate is that of the first batch all the time, also within the warmup."""
+        formula, sizes = self.recipe.learning_rate, self.recipe.batch.global_.sizes
+        if formula.rule == "none":
+            return True
+        follows = formula.scale_with == "current" and len(sizes) > 1
+        return not follows and (formula.warmup is None or formula.warmup.target_batch == sizes[0])
+
     def value(self, key: str) -> Any:
         """The resolved value at a dotted key, None if there is none."""
         try:

@@ -25,6 +25,7 @@ from recipes.planning.rates import (
 )
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
+from recipes.scale.promise import aimed_batch, lasts_from_warmup
 from recipes.scale.request import Change, Request, rounded
 from recipes.schema.vocabulary import Vocabulary
 
@@ -118,6 +119,7 @@ def lars(request: Request, vocabulary: Vocabulary) -> Iterator[Change]:
     )
     yield request.moved("learning_rate.rule", "none", "neither the linear rule nor the root fits the points", _SOURCE)
     yield from _start(request)
+    yield from _aim(request)
     warmup = {"learning_rate.warmup.epochs": "warmup", "epochs": "epochs", "learning_rate.schedule.epochs": "schedule"}
     for key, name in warmup.items():
         yield request.moved(key, follow(request.value(key), name), reason(name), _SOURCE)
@@ -145,6 +147,9 @@ def _require_published_shape(request: Request) -> None:
         raise InputRefused("LARS with a ramp: the published points have one batch each, and no rule joins them")
     if request.value("learning_rate.warmup") is None or request.value("learning_rate.schedule.kind") != "Polynomial":
         raise InputRefused("LARS without a warmup or with a schedule other than Polynomial is not among the published")
+    if not request.has_one_full_rate:
+        what = "LARS with a warmup that aims at another batch than the recipe's is not among the published"
+        raise InputRefused(f"{what}; remove learning_rate.warmup.target_batch")
 
 
 def _point(name: str, vocabulary: Vocabulary) -> Point:
@@ -174,6 +179,10 @@ def linear(request: Request) -> Iterator[Change]:
     yield warmup
     if warmup.after is not None and request.recipe.learning_rate.rule == "none":
         yield from _start(request)
+    if warmup.after is not None:
+        yield from _aim(request)
+    else:
+        yield from _rest_of_run(request, ends=0.0)
     if request.value("optimizer.momentum") is not None:
         yield request.kept("optimizer.momentum", "stays, as from batch 64 to 65,536", _GOYAL)
     yield from decay(request, "the rate follows the batch, so that an epoch shrinks the weights as much as before")
@@ -195,12 +204,19 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
             "learning_rate.rule", rule, "the rate was given for one batch: from there it is linear", _GOYAL
         )
         yield request.moved("learning_rate.per", per, "the batch that the rate was given for")
+        yield from _constant_over_ramp(request)
     after = full_rate(formula.reference, request.batch, rule=rule, per=per)
     words = {"linear": "k times the batch, k times the rate", "sqrt": "the recipe's own rule, the root of k"}
     sources = {"linear": f"{_GOYAL}, linear scaling rule", "sqrt": "Hoffer et al. 2017, arXiv 1705.08741"}
     word = words.get(rule, "the recipe's own rule, this power of k")
     reason = f"{word}: the full rate moves from {request.rate:.6g} to {after:.6g}"
     yield request.kept("learning_rate.reference", reason, sources.get(rule, ""))
+
+
+def _constant_over_ramp(request: Request) -> Iterator[Change]:
+    """A rate without a rule stays constant over a ramp, also when the new recipe has one."""
+    if len(request.sizes) > 1 and request.recipe.learning_rate.rule == "none":
+        yield request.moved("learning_rate.scale_with", "initial", "the rate does not follow the ramp, as before")
 
 
 def _warmup(request: Request) -> Change:
@@ -211,8 +227,7 @@ def _warmup(request: Request) -> Change:
     is_reference = formula.rule != "none" and request.batch <= formula.per and step <= LARGEST_WITHOUT_WARMUP
     key, source = "learning_rate.warmup", f"{_GOYAL}, gradual warmup"
     warmup, given = request.recipe.learning_rate.warmup, request.value("learning_rate.warmup")
-    aimed = None if warmup is None else request.written["learning_rate"]["warmup"].get("target_batch")
-    if warmup is not None and aimed is None:
+    if warmup is not None:
         given = _without_target(given)
     if is_reference:
         return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
@@ -223,8 +238,7 @@ def _warmup(request: Request) -> Change:
     if warmup is None:
         after = _five_epochs(request)
         return request.moved(key, after, _why_so_long(request, after["epochs"]), source)
-    after = given if aimed is None else {**given, "target_batch": int(aimed * request.kappa)}
-    return Change(key=key, before=given, after=after, reason="as many epochs as before, to the new rate", source=source)
+    return Change(key=key, before=given, after=given, reason="as many epochs as before, to the new rate", source=source)
 
 
 def _start(request: Request) -> Iterator[Change]:
@@ -235,8 +249,41 @@ def _start(request: Request) -> Iterator[Change]:
         yield request.moved(key, {"factor": factor}, "as before, as a factor of the full rate")
 
 
+def _aim(request: Request, *, ends: float | None = None) -> Iterator[Change]:
+    """The batch that a warmup aims at, unless it is the first one, also in the new recipe, and need not be written.
+
+    Args:
+        ends: epochs of the new warmup; None: as many as before.
+    Raises:
+        InputRefused: it would be no whole number of samples.
+    """
+    warmup, ramp = request.recipe.learning_rate.warmup, request.recipe.batch.global_
+    if warmup is None:
+        return
+    ends = warmup.shape.epochs if ends is None else ends
+    is_written = "target_batch" in request.written["learning_rate"]["warmup"]
+    if not is_written and not any(0 < start < ends for start in ramp.boundaries):
+        return
+    first, aimed = ramp.sizes[0], aimed_batch(request.recipe, ends)
+    target = Fraction(request.batch) if request.has_one_full_rate else aimed * request.kappa
+    key = "learning_rate.warmup.target_batch"
+    if target.denominator != 1:
+        raise InputRefused(
+            f"--batch {request.batch}: {key} of {aimed:,} would be {float(target):,.6g}, no whole number of samples; "
+            f"ask for a multiple of {first // math.gcd(first, aimed)}"
+        )
+    yield request.moved(key, int(target), "follows the batch, so that the warmup ends at the rate that is due there")
+
+
+def _rest_of_run(request: Request, *, ends: float) -> Iterator[Change]:
+    """The length of a schedule that lasts from the warmup, which now ends at `ends`, to the end of the run."""
+    if lasts_from_warmup(request.recipe):
+        length = rounded(request.recipe.epochs - ends)
+        yield request.moved("learning_rate.schedule.epochs", length, "to the end of the run, as before")
+
+
 def _without_target(warmup: dict[str, Any]) -> dict[str, Any]:
-    """A warmup whose `target_batch` is the first batch, also in the new recipe: it is neither shown nor written."""
+    """A warmup without its `target_batch`, which is a change of its own."""
     return {name: value for name, value in warmup.items() if name != "target_batch"}
 
 
@@ -248,7 +295,8 @@ def _five_epochs(request: Request) -> dict[str, Any]:
     inside = [size for start, size in steps if 0 < start < epochs]
     if not inside:
         return made
-    follows = request.recipe.learning_rate.scale_with == "current"  # else the rate would fall when the rise ends
+    formula = request.recipe.learning_rate
+    follows = formula.scale_with == "current" and formula.rule != "none"  # else the rate would fall when the rise ends
     return {**made, "target_batch": inside[-1] if follows else request.sizes[0]}
 
 
@@ -283,6 +331,8 @@ def ada_scale(request: Request) -> Iterator[Change]:
     reason = "the gain of AdaScale scales it, by what the gradients allow, and warms up"
     yield request.kept("learning_rate.reference", reason, "Johnson et al. 2020, arXiv 2007.05105")
     yield request.kept("learning_rate.per", "the gain goes from 1 to the batch over this", "the same")
+    if request.recipe.learning_rate.rule != "none":
+        yield from _aim(request)
     yield request.kept("optimizer.momentum", "the gain is derived for the same momentum", "the same")
     yield from decay(request, "stays with the reference rate")
 
@@ -303,9 +353,16 @@ def square_root(request: Request) -> Iterator[Change]:
         word = "the root" if formula.rule == "sqrt" else "this power of k"
         reason = f"the rule is {word} already: the full rate moves from {request.rate:.6g} to {after:.6g}"
         yield request.kept("learning_rate.reference", reason, _MALLADI)
+    elif not request.has_one_full_rate:
+        after = full_rate(request.rate, request.batch, rule="sqrt", per=first)
+        reason = f"the root of k: the full rate moves from {request.rate:.6g} to {after:.6g}"
+        yield request.kept("learning_rate.rule", "joins the batches of this recipe, among themselves")
+        yield request.moved("learning_rate.per", request.batch, "the batch that the new rate is given for")
+        yield request.moved("learning_rate.reference", rounded(after), reason, _MALLADI)
     else:
         yield request.moved("learning_rate.rule", "sqrt", "noise falls with the root of the batch", _MALLADI)
         yield request.moved("learning_rate.per", first, "the root counts from the batch that this recipe has")
+        yield from _constant_over_ramp(request)
         after = full_rate(request.rate, request.batch, rule="sqrt", per=first)
         reason = f"the full rate of {first:,}: it moves from {request.rate:.6g} to {after:.6g}"
         yield request.moved("learning_rate.reference", rounded(request.rate), reason, _MALLADI)
@@ -315,6 +372,7 @@ def square_root(request: Request) -> Iterator[Change]:
         yield from _lamb(request)
     else:
         yield _same_warmup(request, "as many epochs as before", "time is samples")
+        yield from _aim(request)
         for key in ("optimizer.beta1", "optimizer.beta2"):  # an own optimizer may have none
             if request.value(key) is not None:
                 yield _beta(request, key)
@@ -325,7 +383,7 @@ def square_root(request: Request) -> Iterator[Change]:
 
 def _same_warmup(request: Request, reason: str, source: str) -> Change:
     key, given = "learning_rate.warmup", request.value("learning_rate.warmup")
-    if given is not None and "target_batch" not in request.written["learning_rate"]["warmup"]:
+    if given is not None:
         given = _without_target(given)
     return Change(key=key, before=given, after=given, reason=reason, source=source)
 
@@ -345,6 +403,8 @@ def _lamb(request: Request) -> Iterator[Change]:
             )
         reason = "in proportion to the batch: 0.3125 epochs at 512, 20 at 32,768"
         yield request.moved("learning_rate.warmup.epochs", epochs, reason, _LAMB)
+        yield from _aim(request, ends=epochs)
+        yield from _rest_of_run(request, ends=epochs)
     for key in ("optimizer.beta1", "optimizer.beta2", "optimizer.eps"):
         yield request.kept(key, "the same from batch 512 to 32,768", _LAMB)
 
@@ -352,7 +412,10 @@ def _lamb(request: Request) -> Iterator[Change]:
 def rmsprop_warmup(request: Request) -> Iterator[Change]:
     """RmspropWarmup: the SGD part linear, the RMSprop part by the square root."""
     yield from linear_rate(request, holds_to=_AKIBA_HOLDS_TO)
-    yield request.kept("learning_rate.warmup", "the transition from RMSprop to SGD is the warmup", _AKIBA)
+    yield _same_warmup(request, "the transition from RMSprop to SGD is the warmup", _AKIBA)
+    if request.recipe.learning_rate.rule == "none":
+        yield from _start(request)
+    yield from _aim(request)
     key = "optimizer.rmsprop_learning_rate"
     yield request.moved(
         key, rounded(request.value(key) * math.sqrt(request.kappa)), "the root of k times the rate", _MALLADI

@@ -32,10 +32,11 @@ def seesaw_recipe(
 ) -> Scaled:
     """A new recipe that extends another one and doubles its batch where the schedule halves the rate.
 
-        batch 2^k B, rate eta / sqrt(2)^k        Adam, LAMB: where the schedule first is at most 2^-k
+        batch 2^k B, rate eta / sqrt(2)^k        Adam, LAMB: where the rate first is at most eta / 2^k
         batch 2^k B, rate eta                    SGD, with momentum or without
 
-    After the largest batch the rate is halved where the schedule halves it, at most six times.
+    eta is the rate at the end of the warmup, below the full one if the schedule begins below 1. After the largest batch
+    the rate is halved where the schedule halves it, at most six times.
 
     Args:
         name_or_path, vocabulary, out, allow_code, data_root: as for `scale_recipe`.
@@ -81,12 +82,13 @@ def _changes(request: Request) -> Iterator[Change]:
         known = "known: optimizers of SGD and of Adam"
         raise InputRefused(f"no rule says how {kind} exchanges rate and batch; {known}; {by_hand(kind)}")
     share = {"linear": 1.0, "sqrt": math.sqrt(0.5)}[rule]
-    boundaries, sizes, factors, number = [0.0], [first], [1.0], 0
-    for position, same in groupby(_halvings(request, doublings + _FURTHER)):
+    begins, halvings = _halvings(request, doublings + _FURTHER)
+    boundaries, sizes, factors, number = [0.0], [first], [rounded(begins)], 0
+    for position, same in groupby(halvings):
         number += len([*same])
         grown = min(number, doublings)
         boundaries.append(position)
-        factors.append(rounded(share**grown * 0.5 ** (number - grown)))
+        factors.append(rounded(begins * share**grown * 0.5 ** (number - grown)))
         sizes.append(first * 2**grown)
     steps = [
         {"from": start, "size": size}
@@ -105,8 +107,8 @@ def _changes(request: Request) -> Iterator[Change]:
         yield request.moved("learning_rate.warmup.joins", "multiply", "the new stages count from the start of the run")
 
 
-def _halvings(request: Request, most: int) -> Iterator[float]:
-    """The epochs at which the rate is first 2^-1, 2^-2, ... of the full one, after the warmup."""
+def _halvings(request: Request, most: int) -> tuple[float, list[float]]:
+    """The share of the full rate at the end of the warmup, and the epochs where it is first 2^-1, 2^-2, ... of that."""
     recipe = request.recipe
     warmup = recipe.learning_rate.warmup
     begin = 0.0 if warmup is None else warmup.shape.epochs
@@ -118,16 +120,17 @@ def _halvings(request: Request, most: int) -> Iterator[float]:
     shares = [share_at(epoch) for epoch in grid]
     if any(after > before * (1 + 1e-9) for before, after in zip(shares, shares[1:], strict=False)):
         raise InputRefused(f"{recipe.name}: its rate rises after the warmup; seesaw replaces rates that only fall")
-    found = 0
+    begins, found = shares[0], []
     for number in range(1, most + 1):
-        index = next((index for index, share in enumerate(shares) if share <= 2.0**-number), None)
-        if not index:
+        limit = begins * 2.0**-number * (1 + 1e-9)  # 0.3 of 0.6 is half, however it was rounded
+        index = next((index for index, share in enumerate(shares) if share <= limit), 0)
+        if index == 0:  # never, or a rate of 0 from the warmup on
             break
         low, high = grid[index - 1], grid[index]
         while high - low > 1e-6:
             middle = (low + high) / 2
-            low, high = (low, middle) if share_at(middle) <= 2.0**-number else (middle, high)
-        found += 1
-        yield float(f"{high:.6g}")
+            low, high = (low, middle) if share_at(middle) <= limit else (middle, high)
+        found.append(float(f"{high:.6g}"))
     if not found:
         raise InputRefused(f"{recipe.name}: its schedule never halves the rate, so there is nothing to exchange")
+    return begins, found

@@ -107,6 +107,11 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         # a whole epoch of warmup, of which a tenth is near the full rate
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 1}}\n", []),
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 0.9}}\n", ["short-warmup"]),
+        # positions at the end of the run, and just before
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 90ep}\n", ["idle-after-end"]),
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 89}\n", []),
+        ("goyal2017", "updater: {local_steps: {every: 4, replicas: 2, from: 1run}}\n", ["idle-after-end"]),
+        ("goyal2017", "updater: {local_steps: {every: 4, replicas: 2, from: 0.9run}}\n", []),
         # gradients one update late
         ("goyal2017", RAMP + "updater: {double_buffering: true}\n", ["double-buffering"]),
         ("goyal2017", LATER.replace("16384", "4096") % 30 + "updater: {double_buffering: true}\n", []),

@@ -68,6 +68,30 @@ def test_positions_in_updates_keep_their_time(scale, change_of):
     assert change_of(made, "learning_rate.schedule.boundaries")[1] == pytest.approx([epochs / 2, 1.5, 0.9 * epochs])
 
 
+UPS = """\
+kilobatch: 1
+extends: goyal2017
+batch: {global: [{from: 0, size: 2048}, {from: 18768up, size: 4096}]}
+learning_rate: {warmup: {epochs: 782up, start: reference, target_batch: 2048}}
+evaluation: {every: 626up, norm_momentum: {per: 2048}}
+extensions: [{kind: WeightNorms, every: 626up}]
+"""
+
+
+def test_a_position_in_updates_is_said_to_move_and_no_key_to_stay_beside_it(scale, change_of):
+    made, opened = scale("own.yaml", 4096, text=UPS)
+    keys = [change.key for change in made.changes]
+    assert len(keys) == len(set(keys))
+    assert change_of(made, "evaluation.every") == ("626up", opened.recipe.evaluation.every)
+    (every,) = [change for change in made.changes if change.key == "evaluation.every"]
+    assert every.reason.endswith("now 313 updates")
+    assert change_of(made, "batch.global")[0] == [{"from": 0, "size": 2048}, {"from": "18768up", "size": 4096}]
+    kept = {"kind": "GradualWarmup", "start": "reference", "joins": "multiply"}
+    assert change_of(made, "learning_rate.warmup") == (kept, kept)
+    assert change_of(made, "learning_rate.warmup.epochs") == ("782up", opened.recipe.learning_rate.warmup.shape.epochs)
+    assert change_of(made, "extensions")[0] == [{"kind": "WeightNorms", "every": "626up"}]
+
+
 def test_warmup_in_updates_goes_with_the_warmup(scale):
     text = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: {epochs: 782up}}\n"
     assert scale("own.yaml", 256, text=text)[1].recipe.learning_rate.warmup is None

@@ -183,3 +183,20 @@ def test_the_gain_of_adascale_counts_from_the_old_batch_where_no_per_is_written(
     made, opened = scale("gain.yaml", 8192, text=f"kilobatch: 1\nextends: goyal2017/256\n{gain}")
     assert change_of(made, "learning_rate.per") == (256, 256)
     assert opened.recipe.learning_rate.per == 256
+
+
+GAIN = "kilobatch: 1\nextends: digits/baseline\nlearning_rate: {rule: none, per: 16}\noptimizer: {kind: AdaScale}\n"
+
+
+@pytest.mark.parametrize(("sizes", "batch", "span"), [((128, 256), 64, 32), ((64,), 32, 16), ((64,), 16, 16)])
+def test_adascale_keeps_two_norm_groups_but_at_the_batch_of_its_rate(sizes, batch, span, scale, change_of):
+    steps = [f"{{from: {number}, size: {size}}}" for number, size in enumerate(sizes)]
+    made, opened = scale("gain.yaml", batch, text=f"{GAIN}batch: {{global: [{', '.join(steps)}]}}\n")
+    assert opened.recipe.batch.norm_span.sizes == (span,)
+    (change,) = [change for change in made.changes if change.key == "batch.norm_span"]
+    assert ("AdaScale compares" in change.reason) == (batch == 32)
+
+
+def test_adascale_at_a_batch_of_one_sample_is_refused_with_the_cause(scale):
+    with pytest.raises(InputRefused, match="--batch 1: AdaScale compares the gradients of norm groups, .* at least 2"):
+        scale("gain.yaml", 1, text=f"{GAIN}batch: {{norm_span: 8}}\n")

@@ -62,5 +62,101 @@ def test_the_derived_curve_is_the_promised_one(name, factor, tmp_path):
 def test_a_promise_that_is_broken_is_refused_at_its_epoch(tmp_path):
     before, after = scaled("goyal2017/2048", 2, tmp_path)
     require_promise(before, after, ratio=2.0)
-    with pytest.raises(InputRefused, match=r"at epoch 5\.\d+ the derived rate is 1\.6, and 2\.4 is promised"):
+    with pytest.raises(InputRefused, match=r"at epoch 1\.125 the derived rate is 0\.4375, and 0\.65625 is promised"):
         require_promise(before, after, ratio=3.0)
+
+
+RAMP = "[{from: 0, size: 32}, {from: 3, size: 64}]"
+WARMUP = "{kind: GradualWarmup, epochs: 2, start: {factor: 0.1}, joins: multiply}"
+AIMED = "{kind: GradualWarmup, epochs: 4, start: {factor: 0.1}, joins: over, target_batch: 64}"  # over the step at 3
+ELSEWHERE = "{kind: GradualWarmup, epochs: 2, start: {factor: 0.1}, joins: before, target_batch: 64}"
+
+
+def text_of(optimizer, rate, batch=RAMP):
+    optimizer = f"{{kind: {optimizer}{', beta1: 0.5' if optimizer == 'Adam' else ''}}}"
+    return (
+        f"kilobatch: 1\nextends: digits/baseline\nbatch: {{global: {batch}, norm_span: 16}}\n"
+        f"learning_rate: {{{rate}}}\noptimizer: {optimizer}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "batch"),
+    [
+        ("MomentumSGD", f"rule: none, warmup: {AIMED}", RAMP),
+        ("MomentumSGD", f"rule: none, warmup: {ELSEWHERE}", "32"),
+        ("MomentumSGD", f"rule: linear, warmup: {AIMED}", RAMP),
+        ("MomentumSGD", f"rule: linear, scale_with: initial, warmup: {ELSEWHERE}", RAMP),
+        ("MomentumSGD", f"rule: sqrt, warmup: {ELSEWHERE}", RAMP),
+        ("Adam", "rule: none", RAMP),
+        ("Adam", "rule: linear, per: 20", RAMP),
+        ("Adam", f"rule: linear, warmup: {AIMED}", RAMP),
+        ("Adam", f"rule: linear, scale_with: initial, warmup: {WARMUP}", RAMP),
+        ("Adam", f"rule: linear, warmup: {ELSEWHERE}", "32"),
+        ("Adam", f"rule: sqrt, warmup: {AIMED}", RAMP),
+        ("RmspropWarmup", f"rule: none, warmup: {AIMED}", RAMP),
+        ("RmspropWarmup", f"rule: linear, warmup: {ELSEWHERE}", RAMP),
+        ("AdaScale", f"rule: linear, warmup: {AIMED}", RAMP),
+        ("MomentumSGD", f"every: 0.009, warmup: {WARMUP}", "32"),  # whose multiples are rounded
+    ],
+)
+def test_a_ramp_and_a_warmup_with_a_target_keep_the_form_of_their_curve(optimizer, rate, batch, scale):
+    _, opened = scale("mine.yaml", 48, text=text_of(optimizer, rate, batch))
+    before, after = open_recipe("mine.yaml", vocabulary=WORDS).recipe, opened.recipe
+    growth = math.sqrt(1.5) if optimizer == "Adam" or before.learning_rate.rule == "sqrt" else 1.5
+    for epoch in (0.0, 0.9, 1.9, 2.1, 2.9, 3.1, 3.9, 4.1, 12.0, 19.5):
+        assert learning_rate_at(after, epoch) == pytest.approx(growth * learning_rate_at(before, epoch), rel=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["none", "linear"])
+def test_a_new_warmup_over_a_step_of_the_ramp_ends_at_the_rate_that_is_due(rule, scale):
+    _, opened = scale("mine.yaml", 48, text=text_of("MomentumSGD", f"rule: {rule}"))
+    before, after = open_recipe("mine.yaml", vocabulary=WORDS).recipe, opened.recipe
+    assert after.learning_rate.warmup.shape.epochs == 5
+    for epoch in (5 - 1e-6, 5.0, 12.0):
+        assert learning_rate_at(after, epoch) == pytest.approx(1.5 * learning_rate_at(before, epoch), rel=1e-4)
+
+
+@pytest.mark.parametrize(("joins", "rest"), [("multiply", 20), ("before", 16)])
+def test_lambs_longer_warmup_aims_at_the_batch_that_it_ends_in_and_the_schedule_lasts_to_the_end(joins, rest, scale):
+    """Twice the epochs: the step at 3 lies within them now."""
+    rate = f"rule: linear, warmup: {WARMUP.replace('multiply', joins)}"
+    _, opened = scale("mine.yaml", 64, text=text_of("Lamb", rate))
+    formula = opened.recipe.learning_rate
+    assert (formula.warmup.shape.epochs, formula.warmup.target_batch, formula.schedule.epochs) == (4, 128, rest)
+    assert full_rate_at(opened.recipe, 3.9) == pytest.approx(math.sqrt(2) * 0.1)
+    assert full_rate_at(opened.recipe, 4.1) == pytest.approx(math.sqrt(2) * 0.1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate", "batch", "refusal"),
+    [
+        (
+            "Adam",
+            f"rule: linear, warmup: {AIMED.replace('64', '33')}",
+            RAMP,
+            "of 33 would be 49.5, .*; ask for a multi.*32",
+        ),
+        ("Lars", f"rule: linear, warmup: {ELSEWHERE}, schedule: {{kind: Polynomial}}", "32", "remove .*target_batch"),
+        ("Muon", "rule: none", RAMP, "no rule says how Muon follows the batch"),
+    ],
+)
+def test_what_no_rule_gives_is_refused_in_words(optimizer, rate, batch, refusal, scale):
+    with pytest.raises(InputRefused, match=refusal):
+        scale("mine.yaml", 48, text=text_of(optimizer, rate, batch))
+
+
+@pytest.mark.parametrize(
+    ("rate", "epoch"),
+    [
+        (f"rule: linear, warmup: {AIMED.replace('64', '32')}", "4.25"),  # follows the batch, which it did not before
+        (f"rule: linear, scale_with: initial, warmup: {AIMED.replace('64', '33')}", "0.25"),  # aims too high
+    ],
+)
+def test_a_wrong_curve_over_a_ramp_breaks_the_promise(rate, epoch, write):
+    before, after = (
+        open_recipe(write(text_of("MomentumSGD", each)), vocabulary=WORDS).recipe
+        for each in (f"rule: none, warmup: {AIMED}", rate)
+    )
+    with pytest.raises(InputRefused, match=rf"at epoch {epoch} the derived rate"):
+        require_promise(before, after, ratio=1.0)

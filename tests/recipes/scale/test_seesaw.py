@@ -13,6 +13,7 @@ from trainers.launch.vocabulary import vocabulary
 
 ADAM = "kilobatch: 1\nextends: digits/baseline\noptimizer: {kind: Adam}\n"
 WARMUP = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 2, joins: before}, schedule: {kind: Polynomial}}\n"
+WARMUP_OF_5 = "warmup: {kind: GradualWarmup, epochs: 5, start: 0, joins: over}, "
 
 
 @pytest.fixture
@@ -63,6 +64,21 @@ def test_a_fall_by_ten_is_three_doublings_at_once(seesaw):
     assert after.recipe.batch.global_.boundaries[1] == pytest.approx(10, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rate", "begin"),
+    [
+        ("schedule: {kind: SlowStart, boundaries: [10, 15], factors: [0.6, 0.3, 0.075]}", 0.6),
+        (WARMUP_OF_5 + "schedule: {kind: MultiStep, boundaries: [4, 10, 15], factor: 0.5}", 0.5),
+    ],
+)
+def test_a_schedule_that_begins_below_1_is_halved_from_there(seesaw, rate, begin):
+    before, after, _ = seesaw(f"kilobatch: 1\nextends: digits/baseline\nlearning_rate: {{{rate}}}\n", 64)
+    assert [learning_rate_at(opened.recipe, 9.9) for opened in (before, after)] == [pytest.approx(0.05 * begin)] * 2
+    points = [(batch_size_at(after.recipe, at), learning_rate_at(after.recipe, at)) for at in (10.1, 15.1)]
+    last = 0.25 if begin == 0.6 else 0.5
+    assert points == [(64, pytest.approx(0.05 * begin)), (64, pytest.approx(0.05 * begin * last))]
+
+
 def test_running_statistics_forget_as_fast_when_the_batch_grows(seesaw):
     _, after, _ = seesaw("kilobatch: 1\nextends: goyal2017/256\n", 2048)
     assert after.recipe.batch.global_.sizes == (256, 2048)
@@ -76,6 +92,7 @@ def test_running_statistics_forget_as_fast_when_the_batch_grows(seesaw):
         ("seed: 1", 63, "--batch 63 is not twice the batch of 32"),
         ("optimizer: {kind: Lars}", 128, "no rule says how Lars exchanges .*; write batch.global"),
         ("learning_rate: {schedule: {kind: Constant}}", 128, "never halves the rate"),
+        ("learning_rate: {schedule: {kind: Constant, factor: 0.3}}", 128, "never halves the rate"),
         ("learning_rate: {schedule: {kind: CosineRestarts, first: 5}}", 128, "rises after the warmup"),
     ],
 )
