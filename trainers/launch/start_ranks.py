@@ -21,7 +21,6 @@ from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import (
     THREADS,
     Ranks,
-    in_slurm_shell,
     launched_by_us,
     launched_rank,
     launched_ranks,
@@ -56,8 +55,7 @@ def start_or_join(request: TrainRequest) -> int:
     Raises:
         InputRefused: before anything was started or written.
     """
-    ranks = launched_ranks()
-    if ranks is not None and not (in_slurm_shell() and (request.workers or 1) > 1):
+    if (ranks := launched_ranks()) is not None:
         return _join(request, ranks)
     prepared = prepare(request, workers=request.workers)
     local = prepared.plan.recipe.updater.local_steps
