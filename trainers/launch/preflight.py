@@ -76,6 +76,8 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, on_gpu: 
             trained, or initial weights do not fit; see `require_images`, `require_trainable` and
             `require_initial_weights` of `trainers.training.build`.
     """
+    for warning in opened.warnings:
+        print_error(f"kilobatch: warning: {warning}")
     for component in opened.recipe.extensions:
         if hasattr(component, "require"):
             component.require()
