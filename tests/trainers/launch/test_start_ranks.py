@@ -102,6 +102,15 @@ def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_
         np.testing.assert_array_equal(array, weights(whole)[path], err_msg=path)
 
 
+def test_a_run_that_is_past_its_stop_already_says_so_and_is_left_as_it_is(whole, capsys):
+    before = lines(whole)
+    request = TrainRequest(recipe=SMALL[0], overrides=SMALL[2::2], workers=2, out=whole, resume=True, report=False)
+    assert start_or_join(replace(request, stop_after=f"{END - 4}up")) == 0
+    done = f"nothing to train: update {END} is done already, and --stop-after is update {END - 4}"
+    assert capsys.readouterr().out == f"{done}\nrun: {whole}\n"
+    assert lines(whole) == before
+
+
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
     command = [*KILOBATCH, "train", *SMALL, "-n", "1", "--no-report", "--stop-after", "1up"]
     for process in [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]:
