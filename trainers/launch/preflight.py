@@ -67,13 +67,13 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
         )
 
 
-def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, on_gpu: bool = False) -> None:
+def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: str = "cpu") -> None:
     """Check what depends on this machine and the data, once, before ranks start that would all meet the same error.
 
     Args:
         ranks: on this machine.
         files: the run is new: its files are checked too, and it needs every service that it names.
-        on_gpu: as of `require_trainable`.
+        device: on which it trains, cpu or gpu.
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
@@ -105,7 +105,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, on_gpu: 
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.build import require_trainable  # and Chainer
 
-        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu):
+        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=device == "gpu"):
             more = f" and {len(unreached) - _MAX_NAMED} more" if len(unreached) > _MAX_NAMED else ""
             named = ", ".join(unreached[:_MAX_NAMED]) + more
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"

@@ -71,8 +71,8 @@ def start_or_join(request: TrainRequest) -> int:
     if request.resume and (ending := _ending(folder, prepared) or _passed(folder, prepared)):
         print(printable(ending))
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
-    on_gpu = prepared.plan.cluster.device == "gpu"
-    require_startable(prepared.opened, ranks=workers, files=not request.resume, on_gpu=on_gpu)
+    device = prepared.plan.cluster.device
+    require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
     return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)
 
 
