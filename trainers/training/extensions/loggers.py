@@ -129,6 +129,11 @@ class CSV:
         if Path(self.file).parts != (self.file,) or not self.file.endswith(".csv"):
             raise ValueError(f"CSV.file must be a name such as metrics.csv, in the run's folder, got {self.file!r}")
 
+    @property
+    def table(self) -> str:
+        """The file that no other extension of the recipe may write."""
+        return self.file
+
     def build(self) -> Extension:
         """The extension; it communicates nothing."""
         from trainers.training.extensions.figure_sinks import Logger, Table

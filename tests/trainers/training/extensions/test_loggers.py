@@ -223,6 +223,18 @@ def test_other_lines_have_no_figures():
     }  # fmt: skip
 
 
+def test_two_tables_in_one_file_are_refused_in_a_new_run():
+    def opened(second, **options):
+        overrides = [f"extensions=[{{kind: CSV}}, {{kind: WeightNorms}}, {{kind: CSV, file: {second}}}]"]
+        return open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides, **options)
+
+    what = r"extensions\.2: writes metrics\.csv, and so does `extensions\.0`; give it another `file`, or remove it"
+    with pytest.raises(InputRefused, match=what):
+        opened("metrics.csv")
+    assert len(opened("metrics.csv", of_run=True).warnings) == 1
+    assert len(opened("b.csv").recipe.extensions) == 3
+
+
 @pytest.mark.parametrize("path", ["/etc/x.csv", "../x.csv", ""])
 def test_files_outside_the_run_are_refused(path):
     with pytest.raises(ValueError, match=r"CSV\.file must be a name such as metrics\.csv, in the run's folder"):
