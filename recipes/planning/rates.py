@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from numbers import Real
 from typing import Any
 
 from lr_schedules import Joined, Product, linear_scaling, no_scaling, power_scaling, sqrt_scaling
@@ -122,7 +123,7 @@ def written_weight_decay(optimizer: object) -> float:
     if isinstance(optimizer, Unbuilt):
         return coefficients(optimizer).get("weight_decay", 0.0)
     decay = getattr(optimizer, "weight_decay", 0.0)
-    return float(decay) if isinstance(decay, int | float) else 0.0
+    return float(decay) if isinstance(decay, Real) else 0.0  # NumPy's too
 
 
 def _read_at(formula: LearningRate, epoch: float) -> float:

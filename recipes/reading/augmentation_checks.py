@@ -14,8 +14,8 @@ _KEY = ("augmentation",)
 def check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
     """An augmentation must fit the augmentations before it and the data set: see `trainers.augmentations`.
 
-    Training and evaluation must scale pixels alike. What is not built, or is code of one's own, may scale them and not
-    say so, and is not compared.
+    Training and evaluation must scale pixels alike; of a run that was trained otherwise it is a warning. What is not
+    built, or is code of one's own, may scale them and not say so, and is not compared.
     """
     end = recipe.augmentation.end
     lists = {("train",): recipe.augmentation.train, ("eval",): recipe.augmentation.eval}
@@ -37,7 +37,7 @@ def check_augmentation(reading: Reading, recipe: Recipe, dataset: Dataset) -> No
         what = f"scales pixels otherwise than `augmentation.{other}`, and the model is scored on other values"
         kind = type((train or evaluated)[0]).__name__
         way_out = f"write `{lacking}: [..., {{kind: {kind}, ...}}]` as in `{other}`"
-        reading.refuse_pair((*_KEY, lacking), (*_KEY, other), what, way_out)
+        reading.refuse_anew((*_KEY, lacking), (*_KEY, other), what, way_out)
     if end is None:
         return
     if end.at >= recipe.epochs:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lr_schedules import CosineRestarts, Product
+from lr_schedules import Constant, CosineRestarts, Product
 from lr_schedules.units import Schedule
 from recipes.planning.looked_at import knots, looked_at
 from recipes.planning.rates import learning_rate_at, momentum_key, optimizer_at
@@ -84,6 +84,16 @@ def check_updater(reading: Reading, recipe: Recipe) -> None:
         reading.refuse(path, f"{kind} measures the gradients that this changes", "remove it, or take another optimizer")
 
 
+def check_extensions(reading: Reading, recipe: Recipe) -> None:
+    """No two extensions write one file in the run's folder: the name in a component's `table`."""
+    written: dict[str, int] = {}
+    for index, component in enumerate(recipe.extensions):
+        name = getattr(component, "table", None)
+        if isinstance(name, str) and written.setdefault(name, index) != index:
+            first, what = ("extensions", written[name]), f"writes {name}, and so does `extensions.{written[name]}`"
+            reading.refuse_anew(("extensions", index), first, what, "give it another `file`, or remove it")
+
+
 def check_schedules(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
     """Rate, momentum and weight decay must be numbers in their range at each update."""
     schedules = {("learning_rate", "schedule"): recipe.learning_rate.schedule}
@@ -113,9 +123,9 @@ def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> No
     for epoch in (*epochs, recipe.epochs):
         try:
             rates[epoch] = _rate_or_inf(recipe, epoch)
-        except Exception as error:  # of a schedule of the user's own
-            what = f"fails at epoch {epoch:g}: {_in_words(error)}"
-            reading.refuse((*path, "schedule"), what, "mend its class, or choose another kind")
+        except Exception as error:  # of a schedule or a warmup of the user's own
+            what, key = f"fails at epoch {epoch:g}: {_in_words(error)}", _failing_key(recipe, epoch)
+            reading.refuse((*path, key), what, "mend its class, or choose another kind")
             return
         if not math.isfinite(rates[epoch]):
             way_out = "make `reference` or the factors of its schedule smaller"
@@ -134,6 +144,15 @@ def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> No
             what = f"is 0 at epoch {epoch:g}, and {kind} divides by it until epoch {optimizer.slow_until:g}"
             reading.refuse(path, what, "it is a warmup of its own: remove `warmup`, or begin above 0")
             break
+
+
+def _failing_key(recipe: Recipe, epoch: float) -> str:
+    """Which part of a rate fails at `epoch`: the warmup if it also fails with a schedule that cannot."""
+    try:
+        _rate_or_inf(replace(recipe, learning_rate=replace(recipe.learning_rate, schedule=Constant())), epoch)
+    except Exception:
+        return "warmup"
+    return "schedule"
 
 
 def _rate_or_inf(recipe: Recipe, epoch: float) -> float:

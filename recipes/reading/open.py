@@ -16,11 +16,19 @@ from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins, chain_of, load_tree
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
-from recipes.reading.registry import can_name_folder, find, find_or_refuse, obtained_folder, require_possible
+from recipes.reading.registry import (
+    PACKED,
+    can_name_folder,
+    find,
+    find_or_refuse,
+    obtained_folder,
+    require_possible,
+)
 from recipes.schema import Dataset, Recipe, Validation
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
+_RUN = "run.yaml"  # of a run, beside its recipe
 CODE = "code"  # in the folder of a run or a pack: its own modules
 
 
@@ -50,6 +58,11 @@ class OpenedRecipe:
     code_folders: tuple[Path, ...]
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a new run with this recipe would be refused for; empty unless a run was trained with it."""
+        return tuple(map(str, self.reading.warnings))
+
+    @property
     def obstacles(self) -> tuple[str, ...]:
         """Why it cannot be trained now; empty if it can."""
         lacking = [*self.recipe.lacks, *self.dataset.lacks]
@@ -67,6 +80,7 @@ def open_recipe(
     allow_code: bool | None = False,
     data_root: Path | None = None,
     copies_in: Sequence[Path] = (),
+    of_run: bool | None = False,
 ) -> OpenedRecipe:
     """A recipe by its name in the library or the path of its file.
 
@@ -78,6 +92,8 @@ def open_recipe(
         allow_code: a kind may be a dotted name, imported by the vocabulary; None: it is left unbuilt.
         data_root: folder of the data set's files, instead of its own `root`.
         copies_in: folders of runs whose copies of own code may serve, after all others.
+        of_run: a run was trained with it, so that rules younger than the run give `warnings`; None: if the file is that
+            in the folder of a run.
     Raises:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
@@ -86,7 +102,8 @@ def open_recipe(
     folders = _code_folders(path, copies_in)
     if allow_code:  # at the end of Python's path: a folder `recipes` of the user's must not hide ours
         sys.path += [text for folder in folders if (text := str(folder.resolve())) not in sys.path]
-    reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code)
+    of_run = path.name == PACKED and (path.parent / _RUN).is_file() if of_run is None else of_run
+    reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, of_run=of_run)
 
     dataset_tree: dict[str, Any] = {}
 

@@ -177,6 +177,7 @@ class Reading:
             who only look at the recipe.
         to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
         rest_of_run: default length in epochs of a schedule; None if there is no default.
+        of_run: the recipe is that of a run that was trained: `refuse_anew` notes warnings.
     """
 
     origins: Origins
@@ -186,7 +187,9 @@ class Reading:
     allow_code: bool | None = False
     to_epochs: Callable[[object], float] | None = None
     rest_of_run: float | None = None
+    of_run: bool = False
     problems: list[Problem] = dataclasses.field(default_factory=list)
+    warnings: list[Problem] = dataclasses.field(default_factory=list)
     notes: dict[Path, str] = dataclasses.field(default_factory=dict)
 
     def refuse(self, path: Path, what: str, way_out: str, *, at_key: bool = False) -> Any:
@@ -200,6 +203,12 @@ class Reading:
         if self.is_later(other, path):
             return self.refuse(other, f"does not go with `{dotted(path)}`, {self.origin(path)}: {what}", way_out)
         return self.refuse(path, what, way_out)
+
+    def refuse_anew(self, path: Path, other: Path, what: str, way_out: str) -> None:
+        """As `refuse_pair`, for a rule that is younger than runs: in the recipe of a run it notes a warning."""
+        self.refuse_pair(path, other, what, way_out)
+        if self.of_run:
+            self.warnings.append(self.problems.pop())
 
     def is_later(self, path: Path, other: Path) -> bool:
         """Whether a value was given after another: by an override, or in the file that extends the other's."""

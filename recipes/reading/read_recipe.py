@@ -21,7 +21,7 @@ from recipes.errors import RecipeError
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate
 from recipes.reading.augmentation_checks import check_augmentation
-from recipes.reading.checks import check_image_size, check_schedules, check_updater
+from recipes.reading.checks import check_extensions, check_image_size, check_schedules, check_updater
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init
@@ -371,6 +371,7 @@ def read_recipe(
         check_schedules(reading, recipe, time.dataset)
         check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
+        check_extensions(reading, recipe)
     return recipe, time.dataset, {"kilobatch": VERSION, **resolved}
 
 

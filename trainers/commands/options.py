@@ -63,18 +63,24 @@ def opened_recipe(
     """The opened recipe of a name or path; raises `RecipeError` if it is refused.
 
     Args:
-        looks: the command only looks at the recipe, and leaves code of the user's own alone without `allow_code`.
+        looks: the command only looks at the recipe: it leaves code of the user's own alone without `allow_code`, and
+            opens a run's recipe that a new run would be refused for.
     """
     from recipes.reading.open import open_recipe
     from trainers.launch.vocabulary import vocabulary
+    from trainers.runs.errors import print_error
 
-    return open_recipe(
+    opened = open_recipe(
         recipe,
         vocabulary=vocabulary(allow_code=allow_code),
         overrides=overrides or (),
         allow_code=allow_code or (None if looks else False),
         data_root=data,
+        of_run=None if looks else False,
     )
+    for warning in opened.warnings:
+        print_error(f"kilobatch: warning: {warning}")
+    return opened
 
 
 def print_json(tree: Any) -> None:

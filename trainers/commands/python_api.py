@@ -24,7 +24,8 @@ from trainers.launch.request import cluster_of, open_request, planned
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_STOPPED, RunFailed
-from trainers.runs.run_folder import METRICS, RECIPE, default_folder, require_run
+from trainers.runs.mpi_ranks import launched_ranks
+from trainers.runs.run_folder import METRICS, RECIPE, claimed, default_folder, require_run
 from trainers.training.request import TrainRequest
 
 __all__ = ["OpenRecipe", "Run", "open", "plan", "runs", "train"]
@@ -225,7 +226,15 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
     given = recipe.request if isinstance(recipe, OpenRecipe) else TrainRequest(recipe=str(recipe))
     request = replace(given, workers=ranks, **_with_paths(options))
     folder = default_folder(open_request(request).recipe.name) if out is None else Path(out)
-    code = start_or_join(replace(request, out=folder))
+    if out is None and launched_ranks() is None:  # ranks of a launcher take the folder of rank 0
+        folder = claimed(folder)
+    try:
+        code = start_or_join(replace(request, out=folder))
+    except InputRefused:
+        if out is None:
+            with suppress(OSError):  # it holds something, or is gone
+                folder.rmdir()
+        raise
     if code not in (0, EXIT_STOPPED):
         raise RunFailed(f"the run failed with exit code {code}; its log is {folder / 'log.txt'}")
     return Run(folder)

@@ -161,6 +161,7 @@ def remove(
         if run.is_symlink():
             raise InputRefused(f"{run} is a link; name the run's folder: {run.resolve()}")
     runs = list({run.resolve(): run for run in runs}.values())
+    runs.sort(key=lambda run: len(run.resolve().parts), reverse=True)  # a run inside another one first
     with ExitStack() as locks:  # also while the question waits
         for run in runs:
             locks.enter_context(lock_folder(run))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.rates import full_rate
 from recipes.planning.timeline import timeline_of
 from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.yaml import block_text
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import percent
@@ -34,6 +36,7 @@ from trainers.runs.run_folder import (
     ENVIRONMENT,
     METRICS,
     RECIPE,
+    RUN,
     checkpoints_in,
     dataset_facts,
     has_diverged,
@@ -198,16 +201,19 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
         what = f"{out} holds branches of {there:,} samples, and these would be of {window:,}"
         raise InputRefused(f"--window {asked.window}: {what}; give the same window, or another --out")
     places = {size: {seed: out / f"batch-{size}-seed-{seed}" for seed in seeds} for size in sizes}
+    records = {}
     for size, changes in recipes.items():  # refused now, not when others have trained
         branch = _prepared(asked, changes)
         for seed, folder in places[size].items():
-            require_same_recipe(folder, {**branch.tree, "seed": seed}, dataset_facts(branch.dataset))
+            record = {"recipe": {**branch.tree, "seed": seed}, "dataset": dataset_facts(branch.dataset)}
+            require_same_recipe(folder, **record)
+            records[folder] = record
     out.mkdir(parents=True, exist_ok=True)
     found = []
     for size, changes in recipes.items():
         folders = places[size]
         runs = [
-            _trained(asked, each, checkpoint, [*changes, f"seed={seed}"], end=samples + window)
+            _trained(asked, each, checkpoint, records[each], [*changes, f"seed={seed}"], end=samples + window)
             for seed, each in folders.items()
         ]
         ends = [run.final_accuracy for run in runs if not has_diverged(run.folder)]
@@ -329,14 +335,16 @@ def steps_of(opened: OpenedRecipe, *, samples: int, batch: int) -> list[tuple[fl
     return steps if steps[-1][1] == batch else [*steps, (epoch, batch)]
 
 
-def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence[str], *, end: int) -> Run:
-    """The run of a branch, which is trained now unless it is there."""
+def _trained(
+    asked: Branching, folder: Path, checkpoint: Path, record: dict[str, Any], changes: Sequence[str], *, end: int
+) -> Run:
+    """The run of a branch, which is trained now unless it is there; `record` is what it is trained with."""
     if (folder / RECIPE).is_file():
         run = open_run(folder)
         if run.outcome == "success" or run.reason == "--stop-after" or has_diverged(folder):
             return run
     else:
-        _begin(asked.run, folder, checkpoint)
+        _begin(asked.run, folder, checkpoint, record)
     words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", f"{end}sp"]
     words += [word for change in changes for word in ("--set", change)]
     words += ["-n", str(asked.workers)] if asked.workers else []
@@ -345,7 +353,7 @@ def _trained(asked: Branching, folder: Path, checkpoint: Path, changes: Sequence
     return train_apart(words, folder, prints_to=subprocess.DEVNULL)
 
 
-def _begin(run: Path, folder: Path, checkpoint: Path) -> None:
+def _begin(run: Path, folder: Path, checkpoint: Path, record: dict[str, Any]) -> None:
     """A folder with the run's checkpoint, and its records up to there, that `train --resume` goes on with."""
     partial = folder.with_name(f".{folder.name}.partial")
     for left in (partial, folder):  # of a call that was killed before its first update
@@ -354,6 +362,7 @@ def _begin(run: Path, folder: Path, checkpoint: Path) -> None:
     for name in (METRICS, ENVIRONMENT, IDENTITY):
         if (run / name).is_file():
             shutil.copyfile(run / name, partial / name)
+    write_whole(partial / RUN, block_text({"kilobatch": 1, **record}))
     truncate_records(partial, read_checkpoint(checkpoint).state["update"])
     partial.rename(folder)
 

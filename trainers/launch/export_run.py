@@ -43,7 +43,8 @@ def export_run(
         what = "exists, and nothing is overwritten" if out.exists() else f"is no .{form} file"
         raise InputRefused(f"-o {out}: {what}; give another -o")
     require_run(folder)
-    opened = open_recipe(folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code)
+    words = vocabulary(allow_code=allow_code)
+    opened = open_recipe(folder / RECIPE, vocabulary=words, allow_code=allow_code, of_run=True)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
 
@@ -52,7 +53,7 @@ def export_run(
     from trainers.models.weight_names import to_torch, torch_names, why_not_torch
     from trainers.training.build import drawn_model
 
-    model, notes = drawn_model(opened.recipe, opened.dataset), []
+    model, notes = drawn_model(opened.recipe, opened.dataset), [*opened.warnings]
     with refuse_foreign(path):
         load_into(model, None, content)
     facts = {"recipe": opened.recipe.name, "checkpoint": path.name, "dataset": opened.dataset.name}

@@ -215,9 +215,9 @@ def _checked_together(
             if not checked:  # else the parent process has checked, and begun the log there
                 if request.out is not None:
                     check_folder(request, folder, prepared)
-                on_gpu = prepared.plan.cluster.device == "gpu"
+                device = prepared.plan.cluster.device
                 require_startable(  # others may be elsewhere
-                    prepared.opened, ranks=1, files=not request.resume, on_gpu=on_gpu
+                    prepared.opened, ranks=1, files=not request.resume, device=device
                 )
                 folder = folder if request.out is not None else claimed(folder)
             held = lock_folder(folder) if alone else None

@@ -13,7 +13,7 @@ from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import open_split, other_counts
 from trainers.datasets.samples import evenly
-from trainers.runs.errors import print_error
+from trainers.runs.errors import ServiceAway, print_error
 from trainers.runs.identity import is_of_the_user
 from trainers.runs.memory import installed_bytes
 
@@ -67,18 +67,29 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
         )
 
 
-def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, on_gpu: bool = False) -> None:
+def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: str = "cpu") -> None:
     """Check what depends on this machine and the data, once, before ranks start that would all meet the same error.
 
+    Args:
+        ranks: on this machine.
+        files: the run is new: its files are checked too, and it needs every service that it names.
+        device: on which it trains, cpu or gpu.
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
             trained, or initial weights do not fit; see `require_images`, `require_trainable` and
             `require_initial_weights` of `trainers.training.build`.
     """
+    for warning in opened.warnings:
+        print_error(f"kilobatch: warning: {warning}")
     for component in opened.recipe.extensions:
         if hasattr(component, "require"):
-            component.require()
+            try:
+                component.require()
+            except ServiceAway as error:
+                if files:
+                    raise
+                print_error(f"kilobatch: warning: {error.what}; the run goes on without it until it can be used")
     require_data(opened.dataset)
     require_room(opened.dataset, ranks=ranks)
     if files:
@@ -94,7 +105,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, on_gpu: 
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.build import require_trainable  # and Chainer
 
-        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu):
+        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=device == "gpu"):
             more = f" and {len(unreached) - _MAX_NAMED} more" if len(unreached) > _MAX_NAMED else ""
             named = ", ".join(unreached[:_MAX_NAMED]) + more
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"

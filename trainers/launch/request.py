@@ -21,6 +21,7 @@ from trainers.launch.model_costs import known_model
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import WHATS
+from trainers.runs.run_folder import RUN
 from trainers.training.device import require_asked, require_device, require_numbers, settled
 from trainers.training.exact_mode import ExactRefused, why_not_exact
 from trainers.training.request import Prepared, TrainRequest
@@ -91,6 +92,7 @@ def open_request(request: TrainRequest) -> OpenedRecipe:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
     own, _ = overrides_by_file(request.overrides, "cluster")
+    resumed = request.out if request.resume else None
     return open_recipe(
         request.recipe,
         vocabulary=vocabulary(allow_code=request.allow_code),
@@ -98,7 +100,8 @@ def open_request(request: TrainRequest) -> OpenedRecipe:
         overrides_from=request.overrides_from or "command line",
         allow_code=request.allow_code,
         data_root=request.data,
-        copies_in=[request.out] if request.resume and request.out is not None else [],
+        copies_in=[resumed] if resumed is not None else [],
+        of_run=resumed is not None and (resumed / RUN).is_file(),
     )
 
 

@@ -55,7 +55,10 @@ def score_run(
         overrides=["evaluation.held_out=null"] if split == "test" else (),
         allow_code=allow_code,
         data_root=data,
+        of_run=True,
     )
+    for warning in opened.warnings:
+        print_error(f"kilobatch: warning: {warning}")
     if split == "test" and opened.dataset.validation is not None:
         what = f"data set {opened.dataset.name} has no test split: it scores samples of its training split"
         raise InputRefused(f"--split: {what}; leave it out to score these")

@@ -21,7 +21,6 @@ from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import (
     THREADS,
     Ranks,
-    in_slurm_shell,
     launched_by_us,
     launched_rank,
     launched_ranks,
@@ -37,12 +36,14 @@ from trainers.runs.run_folder import (
     RANKS,
     REPORT,
     FolderRefused,
+    checkpoints_in,
     claimed,
     default_folder,
     lock_folder,
     newest_checkpoint_name,
     require_another_end,
     session_starts,
+    update_of,
 )
 from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
@@ -56,8 +57,7 @@ def start_or_join(request: TrainRequest) -> int:
     Raises:
         InputRefused: before anything was started or written.
     """
-    ranks = launched_ranks()
-    if ranks is not None and not (in_slurm_shell() and (request.workers or 1) > 1):
+    if (ranks := launched_ranks()) is not None:
         return _join(request, ranks)
     prepared = prepare(request, workers=request.workers)
     local = prepared.plan.recipe.updater.local_steps
@@ -68,11 +68,11 @@ def start_or_join(request: TrainRequest) -> int:
     folder = request.out or default_folder(prepared.opened.recipe.name)
     if request.out is not None:
         check_folder(request, folder, prepared)
-    if request.resume and (ending := _ending(folder, prepared)):
-        print(printable(f"{ending}\nrun: {folder}, which has ended"))
+    if request.resume and (ending := _ending(folder, prepared) or _passed(folder, prepared)):
+        print(printable(ending))
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
-    on_gpu = prepared.plan.cluster.device == "gpu"
-    require_startable(prepared.opened, ranks=workers, files=not request.resume, on_gpu=on_gpu)
+    device = prepared.plan.cluster.device
+    require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
     return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)
 
 
@@ -90,7 +90,22 @@ def _ending(folder: Path, prepared: Prepared) -> str:
     for line in lines:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
-    return state.ending if checkpoint and checkpoint.name == checkpoint_name(state.updates) else ""
+    whole = checkpoint is not None and checkpoint.name == checkpoint_name(state.updates)
+    return f"{state.ending}\nrun: {folder}, which has ended" if whole else ""
+
+
+def _passed(folder: Path, prepared: Prepared) -> str:
+    """In words, that a run has a checkpoint behind the update at which it is asked to stop; else empty."""
+    stop = prepared.stop_after_update
+    if stop is None or not any(update_of(path) > stop for path in checkpoints_in(folder / CHECKPOINTS)):
+        return ""
+    from trainers.runs.checkpoint import newest_checkpoint  # and Chainer
+
+    checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
+    if checkpoint is None or update_of(checkpoint) <= stop:
+        return ""
+    what = f"update {update_of(checkpoint)} is done already, and --stop-after is update {stop}"
+    return f"nothing to train: {what}\nrun: {folder}"
 
 
 def ranks_that_pay(made: Plan, *, cores: int) -> int:

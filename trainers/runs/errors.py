@@ -36,6 +36,19 @@ class RankFailed(Exception):
     """One rank cannot go on, for a reason that the user can act on; printed without a traceback."""
 
 
+class ServiceAway(InputRefused):
+    """A service that a run can do without does not serve it; a new run is refused, a resumed one is not.
+
+    Args:
+        what: which, and why.
+        way_out: of a new run.
+    """
+
+    def __init__(self, what: str, way_out: str) -> None:
+        self.what = what
+        super().__init__(f"{what}; {way_out}")
+
+
 class UnfitImage(RankFailed, ValueError):
     """An image is too small for an augmentation, or has another size than the rest of its batch."""
 

@@ -53,17 +53,23 @@ class LaunchError(InputRefused):
 
 
 def launched_ranks(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks the launcher of this process started; None without a launcher, or if it does not set it."""
-    if not any(name in environment for name in _RANK_NAMES):
+    """How many ranks a launcher started, if this process is one of them; else None.
+
+    None too if the launcher does not set the number, and `in_slurm_shell`.
+    """
+    if not any(name in environment for name in _RANK_NAMES) or in_slurm_shell(environment):
         return None
     sizes = [environment[name] for name in _SIZE_NAMES if environment.get(name, "").isdigit()]
     return int(sizes[0]) if sizes else None
 
 
 def in_slurm_shell(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether srun started one task here, perhaps a shell (`srun --pty bash`), and no launcher set PMI's variables."""
-    others = any(name.startswith(("PMI", "OMPI_", "HYDI_")) for name in environment)
-    return launched_ranks(environment) == 1 and not others
+    """Whether srun started one task here, perhaps a shell (`srun --pty bash`), that is no rank.
+
+    A rank has the variables of `start_ranks`, or those that its launcher sets for MPI.
+    """
+    others = any(name.startswith(("PMI", "OMPI_", "HYDI_", _OWN)) for name in environment)
+    return "SLURM_PROCID" in environment and environment.get("SLURM_STEP_NUM_TASKS") == "1" and not others
 
 
 def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
@@ -258,13 +264,14 @@ def start_ranks(
     Raises:
         LaunchError: there is no mpiexec.
     """
-    if environment is None:
-        marks = (*_SIZE_NAMES, *_RANK_NAMES)  # of `srun --pty bash`, say: they would make mpiexec a rank
-        environment = {name: value for name, value in users_environment().items() if name not in marks}
-        if not environment.get(THREADS[0]):
-            limits = dict.fromkeys(THREADS, str(threads or threads_per_rank(num_ranks)))
-            limits |= {_NUMPYS_BLAS: "1", KERNEL_THREADS: str(threads_per_rank(num_ranks))}
-            environment = {**environment, **{name: environment.get(name) or limit for name, limit in limits.items()}}
+    given = users_environment() if environment is None else environment
+    limits = {}
+    if environment is None and not given.get(THREADS[0]):
+        limits = dict.fromkeys(THREADS, str(threads or threads_per_rank(num_ranks)))
+        limits |= {_NUMPYS_BLAS: "1", KERNEL_THREADS: str(threads_per_rank(num_ranks))}
+    marks = (*_SIZE_NAMES, *_RANK_NAMES)  # of `srun --pty bash`, say: they would make mpiexec a rank
+    environment = {name: value for name, value in given.items() if name not in marks}
+    environment |= {name: environment.get(name) or limit for name, limit in limits.items()}
     exits = RankExits(num_ranks)
     own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
     own |= {} if exits.name is None else {EXIT_SOCKET: exits.name}

@@ -168,12 +168,13 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
 
     Raises:
         FolderRefused: the resolved recipe or the facts of the data differ from those in the folder's run.yaml, or
-            run.yaml is damaged, or missing in a run that has checkpoints.
+            run.yaml is damaged, or missing in a run that has metrics or checkpoints.
     """
     lost = "and with it the run's recipe is lost; start anew in another --out"
+    if (folder / RECIPE).is_file():
+        lost = f"without which no run goes on; start anew in another --out, with the run's own {folder / RECIPE}"
     if not (folder / RUN).exists():
-        # A branch begins with a checkpoint alone; run.yaml is written before the other two.
-        if any((folder / name).exists() for name in (RECIPE, DATASET)) and checkpoints_in(folder / CHECKPOINTS):
+        if (folder / METRICS).exists() or checkpoints_in(folder / CHECKPOINTS):  # run.yaml is written before these
             raise FolderRefused(f"{folder / RUN} is missing, {lost}")
         return
     try:

@@ -13,10 +13,19 @@ from pathlib import Path
 from socket import gethostname
 
 from trainers.launch.request import refused
-from trainers.runs.mpi_ranks import LaunchError, Ranks, find_mpiexec, start_ranks, users_environment
+from trainers.runs.mpi_ranks import (
+    LOCAL_LAUNCH,
+    LaunchError,
+    Ranks,
+    find_mpiexec,
+    in_slurm_shell,
+    start_ranks,
+    users_environment,
+)
 
 # srun reads these as options. With those of the allocation a step takes all its GPUs, and the next group waits.
 _OF_ALLOCATION = ("SLURM_GPUS", "SLURM_MEM_PER_", "SLURM_NTASKS_PER_", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION")
+_SHELL_OF_SALLOC = "4294967290"  # SLURM_INTERACTIVE_STEP of slurm.h: a step that holds nothing
 _QUEUE_SECONDS = 45  # that a step may wait for its nodes before srun gives up and says why; a `Group` waits longer
 
 
@@ -38,6 +47,8 @@ class Placement:
         """Start the ranks; they read their requests in `messages`, and print to `log`."""
         words = ["search-ranks", str(messages), ",".join(map(str, self.local_ranks))]
         environment = users_environment()  # without our thread limits: each rank sets those of its own machine
+        if self.launcher[0] != "srun" and "-hosts" not in self.launcher:
+            environment = LOCAL_LAUNCH | environment
         if self.launcher[0] == "srun":
             environment = {name: value for name, value in environment.items() if not name.startswith(_OF_ALLOCATION)}
         how = {"launcher": self.launcher, "environment": environment}
@@ -51,7 +62,7 @@ def placements(
 
     Args:
         each, workers: ranks of a group and of all; None: as many as the hosts or the allocation have, or one group.
-        hosts: such as `a,b,c:4`; None: the Slurm allocation that this process is in, or else this machine.
+        hosts: such as `a,b,c:4`; None: those of the Slurm allocation, if it can start steps here, else this machine.
     Raises:
         RecipeError: the ranks are fewer than a group needs, more than the allocation holds, or not those of `hosts`.
         LaunchError: there is no mpiexec, or Slurm does not describe the allocation.
@@ -59,7 +70,7 @@ def placements(
     options: list[str] = []
     if hosts is not None:
         slots = hosts_named(hosts, workers)
-    elif "SLURM_JOB_ID" in environment and shutil.which("srun", path=environment.get("PATH")):
+    elif _starts_steps(environment):
         slots, options = _slurm(workers, environment)
     else:
         slots = {gethostname(): workers or each}
@@ -79,6 +90,12 @@ def placements(
             words += ["-hosts", ",".join(f"{host}:{counts[host]}" for host in counts)] if hosts else []
         groups.append(Placement(hosts=own, local_ranks=local_ranks, launcher=(*words, *options)))
     return groups
+
+
+def _starts_steps(environment: Mapping[str, str]) -> bool:
+    """Whether srun can start steps: in an allocation, but not where one step, `srun --pty bash`, holds it all."""
+    in_step = in_slurm_shell(environment) and environment.get("SLURM_STEP_ID") != _SHELL_OF_SALLOC
+    return "SLURM_JOB_ID" in environment and not in_step and bool(shutil.which("srun", path=environment.get("PATH")))
 
 
 def place(slots: Mapping[str, int], *, each: int, groups: int) -> list[tuple[str, ...]]:

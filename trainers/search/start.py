@@ -59,12 +59,12 @@ def search(request: SearchRequest) -> int:
         return 0  # rank 0 prints it
     groups, first = _groups(request, opened, folder), first_values(opened)
     _require_proposals(opened.search)
-    prepare(trial_request(opened, 0, {}, Path("trial"), request), workers=each)  # the recipe with its own values
+    own = prepare(trial_request(opened, 0, {}, Path("trial"), request), workers=each)  # the recipe with its own values
     if request.dry_run:
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
     record = folder_record(folder, opened, resume=request.resume, storage=request.storage)
-    require_startable(opened.base, ranks=1, files=not request.resume)
+    require_startable(opened.base, ranks=1, files=not request.resume, device=own.plan.cluster.device)
     storage_name = request.storage or record["storage"]
     with lock_folder(folder):
         (folder / STOP_FILE).unlink(missing_ok=True)

@@ -269,7 +269,8 @@ class _Run:
         name = self.opened.recipe.name
         workers, threads = counted(self.mpi.size, "worker"), counted(self.threads, "thread")
         training = f"training {name} on {workers}, {threads} each, {self.loads_by}, {kernels.in_use()} kernels, "
-        training += f"updates {self.updater.iteration} to {self.end_update} of {self.plan.timeline.num_updates}"
+        end = max(self.end_update, self.updater.iteration)  # a checkpoint may lie behind --stop-after
+        training += f"updates {self.updater.iteration} to {end} of {self.plan.timeline.num_updates}"
         how = {"workers": self.mpi.size, "notes": notes, "training": training}
         self.metrics.write("run_start", name, **self._reached, **how)
         for note in (*notes, training):

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from recipes.planning.rates import (
@@ -140,6 +141,8 @@ def test_averaged_samples_are_the_mean_age_of_a_sample_with_the_update_that_it_c
     assert window("pooled", 0.9, "update") == pytest.approx(ages)
 
 
-@pytest.mark.parametrize(("written", "decay"), [(None, 0.0), ("cosine", 0.0), (1, 1.0), (1e-4, 1e-4)])
+@pytest.mark.parametrize(
+    ("written", "decay"), [(None, 0.0), ("cosine", 0.0), (1, 1.0), (1e-4, 1e-4), (np.float32(0.5), 0.5)]
+)
 def test_a_weight_decay_that_is_no_number_counts_as_0(written, decay):
     assert written_weight_decay(SimpleNamespace(weight_decay=written)) == decay

@@ -1,10 +1,17 @@
 """Which augmentations of training and evaluation go together."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 import trainers.compat  # noqa: F401
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
+from trainers.commands.options import opened_recipe
+from trainers.launch.export_run import export_run
+from trainers.launch.request import TrainRequest, open_request
+from trainers.launch.score_run import score_run
 from trainers.launch.vocabulary import vocabulary
 
 OWN = """\
@@ -57,3 +64,23 @@ def test_an_error_in_an_overridden_augmentation_is_refused_there():
     typo = "augmentation.train=[{kind: Normalize, with: digit}]"
     with pytest.raises(RecipeError, match="command line:1:.*: augmentation.train.0.with: is 'digit'"):
         open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[typo])
+
+
+def test_a_run_that_was_trained_with_other_scaling_still_opens_with_a_warning(tmp_path, capsys):
+    (tmp_path / "recipe.yaml").write_text("kilobatch: 1\nextends: digits/baseline\naugmentation: {train: []}\n")
+    (tmp_path / "run.yaml").touch()
+    what = "recipe.yaml:3:23: augmentation.train: scales pixels otherwise than `augmentation.eval`"
+    for options in ({"of_run": True}, {"of_run": None}):
+        opened = open_recipe(tmp_path / "recipe.yaml", vocabulary=vocabulary(), **options)
+        assert what in "".join(opened.warnings)
+    assert opened_recipe(str(tmp_path), (), None, False, looks=True).warnings == opened.warnings
+    assert what in capsys.readouterr().err
+    for look in (score_run, partial(export_run, form="onnx")):
+        with pytest.raises(InputRefused, match="no whole checkpoint"):
+            look(tmp_path)
+    resumed = TrainRequest(recipe=str(tmp_path), out=tmp_path, resume=True)
+    assert open_request(resumed).warnings == opened.warnings
+    for anew in (replace(resumed, resume=False), replace(resumed, out=tmp_path / "b")):
+        with pytest.raises(RecipeError, match="scales pixels otherwise"):
+            open_request(anew)
+    assert open_recipe("digits/baseline", vocabulary=vocabulary(), of_run=None).warnings == ()

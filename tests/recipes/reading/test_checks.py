@@ -49,6 +49,13 @@ class Hyperbola:
 
     def __call__(self, epoch):
         return 0.1 / (self.length - epoch)
+
+@dataclass(frozen=True)
+class Rise:
+    epochs: float
+
+    def __call__(self, epoch):
+        return 0 / 0 if 1 < epoch < self.epochs else 1
 """
 
 
@@ -86,3 +93,16 @@ def test_an_own_schedule_that_fails_is_refused(with_own_schedules, key, own, mes
     lines = of_rate if key == "learning_rate.schedule" else {"line_10": f"schedules: {{momentum: {schedule}}}"}
     with pytest.raises(RecipeError, match=f"{key}: {message}; mend its class, or choose another kind"):
         with_own_schedules(**lines)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "key", "message"),
+    [
+        ("own_schedules.Rise", "warmup", "fails at epoch 1.*: ZeroDivisionError"),
+        ("GradualWarmup", "schedule", "fails at epoch 2.*: IndexError"),
+    ],
+)
+def test_an_own_warmup_or_the_schedule_beside_it_that_fails_is_named(with_own_schedules, warmup, key, message):
+    rate = RATE % f"schedule: {{kind: own_schedules.Table, factors: [1, 1]}}, warmup: {{kind: {warmup}, epochs: 2}}"
+    with pytest.raises(RecipeError, match=rf"learning_rate\.{key}: {message}"):
+        with_own_schedules(line_7=rate)

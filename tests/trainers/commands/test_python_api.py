@@ -72,6 +72,21 @@ def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_c
     assert Path("x.safetensors").stat().st_size > 1000
 
 
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own_and_a_refused_one_has_none(tmp_path, monkeypatch):
+    def start(request):
+        (request.out / "recipe.yaml").touch()
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(python_api, "default_folder", lambda name: Path("runs", name))
+    with pytest.raises(InputRefused, match="stop_after|stop-after"):
+        kb.train("digits/baseline", ranks=1, stop_after="no time")
+    assert list(Path("runs").iterdir()) == []
+    monkeypatch.setattr(python_api, "start_or_join", start)
+    folders = [kb.train("digits/baseline").folder.name for _ in range(2)]
+    assert folders == ["digits-baseline", "digits-baseline-2"]
+
+
 def test_a_plan_is_that_of_the_command(kilobatch):
     done = kilobatch("plan", "goyal2017", "--cluster", "dgx-1", "-n", "8", "--json")
     expected = json.loads(done.stdout)

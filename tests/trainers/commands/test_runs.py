@@ -36,6 +36,15 @@ def test_the_working_directory_is_removed_as_a_run(run, monkeypatch, capsys):
     assert not run.exists()
 
 
+def test_a_run_and_one_inside_it_are_removed_together(run, capsys):
+    inner = run / "runs" / "b"
+    inner.mkdir(parents=True)
+    (inner / "recipe.yaml").touch()
+    remove([run, inner], yes=True)
+    assert capsys.readouterr().out == f"removed {inner}\nremoved {run}\n"
+    assert not run.exists()
+
+
 def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
     whole = run.with_name("whole")
     for folder, more in ((run, "\0\0\0\n"), (whole, "")):

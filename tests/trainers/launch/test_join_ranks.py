@@ -9,11 +9,12 @@ from contextlib import nullcontext
 
 import pytest
 
+from recipes.reading.yaml import block_text
 from trainers.launch import join_ranks
 from trainers.launch.join_ranks import check_folder
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.identity import IdentityChanged, identity_of
-from trainers.runs.run_folder import FolderRefused
+from trainers.runs.run_folder import FolderRefused, dataset_facts
 
 pytestmark = pytest.mark.mpi
 TRAIN = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--fast", "-n", "2", "--set", "model.width=4"]
@@ -98,6 +99,8 @@ def test_a_run_that_diverged_goes_on_only_with_other_data_that_were_accepted(tmp
     accepting = TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True, accept_changed=("data",))
     prepared = prepare(resuming, workers=1)
     opened = prepared.opened
+    record = {"recipe": opened.tree, "dataset": dataset_facts(opened.dataset)}
+    (tmp_path / "run.yaml").write_text(block_text(record))
     same = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
     other = same | {"data": dict.fromkeys(same["data"], "0")}
     for identity, request, refusal in (

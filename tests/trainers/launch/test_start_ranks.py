@@ -102,6 +102,15 @@ def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_
         np.testing.assert_array_equal(array, weights(whole)[path], err_msg=path)
 
 
+def test_a_run_that_is_past_its_stop_already_says_so_and_is_left_as_it_is(whole, capsys):
+    before = lines(whole)
+    request = TrainRequest(recipe=SMALL[0], overrides=SMALL[2::2], workers=2, out=whole, resume=True, report=False)
+    assert start_or_join(replace(request, stop_after=f"{END - 4}up")) == 0
+    done = f"nothing to train: update {END} is done already, and --stop-after is update {END - 4}"
+    assert capsys.readouterr().out == f"{done}\nrun: {whole}\n"
+    assert lines(whole) == before
+
+
 @pytest.mark.slow
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path):
     command = [*KILOBATCH, "train", *SMALL, "-n", "1", "--no-report", "--stop-after", "1up"]
@@ -129,15 +138,15 @@ def test_a_folder_of_another_run_is_refused(whole, kilobatch, words, message):
     assert updates(whole)[-1] == END - 1
 
 
-@pytest.mark.parametrize(("workers", "does"), [(2, "_start"), (1, "_join"), (None, "_join")])
-def test_in_a_shell_that_srun_started_n_starts_ranks_here(tmp_path, monkeypatch, workers, does):
+@pytest.mark.parametrize("workers", [2, 1, None])
+def test_in_a_shell_that_srun_started_ranks_are_started_here(tmp_path, monkeypatch, workers):
     found = []
     for name in ("_start", "_join"):
         monkeypatch.setattr(start_ranks, name, lambda *arguments, name=name: found.append(name))
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     start_or_join(TrainRequest(recipe="digits/large_batch", workers=workers, out=tmp_path / "run"))
-    assert found == [does]
+    assert found == ["_start"]
 
 
 def test_a_clock_that_is_set_back_during_a_run_changes_neither_its_verdict_nor_its_lines(tmp_path, monkeypatch, capsys):

@@ -43,21 +43,24 @@ def test_launchers_are_recognised(environment, expected):
 
 
 @pytest.mark.parametrize(
-    ("environment", "expected"),
+    ("environment", "expected", "ranks"),
     [
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, True),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, False),
-        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, False),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}, False),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, False),
-        ({}, False),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, True, None),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "KILOBATCH_LAUNCHED": "kilobatch search a"}, False, 1),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, False, 2),
+        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, False, None),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "PMI_RANK": "0", "PMI_SIZE": "1"}, False, 1),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, False, 1),
+        ({}, False, None),
     ],
 )
-def test_a_shell_that_srun_started_is_told_from_a_rank(environment, expected):
+def test_a_shell_that_srun_started_is_told_from_a_rank(environment, expected, ranks):
     assert in_slurm_shell(environment) == expected
+    assert launched_ranks(environment) == ranks
 
 
-def test_in_such_a_shell_only_ranks_are_taken_for_ranks(tmp_path, monkeypatch):
+@pytest.mark.parametrize("environment", [None, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}])
+def test_in_such_a_shell_only_ranks_are_taken_for_ranks(tmp_path, monkeypatch, environment):
     def popen(command, *, env, **how):
         found.append(launched_ranks(env))
         raise LaunchError("not started")
@@ -67,7 +70,7 @@ def test_in_such_a_shell_only_ranks_are_taken_for_ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     with pytest.raises(LaunchError, match="not started"):
-        start_ranks(2, ["recipes", "path"], log=tmp_path / "log.txt")
+        start_ranks(2, ["recipes", "path"], log=tmp_path / "log.txt", environment=environment)
     assert found == [None]
 
 

@@ -128,12 +128,18 @@ def test_a_damaged_record_of_the_recipe_is_refused(tmp_path, text):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
 
 
-def test_a_missing_record_of_the_recipe_is_refused_in_a_run_with_checkpoints_and_no_hindrance_to_a_branch(tmp_path):
-    (tmp_path / "checkpoints" / "update-000008").mkdir(parents=True)
-    require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})  # as a branch begins
+@pytest.mark.parametrize("left", ["checkpoints/update-000008", "metrics.jsonl"])
+def test_a_missing_record_of_the_recipe_is_refused_in_a_run_that_has_trained(tmp_path, left):
     begun(tmp_path)
     (tmp_path / "run.yaml").unlink()
-    with pytest.raises(FolderRefused, match=r"run.yaml is missing, .*; start anew in another --out"):
+    require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})  # a kill left it so, before the first update
+    (tmp_path / left).mkdir(parents=True)
+    own = rf"run.yaml is missing, without .*; start anew in another --out, with the run's own {tmp_path}/recipe.yaml$"
+    with pytest.raises(FolderRefused, match=own):
+        require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
+    for name in ("recipe.yaml", "dataset.yaml"):
+        (tmp_path / name).unlink()
+    with pytest.raises(FolderRefused, match=r"run.yaml is missing, .* recipe is lost; start anew in another --out$"):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1500})
 
 

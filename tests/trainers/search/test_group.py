@@ -211,6 +211,13 @@ def test_groups_are_steps_on_nodes_of_the_allocation_unless_hosts_are_named(allo
     assert len(placements(each=4, workers=8, environment=allocation())) == 2
 
 
+@pytest.mark.parametrize(("step", "launcher"), [("0", "mpiexec -n 3"), ("4294967290", "srun ")])
+def test_in_a_shell_that_srun_started_groups_are_on_this_machine_but_not_in_that_of_salloc(allocation, step, launcher):
+    shell = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": step}
+    group = placements(each=3, workers=None, environment={**allocation(), **shell})[0]
+    assert launched(group).startswith(launcher)
+
+
 def test_a_rank_has_its_share_of_the_cores(allocation):
     allocated = allocation(tasks="1(x3)", cores="16(x3)")
     assert "--cpus-per-task=16" in placements(each=2, workers=None, environment=allocated)[0].launcher

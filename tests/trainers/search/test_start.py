@@ -1,12 +1,14 @@
 """What is refused before a search starts, and what a dry run prints: space, first trial, samples and time."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused, RecipeError
+from trainers.search import start
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import _search_study, search
 from trainers.search.study import new_study
@@ -112,3 +114,14 @@ def test_trials_on_other_ranks_than_the_replicas_of_local_steps_are_refused(tmp_
     (tmp_path / "mine.yaml").write_text(HEAD.replace("KIND", "TPESampler") + SPACE + local)
     with pytest.raises(RecipeError, match="trains 2 replicas .*, or `ranks_per_trial: 2` in a search"):
         search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
+
+
+def test_a_search_checks_its_recipe_for_the_device_on_which_trials_train(tmp_path, monkeypatch):
+    def refuse(opened, *, device, **how):
+        raise InputRefused(f"checked for {device}")
+
+    own = SimpleNamespace(plan=SimpleNamespace(cluster=SimpleNamespace(device="gpu")))  # no GPU is needed
+    monkeypatch.setattr(start, "prepare", lambda request, workers: own)
+    monkeypatch.setattr(start, "require_startable", refuse)
+    with pytest.raises(InputRefused, match="checked for gpu"):
+        search(SearchRequest(search="digits", device="gpu", out=tmp_path / "out"))

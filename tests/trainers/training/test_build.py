@@ -286,8 +286,9 @@ def test_a_model_for_a_gpu_is_not_tried_in_16_bits_on_the_cpu(tmp_path, monkeypa
     words = vocabulary(allow_code=True)
     opened = open_recipe("digits/baseline", vocabulary=words, overrides=overrides, allow_code=True)
     assert require_trainable(opened.recipe, opened.dataset, on_gpu=True) == []
+    require_startable(opened, ranks=1, files=False, device="gpu")
     with pytest.raises(InputRefused, match="its forward in mixed16 fails"):
-        require_trainable(opened.recipe, opened.dataset)
+        require_startable(opened, ranks=1, files=False)
 
 
 @pytest.mark.parametrize(

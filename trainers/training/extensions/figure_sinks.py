@@ -107,12 +107,13 @@ class MLflowRun:
     """
 
     def __init__(self, folder: Path, experiment: str) -> None:
-        self._client, self._folder, self._experiment = mlflow_client(), folder, experiment
+        self._client, self._folder, self._experiment = None, folder, experiment
         self._run: str | None = None
         self._waiting: list[Any] = []
         self.flush()
 
     def _begin(self) -> None:
+        self._client = mlflow_client()
         from mlflow.exceptions import MlflowException
 
         note = self._folder / MLFLOW_NOTE
@@ -164,11 +165,9 @@ class MLflowRun:
 
     @contextmanager
     def _failure_logged(self) -> Iterator[None]:
-        from mlflow.exceptions import MlflowException
-
         try:
             yield
-        except MlflowException as error:
+        except Exception as error:  # of MLflow, its data base or the system
             log.warning("warning: MLflow: %s; %d figures wait", error, len(self._waiting))
 
 

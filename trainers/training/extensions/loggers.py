@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused
 from recipes.reading.open import CODE
+from trainers.runs.errors import ServiceAway
 from trainers.runs.identity import IDENTITY
 from trainers.runs.run_folder import (
     CHECKPOINTS,
@@ -79,9 +80,9 @@ class TensorBoard:
 class MLflow:
     """Sends loss, rate, batch and scores to MLflow, once an epoch, and the recipe's values as parameters.
 
-    The server is the one of MLFLOW_TRACKING_URI, or MLflow's default; a run does not begin if it does not answer. A
+    The server is the one of MLFLOW_TRACKING_URI, or MLflow's default; a new run does not begin if it does not answer. A
     resumed run continues the run in MLflow, and sends the steps after its checkpoint again; if that run is lost there,
-    a new one begins. If the server fails later on, the run goes on and warns.
+    a new one begins. If the server fails later on, or does not answer a resumed run, that goes on and warns.
 
     Args:
         experiment: the name that MLflow groups runs by.
@@ -90,17 +91,17 @@ class MLflow:
     experiment: str = "kilobatch"
 
     def require(self) -> None:
-        """Refuse to begin where MLflow is missing, or its server does not take the experiment."""
+        """Refuse to begin where MLflow is missing, or its server does not take the experiment (`ServiceAway`)."""
         _require_package("MLflow", "mlflow", "mlflow")
         try:
             found = mlflow_client().get_experiment_by_name(self.experiment)
         except Exception as error:  # of MLflow, its data base or the system
             why = " ".join(str(error).split())
             way_out = "set MLFLOW_TRACKING_URI to a server that runs, or leave MLflow out of the extensions"
-            raise InputRefused(f"MLflow cannot be used: {why}; {way_out}") from error
+            raise ServiceAway(f"MLflow cannot be used: {why}", way_out) from error
         if found is not None and found.lifecycle_stage != "active":
             what = f"MLflow.experiment: {self.experiment} is {found.lifecycle_stage} on the server"
-            raise InputRefused(f"{what}; restore it there, or name another")
+            raise ServiceAway(what, "restore it there, or name another")
 
     def build(self) -> Extension:
         """The extension; it communicates nothing between ranks."""
@@ -127,6 +128,11 @@ class CSV:
     def __post_init__(self) -> None:
         if Path(self.file).parts != (self.file,) or not self.file.endswith(".csv"):
             raise ValueError(f"CSV.file must be a name such as metrics.csv, in the run's folder, got {self.file!r}")
+
+    @property
+    def table(self) -> str:
+        """The file that no other extension of the recipe may write."""
+        return self.file
 
     def build(self) -> Extension:
         """The extension; it communicates nothing."""

@@ -8,7 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from recipes.errors import InputRefused
-from trainers.training.extensions import CSV, MLflow, TensorBoard
+from recipes.reading.open import open_recipe
+from trainers.launch.preflight import require_startable
+from trainers.launch.vocabulary import vocabulary
+from trainers.training.extensions import CSV, MLflow, TensorBoard, figure_sinks, loggers
 from trainers.training.extensions.figure_sinks import EventFiles, Logger, MLflowRun, Table, figures
 
 RECIPE = "kilobatch: 1\nextends: digits/large_batch\nepochs: 6\nextensions: [{kind: %s}]\n"
@@ -196,12 +199,40 @@ def test_a_server_of_mlflow_that_does_not_answer_is_refused_before_a_run_and_end
     assert "; 1 figures wait" in caplog.text
 
 
+def test_a_resumed_run_goes_on_without_the_server_of_mlflow(tmp_path, monkeypatch, capsys, caplog):
+    def away():
+        raise OSError("no disk there")
+
+    for module in (loggers, figure_sinks):
+        monkeypatch.setattr(module, "mlflow_client", away)
+    monkeypatch.setattr(loggers, "_require_package", lambda *names: None)
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=["extensions=[{kind: MLflow}]"])
+    with pytest.raises(InputRefused, match="no disk there; set MLFLOW_TRACKING_URI to a server that runs"):
+        require_startable(opened, ranks=1, files=True)
+    require_startable(opened, ranks=1, files=False)
+    assert "warning: MLflow cannot be used: no disk there; the run goes on without it" in capsys.readouterr().err
+    MLflowRun(tmp_path, "here").close()
+    assert caplog.text.count("warning: MLflow: no disk there; 0 figures wait") == 2
+
+
 def test_other_lines_have_no_figures():
     assert figures({"key": "rank_seconds", "value": 3}) == {}
     line = {"key": "train_loss", "value": 0.5, "learning_rate": 0.1, "momentum": None, "global_batch_size": 8}
     assert figures({**line, "update_seconds": 2.0}) == {
         "loss": 0.5, "learning_rate": 0.1, "global_batch_size": 8, "samples_per_second": 4.0
     }  # fmt: skip
+
+
+def test_two_tables_in_one_file_are_refused_in_a_new_run():
+    def opened(second, **options):
+        overrides = [f"extensions=[{{kind: CSV}}, {{kind: WeightNorms}}, {{kind: CSV, file: {second}}}]"]
+        return open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides, **options)
+
+    what = r"extensions\.2: writes metrics\.csv, and so does `extensions\.0`; give it another `file`, or remove it"
+    with pytest.raises(InputRefused, match=what):
+        opened("metrics.csv")
+    assert len(opened("metrics.csv", of_run=True).warnings) == 1
+    assert len(opened("b.csv").recipe.extensions) == 3
 
 
 @pytest.mark.parametrize("path", ["/etc/x.csv", "../x.csv", ""])
