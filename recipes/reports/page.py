@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recipes.reading.tree_diff import comparable_tree, compare, value_texts
 from recipes.reports import charts, sections
 from recipes.reports.classes import classes
@@ -43,6 +45,7 @@ def write_page(runs: Sequence[Run], path: str | Path) -> None:
         raise
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a diverged run, or a stranger's, has numbers of any size
 def page_text(runs: Sequence[Run], *, live: bool = False) -> str:
     """The page as text.
 
