@@ -1,12 +1,15 @@
 import http.client
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.reports import live
 from recipes.reports.live import serve, server_of
 
 
@@ -44,6 +47,20 @@ def test_page_follows_a_run_to_its_end(write_run, metric_lines):
         _, text = get(port)
         assert "data-live=" not in text
         assert "98.57&nbsp;% accuracy" in text
+
+
+def test_a_page_is_made_once_for_all_tabs_until_a_file_of_it_changes(write_run, monkeypatch):
+    made = []
+    monkeypatch.setattr(live, "page_text", lambda runs, **_: time.sleep(0.05) or made.append(runs) or f"{len(made)}")
+    folder = write_run()
+    (folder / "evaluation").mkdir()
+    with serving(folder) as port, ThreadPoolExecutor() as tabs:
+        assert [*tabs.map(lambda _: get(port)[1], range(3))] == ["1", "1", "1"]
+        for changed in ("metrics.jsonl", "environment.json", "run.yaml", "evaluation/classes.json"):
+            with open(folder / changed, "a") as file:
+                file.write("\n")
+            before = len(made)
+            assert [get(port)[1], get(port)[1]] == [f"{before + 1}"] * 2
 
 
 def test_a_search_is_served_with_its_trials(write_run, tmp_path):
