@@ -12,8 +12,9 @@ from threading import Lock
 from urllib.parse import quote, unquote, urlsplit
 
 from recipes.errors import InputRefused
+from recipes.reports.charts import script
 from recipes.reports.html import tag
-from recipes.reports.page import document, page_text
+from recipes.reports.page import document, page_text, policy_of
 from recipes.reports.record import open_run
 
 _ADDRESS = "127.0.0.1"
@@ -21,6 +22,8 @@ _NAMES = (_ADDRESS, "localhost", "::1")  # of this machine, also where a port is
 _SECONDS = 3
 _METRICS, _REPORT = "metrics.jsonl", "report.html"
 _OF_A_PAGE = ("run.yaml", "environment.json", _METRICS, "evaluation/*")
+# Of a page by another version, or by a stranger: its script runs, and reaches nothing.
+_OTHERS_POLICY = policy_of("", live=False) + "; script-src 'unsafe-inline'"
 _MOST_KEPT = 16  # pages
 
 
@@ -117,26 +120,30 @@ class _Pages(BaseHTTPRequestHandler):
             return None
         return folder if served else None
 
-    def _page(self, folder: Path) -> tuple[str, int, bool]:
-        """Its text, its status, and whether it is asked for again."""
+    def _page(self, folder: Path) -> tuple[str, int, dict[str, str]]:
+        """Its text, its status, and headers of its own."""
+        again = {"Refresh": str(_SECONDS)}
         if (folder / _METRICS).is_file():
             try:
-                return self._runs.page(folder), 200, False
+                return self._runs.page(folder), 200, {}
             except InputRefused as error:  # it is being written, or damaged
-                return document(folder.name, tag("p", str(error))), 503, True
+                return document(folder.name, tag("p", str(error))), 503, again
         report = Path(os.path.realpath(folder / _REPORT))
         if report.is_file() and report.is_relative_to(self._root):
-            return report.read_text(encoding="utf-8", errors="replace"), 200, False
-        return _list(folder), 200, True
+            text, own = report.read_text(encoding="utf-8", errors="replace"), script()
+            policy = policy_of(own, live=True) if own in text else _OTHERS_POLICY
+            return text, 200, {"Content-Security-Policy": policy}
+        return _list(folder), 200, again
 
-    def _answer(self, text: str, status: int, again: bool) -> None:
+    def _answer(self, text: str, status: int, headers: dict[str, str]) -> None:
         content = text.encode(errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
-        if again:
-            self.send_header("Refresh", str(_SECONDS))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 

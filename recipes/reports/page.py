@@ -80,10 +80,7 @@ def document(title: str, body: Markup, *, style: str = "", script: str = "", liv
         style, script: more of both; constants of the program, without text of a run.
         live: seconds after which the page is read anew, by `charts.script` only what changed; 0: never.
     """
-    # HTML's escaping does not apply in a style sheet or a script. Only the script with this sum may run.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = _POLICY + (f"; script-src 'sha256-{digest}'" if script else "")
-    policy += "; connect-src 'self'" if live else ""
+    policy = policy_of(script, live=bool(live))
     again = f'<noscript><meta http-equiv="refresh" content="{live:.0f}"></noscript>'
     head = joined(
         [
@@ -99,6 +96,13 @@ def document(title: str, body: Markup, *, style: str = "", script: str = "", liv
     asks = {"data_live": f"{live:g}"} if live else {}
     page = tag("html", tag("head", head), tag("body", tag("main", tag("h1", title), body), end, **asks), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"
+
+
+def policy_of(script: str, *, live: bool) -> str:
+    """The Content-Security-Policy of a page: only this script runs, and if it is live it may ask its server."""
+    # HTML's escaping does not apply in a style sheet or a script. Only the script with this sum may run.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _POLICY + (f"; script-src 'sha256-{digest}'" if script else "") + ("; connect-src 'self'" if live else "")
 
 
 def _single(run: Run, data: dict[str, Any]) -> Markup:

