@@ -23,6 +23,7 @@ _PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
 _LARGEST_TREE = 1_000_000  # values; aliases in a stranger's file could otherwise expand without end
 _DEEPEST_TREE = 60
 
+_UPDATE = (b'{"key":"train_loss",', b'{"key": "train_loss",')
 _WHOLE = ("update", "samples", "global_batch_size")
 _NOT_ALWAYS_MEASURED = ("elapsed_seconds", "gradient_noise", "gradient_signal", "loss_scale", "overflows")
 _MAY_BE_MISSING = ("value", "momentum")  # null, NaN or infinite: a run that diverged, an optimizer without momentum
@@ -69,17 +70,20 @@ class Evaluations:
         return len(self.update)
 
 
-def read_metrics(path: Path) -> Lines:
+def read_metrics(path: Path, *, all_updates: bool = True) -> Lines:
     """Line numbers and objects of a metrics file.
 
+    Args:
+        all_updates: else the lines of all updates but the last one are passed over, which are nearly the whole file.
     Raises:
         RunError: the file is missing, or a line is not an object with `key`, `value` and `time_ms`, or has a whole
             number of more than 64 bits. A half-written last line is what a killed run leaves, and is passed over.
     """
     lines: Lines = []
     texts = _bytes(path).split(b"\n")
+    last = next((number for number in range(len(texts) - 1, 0, -1) if texts[number - 1].startswith(_UPDATE)), 0)
     for number, text in enumerate(texts, start=1):
-        if not text.strip():
+        if not text.strip() or (number < last and not all_updates and text.startswith(_UPDATE)):
             continue
         try:
             line = parse_json(text)

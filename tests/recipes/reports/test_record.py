@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from recipes.reports.page import page_text, write_page
-from recipes.reports.record import RunError, open_run
+from recipes.reports.record import RunError, open_run, read_metrics
 
 
 def test_columns_are_what_was_written(write_run, metric_lines):
@@ -114,6 +114,16 @@ def test_half_written_last_line_is_passed_over(write_run, metric_lines, tail):
     run = open_run(folder)
     assert len(run.updates) == 5
     assert run.outcome == "unfinished"
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_all_updates_but_the_last_can_be_passed_over(write_run, metric_lines, separators):
+    path = write_run() / "metrics.jsonl"
+    texts = [json.dumps(line, separators=separators) for line in metric_lines()]
+    path.write_text("\n".join([*texts, texts[1][:20]]))
+    few = dict(read_metrics(path, all_updates=False))
+    over = [line["update"] for number, line in read_metrics(path) if few.get(number) != line]
+    assert over == list(range(53))
 
 
 @pytest.mark.parametrize("text", ["", '{"key": "run_st'])
