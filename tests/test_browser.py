@@ -272,6 +272,20 @@ def test_live_page_follows_a_run_of_two_ranks(browser, started, tmp_path):
 
 
 @pytest.mark.mpi
+def test_live_page_says_why_it_cannot_be_made(browser, started, pages, tmp_path):
+    run = shutil.copytree(pages["run"].parent, tmp_path / "run")
+    *whole, _ = (run / "metrics.jsonl").read_text().splitlines(keepends=True)  # it has no end: the run goes on
+    (run / "metrics.jsonl").write_text("".join(whole))
+    _, address = started(*KILOBATCH, "watch", run)
+    browser.open(address)
+    (run / "metrics.jsonl").write_text("".join([*whole, "{]\n"]))
+    browser.wait("state.textContent.includes('not JSON') && state.textContent.includes('may be old')")
+    assert browser.evaluate("document.querySelectorAll('figure canvas').length") >= 7
+    (run / "metrics.jsonl").write_text("".join(whole))
+    browser.wait("state.textContent === ''")
+
+
+@pytest.mark.mpi
 def test_live_page_follows_a_search_of_two_ranks(browser, started, tmp_path):
     (tmp_path / "search.yaml").write_text(SEARCH.replace("epochs: 2", "epochs: 40").replace("trials: 6", "trials: 40"))
     started(*KILOBATCH, "search", "search.yaml", "-n", 2, "--out", "search", cwd=tmp_path, until="")

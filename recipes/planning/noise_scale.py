@@ -72,17 +72,20 @@ def noise_scale(norms: Sequence[Norms]) -> NoiseScale | None:
         norms: of the updates, at least two.
     Returns:
         None if there are fewer than two updates, or the mean signal is not above 0: then the noise hides the gradient,
-        and the scale is large but unknown.
+        and the scale is large but unknown. Also where the numbers are too large or too small for floats.
 
     Source: McCandlish et al. 2018, arXiv 1812.06162, equation of B_simple and appendix A. The error: delta method.
     """
     count = len(norms)
     if count < 2:
         return None
-    noise, signal = (math.fsum(getattr(n, name) for n in norms) / count for name in ("noise", "signal"))
-    if signal <= 0:
+    try:
+        noise, signal = (math.fsum(getattr(n, name) for n in norms) / count for name in ("noise", "signal"))
+        if signal <= 0:
+            return None
+        value = noise / signal
+        rests = [n.noise - value * n.signal for n in norms]
+        variance = math.fsum(rest**2 for rest in rests) / (count - 1)  # their mean is 0
+    except OverflowError:
         return None
-    value = noise / signal
-    rests = [n.noise - value * n.signal for n in norms]
-    variance = math.fsum(rest**2 for rest in rests) / (count - 1)  # their mean is 0
     return NoiseScale(value=value, standard_error=math.sqrt(variance / count) / signal, num_updates=count)

@@ -287,13 +287,14 @@
   async function refresh() {
     if (document.hidden || String(getSelection())) return again();
     if (location.protocol === "file:") return reload();
-    let next;
+    let next, why = "The server of this page does not answer";
     try {
       const answer = await fetch(location.href);
-      if (!answer.ok) throw new Error(answer.status);
       next = new DOMParser().parseFromString(await answer.text(), "text/html");
-    } catch {
-      id("state").textContent = "The server of this page does not answer; what you see may be old.";
+      why = next.querySelector("p")?.textContent || `The server answers ${answer.status}`; // in place of the charts
+    } catch {} // of the server: it has ended
+    if (!next?.getElementById("curves")) {
+      id("state").textContent = `${why}; what you see may be old.`;
       return setTimeout(refresh, 3000);
     }
     const before = scrolls(), text = next.getElementById("curves").textContent, seen = picked;

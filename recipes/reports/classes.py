@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from recipes.reports.html import Markup, joined, table, tag
+from recipes.reports.json_text import parse_json
 from recipes.reports.record import Run
 from recipes.reports.wording import counted, number, percent
 
@@ -40,7 +40,7 @@ class Scored:
     worst: list[dict[str, Any]]
 
     def name(self, label: int) -> str:
-        return self.names[label] if label < len(self.names) else str(label)
+        return self.names[label] if 0 <= label < len(self.names) else str(label)
 
 
 def read_scored(folder: Path) -> Scored | None:
@@ -49,7 +49,7 @@ def read_scored(folder: Path) -> Scored | None:
         file = folder / "evaluation" / "classes.json"
         if file.stat().st_size > _LARGEST_FILE:
             return None
-        tree = json.loads(file.read_text(encoding="utf-8"))
+        tree = parse_json(file.read_text(encoding="utf-8"))
         counts = np.array(tree["counts"], dtype=np.int64).reshape(-1, 3).T
         if not counts.size or counts.min() < 0 or counts[:2].max() >= _MOST_CLASSES:
             return None

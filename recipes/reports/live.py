@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Lock
 from urllib.parse import quote, unquote, urlsplit
 
 from recipes.errors import InputRefused
+from recipes.reports.charts import script
 from recipes.reports.html import tag
-from recipes.reports.page import document, page_text
+from recipes.reports.page import document, page_text, policy_of
 from recipes.reports.record import open_run
 
 _ADDRESS = "127.0.0.1"
 _NAMES = (_ADDRESS, "localhost", "::1")  # of this machine, also where a port is forwarded
 _SECONDS = 3
 _METRICS, _REPORT = "metrics.jsonl", "report.html"
+_OF_A_PAGE = ("run.yaml", "environment.json", _METRICS, "evaluation/*")
+# Of a page by another version, or by a stranger: its script runs, and reaches nothing.
+_OTHERS_POLICY = policy_of("", live=False) + "; script-src 'unsafe-inline'"
+_MOST_KEPT = 16  # pages
 
 
 def serve(folder: Path, *, port: int = 0, ready: Callable[[str], None] = print) -> None:
@@ -45,14 +51,44 @@ def serve(folder: Path, *, port: int = 0, ready: Callable[[str], None] = print) 
 
 def server_of(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     """The server, which does not serve yet."""
-    return ThreadingHTTPServer((_ADDRESS, port), partial(_Pages, folder.resolve()))
+    return ThreadingHTTPServer((_ADDRESS, port), partial(_Pages, folder.resolve(), _RunPages()))
+
+
+class _RunPages:
+    """The pages of runs, each made once for all tabs and kept until a file changes that it is made from."""
+
+    def __init__(self) -> None:
+        self._lock, self._made = Lock(), lru_cache(_MOST_KEPT)(_made)
+
+    def page(self, folder: Path) -> str:
+        """The page of a run.
+
+        Raises:
+            InputRefused: the run is being written, or damaged.
+        """
+        with self._lock:
+            return self._made(folder, _stamps(folder))
+
+
+def _made(folder: Path, _: tuple[object, ...]) -> str:
+    return page_text([open_run(folder)], live=True)
+
+
+def _stamps(folder: Path) -> tuple[object, ...]:
+    """Name, size and time of each file that the page of a run is made from."""
+    stamps = []
+    for file in sorted(file for name in _OF_A_PAGE for file in folder.glob(name)):
+        with suppress(FileNotFoundError):  # it is being written anew
+            stat = file.stat()
+            stamps.append((file.name, stat.st_size, stat.st_mtime_ns))
+    return tuple(stamps)
 
 
 class _Pages(BaseHTTPRequestHandler):
-    """A page for each folder below one: made anew of a run's metrics, as it lies there of a search."""
+    """A page for each folder below one: made of a run's metrics, as it lies there of a search."""
 
-    def __init__(self, root: Path, *rest: object) -> None:
-        self._root = root
+    def __init__(self, root: Path, runs: _RunPages, *rest: object) -> None:
+        self._root, self._runs = root, runs
         super().__init__(*rest)
 
     def handle(self) -> None:
@@ -84,26 +120,30 @@ class _Pages(BaseHTTPRequestHandler):
             return None
         return folder if served else None
 
-    def _page(self, folder: Path) -> tuple[str, int, bool]:
-        """Its text, its status, and whether it is asked for again."""
+    def _page(self, folder: Path) -> tuple[str, int, dict[str, str]]:
+        """Its text, its status, and headers of its own."""
+        again = {"Refresh": str(_SECONDS)}
         if (folder / _METRICS).is_file():
             try:
-                return page_text([open_run(folder)], live=True), 200, False
+                return self._runs.page(folder), 200, {}
             except InputRefused as error:  # it is being written, or damaged
-                return document(folder.name, tag("p", str(error))), 503, True
+                return document(folder.name, tag("p", str(error))), 503, again
         report = Path(os.path.realpath(folder / _REPORT))
         if report.is_file() and report.is_relative_to(self._root):
-            return report.read_text(encoding="utf-8", errors="replace"), 200, False
-        return _list(folder), 200, True
+            text, own = report.read_text(encoding="utf-8", errors="replace"), script()
+            policy = policy_of(own, live=True) if own in text else _OTHERS_POLICY
+            return text, 200, {"Content-Security-Policy": policy}
+        return _list(folder), 200, again
 
-    def _answer(self, text: str, status: int, again: bool) -> None:
+    def _answer(self, text: str, status: int, headers: dict[str, str]) -> None:
         content = text.encode(errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("Cache-Control", "no-store")
-        if again:
-            self.send_header("Refresh", str(_SECONDS))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recipes.reading.tree_diff import comparable_tree, compare, value_texts
 from recipes.reports import charts, sections
 from recipes.reports.classes import classes
@@ -43,6 +45,7 @@ def write_page(runs: Sequence[Run], path: str | Path) -> None:
         raise
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a diverged run, or a stranger's, has numbers of any size
 def page_text(runs: Sequence[Run], *, live: bool = False) -> str:
     """The page as text.
 
@@ -77,10 +80,7 @@ def document(title: str, body: Markup, *, style: str = "", script: str = "", liv
         style, script: more of both; constants of the program, without text of a run.
         live: seconds after which the page is read anew, by `charts.script` only what changed; 0: never.
     """
-    # HTML's escaping does not apply in a style sheet or a script. Only the script with this sum may run.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = _POLICY + (f"; script-src 'sha256-{digest}'" if script else "")
-    policy += "; connect-src 'self'" if live else ""
+    policy = policy_of(script, live=bool(live))
     again = f'<noscript><meta http-equiv="refresh" content="{live:.0f}"></noscript>'
     head = joined(
         [
@@ -96,6 +96,13 @@ def document(title: str, body: Markup, *, style: str = "", script: str = "", liv
     asks = {"data_live": f"{live:g}"} if live else {}
     page = tag("html", tag("head", head), tag("body", tag("main", tag("h1", title), body), end, **asks), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"
+
+
+def policy_of(script: str, *, live: bool) -> str:
+    """The Content-Security-Policy of a page: only this script runs, and if it is live it may ask its server."""
+    # HTML's escaping does not apply in a style sheet or a script. Only the script with this sum may run.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _POLICY + (f"; script-src 'sha256-{digest}'" if script else "") + ("; connect-src 'self'" if live else "")
 
 
 def _single(run: Run, data: dict[str, Any]) -> Markup:

@@ -15,6 +15,7 @@ import yaml
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.planning.phase_times import PHASES
+from recipes.reports.json_text import fits_64_bits, parse_json
 from recipes.reports.wording import MEMORY, are_peaks, memory_words
 
 _PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
@@ -22,6 +23,7 @@ _PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
 _LARGEST_TREE = 1_000_000  # values; aliases in a stranger's file could otherwise expand without end
 _DEEPEST_TREE = 60
 
+_UPDATE = (b'{"key":"train_loss",', b'{"key": "train_loss",')
 _WHOLE = ("update", "samples", "global_batch_size")
 _NOT_ALWAYS_MEASURED = ("elapsed_seconds", "gradient_noise", "gradient_signal", "loss_scale", "overflows")
 _MAY_BE_MISSING = ("value", "momentum")  # null, NaN or infinite: a run that diverged, an optimizer without momentum
@@ -68,20 +70,23 @@ class Evaluations:
         return len(self.update)
 
 
-def read_metrics(path: Path) -> Lines:
+def read_metrics(path: Path, *, all_updates: bool = True) -> Lines:
     """Line numbers and objects of a metrics file.
 
+    Args:
+        all_updates: else the lines of all updates but the last one are passed over, which are nearly the whole file.
     Raises:
-        RunError: the file is missing, or a line is not an object with `key`, `value` and `time_ms`. A half-written
-            last line is what a killed run leaves, and is passed over.
+        RunError: the file is missing, or a line is not an object with `key`, `value` and `time_ms`, or has a whole
+            number of more than 64 bits. A half-written last line is what a killed run leaves, and is passed over.
     """
     lines: Lines = []
     texts = _bytes(path).split(b"\n")
+    last = next((number for number in range(len(texts) - 1, 0, -1) if texts[number - 1].startswith(_UPDATE)), 0)
     for number, text in enumerate(texts, start=1):
-        if not text.strip():
+        if not text.strip() or (number < last and not all_updates and text.startswith(_UPDATE)):
             continue
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except (ValueError, RecursionError) as error:
             if number == len(texts):  # no newline after it: cut by a kill
                 break
@@ -394,7 +399,7 @@ def read_head(path: Path) -> dict[str, Any]:
     """The tree of a run.yaml, which a stranger may have written.
 
     Raises:
-        RunError: it is missing, not a YAML mapping, or too large.
+        RunError: it is missing, not a YAML mapping, too large, or has a whole number of more than 64 bits.
     """
     text = _text(path)
     try:
@@ -418,8 +423,11 @@ def _check_size(tree: Any, path: Path) -> None:
         seen += 1
         if seen > _LARGEST_TREE or depth > _DEEPEST_TREE:
             raise RunError(f"{path}: over {_LARGEST_TREE:,} values or {_DEEPEST_TREE} levels; not written by a run")
-        children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        if isinstance(node, int) and not fits_64_bits(node):
+            raise RunError(f"{path}: a whole number of more than 64 bits; not written by a run")
+        children = node if isinstance(node, (dict, list, tuple, set)) else ()
         waiting.extend((child, depth + 1) for child in children)
+        waiting.extend((child, depth + 1) for child in (node.values() if isinstance(node, dict) else ()))
 
 
 def _mapping(head: dict[str, Any], key: str, folder: Path) -> dict[str, Any]:
@@ -430,12 +438,13 @@ def _mapping(head: dict[str, Any], key: str, folder: Path) -> dict[str, Any]:
 
 
 def _read_environment(path: Path) -> dict[str, Any]:
+    text = _text(path)
     try:
-        tree = json.loads(_text(path))
+        tree = parse_json(text)
     except json.JSONDecodeError as error:
         raise RunError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise RunError(f"{path}: nested too deeply; not written by a run") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path}: {error}; not written by a run") from None
     if not isinstance(tree, dict):
         raise RunError(f"{path}:1: expected an object, found {type(tree).__name__}")
     return tree

@@ -19,11 +19,13 @@ def percent(fraction: float | None, *, digits: int = 2) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in their two largest units.
+    """Seconds in their two largest units; a dash for what is not finite.
 
     >>> duration(4.21), duration(59.99), duration(112.4), duration(7384), duration(200000)
     ('4.2 s', '1 min 00 s', '1 min 52 s', '2 h 03 min', '2 d 08 h')
     """
+    if not math.isfinite(seconds):
+        return "–"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -15,7 +15,7 @@ from recipes.errors import InputRefused, nearest
 from recipes.planning.forecast import forecast_tree
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
-from recipes.reports.record import read_metrics
+from recipes.reports.record import number_of, read_metrics
 from recipes.reports.wording import percent
 from recipes.schema.vocabulary import kind_of
 from trainers.launch.model_costs import model_of
@@ -113,7 +113,14 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """Run, recipe, how it ended or that it has not, update and epoch reached, accuracy, workers and bytes."""
-        lines = self.metrics
+        path = self.folder / METRICS
+        numbered = read_metrics(path, all_updates=False)
+        for number, line in numbered:
+            if "epoch" in line:
+                number_of(path, number, line, "epoch")
+            if line["key"] in _OF_EACH_RUN:
+                number_of(path, number, line, "value")
+        lines = [line for _, line in numbered]
         ends = [line for line in lines if line["key"] in ("run_start", "run_stop")]
         reached = max((line for line in lines if "epoch" in line), key=lambda line: line["epoch"], default={})
         return {

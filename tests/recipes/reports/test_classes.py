@@ -47,10 +47,15 @@ def test_of_many_classes_the_most_frequent_mistakes_are_shown(scored_run):
 @pytest.mark.parametrize(
     "changes",
     [{"counts": [[0, 10**9, 1]]}, {"counts": [["a", 0, 1]]}, {"counts": [[-1, 0, 1]]}, {"counts": []},
-     {"worst": [{}]}, {"worst": 3}, {"classes": None}],
+     {"worst": [{}]}, {"worst": 3}, {"update": 10**400}, {"classes": None}],
 )  # fmt: skip
 def test_what_another_program_wrote_is_left_out(scored_run, changes):
     assert classes(scored_run(**changes)) == ""
+
+
+def test_numbers_that_no_class_has_are_shown_as_they_are(scored_run):
+    wrong = {"sample": 3, "label": -9, "taken_for": 2**62, "loss": 1e308}
+    assert f"-9, taken for {2**62}; loss 1e+308" in classes(scored_run(worst=[wrong]))
 
 
 def test_a_run_without_an_evaluation_has_no_classes(write_run):

@@ -1,12 +1,15 @@
 import http.client
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.reports import charts, live
 from recipes.reports.live import serve, server_of
 
 
@@ -46,6 +49,20 @@ def test_page_follows_a_run_to_its_end(write_run, metric_lines):
         assert "98.57&nbsp;% accuracy" in text
 
 
+def test_a_page_is_made_once_for_all_tabs_until_a_file_of_it_changes(write_run, monkeypatch):
+    made = []
+    monkeypatch.setattr(live, "page_text", lambda runs, **_: time.sleep(0.05) or made.append(runs) or f"{len(made)}")
+    folder = write_run()
+    (folder / "evaluation").mkdir()
+    with serving(folder) as port, ThreadPoolExecutor() as tabs:
+        assert [*tabs.map(lambda _: get(port)[1], range(3))] == ["1", "1", "1"]
+        for changed in ("metrics.jsonl", "environment.json", "run.yaml", "evaluation/classes.json"):
+            with open(folder / changed, "a") as file:
+                file.write("\n")
+            before = len(made)
+            assert [get(port)[1], get(port)[1]] == [f"{before + 1}"] * 2
+
+
 def test_a_search_is_served_with_its_trials(write_run, tmp_path):
     trial = write_run()
     (tmp_path / "report.html").write_text("<p>the search's own page")
@@ -54,6 +71,19 @@ def test_a_search_is_served_with_its_trials(write_run, tmp_path):
         assert "final accuracy" in get(port, f"/{trial.name}/")[1]
         moved, _ = get(port, f"/{trial.name}")
         assert (moved.status, moved.getheader("Location")) == (301, f"/{trial.name}/")
+
+
+@pytest.mark.parametrize(("own", "may_ask", "runs"), [(True, True, "'sha256-"), (False, False, "'unsafe-inline'")])
+def test_a_page_that_lies_in_a_folder_cannot_reach_the_network(tmp_path, own, may_ask, runs):
+    script = charts.script() if own else "fetch('http://evil.example')"
+    (tmp_path / "report.html").write_text(f"<script>{script}</script>")
+    with serving(tmp_path) as port:
+        answer, _ = get(port)
+    rules = dict(rule.split(" ", 1) for rule in answer.getheader("Content-Security-Policy").split("; "))
+    assert (rules["default-src"], rules["img-src"], rules["style-src"]) == ("'none'", "data:", "'unsafe-inline'")
+    assert rules.get("connect-src") == ("'self'" if may_ask else None)
+    assert rules["script-src"].startswith(runs)
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
 
 
 def test_a_folder_of_runs_lists_them(write_run, tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from recipes.reports.page import page_text, write_page
-from recipes.reports.record import RunError, open_run
+from recipes.reports.record import RunError, open_run, read_metrics
 
 
 def test_columns_are_what_was_written(write_run, metric_lines):
@@ -116,6 +116,16 @@ def test_half_written_last_line_is_passed_over(write_run, metric_lines, tail):
     assert run.outcome == "unfinished"
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_all_updates_but_the_last_can_be_passed_over(write_run, metric_lines, separators):
+    path = write_run() / "metrics.jsonl"
+    texts = [json.dumps(line, separators=separators) for line in metric_lines()]
+    path.write_text("\n".join([*texts, texts[1][:20]]))
+    few = dict(read_metrics(path, all_updates=False))
+    over = [line["update"] for number, line in read_metrics(path) if few.get(number) != line]
+    assert over == list(range(53))
+
+
 @pytest.mark.parametrize("text", ["", '{"key": "run_st'])
 def test_a_run_that_was_killed_before_its_first_line_has_a_page(write_run, text):
     folder = write_run()
@@ -154,7 +164,8 @@ def test_loss_that_is_not_finite_is_kept(write_run, metric_lines):
         ({"update": 1e300}, r"metrics\.jsonl:2: `update` is 1e\+300, expected a whole number"),
         ({"learning_rate": True}, r"`learning_rate` is true"),
         ({"update_seconds": math.inf}, r"`update_seconds` is Infinity"),
-        ({"update": 10**400}, r"`update` is 10000"),
+        ({"update": 10**400}, r"metrics\.jsonl:2: .*10{19}\.\.\. has more than 64 bits"),
+        ({"anything": [-(2**63) - 1]}, r"-9223372036854775809\.\.\. has more than 64 bits"),
         ({"time_ms": "now"}, r"metrics\.jsonl:2: `time_ms`"),
         ({"update": 7}, r"metrics\.jsonl:3: update 1 follows 7; resumed without a cut\?"),
     ],
@@ -164,6 +175,18 @@ def test_wrong_field_is_named_with_its_line(write_run, metric_lines, change, mes
     lines[1].update(change)
     with pytest.raises(RunError, match=message):
         open_run(write_run(lines=lines))
+
+
+@pytest.mark.parametrize("largest", [1e308, -1e308, 2**63 - 1, -(2**63)])
+def test_the_largest_numbers_have_a_page(write_run, metric_lines, largest):
+    lines = metric_lines(num_updates=20)
+    for at, line in enumerate(lines):
+        line |= {"gradient_noise": 1.0, "gradient_signal": 1.0} if line["key"] == "train_loss" else {}
+        lines[at] = line | {name: largest for name in ("value", "learning_rate", "gradient_noise") if at % 2}
+    lines[0]["time_ms"] = -1e308
+    lines[-1] |= {"key": "run_stop", "time_ms": 1e308, "resident_bytes": [largest]}
+    claims = [{"metric": "days", "kind": "time_to_train", "value": largest}]
+    assert "<h2>Noise scale" in page_text([open_run(write_run(lines=lines, recipe={"claims": claims}))])
 
 
 def test_missing_field_is_named_with_its_line(write_run, metric_lines):
@@ -196,7 +219,11 @@ def test_missing_folder_is_named(tmp_path):
         ("run.yaml", "a: &a [*a]\n", r"run\.yaml: over 1,000,000 values or 60 levels"),
         ("run.yaml", "recipe: \xff", r"run\.yaml: cannot be read"),
         ("environment.json", '{"a": 1\n', r"environment\.json:2:1: not JSON"),
+        ("run.yaml", f"recipe: {{seed: {2**63}}}\n", r"run\.yaml: a whole number of more than 64 bits"),
+        ("run.yaml", f"recipe: !!set {{0x{'f' * 5000}}}\n", r"run\.yaml: a whole number of more than 64 bits"),
         ("environment.json", "[]", r"environment\.json:1: expected an object"),
+        ("environment.json", f'{{"cores": 1{"0" * 400}}}', r"environment\.json: .* has more than 64 bits"),
+        ("environment.json", f'{{"cores": 1{"0" * 5000}}}', r"environment\.json: .* has more than 64 bits"),
         ("metrics.jsonl", "[]\n", r"metrics\.jsonl:1: expected an object"),
     ],
 )

@@ -6,7 +6,8 @@ import os
 import pytest
 import typer
 
-from trainers.commands.runs import list_runs, remove
+from recipes.reports.record import RunError
+from trainers.commands.runs import list_runs, remove, show
 from trainers.runs.run_folder import FolderRefused, lock_folder
 
 
@@ -58,6 +59,16 @@ def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
     assert {*rows[str(run)]} == {*rows[str(whole)]}
     list_runs(run.parent)
     assert "damaged: metrics.jsonl:2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("epoch", "value"), [("1", '"high"'), ('"one"', "0.5"), ("1", "1" + "0" * 400)])
+def test_a_figure_that_is_no_number_is_damage(run, capsys, epoch, value):
+    text = f'{{"key": "eval_accuracy", "value": {value}, "time_ms": 1, "update": 1, "epoch": {epoch}}}\n'
+    (run / "metrics.jsonl").write_text(text)
+    list_runs(run.parent)
+    assert "damaged: metrics.jsonl:1: " in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"metrics\.jsonl:1: "):
+        show(run)
 
 
 def test_files_that_a_running_run_removes_meanwhile_are_left_out_of_its_size(run, capsys, monkeypatch):
