@@ -22,12 +22,9 @@ def batch_changes(request: Request) -> Iterator[Change]:
     reason = "as asked"
     if len(ramp.sizes) > 1:
         reason = "every step of the ramp by the same factor, at the same samples"
-    change, given = (
-        request.moved("batch.global", _steps(ramp.boundaries, request.sizes), reason),
-        request.written["batch"],
-    )
-    if any(written_in_updates(given["global"], "batch.global")):
-        change = replace(change, before=given["global"], reason=f"{reason}; {_SAME_TIME}")
+    change, given = request.moved("batch.global", _steps(ramp.boundaries, request.sizes), reason), request.written
+    if any(written_in_updates(given["batch"]["global"], "batch.global")):
+        change = replace(change, before=given["batch"]["global"], reason=f"{reason}; {_SAME_TIME}")
     yield change
     yield _span(request)
     yield _statistics(request)
