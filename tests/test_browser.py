@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from recipes.reports import charts
+from recipes.reports.page import document
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
 
@@ -252,6 +255,20 @@ def test_a_trial_is_marked_in_all_charts_and_in_its_row(browser, pages):
     point_at(x, y)
     browser.wait("picked.textContent.startsWith('trial 3, reference ')")
     assert browser.evaluate("document.querySelector('tr.on').dataset.name") == "trial 3"
+
+
+def test_an_axis_of_trials_has_whole_numbers_only(browser, tmp_path):
+    made = charts.chart("scores", "", [charts.curve("ended", [1, 3, 2], "all", look="points")], axes=["trial"])
+    drawn = charts.drawn({"points": {"ended": {"trial": [0, 1, 2]}}, "charts": [made]})
+    page = document("trials", drawn, style=charts.style(), script=charts.script())
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    browser.open((tmp_path / "page.html").as_uri())
+    browser.evaluate("""
+        window.ticks = [];
+        CanvasRenderingContext2D.prototype.fillText = text => ticks.push(text);
+        reset.onclick()""")
+    ticks = browser.wait("ticks.length > 5 && ticks")
+    assert [tick for tick in ticks if tick in ("0", "0.5", "1", "1.5", "2")][:3] == ["0", "1", "2"]
 
 
 @pytest.mark.mpi

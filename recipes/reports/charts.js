@@ -25,10 +25,12 @@
   }
   function place(axis, value) {
     if (axis === "time") return clock(value);
-    const whole = Math.round(value), counts = axis === "updates" || axis === "samples";
-    return counts || Math.abs(value - whole) < 1e-6 * value ? whole.toLocaleString("en") : short(value);
+    const whole = Math.round(value);
+    return COUNTS.includes(axis) || Math.abs(value - whole) < 1e-6 * value ? whole.toLocaleString("en") : short(value);
   }
 
+  const COUNTS = ["updates", "samples", "trial"]; // axes of whole numbers
+  const STEPS = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map(step => step * 10 ** power)).flat();
   const sorted = values => values.map((_, at) => at).sort((a, b) => values[a] - values[b]); // the places
   const named = words => (_, ticks) => ticks.map(tick => tick == null ? "" : words(tick)); // log axes have empty ones
   const height = value => value >= 1e4 ? value.toLocaleString("en") : short(value);
@@ -169,7 +171,8 @@
       axes: [
         {
           ...lines, font, space: 60, size: rotated ? 12 + 4 * letters : 26, rotate: rotated ? -35 : 0,
-          splits: ticks.length ? places : undefined, filter: logX ? written : undefined,
+          splits: ticks.length ? places : undefined, incrs: COUNTS.includes(axis) ? STEPS : undefined,
+          filter: logX ? written : undefined,
           values: named(tick => words[tick] ?? place(axis, tick))
         },
         { ...lines, font, size: 56, values: named(height), filter: logY ? written : undefined }

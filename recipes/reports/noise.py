@@ -167,9 +167,8 @@ def _exchange_words(run: Run) -> list[str]:
     exposed = float(run.phases.seconds[:, PHASES.index("exposed")].mean())
     if exchange > 0:
         hidden = max(0.0, 1 - exposed / exchange)
-        words.append(
-            f"The exchange took {number(1000 * exchange, digits=3)} ms an update, {100 * hidden:.0f} % hidden."
-        )
+        share = "" if run.plan.get("exact") is True else f", {100 * hidden:.0f} % hidden"  # exact mode overlaps nothing
+        words.append(f"The exchange took {number(1000 * exchange, digits=3)} ms an update{share}.")
     if run.phases.lost is not None:
         overflowed, flushed = run.phases.lost
         words.append(f"On 16 bits {number(overflowed)} numbers overflowed and {number(flushed)} became zero.")

@@ -38,7 +38,7 @@ def verdict(run: Run) -> Markup:
         words.append(" It has not written its end: it is still running, or was killed.")
     if run.reason:
         words.append(f" Reason: {run.reason}")
-    return tag("p", badge(run), "".join(words), class_="verdict")
+    return tag("p", badge(run), " ", "".join(words), class_="verdict")
 
 
 def tiles(run: Run) -> Markup:

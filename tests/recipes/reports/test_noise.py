@@ -6,8 +6,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from recipes.planning.phase_times import PHASES
 from recipes.reports.charts import charts
-from recipes.reports.noise import loss_scale, noise, noise_lines, noise_windows
+from recipes.reports.noise import loss_scale, noise, noise_lines, noise_windows, phases
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
 
@@ -108,3 +109,16 @@ def test_a_run_that_was_not_measured_has_no_section(write_run):
     assert (noise(run), noise_lines(run)) == ("", [])
     assert math.isnan(run.updates.gradient_noise[0])
     assert "Noise scale" not in page_text([run])
+
+
+@pytest.mark.parametrize(
+    ("exact", "words"), [(False, "The exchange took 20 ms an update, 50 % hidden."), (True, "20 ms an update.")]
+)
+def test_what_exact_mode_does_not_overlap_is_not_called_hidden(write_run, metric_lines, exact, words):
+    lines = metric_lines()
+    for line in lines:
+        if line["key"] == "train_loss":
+            line |= {"exchange_seconds": 0.02, **{f"{name}_seconds": 0.01 for name in PHASES}}
+    run = open_run(write_run(lines=lines))
+    run.plan["exact"] = exact
+    assert words.replace(" %", "&nbsp;%") in phases(run)
