@@ -28,6 +28,7 @@ from trainers.search.results import (
     Confirmed,
     column_names,
     confirmed_text,
+    device_hours,
     metric_name,
     row_of,
     scores,
@@ -71,17 +72,15 @@ def write_search_page(
     rows = [row_of(trial, search) for trial in trials]
     if not live:
         rows = [{**row, "state": row["state"].replace("running", "stopped")} for row in rows]
-    hours = sum(row["rank_seconds"] for row in rows) / 3600
     counts = trials_text(Counter(row["state"] for row in rows), search.budget.trials)
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
         tag("p", _verdict(search, best, confirmed), class_="verdict"),
-        tag("p", f"{counts}; {number(hours, digits=3)} device-hours", class_="muted"),
+        tag("p", f"{counts}; {number(device_hours(rows), digits=3)} device-hours", class_="muted"),
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), *(tag("p", confirmed_text(search, one)) for one in confirmed)] if confirmed else []),
     ]
-    row_by_number = {row["trial"]: row for row in rows}
-    front = [row_by_number[trial.number] for trial in best] if len(search.objectives) > 1 else []
+    front = [row_of(trial, search) for trial in best] if len(search.objectives) > 1 else []
     tables = [
         *([tag("h2", "Not beaten in everything"), _table(front, search, best)] if front else []),
         *(_importances(search, at, trials) for at in range(len(search.objectives))),

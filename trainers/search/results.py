@@ -60,6 +60,11 @@ def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None
     return row
 
 
+def device_hours(rows: Iterable[Mapping[str, Any]]) -> float:
+    """Ranks times hours of all trials."""
+    return sum(row["rank_seconds"] for row in rows) / 3600
+
+
 def trials_text(states: Mapping[str, int], of: int) -> str:
     """How many trials ended: 'trials: 5 of 20 ended (3 complete, 2 infeasible, 1 running)'; `states` counts all."""
     ended = sum(count for state, count in states.items() if state not in ("running", "stopped", "paused"))
