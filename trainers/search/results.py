@@ -172,14 +172,12 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
     for trial in ranked_trials(study)[: search.confirm and search.confirm.top]:
         values, broken = [], 0
         for run in filter(has_ended, sorted(confirm_folder(folder, trial.number, 0).parent.glob("seed-*"))):
-            if has_diverged(run):  # perhaps before its first evaluation
-                values.append(objective.worst)
-                broken += 1
-                continue
-            lines = metrics_lines(run)
-            hours = search.ranks_per_trial * evaluations(lines)[-1]["hours"]
-            (value, *_), violations = trial_result(search, [lines], device_hours=hours)
-            breaks = any(violation > 0 for violation in violations.values())
+            value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation
+            if not breaks:
+                lines = metrics_lines(run)
+                hours = search.ranks_per_trial * evaluations(lines)[-1]["hours"]
+                (value, *_), violations = trial_result(search, [lines], device_hours=hours)
+                breaks = any(violation > 0 for violation in violations.values())
             values.append(objective.worst if breaks and search.has_goal else value)
             broken += breaks
         if len(values) > 1:
