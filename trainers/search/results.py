@@ -158,9 +158,9 @@ def _recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed 
     return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(recipe.tree, recipe.origins)}"
 
 
-def confirm_folder(folder: Path, number: int, seed: int) -> Path:
-    """The folder of a run that trains trial `number` again with a fresh seed; `folder` is the search's."""
-    return folder / CONFIRM / f"trial-{number:04d}" / f"seed-{seed}"
+def confirm_folder(folder: Path, number: int) -> Path:
+    """The folder of the runs that train trial `number` again, seed-1000 and so on; `folder` is the search's."""
+    return folder / CONFIRM / f"trial-{number:04d}"
 
 
 def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Confirmed]:
@@ -171,7 +171,7 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
     objective, confirmed = search.objectives[0], []
     for trial in ranked_trials(study)[: search.confirm and search.confirm.top]:
         values, broken = [], 0
-        for run in filter(has_ended, sorted(confirm_folder(folder, trial.number, 0).parent.glob("seed-*"))):
+        for run in filter(has_ended, sorted(confirm_folder(folder, trial.number).glob("seed-*"))):
             value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation
             if not breaks:
                 lines = metrics_lines(run)

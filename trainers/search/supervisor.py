@@ -232,7 +232,7 @@ class Supervisor:
         first, best = self.opened.base.recipe.seed + FRESH_SEED, studies.ranked_trials(self.study)[: confirm.top]
         for seed in range(first, first + confirm.seeds):
             for trial in best:
-                folder = confirm_folder(self.folder, trial.number, seed)
+                folder = confirm_folder(self.folder, trial.number) / f"seed-{seed}"
                 if not outcome.has_ended(folder):
                     fixed = FixedTrial(trial.params, trial.number)
                     fixed.set_user_attr(studies.LIMIT, 0 if self.search.objectives[0].spacing is None else trial.value)
