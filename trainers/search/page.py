@@ -112,7 +112,7 @@ def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Co
 
 def _table(rows: Sequence[Mapping[str, Any]], search: Search, best: Sequence[FrozenTrial]) -> Markup:
     metrics, best = [objective.metric for objective in search.objectives], {trial.number for trial in best}
-    heads = ("trial", *column_names(search.space), *map(metric_name, metrics), "state", "time", "")
+    heads = ("trial", *column_names(search.space).values(), *map(metric_name, metrics), "state", "time", "")
     made = []
     for row in rows:
         own = map(shown, metrics, row["scores"] or [None] * len(metrics))
@@ -148,8 +148,8 @@ def _importances(search: Search, at: int, trials: Sequence[FrozenTrial]) -> Mark
 
 def _varying(search: Search, trials: Sequence[FrozenTrial]) -> dict[str, str]:
     """Path -> short name, of the paths in which these trials differ."""
-    names = dict(zip(search.space, column_names(search.space), strict=True))
-    return {path: name for path, name in names.items() if len({str(trial.params.get(path)) for trial in trials}) > 1}
+    names = column_names(search.space).items()
+    return {path: name for path, name in names if len({str(trial.params.get(path)) for trial in trials}) > 1}
 
 
 def search_charts(study: optuna.Study, search: Search, *, epochs: float) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def search_charts(study: optuna.Study, search: Search, *, epochs: float) -> dict
     for at in range(len(search.objectives)):
         if at:
             on.front(at)
-        for path, name in zip(search.space, column_names(search.space), strict=True):
+        for path, name in column_names(search.space).items():
             on.slice(path, name, at)
         on.parallel(at)
     return {"points": on.points, "charts": on.charts}

@@ -92,17 +92,17 @@ def scores(search: Search, values: Iterable[float], *, named: bool = False) -> s
     return ", ".join(f"{metric_name(pair[0])} {shown(*pair)}" if named else shown(*pair) for pair in pairs)
 
 
-def column_names(paths: Iterable[str]) -> list[str]:
-    """The last word of each path, with as many words before it as distinguish it from the others.
+def column_names(paths: Iterable[str]) -> dict[str, str]:
+    """Path -> its last word, with as many words before it as distinguish it from the others.
 
-    >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference", "1 - optimizer.momentum"])
-    ['epochs', 'warmup.epochs', 'reference', '1 - momentum']
+    >>> column_names(["epochs", "learning_rate.warmup.epochs", "1 - optimizer.momentum"])
+    {'epochs': 'epochs', 'learning_rate.warmup.epochs': 'warmup.epochs', '1 - optimizer.momentum': '1 - momentum'}
     """
     plain = {path: plain_path(path) for path in paths}
     endings = {it: [it.split(".", skip)[-1] for skip in reversed(range(it.count(".") + 1))] for it in plain.values()}
     counts = Counter(ending for own in endings.values() for ending in own)
     short = {it: next((ending for ending in own if counts[ending] == 1), it) for it, own in endings.items()}
-    return [path.removesuffix(it) + short[it] for path, it in plain.items()]
+    return {path: path.removesuffix(it) + short[it] for path, it in plain.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
