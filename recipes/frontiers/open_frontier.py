@@ -118,8 +118,8 @@ def open_frontier(
         "methods": partial(_read_methods, reading),
         "batches": lambda raw, at, _: reading.value(Ladder if isinstance(raw, dict) else tuple[int, ...], raw, at),
     }
-    given = {"name": path.stem} | {key: value for key, value in tree.items() if key != "kilobatch"}
-    frontier, resolved = reading.record(Frontier, given, (), using=using)
+    given = {"name": path.stem} | tree
+    frontier, resolved = reading.record(Frontier, given, (), using=using, beside=("kilobatch",))
     if frontier is not REFUSED:
         require_folder_name(reading, frontier.name)
     if reading.problems:

@@ -82,9 +82,8 @@ class Constraint:
     def __post_init__(self) -> None:
         require((self.metric is None) != (self.value is None), "give either `metric` or `value`")
         require(self.at_most is not None or self.at_least is not None, "give `at_most` or `at_least`")
-        if self.at_most is not None and self.at_least is not None:
-            possible = self.at_least < self.at_most
-            require(possible, f"Constraint.at_least must be below at_most, got {self.at_least}")
+        ordered = None in (self.at_least, self.at_most) or self.at_least < self.at_most
+        require(ordered, f"Constraint.at_least must be below at_most, got {self.at_least}")
         if self.value is not None:
             try:
                 Expression(self.value)

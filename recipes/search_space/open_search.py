@@ -99,13 +99,12 @@ def open_search(
 
 def read_search(reading: Reading, tree: Mapping[str, Any]) -> tuple[Search, dict[str, Any]]:
     """A search's tree, without its recipe, as object and resolved tree, or RecipeError with all problems."""
-    given = {key: value for key, value in tree.items() if key != "kilobatch"}
-    several = isinstance(given.get("objective"), list)
+    several = isinstance(tree.get("objective"), list)
     using = {
         "space": partial(read_space, reading),
         "objective": lambda raw, at, _: reading.value(tuple[Objective, ...] if several else Objective, raw, at),
     }
-    search, resolved = reading.record(Search, given, (), using=using)
+    search, resolved = reading.record(Search, tree, (), using=using, beside=("kilobatch",))
     if search is not REFUSED:
         require_folder_name(reading, search.name)
         refuse_conditions(reading, search.space)
@@ -243,8 +242,7 @@ class SearchChecks:
 
     def _pass_on(self, at: tuple, problem: Problem, *, at_key: bool = False) -> None:
         """Notes a problem of the recipe at the value of the search that causes it."""
-        name = at[1]
-        value = f"{problem.path} " if problem.path and problem.path != name else ""
+        value = f"{problem.path} " if problem.path not in ("", at[1]) else ""
         self.reading.refuse(at, f"the recipe refuses this: {value}{problem.what}", problem.way_out, at_key=at_key)
 
 

@@ -155,14 +155,10 @@ def active_values(space: Space, value_of: Callable[[str], Any]) -> dict[str, Any
 
 def condition_values(space: Space, path: str) -> list[dict[str, Any]]:
     """Every combination of the other paths' values, as named by `when`, that makes a path active."""
-    conditions = space[path].when
-    choices = []
-    for chosen in itertools.product(*conditions.values()):
-        values: dict[str, Any] = {}
-        for other in conditions:
-            values |= condition_values(space, other)[0]
-        choices.append({**values, **dict(zip(conditions, chosen, strict=True))})
-    return choices
+    conditions, others = space[path].when, {}
+    for other in conditions:
+        others |= condition_values(space, other)[0]
+    return [others | dict(zip(conditions, chosen, strict=True)) for chosen in itertools.product(*conditions.values())]
 
 
 def values_text(values: Mapping[str, Any]) -> str:

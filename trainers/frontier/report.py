@@ -43,8 +43,8 @@ def rows_of(
         row = {"batch": point.batch} | _figures(point, smallest=points[0], beside=(beside or {}).get(point.batch))
         row |= {"epochs": _short(point.epochs), "rate": _short(point.rate)}
         row |= {"linear": _short(first and first.rate * grown), "sqrt": _short(first and first.rate * math.sqrt(grown))}
-        names = column_names([*row, *paths])[len(row) :]  # `warmup.epochs` beside the row's own `epochs`
-        row |= {name: _short(values.get(path)) for path, name in zip(paths, names, strict=True)}
+        names = column_names([*row, *paths])  # `warmup.epochs` beside the row's own `epochs`
+        row |= {names[path]: _short(values.get(path)) for path in paths}
         at = {f"at {epochs:g} epochs": {"epochs": epochs} for epochs in frontier.accuracy_at.epochs}
         at |= {f"at {updates} updates": {"updates": updates} for updates in frontier.accuracy_at.updates}
         row |= {name: percent(point.accuracy_at(**budget)) for name, budget in at.items()}
@@ -99,8 +99,8 @@ def _spread(point: Point) -> str:
 
 
 def _note(point: Point) -> str:
-    names = column_names(["epochs", "batch", *point.edges])[2:]
-    notes = [f"{' and '.join(names)} at the edge"] if point.edges else []
+    names = column_names(["epochs", "batch", *point.edges])
+    notes = [f"{' and '.join(names[path] for path in point.edges)} at the edge"] if point.edges else []
     if len(point.parts) > 1:
         notes.append("range widened" + ("" if len(point.parts) == 2 else " twice"))
     if point.missed:

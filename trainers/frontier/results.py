@@ -212,7 +212,7 @@ def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
         part = Part(folder=search, file=file, trials=tuple(trials), seeds=())
         figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal
         while (best := part.best) is not None:
-            runs = sorted(confirm_folder(search, best.number, 0).parent.glob("seed-*"))
+            runs = sorted(confirm_folder(search, best.number).glob("seed-*"))
             part = replace(part, seeds=tuple(figure(run) for run in runs if has_ended(run)))
             may_count = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
             if may_count or best.number in part.missed:  # in it only once all trials are

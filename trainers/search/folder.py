@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
+import optuna
 import yaml
+from optuna import storages
 
 from recipes.errors import RecipeError, refuse_unreachable
 from recipes.reading.load import load_tree
@@ -27,11 +29,9 @@ from trainers.runs.run_folder import (
     write_whole,
 )
 from trainers.runs.storage_url import hidden, is_well_formed
+from trainers.search.group import JOBS
 
-if TYPE_CHECKING:  # ranks need no more of this file than where their group's folder is
-    import optuna
-
-SEARCH, JOBS, TRIALS = "search.yaml", "jobs", "trials"
+SEARCH, TRIALS = "search.yaml", "trials"
 PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
 # Keys that may change between two sessions of one search: no trial depends on them.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
@@ -96,13 +96,8 @@ def run_folders(folder: Path, number: int, *, seeds: int) -> list[Path]:
     return [own / f"run-{run}" for run in range(seeds)] if seeds > 1 else [own]
 
 
-def group_folder(folder: Path, number: int) -> Path:
-    """The folder of a group of ranks, in that of a search."""
-    return folder / JOBS / f"group-{number:02d}"
-
-
 @contextmanager
-def opened_storage(where: str, folder: Path) -> Iterator[optuna.storages.BaseStorage]:
+def opened_storage(where: str, folder: Path) -> Iterator[storages.BaseStorage]:
     """Optuna's storage, closed afterwards; created if there is none.
 
     Args:
@@ -111,12 +106,10 @@ def opened_storage(where: str, folder: Path) -> Iterator[optuna.storages.BaseSto
     Raises:
         RecipeError: `where` names no storage, its driver is not installed, or it does not answer.
     """
-    import optuna
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         storage = _storage(where, folder)
-        cached = optuna.storages.get_storage(storage)  # a database gets Optuna's cache
+        cached = storages.get_storage(storage)  # a database gets Optuna's cache
     except RecipeError:
         raise
     except Exception as error:
@@ -129,7 +122,7 @@ def opened_storage(where: str, folder: Path) -> Iterator[optuna.storages.BaseSto
         yield cached
     finally:
         storage.remove_session()
-        if isinstance(storage, optuna.storages.RDBStorage):
+        if isinstance(storage, storages.RDBStorage):
             storage.engine.dispose()
 
 
@@ -144,9 +137,7 @@ def one_line(error: BaseException, where: str) -> str:
     return line
 
 
-def _storage(where: str, folder: Path) -> optuna.storages.BaseStorage:
-    from optuna import exceptions, storages
-
+def _storage(where: str, folder: Path) -> storages.BaseStorage:
     if where == "journal":
         return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / "study.journal")))
     if where == "sqlite":
@@ -157,7 +148,7 @@ def _storage(where: str, folder: Path) -> optuna.storages.BaseStorage:
         raise refused("--storage", f"{hidden(where)} is no storage of a study, or no URL", way_out)
     if parts.scheme == "grpc":
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", exceptions.ExperimentalWarning)
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             proxy = storages.GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
         proxy.wait_server_ready(timeout=_PROXY_SECONDS)
         return proxy

@@ -24,9 +24,9 @@ from trainers.launch.request import TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import Ranks
 from trainers.runs.run_folder import LOG
-from trainers.search.folder import group_folder
 from trainers.search.placement import Placement
 
+JOBS = "jobs"  # in the search's folder: group-00, ...
 REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
 _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
@@ -36,6 +36,11 @@ _HYDRA = re.compile(r"\[(mpiexec|proxy)\b")  # lines that say where in MPICH's s
 _EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
 _WATCHDOG, _SILENT = "; --watchdog allows ", "the ranks ended without a message"
+
+
+def group_folder(folder: Path, number: int) -> Path:
+    """The folder of a group of ranks, in that of a search."""
+    return folder / JOBS / f"group-{number:02d}"
 
 
 def write_message(path: Path, message: Mapping[str, Any]) -> None:

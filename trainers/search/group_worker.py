@@ -26,8 +26,7 @@ from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed, a
 from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher
 from trainers.runs.run_folder import LOG
 from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop
-from trainers.search.folder import group_folder
-from trainers.search.group import REQUESTS, RESULTS, MessageReader, dismiss, write_message
+from trainers.search.group import REQUESTS, RESULTS, MessageReader, dismiss, group_folder, write_message
 from trainers.search.placement import place
 from trainers.training.device import choose_gpu, chosen_gpu, local_rank_of
 

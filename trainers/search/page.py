@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from trainers.search.results import (
     Confirmed,
     column_names,
     confirmed_text,
+    device_hours,
     metric_name,
     row_of,
     scores,
@@ -48,7 +49,7 @@ _LOOKS: dict[str, dict[str, Any]] = {  # of a trial's curve and dots, by its sta
     "best": {"style": 1, "width": 2.5},
 }
 
-Place = Mapping[str, Any]  # axis -> position
+Place = Mapping[str, Any]  # axis -> positions of points
 
 
 def write_search_page(
@@ -71,17 +72,15 @@ def write_search_page(
     rows = [row_of(trial, search) for trial in trials]
     if not live:
         rows = [{**row, "state": row["state"].replace("running", "stopped")} for row in rows]
-    hours = sum(row["rank_seconds"] for row in rows) / 3600
     counts = trials_text(Counter(row["state"] for row in rows), search.budget.trials)
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
         tag("p", _verdict(search, best, confirmed), class_="verdict"),
-        tag("p", f"{counts}; {number(hours, digits=3)} device-hours", class_="muted"),
+        tag("p", f"{counts}; {number(device_hours(rows), digits=3)} device-hours", class_="muted"),
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), *(tag("p", confirmed_text(search, one)) for one in confirmed)] if confirmed else []),
     ]
-    row_by_number = {row["trial"]: row for row in rows}
-    front = [row_by_number[trial.number] for trial in best] if len(search.objectives) > 1 else []
+    front = [row_of(trial, search) for trial in best] if len(search.objectives) > 1 else []
     tables = [
         *([tag("h2", "Not beaten in everything"), _table(front, search, best)] if front else []),
         *(_importances(search, at, trials) for at in range(len(search.objectives))),
@@ -113,7 +112,7 @@ def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Co
 
 def _table(rows: Sequence[Mapping[str, Any]], search: Search, best: Sequence[FrozenTrial]) -> Markup:
     metrics, best = [objective.metric for objective in search.objectives], {trial.number for trial in best}
-    heads = ("trial", *column_names(search.space), *map(metric_name, metrics), "state", "time", "")
+    heads = ("trial", *column_names(search.space).values(), *map(metric_name, metrics), "state", "time", "")
     made = []
     for row in rows:
         own = map(shown, metrics, row["scores"] or [None] * len(metrics))
@@ -149,8 +148,8 @@ def _importances(search: Search, at: int, trials: Sequence[FrozenTrial]) -> Mark
 
 def _varying(search: Search, trials: Sequence[FrozenTrial]) -> dict[str, str]:
     """Path -> short name, of the paths in which these trials differ."""
-    names = dict(zip(search.space, column_names(search.space), strict=True))
-    return {path: name for path, name in names.items() if len({str(trial.params.get(path)) for trial in trials}) > 1}
+    names = column_names(search.space).items()
+    return {path: name for path, name in names if len({str(trial.params.get(path)) for trial in trials}) > 1}
 
 
 def search_charts(study: optuna.Study, search: Search, *, epochs: float) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def search_charts(study: optuna.Study, search: Search, *, epochs: float) -> dict
     for at in range(len(search.objectives)):
         if at:
             on.front(at)
-        for path, name in zip(search.space, column_names(search.space), strict=True):
+        for path, name in column_names(search.space).items():
             on.slice(path, name, at)
         on.parallel(at)
     return {"points": on.points, "charts": on.charts}
@@ -210,8 +209,7 @@ class _Charts:
             "time": [(trial.datetime_complete - began).total_seconds() for trial in ended],
             "device-hours": [*itertools.accumulate(hours)],
         }
-        places = [dict(zip(place, values, strict=True)) for values in zip(*place.values(), strict=True)]
-        curves = self._dots(self._titles[0], zip(ended, places, strict=True))
+        curves = self._dots(self._titles[0], ended, place)
         if self._best:
             best = [self._score(trial) if state_of(trial) == "complete" else math.nan for trial in ended]
             look = "highest" if self._signs[0] > 0 else "lowest"
@@ -222,7 +220,7 @@ class _Charts:
         """The first objective against another one."""
         first, other = self._titles[0], self._titles[at]
         title = f"{first} against {other}"
-        curves = self._dots(title, [(trial, {other: self._score(trial, at)}) for trial in self._trials])
+        curves = self._dots(title, self._trials, {other: [self._score(trial, at) for trial in self._trials]})
         best = sorted((self._score(trial, at), self._score(trial)) for trial in self._best)
         if best:
             x, y = zip(*best, strict=True)
@@ -232,13 +230,12 @@ class _Charts:
     def slice(self, path: str, name: str, at: int) -> None:
         """An objective against the value of a path."""
         range_, title = self._search.space[path], f"{self._titles[at]} by {name}"
-        choices, places = getattr(range_, "choices", ()), []
-        for trial in [one for one in self._trials if path in one.params]:
-            value = trial.params[path]
-            places.append((trial, {name: choices.index(value) if choices else value}))
+        choices, trials = getattr(range_, "choices", ()), [one for one in self._trials if path in one.params]
+        values = [one.params[path] for one in trials]
+        place = {name: [*map(choices.index, values)] if choices else values}
         how = {"ticks": [*map(short, choices)], "may_be": "y"} if choices else {"logarithmic": "x" * range_.log}
         words = f"Every trial by its {path}; the other values differ too."
-        self._add(title, words, self._dots(title, places, at), axes=[name], **how)
+        self._add(title, words, self._dots(title, trials, place, at), axes=[name], **how)
 
     def parallel(self, at: int) -> None:
         """The values of every complete trial, those of the best fifth on top in another colour."""
@@ -272,18 +269,17 @@ class _Charts:
         """A score as it is drawn; None before the trial is complete."""
         return self._units[at] * trial.values[at] if trial.state == TrialState.COMPLETE else None
 
-    def _dots(self, title: str, places: Iterable[tuple[FrozenTrial, Place]], at: int = 0) -> list[dict[str, Any]]:
-        """A dot for each complete trial at its score, where those that diverged lie at the bad edge."""
-        edge, places = "bottom" if self._signs[at] > 0 else "top", list(places)
-        curves = []
+    def _dots(self, title: str, trials: Sequence[FrozenTrial], place: Place, at: int = 0) -> list[dict[str, Any]]:
+        """A dot for each complete one of the trials at its score, where those that diverged lie at the bad edge."""
+        edge, curves = "bottom" if self._signs[at] > 0 else "top", []
+        states = [state_of(one) if one.state == TrialState.COMPLETE else None for one in trials]
         for state, look in _LOOKS.items():
-            own = [(one, place) for one, place in places if one.state == TrialState.COMPLETE and state_of(one) == state]
-            if own:
-                place = {axis: [place[axis] for _, place in own] for axis in own[0][1]}
-                how = {"names": [f"trial {one.number}" for one, _ in own], **look}
+            if own := [index for index, of_one in enumerate(states) if of_one == state]:
+                how = {"names": [f"trial {trials[index].number}" for index in own], **look}
                 how["look"] = edge if state == "diverged" else "points"
-                values = [self._score(one, at) for one, _ in own]
-                curves.append(self._curve(f"{title} {state}", place, values, state, **how))
+                at_own = {axis: [positions[index] for index in own] for axis, positions in place.items()}
+                values = [self._score(trials[index], at) for index in own]
+                curves.append(self._curve(f"{title} {state}", at_own, values, state, **how))
         return curves
 
 

@@ -60,6 +60,11 @@ def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None
     return row
 
 
+def device_hours(rows: Iterable[Mapping[str, Any]]) -> float:
+    """Ranks times hours of all trials."""
+    return sum(row["rank_seconds"] for row in rows) / 3600
+
+
 def trials_text(states: Mapping[str, int], of: int) -> str:
     """How many trials ended: 'trials: 5 of 20 ended (3 complete, 2 infeasible, 1 running)'; `states` counts all."""
     ended = sum(count for state, count in states.items() if state not in ("running", "stopped", "paused"))
@@ -87,17 +92,17 @@ def scores(search: Search, values: Iterable[float], *, named: bool = False) -> s
     return ", ".join(f"{metric_name(pair[0])} {shown(*pair)}" if named else shown(*pair) for pair in pairs)
 
 
-def column_names(paths: Iterable[str]) -> list[str]:
-    """The last word of each path, with as many words before it as distinguish it from the others.
+def column_names(paths: Iterable[str]) -> dict[str, str]:
+    """Path -> its last word, with as many words before it as distinguish it from the others.
 
-    >>> column_names(["epochs", "learning_rate.warmup.epochs", "learning_rate.reference", "1 - optimizer.momentum"])
-    ['epochs', 'warmup.epochs', 'reference', '1 - momentum']
+    >>> column_names(["epochs", "learning_rate.warmup.epochs", "1 - optimizer.momentum"])
+    {'epochs': 'epochs', 'learning_rate.warmup.epochs': 'warmup.epochs', '1 - optimizer.momentum': '1 - momentum'}
     """
     plain = {path: plain_path(path) for path in paths}
     endings = {it: [it.split(".", skip)[-1] for skip in reversed(range(it.count(".") + 1))] for it in plain.values()}
     counts = Counter(ending for own in endings.values() for ending in own)
     short = {it: next((ending for ending in own if counts[ending] == 1), it) for it, own in endings.items()}
-    return [path.removesuffix(it) + short[it] for path, it in plain.items()]
+    return {path: path.removesuffix(it) + short[it] for path, it in plain.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +158,9 @@ def _recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed 
     return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(recipe.tree, recipe.origins)}"
 
 
-def confirm_folder(folder: Path, number: int, seed: int) -> Path:
-    """The folder of a run that trains trial `number` again with a fresh seed; `folder` is the search's."""
-    return folder / CONFIRM / f"trial-{number:04d}" / f"seed-{seed}"
+def confirm_folder(folder: Path, number: int) -> Path:
+    """The folder of the runs that train trial `number` again, seed-1000 and so on; `folder` is the search's."""
+    return folder / CONFIRM / f"trial-{number:04d}"
 
 
 def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Confirmed]:
@@ -166,15 +171,13 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
     objective, confirmed = search.objectives[0], []
     for trial in ranked_trials(study)[: search.confirm and search.confirm.top]:
         values, broken = [], 0
-        for run in filter(has_ended, sorted(confirm_folder(folder, trial.number, 0).parent.glob("seed-*"))):
-            if has_diverged(run):  # perhaps before its first evaluation
-                values.append(objective.worst)
-                broken += 1
-                continue
-            lines = metrics_lines(run)
-            hours = search.ranks_per_trial * evaluations(lines)[-1]["hours"]
-            (value, *_), violations = trial_result(search, [lines], device_hours=hours)
-            breaks = any(violation > 0 for violation in violations.values())
+        for run in filter(has_ended, sorted(confirm_folder(folder, trial.number).glob("seed-*"))):
+            value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation
+            if not breaks:
+                lines = metrics_lines(run)
+                hours = search.ranks_per_trial * evaluations(lines)[-1]["hours"]
+                (value, *_), violations = trial_result(search, [lines], device_hours=hours)
+                breaks = any(violation > 0 for violation in violations.values())
             values.append(objective.worst if breaks and search.has_goal else value)
             broken += breaks
         if len(values) > 1:

@@ -27,23 +27,20 @@ def pause(search: Search, trial: Trial) -> int | None:
 
 
 def that_goes_on(search: Search, study: optuna.Study) -> int | None:
-    """The number of the trial that goes on next: the best of those that wait at the last rung where one may."""
+    """The number of the trial that goes on next: the best of those that wait at the last rung where one may.
+
+    Trials that diverged on their way to a rung came to it too.
+    """
     for rung, report in reversed([*enumerate(search.rungs.at)]):
-        came = sorted((_score(one, report, search), one.number, one) for one in _that_came(study, rung, report))
-        for *_, trial in came[: len(came) // search.rungs.reduction_factor]:
+        came = []
+        for trial in begun(study):
+            diverged = DIVERGED in trial.user_attrs and trial.user_attrs.get(PASSED, 0) >= rung
+            if diverged or (trial.last_step or 0) >= report:
+                came.append((_score(trial, report, search), trial.number, trial))
+        for *_, trial in sorted(came)[: len(came) // search.rungs.reduction_factor]:
             if state_of(trial) == "paused" and trial.user_attrs[WAITS] == rung:
                 return trial.number
     return None
-
-
-def _that_came(study: optuna.Study, rung: int, report: int) -> list[FrozenTrial]:
-    """The trials that came to a rung, or diverged on their way to it."""
-    came = []
-    for trial in begun(study):
-        diverged = DIVERGED in trial.user_attrs and trial.user_attrs.get(PASSED, 0) >= rung
-        if diverged or (trial.last_step or 0) >= report:
-            came.append(trial)
-    return came
 
 
 def _score(trial: FrozenTrial, report: int, search: Search) -> float:

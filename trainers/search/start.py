@@ -155,15 +155,14 @@ def _dry_run_text(
     values = next_trial(study, search).params
     each, trials, confirm = search.ranks_per_trial, search.budget.trials, search.confirm
     timeline = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=each).plan.timeline
-    rungs, seeds = search.rungs, search.seeds_per_trial
-    runs = trials * seeds if rungs is None else rungs.whole_runs(trials, reports=search.reports)
+    runs, words = trials * search.seeds_per_trial, "{} runs with all seeds"
+    if search.rungs is not None:
+        runs, words = search.rungs.whole_runs(trials, reports=search.reports), "at least {} whole runs with rungs"
     runs += confirm.top * confirm.seeds if confirm else 0
     samples = runs * timeline.num_samples
     goals = [one.metric + (f" {one.target:g}" if one.target is not None else "") for one in search.objectives]
     space = load_tree(opened.path, kind="search")[0]["space"]
-    what = "runs with all seeds" if rungs is None else "whole runs with rungs"
-    least = "" if rungs is None else "at least "
-    as_runs = f", {least}{number(runs)} {what}" if runs != trials else ""
+    as_runs = f", {words.format(number(runs))}" if runs != trials else ""
     side = f"{groups} trials side by side" if groups > 1 else "1 trial at a time"
     lines = [
         f"search {search.name} over {search.recipe}: {', '.join(goals)}",

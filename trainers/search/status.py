@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import optuna
@@ -28,7 +29,7 @@ from recipes.schema import Search
 from recipes.search_space.ranges import values_text
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.search.page import write_search_page
-from trainers.search.results import Running, confirmed_in, confirmed_text, row_of, trials_text
+from trainers.search.results import Running, confirmed_in, confirmed_text, device_hours, row_of, trials_text
 from trainers.search.study import SPENT, begun, best_trials
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
@@ -113,14 +114,10 @@ class Display:
 
     def rows(self) -> list[dict[str, Any]]:
         """All trials that have begun."""
-        rows, ended = [], len(self._ended)
-        for trial in begun(self.study):
-            row = self._ended.get(trial.number)
-            if row is None:
-                row = row_of(trial, self.search, running=self.running.get(trial.number))
-                if trial.state.is_finished():
-                    self._ended[trial.number] = row
-            rows.append(row)
+        trials, ended = begun(self.study), len(self._ended)
+        old, running = self._ended, self.running
+        rows = [old.get(it.number) or row_of(it, self.search, running=running.get(it.number)) for it in trials]
+        self._ended |= {it.number: row for it, row in zip(trials, rows, strict=True) if it.state.is_finished()}
         if len(self._ended) > ended:
             self._best = [self._ended[trial.number] for trial in best_trials(self.study)]
         return rows
@@ -128,37 +125,27 @@ class Display:
     def seconds_left(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Estimated seconds until the first limit of the budget is reached; None if no trial or all have ended.
 
-        The time of the trials left is taken from the mean of those that have ended.
+        By the mean of the trials that have ended; with rungs, where most trials train a part of their run, by the part
+        of all runs that has been trained.
         """
-        if self.search.rungs is not None:
-            return self._seconds_left_with_rungs(rows)
-        ended = [row for row in rows if row["state"] != "running"]
-        timed, waiting = [row["seconds"] for row in ended if row["seconds"]], self.search.budget.trials - len(ended)
-        if not timed or waiting <= 0:
-            return None
+        search, trials = self.search, self.search.budget.trials
         running = sum(row["seconds"] for row in rows if row["state"] == "running")
-        left = (waiting * sum(timed) / len(timed) - running) / self.groups
-        return max(0.0, min(left, *self.limits_left(rows)))
-
-    def _seconds_left_with_rungs(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
-        """The same by the part of all runs that has been trained, since most trials train a part of theirs."""
-        whole = self.search.rungs.whole_runs(self.search.budget.trials, reports=self.search.reports)
-        done = sum(trial.last_step or 0 for trial in begun(self.study)) / self.search.reports
-        if not 0 < done < whole:
-            return None
-        left = sum(row["seconds"] for row in rows) / done * (whole - done) / self.groups
-        return min(left, *self.limits_left(rows))
+        ended = [row["seconds"] for row in rows if row["state"] != "running"]
+        if search.rungs is None:
+            timed, waiting = [seconds for seconds in ended if seconds], trials - len(ended)
+            left = waiting * fmean(timed) - running if timed and waiting > 0 else None
+        else:
+            whole = search.rungs.whole_runs(trials, reports=search.reports)
+            done = sum(trial.last_step or 0 for trial in begun(self.study)) / search.reports
+            left = (running + sum(ended)) / done * (whole - done) if 0 < done < whole else None
+        return None if left is None else max(0.0, min(left / self.groups, *self.limits_left(rows)))
 
     def limits_left(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
         """Seconds until the hours and the device-hours of the budget are spent, infinite without such a limit."""
         budget, ranks = self.search.budget, self.groups * self.search.ranks_per_trial
         hours = math.inf if budget.hours is None else budget.hours - self.spent_seconds / 3600
-        device_hours = math.inf if budget.device_hours is None else budget.device_hours - self.device_hours(rows)
-        return [3600 * hours, 3600 * device_hours / ranks]
-
-    def device_hours(self, rows: Sequence[Mapping[str, Any]]) -> float:
-        """Ranks times hours of all trials."""
-        return sum(row["rank_seconds"] for row in rows) / 3600
+        of_devices = math.inf if budget.device_hours is None else budget.device_hours - device_hours(rows)
+        return [3600 * hours, 3600 * of_devices / ranks]
 
     def _tree(self, *, ended: bool = False) -> dict[str, Any]:
         """What the terminal and `status.json` show, as plain data."""
@@ -171,7 +158,7 @@ class Display:
             "states": Counter(row["state"] for row in rows),
             "budget": asdict(self.search.budget),
             "ranks": self.groups * self.search.ranks_per_trial,
-            "device_hours": self.device_hours(rows),
+            "device_hours": device_hours(rows),
             "seconds_left": None if ended else self.seconds_left(rows),
             "best": list(map(_plain, self._best)),
             "running": [_plain(row) for row in rows if row["state"] == "running"],

@@ -232,7 +232,7 @@ class Supervisor:
         first, best = self.opened.base.recipe.seed + FRESH_SEED, studies.ranked_trials(self.study)[: confirm.top]
         for seed in range(first, first + confirm.seeds):
             for trial in best:
-                folder = confirm_folder(self.folder, trial.number, seed)
+                folder = confirm_folder(self.folder, trial.number) / f"seed-{seed}"
                 if not outcome.has_ended(folder):
                     fixed = FixedTrial(trial.params, trial.number)
                     fixed.set_user_attr(studies.LIMIT, 0 if self.search.objectives[0].spacing is None else trial.value)
@@ -343,14 +343,13 @@ class Supervisor:
             trial.set_user_attr(studies.DIVERGED, end.update)
             self._tell(work, outcome.diverged_result(self.search))
         elif end.how == "success":
+            work.group = None  # any one may go on with it
             if work.seed is None and (report := rungs.pause(self.search, trial)) is not None:
-                work.group = None  # any one may go on with it
                 self._paused[trial.number] = work
                 self.display.say(f"{work.name} waits at report {report} of {self.search.reports}")
             elif work.index + 1 == len(work.folders):
                 self._tell_complete(work)
             else:
-                work.group = None  # any one may train its next run
                 self._waiting.append(work)
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
             self._tell(work, state=TrialState.PRUNED)

@@ -13,20 +13,24 @@ from trainers.launch.vocabulary import search_vocabulary
 class Measured:
     """A frontier in a folder of its own."""
 
-    def __init__(self, folder, text):
-        self.file, self.out = folder / "mine.yaml", folder / "out"
+    def __init__(self, kilobatch, folder, text):
+        self.kilobatch, self.file, self.out = kilobatch, folder / "mine.yaml", folder / "out"
         self.file.write_text(text)
 
-    def start(self, *options, name=None):
-        command = [sys.executable, "-P", "-m", "kilobatch", "frontier", str(name or self.file)]
-        where = [] if name else ["--out", str(self.out), "-n", "1"]
+    @property
+    def words(self):
+        return ["frontier", str(self.file), "--out", str(self.out), "-n", "1"]
+
+    def start(self):
+        """The process of `kilobatch frontier`."""
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*command, *where, *options], text=True, cwd=self.file.parent, **streams)
+        command = [sys.executable, "-P", "-m", "kilobatch", *self.words]
+        return subprocess.Popen(command, text=True, cwd=self.file.parent, **streams)
 
     def run(self, *options, name=None):
-        with self.start(*options, name=name) as process:
-            stdout, stderr = process.communicate(timeout=600)
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        """The finished command, in a process that is there; with a name it is shown, and not run."""
+        words = ["frontier", name] if name else self.words
+        return self.kilobatch(*words, *options, cwd=str(self.file.parent), timeout=600)
 
     @property
     def opened(self):
@@ -38,5 +42,5 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def measuring(tmp_path_factory):
-    return lambda text: Measured(tmp_path_factory.mktemp("frontier"), text)
+def measuring(kilobatch, tmp_path_factory):
+    return lambda text: Measured(kilobatch, tmp_path_factory.mktemp("frontier"), text)

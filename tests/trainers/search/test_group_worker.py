@@ -31,11 +31,11 @@ def test_a_fault_ends_all_and_the_same_command_goes_on(searching, ranks, each):
     assert output.count("trials are done, 2 side by side, ") == 1
 
 
-def test_an_error_is_printed_by_one_rank(searching):
+def test_an_error_is_printed_by_one_rank(searching, kilobatch):
     search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 3\n")
-    code, output = search.run(find_mpiexec(), "-n", 2)
-    assert code == 2
-    assert output.count("2 ranks are fewer than the 3 of a trial") == 1
+    done = kilobatch(*search.words, ranks=2)
+    assert done.returncode == 2
+    assert (done.stdout + done.stderr).count("2 ranks are fewer than the 3 of a trial") == 1
     assert not search.folder.exists()
 
 

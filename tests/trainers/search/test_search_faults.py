@@ -61,7 +61,7 @@ def searching_net(searching, tmp_path):
     return make
 
 
-def test_a_killed_rank_and_then_a_killed_search_cost_a_checkpoint_at_most(searching):
+def test_a_killed_rank_a_killed_search_and_a_trial_that_something_else_stops_cost_a_checkpoint_at_most(searching):
     search = searching(LONG + "budget: {trials: 3}\nranks_per_trial: 2\n", "-n", 4, "--storage", "journal")
     with search.start() as process:
         search.wait_for_checkpoint(0, 1)
@@ -75,14 +75,20 @@ def test_a_killed_rank_and_then_a_killed_search_cost_a_checkpoint_at_most(search
     before = search.trials()
     assert before[0].state == TrialState.RUNNING
     search.options = ("-n", 2)  # one group in place of two; the storage is known
-    search.complete()
-    trials = search.require_complete(3, updates=UPDATES, reports=4)
+    search.file.write_text(search.file.read_text().replace("trials: 3", "trials: 4"))
+    with search.start() as process:
+        search.wait_for_checkpoint(3)
+        os.kill(search.pids(3)[0], signal.SIGTERM)
+        output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    trials = search.require_complete(4, updates=UPDATES, reports=4)
     ((reason, checkpoint),) = trials[0].user_attrs["deaths"]
     assert reason == "rank 1 was ended by SIGKILL"
     assert checkpoint.startswith("update-")
     log = (search.folder / "log.txt").read_text()
     assert "trial 0: rank 1 was ended by SIGKILL; it goes on from its last checkpoint" in log
-    assert not any("deaths" in trial.user_attrs for trial in trials[1:])  # an end of the search is no fault of a trial
+    assert re.search(r"trial 3: stopped at update \d+, not by this search; it goes on from its last checkpoint", log)
+    assert not any("deaths" in trial.user_attrs for trial in trials[1:3])  # an end of the search is no fault of a trial
     assert [trial.params for trial in trials[: len(before)]] == [trial.params for trial in before]
     resumed = [line for line in search.metrics(0) if line["key"] == "run_start"][-1]
     assert resumed["notes"][0].startswith("resuming from update-")
@@ -110,17 +116,6 @@ def test_a_search_that_a_file_or_a_signal_stopped_says_so_and_goes_on(searching,
     (trial,) = search.trials()
     assert trial.state == TrialState.RUNNING
     assert "deaths" not in trial.user_attrs
-
-
-def test_a_trial_that_something_else_stopped_goes_on(searching):
-    search = searching(LONG + "budget: {trials: 1}\n", "-n", 1)
-    with search.start() as process:
-        search.wait_for_checkpoint(0)
-        os.kill(search.pids(0)[0], signal.SIGTERM)
-        process.communicate(timeout=600)
-    search.require_complete(1, updates=UPDATES, reports=4)
-    log = (search.folder / "log.txt").read_text()
-    assert re.search(r"trial 0: stopped at update \d+, not by this search; it goes on from its last checkpoint", log)
 
 
 def test_a_failed_trial_has_its_reason_and_the_search_goes_on(searching_net):
