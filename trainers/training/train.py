@@ -37,7 +37,7 @@ from trainers.runs.checkpoint import load_into, read_newest, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
 from trainers.runs.identity import identity_of, own_code, sha256_of_tree, write_identity
-from trainers.runs.memory import peak_memory, reset_peak
+from trainers.runs.memory import collect_new_garbage, peak_memory, reset_peak
 from trainers.runs.mpi_ranks import command_line
 from trainers.runs.phase_clock import RankSeconds
 from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
@@ -130,7 +130,7 @@ def train_as_rank(
     except RunFailed:  # on all ranks, which may do more runs
         run.release()
         raise
-    gc.freeze()  # a garbage collection then passes over modules: it takes 0.1 s else, on one rank while all wait
+    collect_new_garbage()
     try:
         run.trainer.run(show_loop_exception_msg=False)
         run.updater.settle()
