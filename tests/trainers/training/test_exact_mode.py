@@ -7,10 +7,12 @@ import sys
 import pytest
 from mpi4py import MPI
 
-from recipes.reading.open import open_cluster
+from recipes.reading.open import open_cluster, open_recipe
+from recipes.reading.yaml import block_text
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import THREADS
+from trainers.runs.run_folder import dataset_facts
 from trainers.training.environment import numerical_environment
 from trainers.training.exact_mode import ExactRefused, require_same_machine, unlike_hosts, why_not_exact
 
@@ -161,6 +163,9 @@ def test_a_resume_elsewhere_ends_with_2(run, monkeypatch):
     for name in THREADS:
         monkeypatch.setenv(name, "1")
     folder = run(exact=True, **{**numerical_environment(), "cpu_model": "Other-1-2-3"})
+    opened = open_recipe("digits/ramp", vocabulary=vocabulary())
+    record = {"kilobatch": 1, "recipe": opened.tree, "dataset": dataset_facts(opened.dataset)}
+    (folder / "run.yaml").write_text(block_text(record))
     command = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--exact", "--resume", "--out", folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
