@@ -84,7 +84,7 @@ def lint_recipe(
         RecipeError: the recipe does not open.
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
-    opened = open_recipe(name_or_path, overrides=overrides, **options)
+    opened = open_recipe(name_or_path, overrides=overrides, of_run=None, **options)
     written, origins = load_tree(opened.path, overrides=overrides)
     chain = chain_of(opened.path)
     case = Case(opened=opened, written=written, base=_base(chain, options), workers=workers)

@@ -85,13 +85,13 @@ def check_updater(reading: Reading, recipe: Recipe) -> None:
 
 
 def check_extensions(reading: Reading, recipe: Recipe) -> None:
-    """No two extensions write one file in the run's folder: the name in a component's `table`."""
+    """No two extensions write one file or folder of the run: the name in a component's `table`."""
     written: dict[str, int] = {}
     for index, component in enumerate(recipe.extensions):
         name = getattr(component, "table", None)
         if isinstance(name, str) and written.setdefault(name, index) != index:
             first, what = ("extensions", written[name]), f"writes {name}, and so does `extensions.{written[name]}`"
-            reading.refuse_anew(("extensions", index), first, what, "give it another `file`, or remove it")
+            reading.refuse_anew(("extensions", index), first, what, "give it another name, or remove it")
 
 
 def check_schedules(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:

@@ -22,8 +22,8 @@ _NAMES = (_ADDRESS, "localhost", "::1")  # of this machine, also where a port is
 _SECONDS = 3
 _METRICS, _REPORT = "metrics.jsonl", "report.html"
 _OF_A_PAGE = ("run.yaml", "environment.json", _METRICS, "evaluation/*")
-# Of a page by another version, or by a stranger: its script runs, and reaches nothing.
-_OTHERS_POLICY = policy_of("", live=False) + "; script-src 'unsafe-inline'"
+# Of a page by another version, or by a stranger: its script runs, asks nobody and reads no other page.
+_OTHERS_POLICY = policy_of("", live=False) + "; script-src 'unsafe-inline'; sandbox allow-scripts"
 _MOST_KEPT = 16  # pages
 
 

@@ -68,7 +68,7 @@ def opened_recipe(
     """
     from recipes.reading.open import open_recipe
     from trainers.launch.vocabulary import vocabulary
-    from trainers.runs.errors import print_error
+    from trainers.runs.errors import print_warnings
 
     opened = open_recipe(
         recipe,
@@ -78,8 +78,7 @@ def opened_recipe(
         data_root=data,
         of_run=None if looks else False,
     )
-    for warning in opened.warnings:
-        print_error(f"kilobatch: warning: {warning}")
+    print_warnings(opened.warnings)
     return opened
 
 

@@ -23,7 +23,7 @@ from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.errors import EXIT_STOPPED, RunFailed
+from trainers.runs.errors import EXIT_STOPPED, RunFailed, print_warnings
 from trainers.runs.mpi_ranks import launched_ranks
 from trainers.runs.run_folder import METRICS, RECIPE, claimed, default_folder, require_run
 from trainers.training.request import TrainRequest
@@ -144,7 +144,9 @@ class Run:
         """Write `onnx` or `safetensors`; the options are those of `export_run`: out, checkpoint, allow_code."""
         from trainers.launch.export_run import export_run
 
-        return export_run(self.folder, form=form, **_with_paths(options))[0]
+        file, notes = export_run(self.folder, form=form, **_with_paths(options))
+        print_warnings(notes)
+        return file
 
     def __repr__(self) -> str:
         try:
@@ -181,7 +183,9 @@ def open(
         data=None if data is None else Path(data),
         allow_code=allow_code,
     )
-    return OpenRecipe(opened=open_request(request), request=request)
+    opened = open_request(request, looks=True)
+    print_warnings(opened.warnings)
+    return OpenRecipe(opened=opened, request=request)
 
 
 def plan(
@@ -217,7 +221,7 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
 
     Args:
         ranks: processes; None: as many as pay here.
-        out: the run's folder; None: `runs/NAME-DATE-TIME`.
+        out: the run's folder; None: `runs/NAME-DATE-TIME`, but not under a launcher or with `resume=True`.
         options: of `TrainRequest`, such as `resume=True`, `stop_after="30up"`, `cluster="laptop"`, `exact=True`,
             `report=False`, `verbosity=-1`; for a recipe by name also `data` and `allow_code`, as of `open`.
     Returns:
@@ -232,12 +236,14 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
             raise InputRefused(f"kilobatch.train has no option {option}; {nearest(option, known, called='options')}")
     given = recipe.request if isinstance(recipe, OpenRecipe) else TrainRequest(recipe=str(recipe))
     request = replace(given, workers=ranks, **_with_paths(options))
-    folder = default_folder(open_request(request).recipe.name) if out is None else Path(out)
-    if out is None and launched_ranks() is None:  # ranks of a launcher take the folder of rank 0
-        folder = claimed(folder)
+    if out is None and request.resume:
+        raise InputRefused("resume=True needs the folder of the run: write out=... too")
+    if out is None and launched_ranks() is not None:
+        raise InputRefused("ranks of a launcher need one folder for the run: write out=..., the same on all")
+    folder = claimed(default_folder(open_request(request).recipe.name)) if out is None else Path(out)
     try:
         code = start_or_join(replace(request, out=folder))
-    except InputRefused:
+    except BaseException:
         if out is None:
             with suppress(OSError):  # it holds something, or is gone
                 folder.rmdir()

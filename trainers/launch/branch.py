@@ -206,7 +206,8 @@ def measure_branches(asked: Branching, *, tell: Callable[[str], None]) -> tuple[
         branch = _prepared(asked, changes)
         for seed, folder in places[size].items():
             record = {"recipe": {**branch.tree, "seed": seed}, "dataset": dataset_facts(branch.dataset)}
-            require_same_recipe(folder, **record)
+            if (folder / RECIPE).is_file():  # else a call was killed before its first update
+                require_same_recipe(folder, **record)
             records[folder] = record
     out.mkdir(parents=True, exist_ok=True)
     found = []

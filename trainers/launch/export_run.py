@@ -68,7 +68,7 @@ def export_run(
         if torch_names(model):
             weights = to_torch(model, weights)
             why = why_not_torch(model)
-            notes = [] if why is None else [f"torchvision's ResNet computes other logits from these weights: {why}"]
+            notes += [] if why is None else [f"torchvision's ResNet computes other logits from these weights: {why}"]
         data = save({name: np.asarray(array, order="C") for name, array in weights.items()}, metadata=facts)
     file = out or folder / f"model.{form}"
     try:

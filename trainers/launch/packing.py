@@ -36,7 +36,7 @@ def pack(
     known = vocabulary(allow_code=allow_code)
 
     def opened_at(name: str | Path) -> OpenedRecipe:
-        return open_recipe(name, vocabulary=known, allow_code=allow_code or None, data_root=data)
+        return open_recipe(name, vocabulary=known, allow_code=allow_code or None, data_root=data, of_run=None)
 
     if len(names) == 1 and (Path(names[0]) / "oci-layout").is_file():
         path = _file(out, Path(names[0]).resolve().name)

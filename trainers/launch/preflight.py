@@ -13,7 +13,7 @@ from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import open_split, other_counts
 from trainers.datasets.samples import evenly
-from trainers.runs.errors import ServiceAway, print_error
+from trainers.runs.errors import ServiceAway, print_error, print_warnings
 from trainers.runs.identity import is_of_the_user
 from trainers.runs.memory import installed_bytes
 
@@ -80,8 +80,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             trained, or initial weights do not fit; see `require_images`, `require_trainable` and
             `require_initial_weights` of `trainers.training.build`.
     """
-    for warning in opened.warnings:
-        print_error(f"kilobatch: warning: {warning}")
+    print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
         if hasattr(component, "require"):
             try:

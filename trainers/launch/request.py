@@ -85,9 +85,11 @@ def prepare(request: TrainRequest, *, workers: int | None) -> Prepared:
     )
 
 
-def open_request(request: TrainRequest) -> OpenedRecipe:
+def open_request(request: TrainRequest, *, looks: bool = False) -> OpenedRecipe:
     """The recipe of a request.
 
+    Args:
+        looks: it is not trained now: a run's recipe opens although a new run would be refused for it.
     Raises:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
     """
@@ -101,7 +103,7 @@ def open_request(request: TrainRequest) -> OpenedRecipe:
         allow_code=request.allow_code,
         data_root=request.data,
         copies_in=[resumed] if resumed is not None else [],
-        of_run=resumed is not None and (resumed / RUN).is_file(),
+        of_run=None if looks else resumed is not None and (resumed / RUN).is_file(),
     )
 
 

@@ -13,7 +13,7 @@ from trainers.augmentations import decoders
 from trainers.launch.preflight import refuse_folder, require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, read_checkpoint, read_newest, refuse_foreign
-from trainers.runs.errors import RankFailed, print_error
+from trainers.runs.errors import RankFailed, print_error, print_warnings
 from trainers.runs.identity import changes, identity_of, read_identity
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of, require_run
 from trainers.training.device import require_asked, settled, take_device
@@ -57,8 +57,7 @@ def score_run(
         data_root=data,
         of_run=True,
     )
-    for warning in opened.warnings:
-        print_error(f"kilobatch: warning: {warning}")
+    print_warnings(opened.warnings)
     if split == "test" and opened.dataset.validation is not None:
         what = f"data set {opened.dataset.name} has no test split: it scores samples of its training split"
         raise InputRefused(f"--split: {what}; leave it out to score these")

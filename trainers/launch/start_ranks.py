@@ -68,9 +68,12 @@ def start_or_join(request: TrainRequest) -> int:
     folder = request.out or default_folder(prepared.opened.recipe.name)
     if request.out is not None:
         check_folder(request, folder, prepared)
-    if request.resume and (ending := _ending(folder, prepared) or _passed(folder, prepared)):
+    if request.resume and (ending := _ending(folder, prepared)):
         print(printable(ending))
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
+    if request.resume and (passed := _passed(folder, prepared)):
+        print(printable(passed))
+        return 0
     device = prepared.plan.cluster.device
     require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
     return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)

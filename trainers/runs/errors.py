@@ -12,6 +12,7 @@ import termios
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,12 @@ _DRAIN_SECONDS = 2.0  # how long `print_and_drain` waits for the launcher to rea
 
 class RunFailed(Exception):
     """A run cannot go on, for a reason that the user can act on; printed without a traceback. All ranks raise it."""
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """A line of stderr for each."""
+    for warning in warnings:
+        print_error(f"kilobatch: warning: {warning}")
 
 
 class RankFailed(Exception):

@@ -5,8 +5,11 @@ from functools import partial
 
 import pytest
 
+import kilobatch as kb
 import trainers.compat  # noqa: F401
+from recipes.diff.recipes import compare_recipes
 from recipes.errors import InputRefused, RecipeError
+from recipes.lint.check import lint_recipe
 from recipes.reading.open import open_recipe
 from trainers.commands.options import opened_recipe
 from trainers.launch.export_run import export_run
@@ -78,6 +81,9 @@ def test_a_run_that_was_trained_with_other_scaling_still_opens_with_a_warning(tm
     for look in (score_run, partial(export_run, form="onnx")):
         with pytest.raises(InputRefused, match="no whole checkpoint"):
             look(tmp_path)
+    assert kb.open(tmp_path).opened.warnings == opened.warnings
+    assert compare_recipes([str(tmp_path), "digits/baseline"], vocabulary=vocabulary()).recipes
+    lint_recipe(str(tmp_path), vocabulary=vocabulary())
     resumed = TrainRequest(recipe=str(tmp_path), out=tmp_path, resume=True)
     assert open_request(resumed).warnings == opened.warnings
     for anew in (replace(resumed, resume=False), replace(resumed, out=tmp_path / "b")):

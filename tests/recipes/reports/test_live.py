@@ -84,6 +84,8 @@ def test_a_page_that_lies_in_a_folder_cannot_reach_the_network(tmp_path, own, ma
     assert rules.get("connect-src") == ("'self'" if may_ask else None)
     assert rules["script-src"].startswith(runs)
     assert answer.getheader("X-Content-Type-Options") == "nosniff"
+    # Else its script could open the page of another run, which has the same origin.
+    assert rules.get("sandbox") == (None if may_ask else "allow-scripts")
 
 
 def test_a_folder_of_runs_lists_them(write_run, tmp_path):

@@ -77,6 +77,9 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own_and_a_refu
         (request.out / "recipe.yaml").touch()
         return 0
 
+    def interrupted(request):
+        raise KeyboardInterrupt
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(python_api, "default_folder", lambda name: Path("runs", name))
     with pytest.raises(InputRefused, match="stop_after|stop-after"):
@@ -85,6 +88,22 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own_and_a_refu
     monkeypatch.setattr(python_api, "start_or_join", start)
     folders = [kb.train("digits/baseline").folder.name for _ in range(2)]
     assert folders == ["digits-baseline", "digits-baseline-2"]
+    monkeypatch.setattr(python_api, "start_or_join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kb.train("digits/baseline")
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "says"),
+    [(2, {}, "need one folder for the run: write out"), (None, {"resume": True}, "resume=True needs the folder")],
+)
+def test_where_no_folder_of_its_own_is_right_out_must_be_given(tmp_path, monkeypatch, ranks, options, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(python_api, "launched_ranks", lambda: ranks)
+    with pytest.raises(InputRefused, match=says):
+        kb.train("digits/baseline", **options)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plan_is_that_of_the_command(kilobatch):

@@ -155,6 +155,8 @@ class MLflowRun:
         with self._failure_logged():
             self._send()
             self._client.set_terminated(self._run, "FAILED" if sys.exc_info()[0] else None)
+        if self._waiting:
+            log.warning("warning: MLflow: %d figures are not in it; metrics.jsonl has them", len(self._waiting))
 
     def _send(self) -> None:
         if self._run is None:

@@ -61,6 +61,11 @@ class TensorBoard:
                 f"TensorBoard.folder {self.folder!r} may be the run's own; write a name such as tensorboard"
             )
 
+    @property
+    def table(self) -> str:
+        """The file or folder of the run that no other extension of the recipe may write."""
+        return Path(self.folder).parts[0]
+
     def require(self) -> None:
         """Refuse to begin where tensorboardX is missing."""
         _require_package("TensorBoard", "tensorboardX", "tensorboard")
@@ -131,7 +136,7 @@ class CSV:
 
     @property
     def table(self) -> str:
-        """The file that no other extension of the recipe may write."""
+        """The file of the run that no other extension of the recipe may write."""
         return self.file
 
     def build(self) -> Extension:

@@ -211,8 +211,11 @@ def test_a_resumed_run_goes_on_without_the_server_of_mlflow(tmp_path, monkeypatc
         require_startable(opened, ranks=1, files=True)
     require_startable(opened, ranks=1, files=False)
     assert "warning: MLflow cannot be used: no disk there; the run goes on without it" in capsys.readouterr().err
-    MLflowRun(tmp_path, "here").close()
-    assert caplog.text.count("warning: MLflow: no disk there; 0 figures wait") == 2
+    run = MLflowRun(tmp_path, "here")
+    run._waiting.append("a figure")
+    run.close()
+    assert caplog.text.count("warning: MLflow: no disk there; ") == 2
+    assert "1 figures are not in it; metrics.jsonl has them" in caplog.text
 
 
 def test_other_lines_have_no_figures():
@@ -224,13 +227,15 @@ def test_other_lines_have_no_figures():
 
 
 def test_two_tables_in_one_file_are_refused_in_a_new_run():
-    def opened(second, **options):
-        overrides = [f"extensions=[{{kind: CSV}}, {{kind: WeightNorms}}, {{kind: CSV, file: {second}}}]"]
+    def opened(second, *, third="CSV, file", **options):
+        overrides = [f"extensions=[{{kind: CSV}}, {{kind: WeightNorms}}, {{kind: {third}: {second}}}]"]
         return open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides, **options)
 
-    what = r"extensions\.2: writes metrics\.csv, and so does `extensions\.0`; give it another `file`, or remove it"
+    what = r"extensions\.2: writes metrics\.csv, and so does `extensions\.0`; give it another name, or remove it"
     with pytest.raises(InputRefused, match=what):
         opened("metrics.csv")
+    with pytest.raises(InputRefused, match=what):
+        opened("metrics.csv/events", third="TensorBoard, folder")
     assert len(opened("metrics.csv", of_run=True).warnings) == 1
     assert len(opened("b.csv").recipe.extensions) == 3
 
