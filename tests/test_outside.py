@@ -164,6 +164,7 @@ def test_own_model_recipe_and_photos_train_evaluate_and_report(folder, run, kilo
     assert set(ROOT.iterdir()) == checkout
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_elsewhere_on_three_ranks_to_the_same_bits(folder, run, tmp_path, kilobatch):
     output = kilobatch("train", "mine.yaml", *WORDS, "-n", 2, "--stop-after", "5up", "--out", "cut")
     assert "stopped: 5 of 18 updates" in output

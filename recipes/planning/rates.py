@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from functools import lru_cache
 from numbers import Real
 from typing import Any
 
@@ -48,6 +49,7 @@ def full_rate_at(recipe: Recipe, epoch: float) -> float:
     return full_rate(formula.reference, size, rule=formula.rule, per=formula.per)
 
 
+@lru_cache(maxsize=1024)  # at a thousand positions of a recipe there are few batches
 def full_rate(reference: float, global_batch_size: int, *, rule: str | float, per: int) -> float:
     """The rate of a batch before any schedule: `reference * rule(B / per)`; a number as rule is a power.
 

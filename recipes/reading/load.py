@@ -150,7 +150,7 @@ def _beside(base: Path, inherited: Node) -> Node:
     return replace(inherited, value={**inherited.value, "dataset": placed})
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)  # the library and its data sets are over a hundred
 def _parsed(data: bytes, file: str) -> Node:
     """A file's tree, cached, because a library's recipes extend the same few files. It must not be changed."""
     return parse_yaml(data, file=file)

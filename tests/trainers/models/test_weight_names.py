@@ -88,6 +88,7 @@ def test_the_names_of_torchvision_carry_a_resnet_there_and_back(tmp_path):
     np.testing.assert_allclose(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow  # three of them, drawn
 def test_the_last_layer_of_a_deep_resnet_is_excepted_by_either_name(tmp_path):
     source = resnet(ResNet50, num_classes=7, padded_pool=True)
     file = saved(tmp_path, to_torch(source, weights_of(source)))
