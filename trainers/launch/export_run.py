@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,6 @@ def export_run(
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
 
-    from safetensors.numpy import save
-
     from trainers.models.weight_names import to_torch, torch_names, why_not_torch
     from trainers.training.build import drawn_model
 
@@ -69,13 +68,24 @@ def export_run(
             weights = to_torch(model, weights)
             why = why_not_torch(model)
             notes = [] if why is None else [f"torchvision's ResNet computes other logits from these weights: {why}"]
-        data = save({name: np.asarray(array, order="C") for name, array in weights.items()}, metadata=facts)
+        data = _saved({name: np.asarray(array, order="C") for name, array in weights.items()}, facts)
     file = out or folder / f"model.{form}"
     try:
         write_whole(file, data)
     except OSError as error:
         raise InputRefused(f"{file} cannot be written: {error.strerror}; give another -o") from error
     return file, notes
+
+
+def _saved(arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> bytes:
+    """A file of safetensors whose bytes follow from its content: `save` alone writes metadata in a random order."""
+    from safetensors.numpy import save
+
+    data = save(dict(arrays), metadata=dict(facts))
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps({**json.loads(data[8:end]), "__metadata__": facts}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def _shape(opened: OpenedRecipe) -> tuple[int, int, int]:

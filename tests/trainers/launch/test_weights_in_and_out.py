@@ -55,6 +55,13 @@ def test_exported_weights_are_what_evaluation_scores(recipe, source):
         assert json.loads(file.metadata()["augmentation.eval"])[-1]["kind"] == "Normalize"
 
 
+def test_every_export_of_a_checkpoint_has_the_same_bytes(source, tmp_path):
+    files = [export_run(source, form="safetensors", out=tmp_path / f"{i}.safetensors")[0] for i in range(4)]
+    with safe_open(files[0], "np") as file:
+        assert len(file.metadata()) == 6
+    assert len({file.read_bytes() for file in files}) == 1
+
+
 def test_a_run_begins_with_the_weights_and_records_their_hash(recipe, tmp_path, kilobatch):
     run = tmp_path / "run"
     words = ("train", recipe, *SMALL, "--stop-after", "1up", "--set", "learning_rate.reference=1e-9")
