@@ -29,14 +29,14 @@ def export_run(
     Args:
         folder: of the run.
         form: `onnx`, or `safetensors`: of a ResNet by torchvision's names, of other models by those of a checkpoint.
-        out: the new file; None: `model.onnx` or `model.safetensors` in the folder, which is replaced.
+        out: the new file; None: `model.onnx` or `model.safetensors` in the folder.
         checkpoint: `newest`, `best`, or a name such as update-000060.
         allow_code: as for `train`.
     Returns:
         the file, and warnings.
     Raises:
-        InputRefused: there is no such format, run or checkpoint; the model cannot be exported, or the file is
-            there already, has another suffix or cannot be written.
+        InputRefused: there is no such format, run or checkpoint; the model cannot be exported; the file is there
+            already, if `out` is None with other content, has another suffix or cannot be written.
     """
     if form not in ("onnx", "safetensors"):
         raise InputRefused(f"{form!r} is no format of a model; write onnx or safetensors")
@@ -71,6 +71,9 @@ def export_run(
         data = _saved({name: np.asarray(array, order="C") for name, array in weights.items()}, facts)
     file = out or folder / f"model.{form}"
     try:
+        if out is None and file.exists() and file.read_bytes() != data:
+            what = "exists and holds another export, which a recipe or a program may name"
+            raise InputRefused(f"{file}: {what}; give -o FILE.{form}, or remove it")
         write_whole(file, data)
     except OSError as error:
         raise InputRefused(f"{file} cannot be written: {error.strerror}; give another -o") from error
