@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
+
+from trainers.launch.vocabulary import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -66,6 +69,13 @@ def test_the_readme_counts_recipes_and_rules_right():
     recipes = [path for path in (ROOT / "docs" / "library.md").read_text().splitlines() if path.startswith("| [")]
     rules = re.findall(r"^## ", (DOCS / "lint.md").read_text(), re.MULTILINE)
     assert counts == {"recipes": str(len(recipes)), "rules": str(len(rules))}
+
+
+def test_the_rooms_that_the_api_names_can_be_imported_and_hold_every_component():
+    named = re.findall(r"`((?:lr_schedules|recipes|trainers)(?:\.\w+)+)`", (DOCS / "api.md").read_text())
+    assert {room for room in PACKAGES.values() if room.startswith("trainers.")} <= set(named)
+    for name in named:
+        pkgutil.resolve_name(name)
 
 
 def test_every_page_is_in_the_menu():

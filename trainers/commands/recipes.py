@@ -259,7 +259,10 @@ def copy(
     recipe: Recipe,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The new file; NAME.yaml here.")] = None,
 ) -> None:
-    """Copy a recipe's file into this folder. Its first line names the original; nothing is ever overwritten."""
+    """Copy a recipe's file into this folder. Its first line names the original; nothing is ever overwritten.
+
+    The copy names the same files: paths in a run's recipe are adapted, and other recipes are refused if they need that.
+    """
     from recipes.reading.library import copy_recipe
 
     target = copy_recipe(recipe, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +29,14 @@ def export_run(
     Args:
         folder: of the run.
         form: `onnx`, or `safetensors`: of a ResNet by torchvision's names, of other models by those of a checkpoint.
-        out: the new file; None: `model.onnx` or `model.safetensors` in the folder, which is replaced.
+        out: the new file; None: `model.onnx` or `model.safetensors` in the folder.
         checkpoint: `newest`, `best`, or a name such as update-000060.
         allow_code: as for `train`.
     Returns:
         the file, and warnings.
     Raises:
-        InputRefused: there is no such format, run or checkpoint; the model cannot be exported, or the file is
-            there already, has another suffix or cannot be written.
+        InputRefused: there is no such format, run or checkpoint; the model cannot be exported; the file is there
+            already, if `out` is None with other content, has another suffix or cannot be written.
     """
     if form not in ("onnx", "safetensors"):
         raise InputRefused(f"{form!r} is no format of a model; write onnx or safetensors")
@@ -47,8 +48,6 @@ def export_run(
     opened = open_recipe(folder / RECIPE, vocabulary=words, allow_code=allow_code, of_run=True)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
-
-    from safetensors.numpy import save
 
     from trainers.models.weight_names import to_torch, torch_names, why_not_torch
     from trainers.training.build import drawn_model
@@ -69,13 +68,27 @@ def export_run(
             weights = to_torch(model, weights)
             why = why_not_torch(model)
             notes += [] if why is None else [f"torchvision's ResNet computes other logits from these weights: {why}"]
-        data = save({name: np.asarray(array, order="C") for name, array in weights.items()}, metadata=facts)
+        data = _saved({name: np.asarray(array, order="C") for name, array in weights.items()}, facts)
     file = out or folder / f"model.{form}"
     try:
+        if out is None and file.exists() and file.read_bytes() != data:
+            what = "exists and holds another export, which a recipe or a program may name"
+            raise InputRefused(f"{file}: {what}; give -o FILE.{form}, or remove it")
         write_whole(file, data)
     except OSError as error:
         raise InputRefused(f"{file} cannot be written: {error.strerror}; give another -o") from error
     return file, notes
+
+
+def _saved(arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> bytes:
+    """A file of safetensors whose bytes follow from its content: `save` alone writes metadata in a random order."""
+    from safetensors.numpy import save
+
+    data = save(dict(arrays), metadata=dict(facts))
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps({**json.loads(data[8:end]), "__metadata__": facts}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def _shape(opened: OpenedRecipe) -> tuple[int, int, int]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
 
+_ENOUGH = 16  # samples for statistics, see narrow-norm-span: error 23.7 % over 16 images, 24.8 % over 8
+
 
 def span_over_share(case: Case) -> Iterator[Fault]:
     """Statistics shared by more samples than a worker has.
@@ -13,7 +15,7 @@ def span_over_share(case: Case) -> Iterator[Fault]:
     The statistics stay exact, but every normalisation layer waits for the other workers of the team, forward and
     backward.
 
-    Way out: a `norm_span` of at most the worker's share, or fewer workers.
+    Way out: fewer workers, or a `norm_span` of at most the worker's share if that is 16 samples or more.
     Source: arithmetic; Ying et al. 2018, arXiv 1811.06992, spread normalisation over workers on a network built for
         such sums.
     Fires:
@@ -27,9 +29,11 @@ def span_over_share(case: Case) -> Iterator[Fault]:
     for start in case.recipe.batch.global_.boundaries:
         batch, span = case.recipe.batch.global_(start), case.recipe.batch.norm_span(start)
         if span > batch / case.workers:
+            share, most = batch // case.workers, batch // span
+            fewer = f"use at most {most:,} worker{'s' if most > 1 else ''}"
             yield Fault(
                 keys=("batch.norm_span", "batch.global"),
                 what=f"{span} samples share statistics, a worker has {batch / case.workers:g} of {batch:,}",
-                way_out=f"write at most {max(1, batch // case.workers)}, or use at most {batch // span:,} workers",
+                way_out=f"write at most {share}, or {fewer}" if share >= _ENOUGH else fewer,
             )
             return

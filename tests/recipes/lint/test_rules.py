@@ -121,6 +121,17 @@ def test_rules_that_fire(base, changes, rules, lint):
     assert [finding.rule for finding in lint(f"kilobatch: 1\nextends: {base}\n{changes}")] == rules
 
 
+@pytest.mark.parametrize(
+    ("workers", "way_out"),
+    [(512, "write at most 16, or use at most 128 workers"), (513, "use at most 128 workers")],
+)
+def test_the_way_out_of_a_shared_span_is_never_a_narrow_one(lint, workers, way_out):
+    text = "kilobatch: 1\nextends: goyal2017\nbatch: {norm_span: %d}\n"
+    (finding,) = lint(text % 64, workers=workers)
+    assert finding.way_out == way_out
+    assert lint(text % 64, workers=128) == lint(text % 16, workers=512) == []
+
+
 def test_what_is_written_against_a_lagging_average_is_quiet(lint):
     text = "kilobatch: 1\nextends: digits/baseline\nepochs: 8\nweight_average: {%s}\n"
     (finding,) = lint(text % "keep: 0.9999, per: 8192")

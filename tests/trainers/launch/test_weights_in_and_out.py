@@ -55,6 +55,24 @@ def test_exported_weights_are_what_evaluation_scores(recipe, source):
         assert json.loads(file.metadata()["augmentation.eval"])[-1]["kind"] == "Normalize"
 
 
+def test_every_export_of_a_checkpoint_has_the_same_bytes(source, tmp_path):
+    files = [export_run(source, form="safetensors", out=tmp_path / f"{i}.safetensors")[0] for i in range(4)]
+    with safe_open(files[0], "np") as file:
+        assert len(file.metadata()) == 6
+    assert len({file.read_bytes() for file in files}) == 1
+
+
+@pytest.mark.parametrize("form", ["onnx", "safetensors"])
+def test_an_export_into_the_folder_replaces_no_other_export(source, tmp_path, form):
+    run = shutil.copytree(source, tmp_path / "run", ignore=shutil.ignore_patterns("model.*"))
+    file, _ = export_run(run, form=form)
+    assert export_run(run, form=form)[0] == file
+    file.write_text("of another checkpoint")
+    with pytest.raises(InputRefused, match=rf"model\.{form}: exists and holds another .*; give -o FILE\.{form}, "):
+        export_run(run, form=form)
+    assert file.read_text() == "of another checkpoint"
+
+
 def test_a_run_begins_with_the_weights_and_records_their_hash(recipe, tmp_path, kilobatch):
     run = tmp_path / "run"
     words = ("train", recipe, *SMALL, "--stop-after", "1up", "--set", "learning_rate.reference=1e-9")
