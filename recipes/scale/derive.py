@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from recipes.reading.registry import can_name_folder, library_name, require_suff
 from recipes.scale.batch import batch_changes, with_positions
 from recipes.scale.promise import require_promise
 from recipes.scale.request import Change, Request, by_hand
-from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
+from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rate_ratio, rmsprop_warmup, square_root
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
@@ -175,11 +174,7 @@ def _rate_ratio(request: Request, changes: Sequence[Change]) -> float:
         return next(change.after for change in changes if change.key == "learning_rate.reference") / request.rate
     if kind == "AdaScale" and rule == "none":  # the measured gain scales it
         return 1.0
-    if not isinstance(rule, str):
-        return float(request.kappa) ** rule
-    if rule == "sqrt" or rate_rule(request.recipe.optimizer) == "sqrt":
-        return math.sqrt(request.kappa)
-    return float(request.kappa)
+    return rate_ratio(request)
 
 
 def _require_batch(request: Request) -> None:
