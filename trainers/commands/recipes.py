@@ -233,7 +233,10 @@ def scale(
     seesaw: Annotated[
         bool, typer.Option("--seesaw", help="Grow the batch, up to --batch, where the rate would fall.")
     ] = False,
-    out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here, NAME-seesaw-BATCH.yaml."),
+    ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
