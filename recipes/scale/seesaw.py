@@ -64,7 +64,7 @@ def seesaw_recipe(
         _require_promise(opened.recipe, made.recipe, stairs)
         return made
 
-    made = write_new(file, derived_text(opened, changes, file, title), check)
+    made = write_new(file, derived_text(opened, changes, file, title, name=name_or_path), check)
     first = opened.recipe.batch.global_.sizes[0]
     return Scaled(
         recipe=opened.recipe.name,

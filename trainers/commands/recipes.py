@@ -157,7 +157,7 @@ def pack(
     """Put a recipe and what is known of it into one file.
 
     It holds sources, the data set's facts, runs, claims and card, not the data. The same input gives the same bytes.
-    Every command that takes a recipe takes the file.
+    Commands that look at a recipe or train it take the file; `recipes copy` and `recipes scale` do not.
     """
     from recipes.errors import RecipeError
     from recipes.reading.open import open_dataset
