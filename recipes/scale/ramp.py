@@ -39,7 +39,7 @@ def ramp_recipe(
 ) -> Scaled:
     """A new recipe whose batch doubles where a measurement allows it.
 
-        B(t) = B 2^j, the largest that is at most the measurement at t, and never smaller than before
+        B(t) = B 2^j, the largest that is at most the measurement at t and a tenth of the data, never less than before
 
     Args:
         measured: in the order of time.

@@ -235,7 +235,9 @@ def scale(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here, NAME-seesaw-BATCH.yaml."),
+        typer.Option(
+            "-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here, or NAME-seesaw-BATCH.yaml with --seesaw."
+        ),
     ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
