@@ -167,6 +167,20 @@ def library_name(path: Path) -> str | None:
     return None
 
 
+@refuse_unreachable()
+def versioned_name(name: str) -> str | None:
+    """The name of a recipe in a registry with its version, by default the newest; None for any other name."""
+    if not is_in_registry(name):
+        return None
+    registry, pack, version = registry_of(name)
+    return registry.entry(pack, version).name
+
+
+def is_of_pack(path: Path) -> bool:
+    """Whether a recipe's file is one of a pack, in the cache."""
+    return path.resolve().is_relative_to(cache_folder().resolve() / "packs")
+
+
 def shown(path: Path) -> str:
     """A path as a user would open it: relative if it lies below the working directory."""
     path, here = Path(os.path.realpath(path)), Path.cwd().resolve()  # `resolve` raises at a link to itself

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +17,18 @@ from recipes.planning.rates import LINEAR_HOLDS_TO, largest_linear_batch
 from recipes.reading.load import resolved_text
 from recipes.reading.open import OpenedRecipe, leaves, open_recipe
 from recipes.reading.read import dotted, fields_of
-from recipes.reading.registry import can_name_folder, library_name, require_suffix, shown
+from recipes.reading.registry import (
+    can_name_folder,
+    is_of_pack,
+    library_name,
+    require_suffix,
+    shown,
+    versioned_name,
+)
 from recipes.scale.batch import batch_changes, with_positions
 from recipes.scale.promise import require_promise
 from recipes.scale.request import Change, Request, by_hand
-from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rmsprop_warmup, square_root
+from recipes.scale.rules import ERRORS_BEYOND, ada_scale, lars, linear, rate_ratio, rmsprop_warmup, square_root
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
@@ -125,7 +131,7 @@ def scale_recipe(
         return made
 
     title = f"{opened.recipe.name} at batch {batch}, derived by rule and not measured"
-    made = write_new(file, derived_text(opened, changes, file, title), check)
+    made = write_new(file, derived_text(opened, changes, file, title, name=name_or_path), check)
     return Scaled(
         recipe=opened.recipe.name,
         before=opened.recipe.batch.global_.sizes[0],
@@ -175,11 +181,7 @@ def _rate_ratio(request: Request, changes: Sequence[Change]) -> float:
         return next(change.after for change in changes if change.key == "learning_rate.reference") / request.rate
     if kind == "AdaScale" and rule == "none":  # the measured gain scales it
         return 1.0
-    if not isinstance(rule, str):
-        return float(request.kappa) ** rule
-    if rule == "sqrt" or rate_rule(request.recipe.optimizer) == "sqrt":
-        return math.sqrt(request.kappa)
-    return float(request.kappa)
+    return rate_ratio(request)
 
 
 def _require_batch(request: Request) -> None:
@@ -202,11 +204,17 @@ def _require_published(request: Request, changes: Sequence[Change]) -> None:
                 raise InputRefused(f"{change.key} is left open by {request.recipe.name}: give it first")
 
 
-def derived_text(opened: OpenedRecipe, changes: Sequence[Change], file: Path, title: str) -> str:
-    """The new file: what it extends, and only the changes, each with its reason as a comment."""
+def derived_text(
+    opened: OpenedRecipe, changes: Sequence[Change], file: Path, title: str, *, name: str | Path = ""
+) -> str:
+    """The new file: what it extends, and only the changes, each with its reason as a comment.
+
+    Args:
+        name: by which the recipe was opened, for one in a registry.
+    """
     order = [field.key for field in fields_of(Recipe)]
     moving = sorted((c for c in changes if c.moves), key=lambda change: order.index(change.key.partition(".")[0]))
-    tree: dict[str, Any] = {"kilobatch": 1, "title": title, "extends": link(opened.path, file)}
+    tree: dict[str, Any] = {"kilobatch": 1, "title": title, "extends": link(opened.path, file, name)}
     origins = dict.fromkeys(tree, "")
     for change in moving:
         inner, (*parents, last) = tree, change.key.split(".")
@@ -229,11 +237,15 @@ def require_name(file: Path) -> None:
         raise RecipeError([Problem(file=shown(file), what=what, way_out=way_out)])
 
 
-def link(path: Path, file: Path) -> str:
-    """The value of `extends` in `file` that refers to the recipe at `path`."""
-    name = library_name(path)
-    if name is not None:
-        return name
+def link(path: Path, file: Path, name: str | Path = "") -> str:
+    """The value of `extends` in `file` that refers to the recipe at `path`, which was opened by `name`."""
+    known = versioned_name(str(name)) if is_of_pack(path) else library_name(path)
+    if known is not None:
+        return known
+    if is_of_pack(path):
+        way_out = "push it into a registry, and give its name there: REGISTRY/NAME@VERSION"
+        what = "the recipe of a pack lies beside its data set"
+        raise RecipeError([Problem(file=str(name) or shown(path), what=what, way_out=way_out)])
     folder = file.resolve().parent
     if not path.resolve().is_relative_to(folder):
         way_out = f"write it into {shown(path.parent)} or above: -o {Path(os.path.relpath(path.parent)) / file.name}"

@@ -39,7 +39,7 @@ def ramp_recipe(
 ) -> Scaled:
     """A new recipe whose batch doubles where a measurement allows it.
 
-        B(t) = B 2^j, the largest that is at most the measurement at t, and never smaller than before
+        B(t) = B 2^j, the largest that is at most the measurement at t and a tenth of the data, never less than before
 
     Args:
         measured: in the order of time.
@@ -61,12 +61,21 @@ def ramp_recipe(
     source = MERRILL if by == "the branches" else _MCCANDLISH
     reason = f"allowed by {by}"
     scaled = stepped_recipe(opened, steps, reason=reason, source=source, out=out, vocabulary=vocabulary, **options)
+    return replace(scaled, not_promised=(*_stays(opened, measured, by, steps[-1][1]), *scaled.not_promised))
+
+
+def _stays(opened: OpenedRecipe, measured: Sequence[Measured], by: str, largest: int) -> Iterator[str]:
+    """Where the batch does not grow although no measurement forbids it; `largest` is the ramp's."""
     gaps = [each.epoch for each in measured if each.batch is None]
-    if not gaps:
-        return scaled
-    where = ", ".join(f"{epoch:.2f}" for epoch in gaps[:8]) + (f" and {len(gaps) - 8} more" if len(gaps) > 8 else "")
-    what = f"a batch where {by} is unresolved, at epoch {where}: it stays there as it was before"
-    return replace(scaled, not_promised=(what, *scaled.not_promised))
+    if gaps:
+        more = f" and {len(gaps) - 8} more" if len(gaps) > 8 else ""
+        where = ", ".join(f"{epoch:.2f}" for epoch in gaps[:8]) + more
+        yield f"a batch where {by} is unresolved, at epoch {where}: it stays there as it was before"
+    twice, num_train = 2 * largest, opened.dataset.num_train
+    known = [each.batch for each in measured if each.batch is not None and each.epoch < opened.recipe.epochs]
+    if twice > _LARGEST_SHARE * num_train and max(known) >= twice:
+        what = f"{twice:,} samples are more than a tenth of {num_train:,}"
+        yield f"the largest batch that is allowed by {by}: the ramp ends at {largest:,}, since {what}"
 
 
 def doublings(opened: OpenedRecipe, measured: Sequence[Measured]) -> list[tuple[float, int]]:

@@ -27,7 +27,7 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from recipes.scale.promise import aimed_batch, lasts_from_warmup
 from recipes.scale.request import Change, Request, rounded
-from recipes.schema.vocabulary import Vocabulary
+from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 _SOURCE = "reference convergence points of MLPerf Training for ResNet-50, as the library has them"
 _DECAY_UNIT = 1e-4  # the rules allow 1e-4 times a power of two
@@ -185,7 +185,7 @@ def linear(request: Request) -> Iterator[Change]:
         yield from _rest_of_run(request, ends=0.0)
     if request.value("optimizer.momentum") is not None:
         yield request.kept("optimizer.momentum", "stays, as from batch 64 to 65,536", _GOYAL)
-    yield from decay(request, "the rate follows the batch, so that an epoch shrinks the weights as much as before")
+    yield from _decay_with_rate(request)
 
 
 def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
@@ -326,6 +326,37 @@ def decay(request: Request, reason: str, source: str = _GOYAL) -> Iterator[Chang
     yield request.moved(key, after, reason, "arithmetic")
 
 
+def rate_ratio(request: Request) -> float:
+    """What the full rate is multiplied by where it follows the recipe's rule, or the root of k with Adam and LAMB."""
+    rule = request.recipe.learning_rate.rule
+    if not isinstance(rule, str):
+        return float(request.kappa) ** rule
+    if rule == "sqrt" or rate_rule(request.recipe.optimizer) == "sqrt":
+        return math.sqrt(request.kappa)
+    return float(request.kappa)
+
+
+def _decay_with_rate(request: Request) -> Iterator[Change]:
+    """Weight decay of SGD: coupled it stays, whatever the rule of the rate."""
+    share = rate_ratio(request) / float(request.kappa)
+    if math.isclose(share, 1):
+        reason, source = "the rate follows the batch, so that an epoch shrinks the weights as much as before", _GOYAL
+    else:
+        reason = f"part of the gradient, which follows the rate: an epoch shrinks the weights {share:.3g} times as much"
+        source = ""
+    yield from _decay_from_weights(request) or decay(request, reason, source)
+
+
+def _decay_from_weights(request: Request) -> tuple[Change, ...]:
+    """Decay that is `times_rate`, where rate and batch do not grow alike: times k over the ratio of the rates."""
+    key, ratio = "optimizer.weight_decay", rate_ratio(request)
+    before, growth = request.value(key), float(request.kappa) / ratio
+    if not before or request.value("optimizer.decay") != "times_rate" or math.isclose(growth, 1):
+        return ()
+    reason = f"rate times decay an update, k times fewer updates, a rate times {ratio:.3g}"
+    return (request.moved(key, rounded(before * growth), reason, "arithmetic"),)
+
+
 def ada_scale(request: Request) -> Iterator[Change]:
     """AdaScale: only the batch changes; the gain is measured during training."""
     reason = "the gain of AdaScale scales it, by what the gradients allow, and warms up"
@@ -425,7 +456,7 @@ def rmsprop_warmup(request: Request) -> Iterator[Change]:
     yield request.kept("optimizer.mu1", "momentum of SGD, as in the linear rule", "Goyal et al. 2017, arXiv 1706.02677")
     for key in ("optimizer.beta_center", "optimizer.beta_period"):
         yield request.kept(key, "epochs: the transition stays at the same samples", _AKIBA)
-    yield from decay(request, "the rate follows the batch, so that an epoch shrinks the weights as much as before")
+    yield from _decay_with_rate(request)
 
 
 def _beta(request: Request, key: str) -> Change:
@@ -446,12 +477,6 @@ def _epsilon(request: Request) -> Change:
 
 
 def _decay(request: Request) -> Iterator[Change]:
-    """Weight decay: coupled, or part of a layer's direction, it stays; with `times_rate` it grows by the root of k."""
-    key = "optimizer.weight_decay"
-    if request.value("optimizer.decay") != "times_rate":
-        reason = "part of the gradient, or of the direction whose length the layer's norm sets"
-        yield from decay(request, reason, source="")
-        return
-    after = rounded(request.value(key) * math.sqrt(request.kappa))
-    reason = "rate times decay an update, k times fewer updates, a rate of the root of k"
-    yield request.moved(key, after, reason, "arithmetic")
+    """Weight decay of Adam and LAMB: coupled, or part of a layer's direction, it stays."""
+    reason = "part of the gradient, or of the direction whose length the layer's norm sets"
+    yield from _decay_from_weights(request) or decay(request, reason, source="")

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
-from recipes.planning.rates import full_rate_at, learning_rate_at
-from recipes.reading.open import open_recipe
+from recipes.planning.rates import batch_size_at, full_rate_at, learning_rate_at
+from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request, by_hand, rounded
+from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 _GRID = 4096  # positions at which the schedule is looked at before a halving is found between two of them
-_FURTHER = 6  # halvings after the batch has stopped growing
+_FURTHER = 20  # halvings after the batch has stopped growing, to a millionth
+_CURVE_ENDS = 0.99  # of the run: from here on none of these, since a curve to 0 halves without end
+_POSITIONS = 40
+_TOLERANCE = 1e-3  # positions and factors in the file have six digits
 _SOURCE = "Meterez et al. 2025, arXiv 2510.14717 (abstract); for SGD Smith et al. 2017, arXiv 1711.00489"
 
 
@@ -36,39 +41,74 @@ def seesaw_recipe(
         batch 2^k B, rate eta                    SGD, with momentum or without
 
     eta is the rate at the end of the warmup, below the full one if the schedule begins below 1. After the largest batch
-    the rate is halved where the schedule halves it, at most six times.
+    the rate is halved where the schedule halves it, at most 20 times and before the last hundredth of the run.
 
     Args:
         name_or_path, vocabulary, out, allow_code, data_root: as for `scale_recipe`.
         batch: the largest batch, which the doublings do not pass.
     Raises:
         InputRefused: the batch moves already, the schedule rises after the warmup or never halves, no doubling fits,
-            or no rule is known for this optimizer.
+            or no rule is known for this optimizer; the new rate is not the promised one.
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
     request = Request(opened=opened, batch=batch)
-    changes = tuple(with_positions(request, _changes(request)))
+    stairs = _stairs(request)
+    changes = tuple(with_positions(request, _changes(request, stairs)))
     file = out or Path(f"{opened.recipe.name}-seesaw-{batch}.yaml")
     require_name(file)
     title = f"{opened.recipe.name} with a batch that grows where the rate would fall, derived and not measured"
-    made = write_new(file, derived_text(opened, changes, file, title), lambda: open_recipe(file, **options))
+
+    def check() -> OpenedRecipe:
+        made = open_recipe(file, **options)
+        _require_promise(opened.recipe, made.recipe, stairs)
+        return made
+
+    made = write_new(file, derived_text(opened, changes, file, title, name=name_or_path), check)
     first = opened.recipe.batch.global_.sizes[0]
     return Scaled(
         recipe=opened.recipe.name,
         before=first,
         batch=max(made.recipe.batch.global_.sizes),
-        rates=(request.rate, learning_rate_at(made.recipe, made.recipe.epochs)),
+        rates=(request.rate, full_rate_at(made.recipe, made.recipe.epochs)),
         file=file,
         changes=changes,
-        not_promised=(
-            "accuracy: nobody has trained this file",
-            "the same loss: the equivalence holds while the batch is below the noise scale of the gradient",
-        ),
+        not_promised=tuple(_not_promised(opened.recipe, made.recipe, stairs)),
     )
 
 
-def _changes(request: Request) -> Iterator[Change]:
+@dataclass(frozen=True, kw_only=True)
+class _Stairs:
+    """Where the batch doubles, then where the rate is halved.
+
+    Args:
+        doublings: of the batch; the halvings after these are of the rate.
+        share: what a doubling leaves of the rate.
+        begins: the share of the full rate at the end of the warmup.
+        halvings: epochs where the rate is first 2^-1, 2^-2, ... of that.
+        is_cut: whether the schedule halves the rate further.
+    """
+
+    doublings: int
+    share: float
+    begins: float
+    halvings: list[float]
+    is_cut: bool
+
+
+def _not_promised(before: Recipe, after: Recipe, stairs: _Stairs) -> Iterator[str]:
+    yield "accuracy: nobody has trained this file"
+    yield "the same loss: the equivalence holds while the batch is below the noise scale of the gradient"
+    if stairs.is_cut:
+        yield f"the schedule's last rates: it falls further, and nothing is halved after epoch {stairs.halvings[-1]:g}"
+    if _falls_in_warmup(before, after):
+        yield (
+            "the same rate within the warmup: the schedule falls there, and the new rate has its value at the end of "
+            f"the warmup from the start, {stairs.begins:.3g} of the full rate"
+        )
+
+
+def _stairs(request: Request) -> _Stairs:
     recipe = request.recipe
     first = recipe.batch.global_.sizes[0]
     doublings = int(math.log2(max(1, request.batch // first)))
@@ -82,13 +122,18 @@ def _changes(request: Request) -> Iterator[Change]:
         known = "known: optimizers of SGD and of Adam"
         raise InputRefused(f"no rule says how {kind} exchanges rate and batch; {known}; {by_hand(kind)}")
     share = {"linear": 1.0, "sqrt": math.sqrt(0.5)}[rule]
-    begins, halvings = _halvings(request, doublings + _FURTHER)
-    boundaries, sizes, factors, number = [0.0], [first], [rounded(begins)], 0
-    for position, same in groupby(halvings):
+    return _halvings(request, doublings, share)
+
+
+def _changes(request: Request, stairs: _Stairs) -> Iterator[Change]:
+    recipe = request.recipe
+    first = recipe.batch.global_.sizes[0]
+    boundaries, sizes, factors, number = [0.0], [first], [rounded(stairs.begins)], 0
+    for position, same in groupby(stairs.halvings):
         number += len([*same])
-        grown = min(number, doublings)
+        grown = min(number, stairs.doublings)
         boundaries.append(position)
-        factors.append(rounded(begins * share**grown * 0.5 ** (number - grown)))
+        factors.append(rounded(stairs.begins * stairs.share**grown * 0.5 ** (number - grown)))
         sizes.append(first * 2**grown)
     steps = [
         {"from": start, "size": size}
@@ -97,18 +142,17 @@ def _changes(request: Request) -> Iterator[Change]:
     ]
     reason = "twice the batch where the schedule would have halved the rate"
     yield request.moved("batch.global", steps, reason, _SOURCE)
-    reason = "falls by the root of 2 there" if rule == "sqrt" else "stays there"
+    reason = "stays there" if stairs.share == 1 else "falls by the root of 2 there"
     schedule = {"kind": "SlowStart", "boundaries": boundaries[1:], "factors": factors}
     yield request.moved("learning_rate.schedule", schedule, f"{reason}, then is halved as before", _SOURCE)
     yield request.moved("learning_rate.scale_with", "initial", "the rate does not follow the growing batch", _SOURCE)
     yield from forgetting_by_samples(request)
     warmup = recipe.learning_rate.warmup
-    if warmup is not None and warmup.joins != "multiply":
+    if warmup is not None and warmup.joins == "before":
         yield request.moved("learning_rate.warmup.joins", "multiply", "the new stages count from the start of the run")
 
 
-def _halvings(request: Request, most: int) -> tuple[float, list[float]]:
-    """The share of the full rate at the end of the warmup, and the epochs where it is first 2^-1, 2^-2, ... of that."""
+def _halvings(request: Request, doublings: int, share: float) -> _Stairs:
     recipe = request.recipe
     warmup = recipe.learning_rate.warmup
     begin = 0.0 if warmup is None else warmup.shape.epochs
@@ -120,8 +164,8 @@ def _halvings(request: Request, most: int) -> tuple[float, list[float]]:
     shares = [share_at(epoch) for epoch in grid]
     if any(after > before * (1 + 1e-9) for before, after in zip(shares, shares[1:], strict=False)):
         raise InputRefused(f"{recipe.name}: its rate rises after the warmup; seesaw replaces rates that only fall")
-    begins, found = shares[0], []
-    for number in range(1, most + 1):
+    begins, found, is_cut = shares[0], [], False
+    for number in count(1):
         limit = begins * 2.0**-number * (1 + 1e-9)  # 0.3 of 0.6 is half, however it was rounded
         index = next((index for index, share in enumerate(shares) if share <= limit), 0)
         if index == 0:  # never, or a rate of 0 from the warmup on
@@ -130,7 +174,49 @@ def _halvings(request: Request, most: int) -> tuple[float, list[float]]:
         while high - low > 1e-6:
             middle = (low + high) / 2
             low, high = (low, middle) if share_at(middle) <= limit else (middle, high)
+        further = number - doublings
+        if further > _FURTHER or (further > 0 and high > _CURVE_ENDS * recipe.epochs):
+            is_cut = True
+            break
         found.append(float(f"{high:.6g}"))
     if not found:
         raise InputRefused(f"{recipe.name}: its schedule never halves the rate, so there is nothing to exchange")
-    return begins, found
+    return _Stairs(doublings=doublings, share=share, begins=begins, halvings=found, is_cut=is_cut)
+
+
+def _falls_in_warmup(before: Recipe, after: Recipe) -> bool:
+    """Whether the rate within the warmup is lower than before anywhere."""
+    positions = _positions_in_warmup(before)
+    return any(learning_rate_at(after, at) < (1 - _TOLERANCE) * learning_rate_at(before, at) for at in positions)
+
+
+def _positions_in_warmup(recipe: Recipe) -> list[float]:
+    ends = 0.0 if recipe.learning_rate.warmup is None else recipe.learning_rate.warmup.shape.epochs
+    return [ends * (number + 0.5) / _POSITIONS for number in range(_POSITIONS) if ends]
+
+
+def _require_promise(before: Recipe, after: Recipe, stairs: _Stairs) -> None:
+    """Compare the new rate with the old one at 40 positions of the warmup and 40 of the rest.
+
+        within the warmup   the old rate; at most that where the two are multiplied
+        then                old <= rate / (2 share)^j < 2 old            at 2^j times the batch, but where `is_cut`
+
+    Raises:
+        InputRefused: it differs; says where, and by what.
+    """
+    warmup = before.learning_rate.warmup
+    begin, end = 0.0 if warmup is None else warmup.shape.epochs, stairs.halvings[-1] if stairs.is_cut else before.epochs
+    rest = [begin + (end - begin) * (number + 0.5) / _POSITIONS for number in range(_POSITIONS)]
+    for epoch in (*_positions_in_warmup(before), *rest):
+        rate, old = learning_rate_at(after, epoch), learning_rate_at(before, epoch)
+        low = old * (2 * stairs.share) ** math.log2(batch_size_at(after, epoch) / before.batch.global_.sizes[0])
+        high = 2 * low if epoch >= begin else low
+        if epoch < begin and warmup.joins == "multiply":
+            low = 0.0
+        slack = _TOLERANCE * full_rate_at(before, epoch)
+        if not low - slack <= rate <= high + slack:
+            promised = f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+            raise InputRefused(
+                f"{before.name}: at epoch {epoch:.4g} the derived rate is {rate:.6g}, and {promised} is promised; "
+                "nothing was written: write this recipe by hand, and tell us"
+            )

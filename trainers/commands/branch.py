@@ -89,7 +89,7 @@ def ramp(
 ) -> None:
     """Write a measured noise scale, or branches, as a batch ramp.
 
-    The batch doubles where they allow it; the rate follows.
+    The batch doubles where they allow it, up to a tenth of the data; the rate follows.
     """
     from recipes.scale import scaled_text
     from trainers.launch.branch import measured_ramp

@@ -38,7 +38,7 @@ Examples:
   kilobatch plan goyal2017 --cluster aws-p3.16xlarge -n 16 --advise
   kilobatch plan goyal2017/256 --cluster dgx-1 --trials 64 --devices 32
   kilobatch plan goyal2017 --cluster mn1 --plot scaling.svg
-  kilobatch plan photos.yaml --from runs/a -n 4
+  kilobatch plan mine_photos.yaml --from runs/a -n 4
 """
 
 
@@ -148,7 +148,7 @@ def plan(
         noise = None if run is None else planning.noise_of_run(run)
         advice = planning.advise(opened, made, noise=noise, timed=tree["forecast"] is not None)
         tree["advice"] = asdict(advice)
-        texts.append(_advice_text(advice, recipe, opened.recipe.name))
+        texts.append(_advice_text(advice, recipe, opened.recipe.name, is_changed=any(own)))
     if trials is not None:
         shared = planning.shared_trials(made, trials=trials, devices=devices or where.num_workers)
         tree["trials"] = [asdict(each) for each in shared]
@@ -288,9 +288,11 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     return f"{goal}; {how}; recipes mlperf/lars_* have their settings\n{points_text(rows)}"
 
 
-def _advice_text(advice: Advice, recipe: str, name: str) -> str:
+def _advice_text(advice: Advice, recipe: str, name: str, *, is_changed: bool) -> str:
+    """What to set, and how to write it as a file; with `is_changed` the recipe has values of `--set`."""
     from recipes.reading.yaml import flow_text
     from recipes.reports.wording import counted, duration
+    from recipes.sharing.pack_file import SUFFIX
 
     steps = f" x {advice.steps} steps" if advice.steps > 1 else ""
     time = "no time is known"
@@ -312,6 +314,12 @@ def _advice_text(advice: Advice, recipe: str, name: str) -> str:
     lines += [f"  {change.key} stays {flow_text(change.after)}: {change.reason}" for change in stays]
     if not advice.changes:
         lines.append("the recipe's own batch: its rates and its warmup stay as they are")
+    elif is_changed:
+        way = f"kilobatch recipes scale FILE --batch {advice.batch}"
+        lines.append(f"or write the file: put the values of --set into a recipe that extends this one, then {way}")
+    elif recipe.endswith(SUFFIX):
+        way = f"kilobatch recipes scale REGISTRY/NAME@VERSION --batch {advice.batch}"
+        lines.append(f"or write the file: push the pack into a registry, then {way}")
     else:
         stem = recipe.removesuffix(".yaml") if recipe.endswith(".yaml") else name
         file = quote(f"{stem}_{advice.batch}.yaml")

@@ -157,7 +157,7 @@ def pack(
     """Put a recipe and what is known of it into one file.
 
     It holds sources, the data set's facts, runs, claims and card, not the data. The same input gives the same bytes.
-    Every command that takes a recipe takes the file.
+    Commands that look at a recipe or train it take the file; `recipes copy` and `recipes scale` do not.
     """
     from recipes.errors import RecipeError
     from recipes.reading.open import open_dataset
@@ -233,7 +233,12 @@ def scale(
     seesaw: Annotated[
         bool, typer.Option("--seesaw", help="Grow the batch, up to --batch, where the rate would fall.")
     ] = False,
-    out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", metavar="FILE", help="The new file; NAME-BATCH.yaml here, or NAME-seesaw-BATCH.yaml with --seesaw."
+        ),
+    ] = None,
     data: Data = None,
     allow_code: AllowCode = False,
     as_json: Json = False,

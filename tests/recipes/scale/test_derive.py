@@ -2,12 +2,17 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from recipes.errors import InputRefused, RecipeError
 from recipes.lint import lint_recipe
-from recipes.scale import parse_batch, scale_recipe
+from recipes.reading.open import open_recipe
+from recipes.reading.registry import find
+from recipes.scale import parse_batch, scale_recipe, seesaw_recipe
+from recipes.sharing.pack_file import write_pack
+from recipes.sharing.registries import add_registry
 from trainers.launch.vocabulary import vocabulary
 
 HALF_SAMPLES = "{global: [{from: 0, size: 32}, {from: 1, size: 48}], norm_span: 16}"
@@ -256,3 +261,33 @@ def test_what_is_not_promised(name, text, batch, subjects, scale):
     result = [subject for words, subject in SUBJECTS.items() for line in made.not_promised if line.startswith(words)]
     assert len(result) == len(made.not_promised)
     assert result == ["accuracy", "rate", *subjects]
+
+
+@pytest.fixture
+def packed(tmp_path, monkeypatch):
+    """The path of a pack whose recipe has a data set beside it, which is team/net@1 too."""
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    facts = Path(find("datasets", "digits")).read_bytes()
+    recipe = b"kilobatch: 1\nextends: digits/baseline\ndataset: dataset.yaml\n"
+    write_pack(tmp_path / "net.kilobatch", {"name": "net"}, {"recipe.yaml": recipe, "dataset.yaml": facts})
+    add_registry("team", str(tmp_path / "team"), signers=None).push(tmp_path / "net.kilobatch", "net")
+    return tmp_path / "net.kilobatch"
+
+
+@pytest.mark.parametrize("derive", [scale_recipe, seesaw_recipe])
+def test_a_recipe_of_a_registry_is_extended_by_its_version(packed, derive, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = derive("team/net", batch=64, vocabulary=vocabulary(), out=Path("mine.yaml"))
+    assert "extends: team/net@1\n" in made.file.read_text()
+    assert max(open_recipe("mine.yaml", vocabulary=vocabulary()).recipe.batch.global_.sizes) == 64
+
+
+def test_a_pack_cannot_be_extended_and_is_not_scaled(packed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inside = find("recipes", str(packed))
+    for name in (str(packed), str(inside)):
+        with pytest.raises(RecipeError, match="the recipe of a pack lies .* push it into a registry"):
+            scale_recipe(name, batch=64, vocabulary=vocabulary())
+    assert not [*tmp_path.glob("*.yaml")]
+    assert inside.is_file()

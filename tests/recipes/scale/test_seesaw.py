@@ -79,6 +79,40 @@ def test_a_schedule_that_begins_below_1_is_halved_from_there(seesaw, rate, begin
     assert points == [(64, pytest.approx(0.05 * begin)), (64, pytest.approx(0.05 * begin * last))]
 
 
+def test_all_falls_of_a_stepped_rate_are_made(seesaw):
+    """Three falls by ten are 2 ** -9.97: one doubling of the batch and eight halvings of the rate."""
+    _, after, scaled = seesaw("kilobatch: 1\nextends: goyal2017/256\n", 512)
+    assert [learning_rate_at(after.recipe, at) for at in (29.0, 59.0, 79.0, 89.0)] == [
+        pytest.approx(0.1 * share) for share in (1, 2**-2, 2**-5, 2**-8)
+    ]
+    assert scaled.rates == (0.1, 0.1)  # full ones
+    assert len(scaled.not_promised) == 2
+
+
+def test_a_curve_to_0_is_halved_up_to_the_last_hundredth_of_the_run(seesaw):
+    _, after, scaled = seesaw(ADAM, 64)
+    *_, last = after.recipe.learning_rate.schedule.boundaries
+    assert 19.7 < last < 19.8
+    assert scaled.not_promised[-1].endswith(f"after epoch {last:g}")
+
+
+@pytest.mark.parametrize("joins", ["over", "before", "multiply"])
+def test_the_warmup_keeps_its_rate_or_the_file_says_so(seesaw, joins):
+    rate = f"warmup: {{kind: GradualWarmup, epochs: 5, start: 0, joins: {joins}}}, schedule: {{kind: Polynomial}}"
+    before, after, scaled = seesaw(f"kilobatch: 1\nextends: digits/baseline\nlearning_rate: {{{rate}}}\n", 64)
+    rates = [[learning_rate_at(opened.recipe, at) for at in (0.5, 2.5, 4.9)] for opened in (before, after)]
+    says = any("within the warmup" in text for text in scaled.not_promised)
+    assert (rates[0] != pytest.approx(rates[1], rel=1e-4)) == says == (joins == "multiply")
+
+
+def test_a_schedule_that_rises_within_the_warmup_is_refused_and_not_raised(seesaw, tmp_path):
+    stages = "schedule: {kind: SlowStart, boundaries: [2, 10], factors: [0.1, 1, 0.5]}"
+    rate = f"warmup: {{kind: GradualWarmup, epochs: 5, start: 0, joins: multiply}}, {stages}"
+    with pytest.raises(InputRefused, match="epoch 0.0625 the derived rate is 0.000625, and 0 to 6.25e-05 is"):
+        seesaw(f"kilobatch: 1\nextends: digits/baseline\nlearning_rate: {{{rate}}}\n", 64)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
 def test_running_statistics_forget_as_fast_when_the_batch_grows(seesaw):
     _, after, _ = seesaw("kilobatch: 1\nextends: goyal2017/256\n", 2048)
     assert after.recipe.batch.global_.sizes == (256, 2048)

@@ -14,7 +14,9 @@ from kilobatch import app
 from recipes.errors import InputRefused, RecipeError
 from recipes.planning.timing import NoForecast
 from recipes.reports.record import open_run
-from trainers.launch.planning import Target, parse_targets
+from recipes.scale import Change
+from trainers.commands.plan import _advice_text
+from trainers.launch.planning import Advice, Target, parse_targets
 
 
 def planned(*words: object) -> str:
@@ -240,9 +242,26 @@ def test_advice_without_a_time_is_the_largest_batch_of_the_rules(tmp_path: Path)
     assert tree["forecast"] is None
     assert tree["advice"]["batch"] == 8192
     assert tree["advice"]["seconds"] == [None, None]
-    text = planned(*words)
+    text = planned(*words, "--set", "cluster.exchange.wire=float16")
     assert "batch.global 8,192, micro-batch 128; no time is known" in text
     assert text.endswith(f"--batch 8192 -o {tmp_path}/team_8192.yaml\n")
+    text = planned(*words, "--set", "precision.compute=mixed16")
+    assert "put the values of --set into a recipe that extends this one, then kilobatch recipes scale FILE" in text
+
+
+def test_advice_on_a_pack_does_not_scale_its_file() -> None:
+    advice = Advice(
+        workers=2,
+        batch=64,
+        micro_batch_size=32,
+        steps=1,
+        seconds=(None, None),
+        range_seconds=None,
+        reasons=(),
+        changes=(Change(key="batch.global", before=32, after=64, reason=""),),
+    )
+    text = _advice_text(advice, "net.kilobatch", "net", is_changed=False)
+    assert text.endswith("push the pack into a registry, then kilobatch recipes scale REGISTRY/NAME@VERSION --batch 64")
 
 
 @pytest.fixture(scope="module")
