@@ -112,8 +112,9 @@ def test_the_last_scale_of_a_block_may_start_elsewhere():
     assert all((gammas[path].array == 1).all() for path in gammas.keys() - last)
 
 
-def test_initial_weights_are_goyals(depth_and_model):
-    depth, model = depth_and_model
+@pytest.mark.parametrize("depth", [18, 50])  # of either kind of block
+def test_initial_weights_are_goyals(depth):
+    model = built(depth)
     linear, block = (model.fc, model.res2.a.conv1) if depth < 50 else (model.fc6, model.res2.a.conv2)
     assert linear.W.array.std() == pytest.approx(0.01, rel=0.01)
     assert not linear.b.array.any()
