@@ -71,7 +71,7 @@ def serve(name: str, options: argparse.Namespace) -> None:
             return {"seconds": seconds, "loss": loss, "peak_bytes": peak}
 
     for line in sys.stdin:
-        measured = measured or programs.timed(name, options.precision[0], images, labels)
+        measured = measured or programs.timed(name, options.precision[0], images, labels, options.norm_span)
         try:
             figures = programs.by_class(measured.step) if line.strip() == "kernels" else measured()
         except Exception as error:
@@ -89,6 +89,7 @@ class Program:
         kernels = {"KILOBATCH_KERNELS": name.partition("+")[0]} if not name.startswith("pytorch") else {}
         command = [sys.executable, __file__, "--serve", name, "--batch", str(batch), "--side", str(options.side)]
         command += ["--clock", options.clock, "--device", options.device, "--precision", precision]
+        command += ["--norm-span", str(options.norm_span or batch)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env={**os.environ, **kernels}, **pipes)
 
@@ -150,6 +151,7 @@ def measure(
         "batch": batch,
         "side": options.side,
         "precision": precision,
+        "norm_span": options.norm_span or batch,
         "clock": "events" if on_gpu else options.clock,
         "threads": int(os.environ["OMP_NUM_THREADS"]),
         "first_loss": first,
@@ -252,6 +254,7 @@ def main() -> None:
     parser.add_argument("--groups", action="store_true", help="ours also as `kilobatch train` normalises")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--precision", nargs="+", default=["float32"], help="on a GPU: float32 tf32 mixed16 bfloat16")
+    parser.add_argument("--norm-span", type=int, help="on a GPU: images of a norm group of +groups; the whole batch")
     parser.add_argument("--compile", action="store_true", help="on a GPU: torch.compile as well")
     parser.add_argument("--graph", action="store_true", help="on a GPU: ours and PyTorch's as CUDA graphs as well")
     parser.add_argument("--only", nargs="+", metavar="PROGRAM", help="measure these programs alone")

@@ -38,15 +38,15 @@ def chainer_model() -> Any:
     return model
 
 
-def groups_of(model: Any, count: int) -> Callable[[], None]:
-    """Make a model normalise `count` images as one group, as `kilobatch train` does; call the result at each step."""
+def groups_of(model: Any, count: int, norm_span: int) -> Callable[[], None]:
+    """Make a model normalise `count` images in groups, as `kilobatch train` does; call the result at each step."""
     from recipes.planning.division import divide
     from recipes.schema import Evaluation
     from trainers.models.batch_norm import NormGroups
 
     groups = NormGroups(Evaluation())
     groups.install(model)
-    division = divide(global_batch_size=count, norm_span=count, workers=1, micro_batch_size=count)
+    division = divide(global_batch_size=count, norm_span=norm_span, workers=1, micro_batch_size=count)
 
     def begin() -> None:
         groups.begin_update(division)
@@ -196,7 +196,7 @@ def chainer_step(name: str, images: Any, labels: Any) -> Callable[[], float]:
     if name.endswith("+update"):
         return update_of(images, labels, precision="float32")
     model = chainer_model()
-    begin = groups_of(model, len(images)) if name.endswith("+groups") else lambda: None
+    begin = groups_of(model, len(images), len(images)) if name.endswith("+groups") else lambda: None
 
     def step() -> float:
         begin()
@@ -229,7 +229,9 @@ def pytorch_step(name: str, images: Any, labels: Any) -> Callable[[], float]:
     return step
 
 
-def chainer_step_on_gpu(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], Any]:
+def chainer_step_on_gpu(
+    name: str, precision: str, images: np.ndarray, labels: np.ndarray, norm_span: int
+) -> Callable[[], Any]:
     """A step of ChainerCV's network; it gives the loss, still on the GPU."""
     import chainer
     import cupy
@@ -247,7 +249,7 @@ def chainer_step_on_gpu(name: str, precision: str, images: np.ndarray, labels: n
         x = x.astype(images_dtype(Precision(compute=precision)), order="K")
         return update_of(x, t, precision=precision, graph=name.endswith("+graph"))
     model = chainer_model()
-    begin = groups_of(model, len(images)) if "+groups" in name else lambda: None
+    begin = groups_of(model, len(images), norm_span) if "+groups" in name else lambda: None
     model.to_device("@cupy:0")
     logits = forward_in(model, precision)
 
@@ -330,7 +332,9 @@ def replayed(step: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
-def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> Callable[[], dict[str, float]]:
+def timed(
+    name: str, precision: str, images: np.ndarray, labels: np.ndarray, norm_span: int
+) -> Callable[[], dict[str, float]]:
     """Steps of a program between two events: seconds of one, the loss, bytes that its pool has taken on the GPU."""
     if name.startswith("pytorch"):
         import torch
@@ -346,7 +350,8 @@ def timed(name: str, precision: str, images: np.ndarray, labels: np.ndarray) -> 
 
         from trainers.runs.memory import peak_memory
 
-        step, device = chainer_step_on_gpu(name, precision, images, labels), chainer.get_device("@cupy:0")
+        step = chainer_step_on_gpu(name, precision, images, labels, norm_span)
+        device = chainer.get_device("@cupy:0")
         event, between = cupy.cuda.Event, cupy.cuda.get_elapsed_time
 
         def pool() -> int:

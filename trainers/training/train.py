@@ -111,13 +111,13 @@ def train_as_rank(
         folder, rank=mpi.rank, to_file=not launched_by_us, quiet=request.verbosity < 0 and not launched_by_us
     )
     log.info("run: %s", folder)
-    if prepared.plan.cluster.device == "cpu":
+    if on_cpu := prepared.plan.cluster.device == "cpu":
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before
     read = {"recipe": prepared.opened.tree, "cluster": repr(prepared.plan.cluster)}
     require_one_recipe(sha256_of_tree(read), mpi)
     whys = mpi.allgather(prepared.plan.why_not_exact)  # hosts may have other environments
-    why = next(filter(None, whys), None) or unlike_hosts(mpi)
+    why = next(filter(None, whys), None) or (unlike_hosts(mpi) if on_cpu else None)  # GPUs: once they are taken
     if prepared.plan.exact and why is not None:
         if request.exact:
             raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")

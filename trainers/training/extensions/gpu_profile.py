@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,8 +72,9 @@ class GpuProfile:
             return
         if not torch.cuda.is_available():  # PyTorch for CPUs: AssertionError "No activities specified"
             return
-        self._profiler = profile(activities=[ProfilerActivity.CUDA])
-        self._profiler.start()
+        with _without_warnings():
+            self._profiler = profile(activities=[ProfilerActivity.CUDA])
+            self._profiler.start()
 
     def end(self) -> dict[str, tuple[float, int]]:
         """They have ended; returns milliseconds and launches by class, nothing without such a PyTorch."""
@@ -83,7 +85,13 @@ class GpuProfile:
         profiler.stop()
         if self._profiler is None:
             return {}
-        self._profiler.stop()
-        events = self._profiler.key_averages()
+        with _without_warnings():
+            self._profiler.stop()
+            events = self._profiler.key_averages()
         given = [(event.key, event.self_device_time_total / 1e3, event.count) for event in events]
         return milliseconds_by_class(each for each in given if each[1] > 0)
+
+
+def _without_warnings() -> Any:
+    """Some versions of PyTorch's profiler warn that it forgets between its cycles; there is one cycle here."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
