@@ -38,7 +38,7 @@ def test_pytorchs_network_is_the_same(run):
 def test_a_program_that_ended_ends_the_benchmark():
     from resnet50 import Program
 
-    program = Program("none", 2, Namespace(side=32, clock="wall", device="cpu"))
+    program = Program("none", 2, Namespace(side=32, clock="wall", device="cpu", norm_span=None))
     assert program.process.wait(60) == 1
     with pytest.raises(SystemExit, match="a program ended with 1"):
         program.step()
@@ -63,7 +63,7 @@ def test_on_a_gpu_a_program_starts_when_the_one_before_has_ended(monkeypatch):
     monkeypatch.setattr(resnet50, "Program", Program)
     monkeypatch.setattr(resnet50, "PAUSE_SECONDS", 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    resnet50.measure(["pytorch", "cudnn"], 2, Namespace(device="gpu", rounds=2, side=32, clock="wall"))
+    resnet50.measure(["pytorch", "cudnn"], 2, Namespace(device="gpu", rounds=2, side=32, clock="wall", norm_span=None))
     assert events == ["start pytorch", "end pytorch", "start cudnn", "end cudnn"]
 
 
