@@ -190,6 +190,7 @@ def test_some_classes_of_imagenet_train_under_a_published_recipe_made_smaller(fo
     assert [np.isfinite(line["value"]) for line in lines if line["key"] == "eval_loss"] == [True]
 
 
+@pytest.mark.slow
 def test_weights_of_a_checkpoint_begin_a_model_for_other_classes(folder, run, kilobatch):
     kilobatch("export", "out", "--format", "safetensors", "-o", "colours.safetensors", "--allow-code")
     output = kilobatch("train", "fine.yaml", *WORDS, "-n", 2, "--out", "fine")

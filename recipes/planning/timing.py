@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -352,6 +353,7 @@ def _compute(case: Case, rate: Rate, fixed: float, per_sample: float) -> Compute
     )
 
 
+@lru_cache(256)
 def _seconds_per_sample(case: Case, net: Network, rate: Rate, fixed: float) -> float:
     try:
         return calibrated(
@@ -364,6 +366,7 @@ def _seconds_per_sample(case: Case, net: Network, rate: Rate, fixed: float) -> f
         raise NoForecast(f"{what} contradicts its links or hardware.fixed_ms: {error}; correct one of them") from None
 
 
+@lru_cache(256)
 def _fixed_seconds(case: Case, net: Network, first: Rate, second: Rate) -> float:
     """t0 at which both rates come out; 0 where the smaller micro-batch is the more efficient one."""
     small, large = sorted((first, second), key=lambda rate: rate.micro_batch_size)

@@ -469,6 +469,7 @@ def train_until_something_happens(folder, disturb, *words):
         return process.returncode, errors, time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_ranks_whose_launcher_was_killed_beside_them_are_ended_and_the_run_fails(tmp_path, processes_of):
     folder = tmp_path / "run"
     code, errors, seconds = train_until_something_happens(

@@ -21,7 +21,8 @@ exec sh -c "$*"
 """
 
 
-@pytest.mark.parametrize(("ranks", "each"), [(2, 1), pytest.param(5, 2, marks=pytest.mark.slow)])  # one is left over
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "each"), [(2, 1), (5, 2)])  # one is left over
 def test_a_fault_ends_all_and_the_same_command_goes_on(searching, ranks, each):
     search = searching(TEXT + f"budget: {{trials: 2}}\nranks_per_trial: {each}\n")
     launcher = (find_mpiexec(), "-n", ranks)

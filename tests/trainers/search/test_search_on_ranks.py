@@ -137,6 +137,7 @@ enqueue:
 """
 
 
+@pytest.mark.slow
 def test_two_objectives_with_constraints_and_a_conditional_range(searching):
     search = searching(OBJECTIVES, "-n", 1)
     output = search.complete()
