@@ -146,7 +146,7 @@ def open_frontier(
             if batch is None:
                 bases[method] = base
             else:
-                checks.ends(base)
+                checks.ends()
             if reading.problems:
                 raise RecipeError(reading.problems)
     return opened

@@ -59,7 +59,7 @@ def search(request: SearchRequest) -> int:
         return 0  # rank 0 prints it
     groups, first = _groups(request, opened, folder), first_values(opened)
     _require_proposals(opened.search)
-    own = prepare(trial_request(opened, 0, {}, Path("trial"), request), workers=each)  # the recipe with its own values
+    own = prepare(trial_request(opened, 0, opened.beside, Path("trial"), request), workers=each)  # as the recipe is
     if request.dry_run:
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
