@@ -75,6 +75,7 @@ def open_search(
     vocabulary: SearchVocabulary,
     allow_code: bool = False,
     data_root: Path | None = None,
+    of_run: bool = False,
 ) -> OpenedSearch:
     """A search by its name or the path of its file; `vocabulary` and the rest as for `open_recipe`.
 
@@ -86,6 +87,7 @@ def open_search(
     reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
     search, resolved = read_search(reading, {"name": path.stem} | tree)
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+    options |= {"of_run": True} if of_run else {}
     recipe = recipe_file(reading, search.recipe, path)
     checks = SearchChecks(reading=reading, search=search, recipe=recipe, options=options)
     base = checks.base()
