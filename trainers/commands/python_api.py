@@ -145,7 +145,7 @@ class Run:
         """Write `onnx` or `safetensors`; the options are those of `export_run`: out, checkpoint, allow_code."""
         from trainers.launch.export_run import export_run
 
-        file, notes = export_run(self.folder, form=form, **_with_paths(options))
+        file, notes, _ = export_run(self.folder, form=form, **_with_paths(options))
         print_warnings(notes)
         return file
 
