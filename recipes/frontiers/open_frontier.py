@@ -99,6 +99,7 @@ def open_frontier(
     overrides: Sequence[str] = (),
     allow_code: bool = False,
     data_root: Path | None = None,
+    of_run: bool = False,
 ) -> OpenedFrontier:
     """A frontier by its name or the path of its file.
 
@@ -106,7 +107,7 @@ def open_frontier(
         name_or_path: such as `digits` or `./mine.yaml`.
         vocabulary: what `kind` may be.
         overrides: `a.b=c` as given to `--set`, of the frontier.
-        allow_code, data_root: as for `open_recipe`.
+        allow_code, data_root, of_run: as for `open_recipe`.
     Raises:
         RecipeError: with the problems of the frontier, or of its recipe.
     """
@@ -125,6 +126,7 @@ def open_frontier(
     if reading.problems:
         raise RecipeError(reading.problems)
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+    options |= {"of_run": True} if of_run else {}
     recipe, bases = recipe_file(reading, frontier.recipe, path), {}
     opened = OpenedFrontier(
         frontier=frontier,
@@ -146,7 +148,7 @@ def open_frontier(
             if batch is None:
                 bases[method] = base
             else:
-                checks.ends(base)
+                checks.ends()
             if reading.problems:
                 raise RecipeError(reading.problems)
     return opened

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from lr_schedules import Joined
+from lr_schedules import Joined, Product
+from lr_schedules.units import Schedule
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate, full_rate_at, learning_rate_at
 from recipes.schema import Recipe
@@ -32,12 +33,27 @@ def aimed_batch(recipe: Recipe, ends: float) -> int:
     return formula.warmup.target_batch
 
 
-def lasts_from_warmup(recipe: Recipe) -> bool:
-    """Whether the schedule begins where the warmup ends, and ends with the run."""
-    warmup, length = recipe.learning_rate.warmup, getattr(recipe.learning_rate.schedule, "epochs", None)
-    if warmup is None or warmup.joins != "before" or length is None:
-        return False
-    return math.isclose(length, recipe.epochs - warmup.shape.epochs, rel_tol=1e-9)
+def with_rest(recipe: Recipe, *, ends: float) -> Schedule:
+    """The schedule of `recipe` if its warmup ended at `ends`.
+
+    It, and each factor of a product, that begins where the warmup ends and ends with the run does so still.
+
+    Raises:
+        ValueError: one cannot be as short as that.
+    """
+    warmup = recipe.learning_rate.warmup
+    if warmup is None or warmup.joins != "before":
+        return recipe.learning_rate.schedule
+
+    def moved(part: Schedule) -> Schedule:
+        if isinstance(part, Product):
+            return replace(part, factors=tuple(map(moved, part.factors)))
+        length = getattr(part, "epochs", None)
+        if length is None or not math.isclose(length, recipe.epochs - warmup.shape.epochs, rel_tol=1e-9):
+            return part
+        return replace(part, epochs=recipe.epochs - ends)
+
+    return moved(recipe.learning_rate.schedule)
 
 
 def promised_rate(before: Recipe, after: Recipe, epoch: float, *, ratio: float) -> float:
@@ -45,19 +61,16 @@ def promised_rate(before: Recipe, after: Recipe, epoch: float, *, ratio: float) 
 
         ratio * reference * rule(B / per) * shape(t)        of `before`, with the warmup of `after`
 
-    B is the batch of `before` that its rate follows, or within the warmup of `after` its `aimed_batch`. A schedule that
-    lasts from the warmup to the end of the run does so still.
+    B is the batch of `before` that its rate follows, or within the warmup of `after` its `aimed_batch`. The shape is
+    `with_rest`.
 
     Args:
         ratio: of the full rates, by the rule for this optimizer.
     """
     formula, warmup = before.learning_rate, after.learning_rate.warmup
     ends = 0.0 if warmup is None else warmup.shape.epochs
-    schedule = formula.schedule
-    if before.epochs != after.epochs:  # LARS has published epochs for each batch, also of its schedule
-        schedule = after.learning_rate.schedule
-    elif lasts_from_warmup(before):
-        schedule = replace(schedule, epochs=after.epochs - ends)
+    is_published = before.epochs != after.epochs  # LARS has published epochs for each batch, also of its schedule
+    schedule = after.learning_rate.schedule if is_published else with_rest(before, ends=ends)
     if epoch < ends:
         size = aimed_batch(before, ends)
         full = full_rate(formula.reference, size, rule=formula.rule, per=formula.per)

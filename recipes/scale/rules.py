@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from lr_schedules import Product
+from lr_schedules.units import Schedule
 from recipes.errors import InputRefused
 from recipes.planning.rates import (
     LARGEST_WITHOUT_WARMUP,
@@ -25,7 +27,7 @@ from recipes.planning.rates import (
 )
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
-from recipes.scale.promise import aimed_batch, lasts_from_warmup
+from recipes.scale.promise import aimed_batch, with_rest
 from recipes.scale.request import Change, Request, rounded
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
@@ -276,10 +278,25 @@ def _aim(request: Request, *, ends: float | None = None) -> Iterator[Change]:
 
 
 def _rest_of_run(request: Request, *, ends: float) -> Iterator[Change]:
-    """The length of a schedule that lasts from the warmup, which now ends at `ends`, to the end of the run."""
-    if lasts_from_warmup(request.recipe):
-        length = rounded(request.recipe.epochs - ends)
-        yield request.moved("learning_rate.schedule.epochs", length, "to the end of the run, as before")
+    """The lengths of a schedule that lasts from the warmup, which now ends at `ends`, to the end of the run."""
+    schedule, key = request.recipe.learning_rate.schedule, "learning_rate.schedule"
+    try:
+        after = with_rest(request.recipe, ends=ends)
+    except ValueError as error:
+        what = f"--batch {request.batch}: behind a warmup of {ends:g} epochs {key} cannot last to the end of the run"
+        raise InputRefused(f"{what}: {error}; ask for a batch nearer to the old one, or lengthen `epochs`") from None
+    if after != schedule:
+        name = "factors" if isinstance(schedule, Product) else "epochs"
+        lengths = _with_lengths(request.value(key), after)[name]
+        yield request.moved(f"{key}.{name}", lengths, "to the end of the run, as before")
+
+
+def _with_lengths(tree: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
+    """The tree of a schedule with the lengths of `schedule`, also in its factors."""
+    if isinstance(schedule, Product):
+        pairs = zip(tree["factors"], schedule.factors, strict=True)
+        return {**tree, "factors": [_with_lengths(factor, part) for factor, part in pairs]}
+    return {**tree, "epochs": rounded(schedule.epochs)} if "epochs" in tree else tree
 
 
 def _without_target(warmup: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, RecipeError
 from recipes.planning.rates import batch_size_at, full_rate_at, learning_rate_at
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.scale.batch import forgetting_by_samples, with_positions
@@ -49,6 +49,7 @@ def seesaw_recipe(
     Raises:
         InputRefused: the batch moves already, the schedule rises after the warmup or never halves, no doubling fits,
             or no rule is known for this optimizer; the new rate is not the promised one.
+        RecipeError: the batch would grow above the number of training samples, or as `scale_recipe`.
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     opened = open_recipe(name_or_path, **options)
@@ -122,7 +123,21 @@ def _stairs(request: Request) -> _Stairs:
         known = "known: optimizers of SGD and of Adam"
         raise InputRefused(f"no rule says how {kind} exchanges rate and batch; {known}; {by_hand(kind)}")
     share = {"linear": 1.0, "sqrt": math.sqrt(0.5)}[rule]
-    return _halvings(request, doublings, share)
+    stairs = _halvings(request, doublings, share)
+    _require_samples(request, first * 2 ** min(doublings, len(stairs.halvings)))
+    return stairs
+
+
+def _require_samples(request: Request, largest: int) -> None:
+    """Refuse a ramp whose largest batch is more than the training samples, at the recipe's own batch."""
+    num_train, first = request.opened.dataset.num_train, request.recipe.batch.global_.sizes[0]
+    if largest <= num_train:
+        return
+    fits = first * 2 ** int(math.log2(num_train // first))
+    way_out = f"ask for --batch {fits}" if fits > first else f"begin with a batch of at most {num_train // 2:,}"
+    what = f"--batch {request.batch} lets it grow from {first:,} to {largest:,} samples, and there are {num_train:,}"
+    origin = request.opened.reading.origin(("batch", "global"))
+    raise RecipeError([origin.problem("batch.global", what, f"{way_out}; nothing was written")])
 
 
 def _changes(request: Request, stairs: _Stairs) -> Iterator[Change]:

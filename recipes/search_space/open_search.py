@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ class OpenedSearch:
     search: Search
     tree: dict[str, Any]  # resolved: every default filled in
     enqueued: tuple[dict[str, Any], ...]  # the trials to try first, each with values for some or all paths
-    base: OpenedRecipe  # its recipe, with the fixed values
+    base: OpenedRecipe  # its recipe, with the fixed values and those of `beside`
+    beside: dict[str, Any]  # a point of the space, where the fixed values are valid only together with one
     path: Path
     options: dict[str, Any]  # of `open_recipe` and `open_search`: vocabulary, allow_code, data_root
 
@@ -74,6 +75,7 @@ def open_search(
     vocabulary: SearchVocabulary,
     allow_code: bool = False,
     data_root: Path | None = None,
+    of_run: bool = False,
 ) -> OpenedSearch:
     """A search by its name or the path of its file; `vocabulary` and the rest as for `open_recipe`.
 
@@ -85,16 +87,18 @@ def open_search(
     reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
     search, resolved = read_search(reading, {"name": path.stem} | tree)
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+    options |= {"of_run": True} if of_run else {}
     recipe = recipe_file(reading, search.recipe, path)
     checks = SearchChecks(reading=reading, search=search, recipe=recipe, options=options)
     base = checks.base()
     checks.constraints(base)
-    checks.ends(base)
+    checks.ends()
     enqueued = checks.enqueued(base)
     if reading.problems:
         raise RecipeError(reading.problems)
     tree = {"kilobatch": 1, **resolved}
-    return OpenedSearch(search=search, tree=tree, enqueued=enqueued, base=base, path=path, options=options)
+    made = {"enqueued": enqueued, "base": base, "beside": active_values(search.space, checks.beside.__getitem__)}
+    return OpenedSearch(search=search, tree=tree, path=path, options=options, **made)
 
 
 def read_search(reading: Reading, tree: Mapping[str, Any]) -> tuple[Search, dict[str, Any]]:
@@ -149,6 +153,7 @@ class SearchChecks:
     search: Search
     recipe: Path
     options: dict[str, Any]
+    beside: dict[str, Any] = field(default_factory=dict)  # the first end of each range, where `base` needs them
 
     def base(self) -> OpenedRecipe:
         """The recipe with the fixed values, or RecipeError: it does not open, or a path is given twice."""
@@ -159,28 +164,31 @@ class SearchChecks:
         if self.reading.problems:
             raise RecipeError(self.reading.problems)
         try:
-            base = open_recipe(self.recipe, overrides=assignments(search.fixed), **self.options)
+            base = self._opened({})
         except RecipeError as error:
-            for problem in error.problems:
-                if problem.file == "command line":
-                    self._pass_on(("fixed", _kinds_first(search.fixed)[problem.line - 1]), problem)
-                else:  # it has a line of its own
-                    self.reading.problems.append(problem)
-            raise RecipeError(self.reading.problems) from None
+            self.beside.update({path: next(iter(range_.ends.values())) for path, range_ in search.space.items()})
+            try:
+                base = self._opened({})
+            except RecipeError:
+                for problem in error.problems:
+                    if problem.file == "command line":
+                        self._pass_on(("fixed", _kinds_first(search.fixed)[problem.line - 1]), problem)
+                    else:  # it has a line of its own
+                        self.reading.problems.append(problem)
+                raise RecipeError(self.reading.problems) from None
         if base.recipe.stop_at is not None:
             way_out = "give `fixed: {stop_at: null}`; for a goal `objective: {metric: updates_to, target: 0.9}`"
             self.reading.refuse(("recipe",), "ends at its `stop_at`, where trials cannot be compared", way_out)
         return base
 
-    def ends(self, base: OpenedRecipe) -> None:
+    def ends(self) -> None:
         """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions."""
         for path, range_ in self.search.space.items():
             problems = {}
             for index, value in range_.ends.items():
                 for given in condition_values(self.search.space, path):
                     try:
-                        overrides = assignments({**self.search.fixed, **given, path: value})
-                        open_recipe(base.path, overrides=overrides, **self.options)
+                        self._opened({**given, path: value})
                     except RecipeError as error:
                         first, with_ = error.problems[0], f" with {values_text(given)}" if given else ""
                         problems[index] = replace(first, what=first.what + with_)
@@ -209,6 +217,8 @@ class SearchChecks:
         trials, space = [], self.search.space
         for index, given in enumerate(self.search.enqueue):
             at = ("enqueue", index)
+            if given == "recipe" and self.beside:
+                self.reading.refuse(at, "the recipe is not valid with `fixed`", "enqueue values of your own")
             values = active_values(space, partial(value_in, base.tree)) if given == "recipe" else dict(given)
             for path in space if given == "recipe" else ():
                 if path not in values and not space[path].when:
@@ -225,6 +235,11 @@ class SearchChecks:
                     self.reading.refuse(place, f"a trial has {path} only with others", way_out)
             trials.append(values)
         return tuple(trials)
+
+    def _opened(self, values: Mapping[str, Any]) -> OpenedRecipe:
+        """The recipe with the fixed values, those of `beside`, and these."""
+        active = active_values(self.search.space, {**self.beside, **values}.__getitem__)
+        return open_recipe(self.recipe, overrides=assignments({**self.search.fixed, **active}), **self.options)
 
     def _require_free(self, key: str, path: str) -> None:
         """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -144,7 +145,7 @@ class Run:
         """Write `onnx` or `safetensors`; the options are those of `export_run`: out, checkpoint, allow_code."""
         from trainers.launch.export_run import export_run
 
-        file, notes = export_run(self.folder, form=form, **_with_paths(options))
+        file, notes, _ = export_run(self.folder, form=form, **_with_paths(options))
         print_warnings(notes)
         return file
 
@@ -290,12 +291,15 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _began(folder: Path) -> tuple[float, str]:
+def _began(folder: Path) -> tuple[float, list[str | int]]:
+    """When a run began, and its path with the numbers in it as numbers: all branches of a run began when it did."""
+    parts = re.split("([0-9]+)", str(folder))
+    path = [int(part) if index % 2 else part for index, part in enumerate(parts)]
     with (folder / METRICS).open(encoding="utf-8") as file:
         try:
-            return float(json.loads(file.readline())["time_ms"]), str(folder)
+            return float(json.loads(file.readline())["time_ms"]), path
         except (ValueError, LookupError, TypeError):
-            return math.inf, str(folder)
+            return math.inf, path
 
 
 def _opened(recipe: OpenRecipe | str) -> OpenRecipe:

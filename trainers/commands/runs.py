@@ -48,10 +48,10 @@ def export(
     from recipes.errors import printable
     from trainers.launch.export_run import export_run
 
-    file, notes = export_run(run, form=form.value, out=out, checkpoint=checkpoint, allow_code=allow_code)
+    file, notes, is_written = export_run(run, form=form.value, out=out, checkpoint=checkpoint, allow_code=allow_code)
     for note in notes:
         print(printable(f"kilobatch: warning: {note}"), file=sys.stderr)
-    print(printable(f"wrote {file}"))
+    print(printable(f"wrote {file}" if is_written else f"{file} was left as it is"))
 
 
 def report(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
 from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, run_identity, write_whole
+from trainers.search.folder import opened_or_begun_before
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 
@@ -55,8 +57,23 @@ def frontier(
     shown = Path(request.search) if (Path(request.search) / FRONTIER).is_file() else None
     how = {"overrides": overrides, "allow_code": request.allow_code, "data_root": request.data}
     words = search_vocabulary(allow_code=request.allow_code)
-    opened = open_frontier(shown / FRONTIER if shown else request.search, vocabulary=words, **how)
-    folder = shown or request.out or Path("runs", f"frontier-{opened.frontier.name}")
+
+    def folder_of(opened: OpenedFrontier) -> Path:
+        return request.out or Path("runs", f"frontier-{opened.frontier.name}")
+
+    def begun_in(opened: OpenedFrontier) -> Path | None:
+        folder = folder_of(opened)
+        if not (folder / FRONTIER).is_file():
+            return None
+        _require_same(opened, folder)
+        return folder
+
+    if shown:
+        opened = open_frontier(shown / FRONTIER, vocabulary=words, of_run=True, **how)
+    else:
+        opening = partial(open_frontier, request.search, vocabulary=words, **how)
+        opened = opened_or_begun_before(opening, begun_in)
+    folder = shown or folder_of(opened)
     if cluster is not None:  # refused now, not after hours
         method = next(iter(opened.frontier.branches))
         planned_time(opened, method, opened.frontier.sizes[0], cluster, values={}, updates=1)

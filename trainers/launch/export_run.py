@@ -21,7 +21,7 @@ from trainers.runs.run_folder import CHECKPOINTS, RECIPE, require_run, write_who
 @refuse_unreachable()
 def export_run(
     folder: Path, *, form: str, out: Path | None = None, checkpoint: str = "newest", allow_code: bool = False
-) -> tuple[Path, list[str]]:
+) -> tuple[Path, list[str], bool]:
     """Write what evaluation scores: the averages of the weights where the recipe has them, else the weights.
 
     The metadata of the file say which run, checkpoint and evaluation transforms it belongs to.
@@ -33,7 +33,8 @@ def export_run(
         checkpoint: `newest`, `best`, or a name such as update-000060.
         allow_code: as for `train`.
     Returns:
-        the file, and warnings.
+        the file, warnings, and whether it was written: one of `safetensors` in the folder that holds the same weights
+        is left as it is, whatever its metadata, which an older version wrote otherwise.
     Raises:
         InputRefused: there is no such format, run or checkpoint; the model cannot be exported; the file is there
             already, if `out` is None with other content, has another suffix or cannot be written.
@@ -71,13 +72,17 @@ def export_run(
         data = _saved({name: np.asarray(array, order="C") for name, array in weights.items()}, facts)
     file = out or folder / f"model.{form}"
     try:
-        if out is None and file.exists() and file.read_bytes() != data:
+        before = file.read_bytes() if out is None and file.exists() else data
+        if before != data and form == "safetensors" and _without_facts(before) == _without_facts(data):
+            notes.append(f"{file} has these weights with other metadata; a recipe may name it; -o FILE writes another")
+            return file, notes, False
+        if before != data:
             what = "exists and holds another export, which a recipe or a program may name"
             raise InputRefused(f"{file}: {what}; give -o FILE.{form}, or remove it")
         write_whole(file, data)
     except OSError as error:
         raise InputRefused(f"{file} cannot be written: {error.strerror}; give another -o") from error
-    return file, notes
+    return file, notes, True
 
 
 def _saved(arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> bytes:
@@ -89,6 +94,15 @@ def _saved(arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> bytes:
     header = json.dumps({**json.loads(data[8:end]), "__metadata__": facts}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + data[end:]
+
+
+def _without_facts(data: bytes) -> tuple[object, bytes]:
+    """The names and places of the arrays of a file of safetensors, and their bytes; of another file nothing and all."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    try:
+        return {**json.loads(data[8:end]), "__metadata__": None}, data[end:]
+    except (ValueError, TypeError):
+        return None, data
 
 
 def _shape(opened: OpenedRecipe) -> tuple[int, int, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -14,7 +15,7 @@ import optuna
 import yaml
 from optuna import storages
 
-from recipes.errors import RecipeError, refuse_unreachable
+from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.reading.load import load_tree
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import OpenedSearch
@@ -37,6 +38,29 @@ PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 _PROXY_SECONDS = 10  # for a proxy to answer
+
+
+def opened_or_begun_before(opening: Callable[..., Any], folder_of: Callable[[Any], Path | None]) -> Any:
+    """What `opening` opens, a search or a frontier.
+
+    Args:
+        folder_of: where it was begun; None if it was not; raises InputRefused if another one was.
+    Raises:
+        RecipeError: it does not open. If that is so only by rules that are younger than what was begun, each problem
+            says so.
+    """
+    try:
+        return opening()
+    except RecipeError as error:
+        try:
+            folder = folder_of(opening(of_run=True))
+        except InputRefused:
+            folder = None
+        if folder is None:
+            raise
+        how = f"{folder} was begun by an older version, which has no such rule; finish it with that one, or begin anew"
+        problems = [replace(it, way_out=f"{how} in another --out: {it.way_out}") for it in error.problems]
+        raise RecipeError(problems) from None
 
 
 @refuse_unreachable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,7 +27,7 @@ from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT, lock_folder
 from trainers.runs.stop_request import STOP_FILE, handling_signals
-from trainers.search.folder import folder_record, one_line, opened_storage, own_study
+from trainers.search.folder import SEARCH, folder_record, one_line, opened_or_begun_before, opened_storage, own_study
 from trainers.search.group import Group
 from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
@@ -45,8 +46,9 @@ def search(request: SearchRequest) -> int:
         InputRefused: before anything was started or written.
     """
     words = search_vocabulary(allow_code=request.allow_code)
-    opened = open_search(request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data)
-    folder = request.out or Path("runs", f"search-{opened.search.name}")
+    how = {"vocabulary": words, "allow_code": request.allow_code, "data_root": request.data}
+    opened = opened_or_begun_before(partial(open_search, request.search, **how), partial(_begun_in, request))
+    folder = _folder(request, opened)
     each, launched = opened.search.ranks_per_trial, launched_ranks()
     if launched is not None and not request.dry_run:
         if request.workers not in (None, launched) or request.hosts is not None:
@@ -59,7 +61,7 @@ def search(request: SearchRequest) -> int:
         return 0  # rank 0 prints it
     groups, first = _groups(request, opened, folder), first_values(opened)
     _require_proposals(opened.search)
-    own = prepare(trial_request(opened, 0, {}, Path("trial"), request), workers=each)  # the recipe with its own values
+    own = prepare(trial_request(opened, 0, opened.beside, Path("trial"), request), workers=each)  # as the recipe is
     if request.dry_run:
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
@@ -78,6 +80,19 @@ def search(request: SearchRequest) -> int:
             what = f"the study in {record['storage']} does not answer any more: {one_line(error, storage_name)}"
             print_error(f"kilobatch: {what}; the same command goes on with it")
             return EXIT_FAILED
+
+
+def _folder(request: SearchRequest, opened: OpenedSearch) -> Path:
+    return request.out or Path("runs", f"search-{opened.search.name}")
+
+
+def _begun_in(request: SearchRequest, opened: OpenedSearch) -> Path | None:
+    """The folder where this very search was begun; None if none was, FolderRefused if another one was."""
+    folder = _folder(request, opened)
+    if not (folder / SEARCH).is_file():
+        return None
+    folder_record(folder, opened, resume=True, storage=request.storage)
+    return folder
 
 
 def _search_study(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import momentum_at
+from recipes.planning.looked_at import looked_at
+from recipes.planning.rates import learning_rate_at, momentum_at
 from recipes.planning.timeline import timeline_of
 from recipes.schema.positions import written_in_updates
 
@@ -129,11 +131,11 @@ def double_buffering(case: Case) -> Iterator[Fault]:
 
 
 def idle_after_end(case: Case) -> Iterator[Fault]:
-    """A weight average or local steps that begin at the end of the run or later, or a schedule read less than once.
+    """A weight average or local steps that begin at the end of the run or later, or a schedule read only once.
 
     They do nothing: the average stays equal to the weights, every update averages the weights of the replicas, and the
-    rate stays what it was in the first update. A recipe that extends another and shortens the run inherits such
-    positions.
+    rate stays what it was in the first update, which does no harm to a constant schedule without a warmup. A recipe
+    that extends another and shortens the run inherits such positions.
 
     Way out: a position within the run, such as `0.5run`, or remove the key.
     Source: arithmetic; a run has no update at or after its end.
@@ -150,9 +152,19 @@ def idle_after_end(case: Case) -> Iterator[Fault]:
         "updater.local_steps.from": (getattr(local, "from_", 0.0), "the weights are averaged after every update"),
     }
     for key, (position, effect) in positions.items():
-        if position != "update" and position >= recipe.epochs:
+        if position == "update" or position < recipe.epochs:
+            continue
+        if key != "learning_rate.every" or _moves_within(case):
             yield Fault(
                 keys=(key, "epochs"),
                 what=f"{key} is {position:g} in a run of {recipe.epochs:g} epochs: {effect}",
                 way_out=f"write less, such as {0.5 * recipe.epochs:.3g}, or remove it",
             )
+
+
+def _moves_within(case: Case) -> bool:
+    """Whether a rate that is read in every update would differ anywhere from that of the recipe."""
+    recipe = case.recipe
+    read = replace(recipe, learning_rate=replace(recipe.learning_rate, every="update"))
+    epochs = looked_at(read, case.opened.dataset)
+    return any(learning_rate_at(read, epoch) != learning_rate_at(recipe, epoch) for epoch in epochs)

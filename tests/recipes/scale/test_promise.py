@@ -129,6 +129,25 @@ def test_lambs_longer_warmup_aims_at_the_batch_that_it_ends_in_and_the_schedule_
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "batch", "rest"),
+    [("Lamb", 64, 16), ("MomentumSGD", 16, 20)],  # twice the warmup, or none up to the reference batch
+)
+def test_a_product_whose_last_factor_lasts_from_the_warmup_to_the_end_does_so_still(optimizer, batch, rest, scale):
+    inner = "{kind: Product, factors: [{kind: Cosine}]}"
+    schedule = f"{{kind: Product, factors: [{{kind: Polynomial, epochs: 7}}, {inner}]}}"
+    rate = f"rule: linear, warmup: {WARMUP.replace('multiply', 'before')}, schedule: {schedule}"
+    _, opened = scale("mine.yaml", batch, text=text_of(optimizer, rate, "32"))
+    other, product = opened.recipe.learning_rate.schedule.factors
+    assert (other.epochs, product.factors[0].epochs) == (7, rest)
+
+
+def test_a_decay_that_would_begin_after_the_end_behind_a_longer_warmup_is_refused(scale):
+    rate = f"warmup: {WARMUP.replace('multiply', 'before')}, schedule: {{kind: StableDecay, decay_from: 16}}"
+    with pytest.raises(InputRefused, match=r"--batch 64: behind a warmup of 4 epochs .*decay_from must be before ep"):
+        scale("mine.yaml", 64, text=text_of("Lamb", rate, "32"))
+
+
+@pytest.mark.parametrize(
     ("optimizer", "rate", "batch", "refusal"),
     [
         (

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, RecipeError
 from recipes.planning.rates import batch_size_at, learning_rate_at
 from recipes.planning.timeline import timeline_of
 from recipes.reading.open import open_recipe
@@ -133,6 +133,23 @@ def test_running_statistics_forget_as_fast_when_the_batch_grows(seesaw):
 def test_what_cannot_be_exchanged_is_refused(seesaw, more, batch, message):
     with pytest.raises(InputRefused, match=message):
         seesaw(f"kilobatch: 1\nextends: digits/baseline\n{more}\n", batch)
+
+
+@pytest.mark.parametrize(
+    ("first", "most", "way_out"),
+    [(32, 1024, "ask for --batch 1024"), (1024, None, "begin with a batch of at most 750")],
+)
+def test_a_batch_that_would_outgrow_the_data_is_refused_in_the_recipe(seesaw, tmp_path, first, most, way_out):
+    text = f"kilobatch: 1\nextends: digits/baseline\nbatch: {{global: {first}}}\n"
+    with pytest.raises(RecipeError) as refused:
+        seesaw(text, 2048)
+    (problem,) = refused.value.problems
+    assert (problem.file, problem.line, problem.column, problem.path) == ("mine.yaml", 3, 17, "batch.global")
+    assert f"from {first:,} to 2,048 samples, and there are 1,500" in problem.what
+    assert problem.way_out.startswith(way_out)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+    if most:
+        assert max(seesaw(text, most)[1].recipe.batch.global_.sizes) == most
 
 
 def test_the_command_writes_a_valid_recipe(run):

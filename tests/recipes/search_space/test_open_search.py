@@ -122,6 +122,36 @@ def test_searches_of_the_library_open():
         assert open_search(name, vocabulary=search_vocabulary()).search.space
 
 
+ADAM_OR_LAMB = """\
+space:
+  optimizer.kind: {kind: Categorical, choices: [Adam, Lamb]}
+  optimizer.beta2: {kind: Float, low: 0.9, high: 0.99, when: {optimizer.kind: [Lamb]}}
+  learning_rate.reference: {kind: Float, low: 0.001, high: 0.01}
+"""
+
+
+def test_fixed_values_that_are_valid_only_with_the_space_are_tried_with_its_first_ends(opened):
+    """MomentumSGD, the recipe's own, has no beta1."""
+    result = opened(f"{HEAD}{ADAM_OR_LAMB}fixed: {{optimizer.beta1: 0.8}}\n")
+    assert result.beside == {"optimizer.kind": "Adam", "learning_rate.reference": 0.001}
+    assert result.base.tree["optimizer"]["beta1"] == 0.8
+    assert opened(f"{HEAD}{ADAM_OR_LAMB}fixed: {{epochs: 9}}\n").beside == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ("fixed: {optimizer.beta3: 0.8}\n", "9:26: fixed.optimizer.beta3: the recipe refuses this: is not a known key"),
+        ("fixed: {optimizer.beta1: 0.8}\nenqueue: [recipe]\n", "10:11: enqueue.0: the recipe is not valid with `fix"),
+        ("fixed: {optimizer.trust_coefficient: 0.1}\n", "9:38: fixed.optimizer.trust_coefficient: the recipe refuses"),
+    ],
+)
+def test_fixed_values_that_are_not_valid_with_the_whole_space_are_refused(opened, more, problem):
+    with pytest.raises(RecipeError) as refused:
+        opened(f"{HEAD}{ADAM_OR_LAMB}{more}")
+    assert str(refused.value.problems[0]).startswith(f"mine.yaml:{problem}")
+
+
 def test_what_is_left_out_is_filled_in_and_fixed_values_are_in_the_recipe(opened):
     text = HEAD.replace("sampler: {kind: RandomSampler}\n", "") + SPACE + OWN
     result = opened(text + "fixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n")

@@ -137,6 +137,15 @@ def test_a_damaged_run_is_shown_beside_the_others(tmp_path):
     assert shown["other"].startswith(f"<run {tmp_path / 'other'}: damaged: ")
 
 
+def test_branches_of_a_run_which_have_its_first_lines_are_in_the_order_of_their_numbers(tmp_path):
+    names = ["mine", "mine-branches-9/batch-64-seed-2", "mine-branches-9/batch-128-seed-1", "mine-branches-10/batch-64"]
+    for name in reversed(names):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "recipe.yaml").touch()
+        (tmp_path / name / "metrics.jsonl").write_text(SCORED % "0.5" + "\n")
+    assert [str(run.folder.relative_to(tmp_path)) for run in kb.runs(tmp_path)] == names
+
+
 def test_facts_read_the_metrics_once(tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").touch()
     (tmp_path / "metrics.jsonl").write_text(SCORED % "0.5" + "\n")

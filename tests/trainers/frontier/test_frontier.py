@@ -12,16 +12,18 @@ import pytest
 import yaml
 from scipy.stats import ttest_ind
 
+from recipes.errors import RecipeError
+from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.open import open_recipe
 from recipes.reading.yaml import block_text
 from recipes.search_space.ranges import Int
 from trainers.frontier import report
 from trainers.frontier.report import rows_of
 from trainers.frontier.results import difference, read_point
-from trainers.frontier.run import _next_search, _require_same
-from trainers.launch.vocabulary import vocabulary
+from trainers.frontier.run import _next_search, _own_tree, _require_same, frontier
+from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.outcome import metrics_lines
+from trainers.search.outcome import SearchRequest, metrics_lines
 from trainers.search.study import state_of
 
 pytestmark = pytest.mark.mpi
@@ -51,6 +53,20 @@ def measured(measuring):
     made.first = made.run()
     assert made.first.returncode == 0, made.first.stdout + made.first.stderr
     return made
+
+
+def test_a_frontier_that_was_begun_before_the_rule_that_refuses_its_recipe_is_refused_with_these_words(tmp_path):
+    twice = "extensions: [{kind: CSV}, {kind: CSV}]\n"
+    (tmp_path / "own.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\n{twice}")
+    own = TEXT.replace("digits/baseline", "own.yaml").replace("[128, 256, 512]", "[128]")
+    (tmp_path / "mine.yaml").write_text(own)
+    request = SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out")
+    opened = open_frontier(request.search, vocabulary=search_vocabulary(), of_run=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "frontier.yaml").write_text(block_text(_own_tree(opened)))
+    with pytest.raises(RecipeError, match=r"and so does `extensions.0`; .*/out was begun by an older version, "):
+        frontier(request)
+    assert frontier(SearchRequest(search=str(tmp_path / "out"))) == 0  # only shown
 
 
 def test_every_point_has_its_trials_and_seeds(measured):

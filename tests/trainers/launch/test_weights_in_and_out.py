@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import onnxruntime
 import pytest
-from safetensors.numpy import load_file, safe_open
+from safetensors.numpy import load_file, safe_open, save_file
 
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
@@ -65,8 +65,14 @@ def test_every_export_of_a_checkpoint_has_the_same_bytes(source, tmp_path):
 @pytest.mark.parametrize("form", ["onnx", "safetensors"])
 def test_an_export_into_the_folder_replaces_no_other_export(source, tmp_path, form):
     run = shutil.copytree(source, tmp_path / "run", ignore=shutil.ignore_patterns("model.*"))
-    file, _ = export_run(run, form=form)
+    file, *_ = export_run(run, form=form)
     assert export_run(run, form=form)[0] == file
+    if form == "safetensors":
+        save_file(load_file(file), file, metadata={"by": "an older version"})
+        before = file.read_bytes()
+        again, (*_, note), is_written = export_run(run, form=form)
+        assert (again, is_written, file.read_bytes() == before) == (file, False, True)
+        assert "has these weights with other metadata" in note
     file.write_text("of another checkpoint")
     with pytest.raises(InputRefused, match=rf"model\.{form}: exists and holds another .*; give -o FILE\.{form}, "):
         export_run(run, form=form)

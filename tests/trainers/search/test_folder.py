@@ -53,6 +53,29 @@ def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_pa
         folder_record(folder, opened_over("epochs: 19\n"), resume=True)
 
 
+def test_a_search_that_was_begun_before_the_rule_that_refuses_its_recipe_is_refused_with_these_words(
+    open_text, tmp_path
+):
+    recipe, folder = tmp_path / "own.yaml", tmp_path / "out"
+    recipe.write_text("kilobatch: 1\nextends: digits/batch_256\n")
+    space = "space: {learning_rate.reference: {kind: Float, low: 0.1, high: 1}}\n"
+    open_text(f"kilobatch: 1\nrecipe: own.yaml\nsampler: {{kind: RandomSampler}}\nbudget: {{trials: 2}}\n{space}", "")
+    recipe.write_text(f"{recipe.read_text()}extensions: [{{kind: CSV}}, {{kind: CSV}}]\n")  # a younger rule refuses it
+    rule, way_out = r"own.yaml:3:27: extensions.1: writes .*, and so does `extensions.0`; ", "give it another name"
+
+    def refused(what):
+        with pytest.raises(RecipeError, match=f"{rule}{what}"):
+            search(SearchRequest(search="mine.yaml", out=folder))
+
+    refused(way_out)
+    folder.mkdir()
+    begun = folder_record(folder, open_search("mine.yaml", vocabulary=search_vocabulary(), of_run=True), resume=False)
+    own_study(optuna.create_study(), folder, begun)
+    refused(f"{folder} was begun by an older version, .* another --out: {way_out}")
+    recipe.write_text(f"{recipe.read_text()}epochs: 7\n")  # then another search was begun
+    refused(way_out)
+
+
 def test_a_study_and_a_folder_are_each_others_only_one(tmp_path, digits):
     study = optuna.create_study()
     own_study(study, tmp_path, folder_record(tmp_path, digits, resume=False))
