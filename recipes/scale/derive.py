@@ -255,7 +255,12 @@ def link(path: Path, file: Path, name: str | Path = "") -> str:
 
 
 def write_new(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> OpenedRecipe:
-    """Writes a new file, and removes it again if it does not open as a recipe."""
+    """Writes a new file, and removes it again if it does not open as a recipe.
+
+    Raises:
+        RecipeError: it cannot be written, or does not open because of the recipe that it extends.
+        InputRefused: a value of its own is refused, with no place in a file that is gone.
+    """
     require_suffix(file)
     try:
         with file.open("x", encoding="utf-8") as new:
@@ -266,8 +271,12 @@ def write_new(file: Path, text: str, check: Callable[[], OpenedRecipe]) -> Opene
         raise RecipeError([problem]) from None
     try:
         return check()
-    except Exception:
+    except Exception as error:
         file.unlink()
+        own = [it for it in getattr(error, "problems", ()) if it.file == shown(file)]
+        if own:
+            what = "; ".join(f"{it.path}: {it.what}; {it.way_out}" for it in own)
+            raise InputRefused(f"the derived recipe is not valid, and nothing was written: {what}") from None
         raise
 
 

@@ -16,6 +16,7 @@ from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request, by_hand, rounded
 from recipes.schema import Recipe
+from recipes.schema.positions import last_multiple, next_multiple
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 _GRID = 4096  # positions at which the schedule is looked at before a halving is found between two of them
@@ -168,9 +169,8 @@ def _changes(request: Request, stairs: _Stairs) -> Iterator[Change]:
 
 
 def _halvings(request: Request, doublings: int, share: float) -> _Stairs:
-    recipe = request.recipe
-    warmup = recipe.learning_rate.warmup
-    begin = 0.0 if warmup is None else warmup.shape.epochs
+    recipe, every = request.recipe, request.recipe.learning_rate.every
+    begin = _warmup_ends(recipe)
 
     def share_at(epoch: float) -> float:
         return learning_rate_at(recipe, epoch) / full_rate_at(recipe, epoch)
@@ -193,10 +193,20 @@ def _halvings(request: Request, doublings: int, share: float) -> _Stairs:
         if further > _FURTHER or (further > 0 and high > _CURVE_ENDS * recipe.epochs):
             is_cut = True
             break
-        found.append(float(f"{high:.6g}"))
+        # A stage that began just after a reading of the rate would be seen at the next one only.
+        found.append(rounded(high) if every == "update" else last_multiple(high, every))
     if not found:
         raise InputRefused(f"{recipe.name}: its schedule never halves the rate, so there is nothing to exchange")
     return _Stairs(doublings=doublings, share=share, begins=begins, halvings=found, is_cut=is_cut)
+
+
+def _warmup_ends(recipe: Recipe) -> float:
+    """The epoch from which the rate is no longer one of the warmup, 0 without one: it may be read later than that."""
+    warmup, every = recipe.learning_rate.warmup, recipe.learning_rate.every
+    ends = 0.0 if warmup is None else warmup.shape.epochs
+    if every == "update" or last_multiple(ends, every) == ends:
+        return ends
+    return min(next_multiple(ends, every), recipe.epochs)
 
 
 def _falls_in_warmup(before: Recipe, after: Recipe) -> bool:
@@ -206,27 +216,27 @@ def _falls_in_warmup(before: Recipe, after: Recipe) -> bool:
 
 
 def _positions_in_warmup(recipe: Recipe) -> list[float]:
-    ends = 0.0 if recipe.learning_rate.warmup is None else recipe.learning_rate.warmup.shape.epochs
+    ends = _warmup_ends(recipe)
     return [ends * (number + 0.5) / _POSITIONS for number in range(_POSITIONS) if ends]
 
 
 def _require_promise(before: Recipe, after: Recipe, stairs: _Stairs) -> None:
     """Compare the new rate with the old one at 40 positions of the warmup and 40 of the rest.
 
-        within the warmup   the old rate; at most that where the two are multiplied
+        within the warmup   the old rate; at most that but where it is `over` the schedule
         then                old <= rate / (2 share)^j < 2 old            at 2^j times the batch, but where `is_cut`
 
     Raises:
         InputRefused: it differs; says where, and by what.
     """
     warmup = before.learning_rate.warmup
-    begin, end = 0.0 if warmup is None else warmup.shape.epochs, stairs.halvings[-1] if stairs.is_cut else before.epochs
+    begin, end = _warmup_ends(before), stairs.halvings[-1] if stairs.is_cut else before.epochs
     rest = [begin + (end - begin) * (number + 0.5) / _POSITIONS for number in range(_POSITIONS)]
     for epoch in (*_positions_in_warmup(before), *rest):
         rate, old = learning_rate_at(after, epoch), learning_rate_at(before, epoch)
         low = old * (2 * stairs.share) ** math.log2(batch_size_at(after, epoch) / before.batch.global_.sizes[0])
         high = 2 * low if epoch >= begin else low
-        if epoch < begin and warmup.joins == "multiply":
+        if epoch < begin and warmup.joins != "over":
             low = 0.0
         slack = _TOLERANCE * full_rate_at(before, epoch)
         if not low - slack <= rate <= high + slack:

@@ -109,3 +109,11 @@ def test_a_warmup_that_begins_at_the_reference_rate_still_rises(scale):
     text = f"kilobatch: 1\nextends: mlperf/lars_4096\nlearning_rate: {rate}\n"
     opened = scale("lars.yaml", 8192, text=text)[1]
     assert opened.recipe.learning_rate.warmup.shape.start == pytest.approx(1 / 16)
+
+
+def test_a_warmup_that_would_become_longer_than_the_run_is_refused_without_a_place_in_a_file(scale, tmp_path):
+    own = "kilobatch: 1\nextends: mlperf/lars_32768\nepochs: 30\nlearning_rate: {warmup: {epochs: 25}}\n"
+    refusal = r"^the derived recipe is not valid, and nothing was written: learning_rate\.warmup\.epochs: .*; shorten"
+    with pytest.raises(InputRefused, match=refusal):
+        scale("own.yaml", 65536, text=own)
+    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]

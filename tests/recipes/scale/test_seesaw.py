@@ -105,6 +105,25 @@ def test_the_warmup_keeps_its_rate_or_the_file_says_so(seesaw, joins):
     assert (rates[0] != pytest.approx(rates[1], rel=1e-4)) == says == (joins == "multiply")
 
 
+@pytest.mark.parametrize(
+    "rate",
+    [
+        "every: 10up",  # 0.2133... epochs
+        "every: 1ep, warmup: {kind: GradualWarmup, epochs: 2.5, joins: multiply}",  # read at 2, then at 3
+        "every: 1ep, warmup: {kind: GradualWarmup, epochs: 2.5, joins: before}",
+        "every: 1ep, warmup: {kind: GradualWarmup, epochs: 2.5, joins: over}",
+    ],
+)
+def test_a_rate_that_is_read_now_and_then_falls_where_the_batch_doubles(seesaw, rate):
+    before, after, _ = seesaw(f"{ADAM}learning_rate: {{{rate}}}\n", 128)
+    starts = after.recipe.batch.global_.boundaries[1:]
+    assert len(starts) == 2
+    for number, start in enumerate(starts, 1):
+        rate = learning_rate_at(after.recipe, start)
+        assert rate == pytest.approx(learning_rate_at(after.recipe, start - 1e-9) * math.sqrt(0.5), rel=1e-5)
+        assert 1 <= rate / (learning_rate_at(before.recipe, start) * math.sqrt(2) ** number) < 2
+
+
 def test_a_schedule_that_rises_within_the_warmup_is_refused_and_not_raised(seesaw, tmp_path):
     stages = "schedule: {kind: SlowStart, boundaries: [2, 10], factors: [0.1, 1, 0.5]}"
     rate = f"warmup: {{kind: GradualWarmup, epochs: 5, start: 0, joins: multiply}}, {stages}"
