@@ -16,6 +16,7 @@ from recipes.planning.planner import Plan
 from trainers.launch.join_ranks import check_folder, join_world, nothing_left, report_run, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
+from trainers.runs.cores import usable_cores
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import (
@@ -58,7 +59,7 @@ def start_or_join(request: TrainRequest) -> int:
     prepared = prepare(request, workers=request.workers)
     local = prepared.plan.recipe.updater.local_steps
     asked = request.workers or (local and local.replicas)
-    workers = asked or ranks_that_pay(prepared.plan, cores=len(os.sched_getaffinity(0)))
+    workers = asked or ranks_that_pay(prepared.plan, cores=usable_cores())
     if workers != prepared.plan.workers:
         prepared = prepare(request, workers=workers)
     folder = request.out or default_folder(prepared.opened.recipe.name)
