@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -25,6 +27,7 @@ _OF_A_PAGE = ("run.yaml", "environment.json", _METRICS, "evaluation/*")
 # Of a page by another version, or by a stranger: its script runs, asks nobody and reads no other page.
 _OTHERS_POLICY = policy_of("", live=False) + "; script-src 'unsafe-inline'; sandbox allow-scripts"
 _MOST_KEPT = 16  # pages
+_REST = 10  # times the work on a page, until it is made anew: a watched run costs at most a tenth of a core. Assumed.
 
 
 def serve(folder: Path, *, port: int = 0, ready: Callable[[str], None] = print) -> None:
@@ -55,10 +58,10 @@ def server_of(folder: Path, port: int = 0) -> ThreadingHTTPServer:
 
 
 class _RunPages:
-    """The pages of runs, each made once for all tabs and kept until a file changes that it is made from."""
+    """The pages of runs, each kept for all tabs."""
 
     def __init__(self) -> None:
-        self._lock, self._made = Lock(), lru_cache(_MOST_KEPT)(_made)
+        self._lock, self._of = Lock(), lru_cache(_MOST_KEPT)(_RunPage)
 
     def page(self, folder: Path) -> str:
         """The page of a run.
@@ -67,11 +70,28 @@ class _RunPages:
             InputRefused: the run is being written, or damaged.
         """
         with self._lock:
-            return self._made(folder, _stamps(folder))
+            page = self._of(folder)
+        return page.text()
 
 
-def _made(folder: Path, _: tuple[object, ...]) -> str:
-    return page_text([open_run(folder)], live=True)
+class _RunPage:
+    """The page of a run, made anew when a file that it is made from has changed, but not all the time.
+
+    After t seconds of work the next begins `_REST` t later, less the seconds between two questions of a tab.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, Lock()
+        self._text, self._made_from, self._next = "", None, -math.inf
+
+    def text(self) -> str:
+        with self._lock:
+            stamps = _stamps(self._folder)
+            if stamps != self._made_from and time.monotonic() >= self._next:
+                began = time.thread_time()
+                self._text, self._made_from = page_text([open_run(self._folder)], live=True), stamps
+                self._next = time.monotonic() + _REST * (time.thread_time() - began) - _SECONDS
+            return self._text
 
 
 def _stamps(folder: Path) -> tuple[object, ...]:

@@ -20,9 +20,11 @@ _BATCH = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<k>[kK]?)")
 _K = 1024
 
 
-def parse_batch(text: str) -> int:
+def parse_batch(text: str, *, option: str = "--batch") -> int:
     """A global batch: `8192`, or `8k` for 8 * 1,024, as the literature writes it; `ksp` in positions is 1,000.
 
+    Args:
+        option: where it was written, for the error.
     Raises:
         InputRefused: not a number, or not a whole number of samples above 0.
 
@@ -32,7 +34,7 @@ def parse_batch(text: str) -> int:
     match = _BATCH.fullmatch(text.strip())
     size = Fraction(match["number"]) * (_K if match["k"] else 1) if match else Fraction(0)
     if size.denominator != 1 or size < 1:
-        raise InputRefused(f"--batch {text} is no batch; write 8192, or 8k for 8 * 1,024 samples")
+        raise InputRefused(f"{option} {text} is no batch; write 8192, or 8k for 8 * 1,024 samples")
     return int(size)
 
 

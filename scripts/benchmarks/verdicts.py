@@ -10,13 +10,13 @@ import numpy as np
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look
 
 
-def shares_of_verdicts(difference, *, seeds, runs, deviation, samples, margin, number):
+def shares_of_verdicts(difference, *, seeds, runs, deviation, rerun_deviation, samples, margin, number):
     """Share of each verdict where reruns are better than the claim's runs by `difference`, and the seeds used."""
     random = np.random.default_rng(0)
     counts, used = dict.fromkeys((AS_GOOD, WORSE, UNDECIDED), 0), 0
     for _ in range(number):
         claimed = np.round(random.normal(0.97, deviation, runs) * samples) / samples
-        reruns = np.round(random.normal(0.97 + difference, deviation, seeds) * samples) / samples
+        reruns = np.round(random.normal(0.97 + difference, rerun_deviation, seeds) * samples) / samples
         spread = claimed.std(ddof=1)
         claim = Claimed(value=claimed.mean(), deviation=spread, runs=runs, margin=margin, resolution=1 / samples)
         for look in range(1, seeds + 1):
@@ -31,13 +31,14 @@ def shares_of_verdicts(difference, *, seeds, runs, deviation, samples, margin, n
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--number", type=int, default=10_000, help="simulated reruns of each row")
-    number = parser.parse_args().number
+    parser.add_argument("--rerun-deviation", type=float, default=0.006, help="of accuracies where it is rerun")
+    asked = parser.parse_args()
     print("| runs claimed | seeds | true difference | as good | worse | undecided | seeds used |")
     print("|---|---|---|---|---|---|---|")
     for runs, seeds in ((5, 5), (10, 5), (5, 10), (10, 10)):
         for difference in (0.0, -0.005, -0.01, -0.015, -0.02):
-            how = {"deviation": 0.006, "samples": 297, "margin": 0.01, "number": number}
-            shares, used = shares_of_verdicts(difference, seeds=seeds, runs=runs, **how)
+            how = {"deviation": 0.006, "rerun_deviation": asked.rerun_deviation, "samples": 297, "margin": 0.01}
+            shares, used = shares_of_verdicts(difference, seeds=seeds, runs=runs, number=asked.number, **how)
             cells = " | ".join(f"{100 * shares[verdict]:.1f} %" for verdict in (AS_GOOD, WORSE, UNDECIDED))
             print(f"| {runs} | {seeds} | {100 * difference:+.1f} points | {cells} | {used:.1f} |")
 

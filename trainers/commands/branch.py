@@ -53,7 +53,7 @@ def branch(
 
     asked = Branching(
         run=run,
-        batches=tuple(map(parse_batch, batches.split(","))),
+        batches=tuple(parse_batch(text, option="--batches") for text in batches.split(",")),
         at=at,
         window=window,
         seeds=seeds,

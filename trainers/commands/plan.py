@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -89,6 +88,7 @@ def plan(
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of, planned
     from trainers.launch.vocabulary import vocabulary
+    from trainers.runs.cores import usable_cores
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
@@ -135,7 +135,7 @@ def plan(
             raise error from None
         tree["forecast"] = None
         texts.append(f"time: not planned: {error}")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if tree["forecast"] and cluster is None and where.device == "cpu" and made.workers > cores:
         crowded = f"{made.workers} ranks would share the {cores} cores of this machine, and this time is without that"
         tree["warnings"].append(crowded)

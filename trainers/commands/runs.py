@@ -164,7 +164,7 @@ def remove(
     runs.sort(key=lambda run: len(run.resolve().parts), reverse=True)  # a run inside another one first
     with ExitStack() as locks:  # also while the question waits
         for run in runs:
-            locks.enter_context(lock_folder(run))
+            locks.enter_context(lock_folder(run, way_out=""))
         if not yes:
             typer.confirm(f"Remove {', '.join(map(str, runs))}?", abort=True)
         for run in runs:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from trainers.runs.cores import core_quota, within_quotas
 from trainers.runs.stack_dump import waiting_for_ranks
 
 _SPINS_SECONDS = 2e-4  # a small message of a fast link is there before
@@ -71,11 +72,12 @@ def barrier(mpi: Any, sleeps: Callable[[], bool] = lambda: True) -> None:
 
 
 def num_cores(node: Any) -> int:
-    """Cores that the ranks of a node may run on, all together; they call this together.
+    """Cores that the ranks of a node may use, all together; they call this together.
 
-    Bytes on the wire, within the node: about 30, and 2 a core, from each rank to each.
+    Bytes on the wire, within the node: about 40, and 2 a core, from each rank to each.
     """
-    return len(set().union(*node.allgather(os.sched_getaffinity(0))))
+    each = node.allgather((os.sched_getaffinity(0), core_quota()))
+    return within_quotas(set().union(*(cores for cores, _ in each)), (quota for _, quota in each))
 
 
 def ranks_here(mpi: Any) -> frozenset[int]:

@@ -16,6 +16,7 @@ from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
 from trainers.datasets.held_out import open_split, other_counts
 from trainers.datasets.inspection import SPLITS
+from trainers.runs.cores import usable_cores
 
 _AT_ONCE = 32  # images that a thread takes
 _SMALL, _LARGE = 8, 10_000  # pixels of a side: images beyond are named, though they can be read
@@ -94,7 +95,7 @@ def num_images(dataset: Dataset) -> int:
 def _on_threads(check: _Check, count: int) -> Iterator[tuple[list[tuple[bool, Finding]], int]]:
     """What was found in each few samples, in order, and how many these are."""
     ranges = [range(start, min(start + _AT_ONCE, count)) for start in range(0, count, _AT_ONCE)]
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="verify")
+    pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="verify")
     try:
         for indices, found in zip(ranges, pool.map(check, ranges), strict=True):
             yield found, len(indices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from trainers.augmentations import HorizontalFlip, RandomResizedCrop, decoders
 from trainers.augmentations.pipeline import Pipeline
 from trainers.datasets.augmented import SMALL, AugmentedSamples
 from trainers.datasets.samples import evenly
+from trainers.runs.cores import usable_cores
 from trainers.runs.errors import RankFailed
 
 ROUNDS = 5
@@ -60,7 +60,7 @@ def _measured(
     dataset: Dataset, recipe: Recipe | None, *, target: float, rounds: int, num_images: int
 ) -> dict[str, Any]:
     samples = dataset.reader.open(dataset.root, "train")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     held = max(cores, int(_HELD_BYTES / _largest_bytes(samples)))
     chosen = evenly(len(samples), rounds * min(num_images, held))
     first_reads, seconds = [], {}

@@ -20,6 +20,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.schema.dataset import url_of
 from trainers.datasets.remote import FETCHERS, CannotFetch, mirror_of
+from trainers.runs.cores import usable_cores
 from trainers.runs.run_folder import write_whole
 
 _OWN = ".kilobatch-"  # begins names of files beside the data that hold for one place only
@@ -135,7 +136,7 @@ def stage(root: Path, target: Path, *, done: Callable[[int], None] = lambda coun
             with writing, (target / RECORD).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
-    with ThreadPoolExecutor(FETCHERS if mirror_of(root) else os.cpu_count()) as threads:
+    with ThreadPoolExecutor(FETCHERS if mirror_of(root) else usable_cores()) as threads:
         for each in [threads.submit(one, name) for name in source.sizes]:
             try:
                 each.result()

@@ -262,10 +262,6 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
     timeline = timeline_of(opened.recipe, opened.dataset)
     known = {update_of(path): path for path in checkpoints_in(asked.run / CHECKPOINTS)}
     known.pop(0, None)
-    again = f"kilobatch train {quote(str(asked.run / RECIPE))} --out ANOTHER"
-    again += f" --stop-after {asked.at or '0.5run'}{asked.options}"
-    if not known:
-        raise InputRefused(f"{asked.run} has no checkpoint; train up to there: {again}")
     try:
         position = asked.at and parse_position(
             asked.at,
@@ -275,12 +271,17 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
         )
     except ValueError as error:
         raise InputRefused(f"--at: {error}; write it as 30ep, 500up, 1.5Msp or 0.5run") from None
-    update = max(known) if position is None else timeline.first_update_at(position)
+    update = max(known, default=0) if position is None else timeline.first_update_at(position)
     if update in known and update < timeline.num_updates:
         return known[update]
+    place = asked.at if position is not None and update < timeline.num_updates else "0.5run"
+    again = f"kilobatch train {quote(str(asked.run / RECIPE))} --out ANOTHER --stop-after {place}{asked.options}"
     there = ", ".join(
         f"{number}up (epoch {timeline.epoch_at(number):.2f})" for number in known if number < timeline.num_updates
     )
+    if not there:
+        but = " before its end" if known else ""
+        raise InputRefused(f"{asked.run} has no checkpoint{but}; train up to a place of it: {again}")
     why = "ends at" if update in known else "has no checkpoint after"
     raise InputRefused(
         f"--at: {asked.run} {why} update {update}; a run keeps the newest two and the best, here {there}. Name one of "

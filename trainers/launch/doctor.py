@@ -21,6 +21,7 @@ from recipes.errors import InputRefused
 from trainers import compat, kernels
 from trainers.augmentations import decoders
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.cores import core_quota, usable_cores
 from trainers.runs.mpi_ranks import LOCAL_LAUNCH, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
 from trainers.training.device import INSTALL
 
@@ -231,34 +232,21 @@ def _gpus_of_driver() -> list[str]:
 
 
 def _machine(problems: list[Problem]) -> dict[str, Any]:
-    cores, quota = len(os.sched_getaffinity(0)), _core_quota()
+    cores = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS")
-    if quota is not None and quota < cores:
-        what = f"{cores} cores are visible, but this container may use {quota:g} of them: ranks get too many threads"
-        way_out = f"export OMP_NUM_THREADS={max(1, int(quota))}, divided by the ranks on this machine"
-        problems.append(Problem(what=what, way_out=way_out))
     if threads and threads.isdigit() and int(threads) > cores:
         what = f"OMP_NUM_THREADS={threads} on {cores} cores: too many threads make ranks slow"
         problems.append(Problem(what=what, way_out="unset OMP_NUM_THREADS: the ranks of a run share the cores evenly"))
     return {
         "platform": platform.platform(),
         "cores": cores,
-        "core_quota": quota,
+        "core_quota": core_quota(),
         "threads_per_rank": {
             f"{ranks} rank{'s' * (ranks > 1)}": threads_per_rank(ranks) for ranks in sorted({1, 2, cores})
         },
         "omp_num_threads": threads,
         **_shared_memory(problems, Path("/dev/shm")),
     }
-
-
-def _core_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
-    """Cores that the control group of this container allows; None without a limit."""
-    try:
-        quota, period = file.read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def _shared_memory(problems: list[Problem], folder: Path) -> dict[str, Any]:

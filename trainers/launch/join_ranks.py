@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
 
-from recipes.errors import InputRefused, refuse_unreachable
+from recipes.errors import InputRefused, printable, refuse_unreachable
 from recipes.planning.planner import Plan
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
@@ -25,7 +26,12 @@ from trainers.runs.errors import (
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import changes, identity_of, read_identity, require_same_identity
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
+from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import (
+    CHECKPOINTS,
+    METRICS,
+    REPORT,
+    checkpoints_in,
     claimed,
     dataset_facts,
     default_folder,
@@ -34,6 +40,7 @@ from trainers.runs.run_folder import (
     require_another_end,
     require_same_recipe,
     require_usable,
+    update_of,
     write_report,
 )
 from trainers.runs.stop_request import STOP_FILE
@@ -63,6 +70,43 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
         changed = changes(before, now)
     if request.resume and not changed:  # other data or code come to other numbers
         require_another_end(folder)
+
+
+def nothing_left(folder: Path, prepared: Prepared) -> str:
+    """In words, that a resumed run has ended, or is past the update at which it is asked to stop; else empty."""
+    return _ending(folder, prepared) or _passed(folder, prepared)
+
+
+def _ending(folder: Path, prepared: Prepared) -> str:
+    """How a run ended, in words, if nothing is left of it to train; else empty."""
+    from trainers.runs.checkpoint import checkpoint_name, newest_checkpoint  # and Chainer
+    from trainers.runs.progress import Tail  # and Rich
+
+    with closing(Tail(folder / METRICS)) as tail:
+        lines = tail.lines(ended=True)
+    if not lines or lines[-1]["key"] != "run_stop" or lines[-1].get("value") != "success":
+        return ""
+    timeline = prepared.plan.timeline
+    state = RunState(total_updates=timeline.num_updates, total_samples=None, num_train=timeline.num_train)
+    for line in lines:
+        state.take(line)
+    checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
+    whole = checkpoint is not None and checkpoint.name == checkpoint_name(state.updates)
+    return f"{state.ending}\nrun: {folder}, which has ended" if whole else ""
+
+
+def _passed(folder: Path, prepared: Prepared) -> str:
+    """In words, that a run has a checkpoint behind the update at which it is asked to stop; else empty."""
+    stop = prepared.stop_after_update
+    if stop is None or not any(update_of(path) > stop for path in checkpoints_in(folder / CHECKPOINTS)):
+        return ""
+    from trainers.runs.checkpoint import newest_checkpoint  # and Chainer
+
+    checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
+    if checkpoint is None or update_of(checkpoint) <= stop:
+        return ""
+    what = f"update {update_of(checkpoint)} is done already, and --stop-after is update {stop}"
+    return f"nothing to train: {what}\nrun: {folder}"
 
 
 def join_world(ranks: int) -> Any:
@@ -141,7 +185,12 @@ def train_together(
         RunFailed: on all ranks, where the run cannot go on.
     """
     checked = served or launched_by_us()
-    prepared, folder, held = _checked_together(request, mpi, checked=checked, alone=not served)
+    prepared, folder, held, done = _checked_together(request, mpi, checked=checked, alone=not served)
+    if done:
+        if mpi.rank == 0:
+            print(printable(done))
+        asked = request.report and not (folder / REPORT).exists()
+        return _report_alone(folder, leads=mpi.rank == 0, code=0) if asked else 0
     heartbeat = Heartbeat(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
     try:
         heartbeat.start()
@@ -197,12 +246,12 @@ def _report_alone(folder: Path, *, leads: bool, code: int) -> int:
 
 def _checked_together(
     request: TrainRequest, mpi: Any, *, checked: bool, alone: bool
-) -> tuple[Prepared | None, Path, IO[bytes] | None]:
-    """What `prepare` and `lock_folder` return, on rank 0 only, and the run's folder, on all ranks.
+) -> tuple[Prepared | None, Path, IO[bytes] | None, str]:
+    """What `prepare` and `lock_folder` return, on rank 0 only, and the run's folder and `nothing_left`, on all ranks.
 
     Rank 0 checks everything for all, so that wrong input is reported once; all ranks raise InputRefused.
     """
-    prepared, folder, held, complaint = None, None, None, None
+    prepared, folder, held, done, complaint = None, None, None, "", None
     if mpi.rank == 0:
         try:
             if request.workers not in (None, mpi.size):
@@ -212,21 +261,23 @@ def _checked_together(
             prepared = prepare(request, workers=mpi.size)
             require_threads(prepared.plan, mpi)
             folder = request.out or default_folder(prepared.opened.recipe.name)
-            if not checked:  # else the parent process has checked, and begun the log there
-                if request.out is not None:
-                    check_folder(request, folder, prepared)
-                device = prepared.plan.cluster.device
-                require_startable(  # others may be elsewhere
-                    prepared.opened, ranks=1, files=not request.resume, device=device
-                )
-                folder = folder if request.out is not None else claimed(folder)
-            held = lock_folder(folder) if alone else None
-            if not checked:
-                (folder / STOP_FILE).unlink(missing_ok=True)
-            clear_heartbeats(folder)
+            if not checked and request.out is not None:  # else the parent process has checked, and begun the log there
+                check_folder(request, folder, prepared)
+                done = nothing_left(folder, prepared) if request.resume else ""
+            if not done:
+                if not checked:
+                    device = prepared.plan.cluster.device
+                    require_startable(  # others may be elsewhere
+                        prepared.opened, ranks=1, files=not request.resume, device=device
+                    )
+                    folder = folder if request.out is not None else claimed(folder)
+                held = lock_folder(folder) if alone else None
+                if not checked:
+                    (folder / STOP_FILE).unlink(missing_ok=True)
+                clear_heartbeats(folder)
         except InputRefused as error:
             complaint = error
-    folder, refused = mpi.bcast((folder, complaint is not None), root=0)
+    folder, refused, done = mpi.bcast((folder, complaint is not None, done), root=0)
     if refused:
         raise complaint or InputRefused("rank 0 says why")
-    return prepared, folder, held
+    return prepared, folder, held, done

@@ -137,7 +137,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         if verdict == UNDECIDED:
             judgement = judge(claimed, values, level=level_of_look(len(values), looks=len(seeds)))
             verdict = judgement.verdict
-            words = _words(judgement, more_seeds(claimed, values), rerun.part)
+            words = _words(judgement, len(values), more_seeds(claimed, values), rerun.part)
         if verdict != UNDECIDED:
             break
     evidence = {
@@ -372,8 +372,8 @@ def _number(value: float, part: float) -> str:
     return f"{100 * value:.2f} points" if part == 1 else f"{value:.4f}"
 
 
-def _words(judgement: Judgement, more: int | None, part: float) -> str:
-    """The verdict of statistics with its numbers."""
+def _words(judgement: Judgement, number: int, more: int | None, part: float) -> str:
+    """The verdict of statistics on a number of runs, with its numbers."""
     verdict, so_far = judgement.verdict, "" if part == 1 else f", after {percent(part, digits=0)} of it"
     low, high = (_signed(bound, part) for bound in (judgement.lower, judgement.upper))
     difference = _signed(judgement.difference, part)
@@ -381,7 +381,7 @@ def _words(judgement: Judgement, more: int | None, part: float) -> str:
     if verdict != UNDECIDED:
         return words
     return words + (
-        f"; {counted(more, 'more seed')} would decide if they went on like this"
+        f"; {counted(more, 'more seed')} would decide if they went on like this: --seeds {number + more}"
         if more is not None
         else "; more seeds would not decide: the claim itself rests on too few runs"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -13,9 +13,10 @@ from typing import Any
 
 from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
-from trainers.launch.join_ranks import check_folder, join_world, report_run, train_together
+from trainers.launch.join_ranks import check_folder, join_world, nothing_left, report_run, train_together
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
+from trainers.runs.cores import usable_cores
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.mpi_ranks import (
@@ -27,23 +28,19 @@ from trainers.runs.mpi_ranks import (
     limit_threads,
     start_ranks,
 )
-from trainers.runs.progress_lines import RunState
 from trainers.runs.rank_exits import describe_first_exit, hold_exit_socket
 from trainers.runs.run_folder import (
-    CHECKPOINTS,
     LOG,
     METRICS,
     RANKS,
     REPORT,
     FolderRefused,
-    checkpoints_in,
     claimed,
     default_folder,
     lock_folder,
     newest_checkpoint_name,
     require_another_end,
     session_starts,
-    update_of,
 )
 from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
@@ -62,53 +59,18 @@ def start_or_join(request: TrainRequest) -> int:
     prepared = prepare(request, workers=request.workers)
     local = prepared.plan.recipe.updater.local_steps
     asked = request.workers or (local and local.replicas)
-    workers = asked or ranks_that_pay(prepared.plan, cores=len(os.sched_getaffinity(0)))
+    workers = asked or ranks_that_pay(prepared.plan, cores=usable_cores())
     if workers != prepared.plan.workers:
         prepared = prepare(request, workers=workers)
     folder = request.out or default_folder(prepared.opened.recipe.name)
     if request.out is not None:
         check_folder(request, folder, prepared)
-    if request.resume and (ending := _ending(folder, prepared)):
-        print(printable(ending))
+    if request.resume and (done := nothing_left(folder, prepared)):
+        print(printable(done))
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
-    if request.resume and (passed := _passed(folder, prepared)):
-        print(printable(passed))
-        return 0
     device = prepared.plan.cluster.device
     require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
     return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)
-
-
-def _ending(folder: Path, prepared: Prepared) -> str:
-    """How a run ended, in words, if nothing is left of it to train; else empty."""
-    from trainers.runs.checkpoint import checkpoint_name, newest_checkpoint  # and Chainer
-    from trainers.runs.progress import Tail  # and Rich
-
-    with closing(Tail(folder / METRICS)) as tail:
-        lines = tail.lines(ended=True)
-    if not lines or lines[-1]["key"] != "run_stop" or lines[-1].get("value") != "success":
-        return ""
-    timeline = prepared.plan.timeline
-    state = RunState(total_updates=timeline.num_updates, total_samples=None, num_train=timeline.num_train)
-    for line in lines:
-        state.take(line)
-    checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
-    whole = checkpoint is not None and checkpoint.name == checkpoint_name(state.updates)
-    return f"{state.ending}\nrun: {folder}, which has ended" if whole else ""
-
-
-def _passed(folder: Path, prepared: Prepared) -> str:
-    """In words, that a run has a checkpoint behind the update at which it is asked to stop; else empty."""
-    stop = prepared.stop_after_update
-    if stop is None or not any(update_of(path) > stop for path in checkpoints_in(folder / CHECKPOINTS)):
-        return ""
-    from trainers.runs.checkpoint import newest_checkpoint  # and Chainer
-
-    checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
-    if checkpoint is None or update_of(checkpoint) <= stop:
-        return ""
-    what = f"update {update_of(checkpoint)} is done already, and --stop-after is update {stop}"
-    return f"nothing to train: {what}\nrun: {folder}"
 
 
 def ranks_that_pay(made: Plan, *, cores: int) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from recipes.errors import InputRefused
+from trainers.runs.cores import usable_cores
 from trainers.runs.rank_exits import EXIT_SOCKET, RankExits
 from trainers.runs.storage_url import without_passwords
 
@@ -112,8 +113,8 @@ def command_line() -> str:
 
 
 def threads_per_rank(local_ranks: int) -> int:
-    """Cores of this machine divided between the ranks on it, at least one."""
-    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
+    """`usable_cores` divided between the ranks on this machine, at least one."""
+    return max(1, usable_cores() // local_ranks)
 
 
 def limit_threads(

@@ -124,11 +124,13 @@ def open_to_append(folder: Path, name: str) -> IO[bytes]:
         raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
 
 
-def lock_folder(folder: Path) -> IO[bytes]:
+def lock_folder(folder: Path, *, way_out: str = "give another --out, ") -> IO[bytes]:
     """Lock a folder against other runs, whose files would mix, as long as the returned file is open.
 
     The system releases the lock of a killed process. Without locks of the file system there is no such protection.
 
+    Args:
+        way_out: before waiting and ending that run, for the error.
     Raises:
         FolderRefused: the folder cannot be written, or another run has locked it.
     """
@@ -137,7 +139,7 @@ def lock_folder(folder: Path) -> IO[bytes]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         held.close()
-        way_out = f"give another --out, wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
+        way_out += f"wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
         raise FolderRefused(f"a run is being trained in {folder}; {way_out}") from None
     except OSError:  # no locks here
         pass

@@ -16,6 +16,7 @@ import numpy as np
 
 from trainers import kernels
 from trainers.augmentations import decoders
+from trainers.runs.cores import core_quota, usable_cores, within_quotas
 from trainers.runs.run_folder import environment_of
 
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
@@ -61,7 +62,7 @@ def environment(
         **numerical_environment(),
         "exact": exact,
         "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
         "threads_per_rank": threads,
         "loader": loader,
@@ -133,12 +134,12 @@ def crowded_warnings(mpi: Any, threads: int) -> list[str]:
 
     Bytes on the wire: about 100 from each rank to rank 0.
     """
-    cores_of: dict[str, list[set[int]]] = {}
-    for host, cores in mpi.gather((socket.gethostname(), os.sched_getaffinity(0)), root=0) or ():
-        cores_of.setdefault(host, []).append(cores)
+    cores_of: dict[str, list[tuple[set[int], float | None]]] = {}
+    for host, *cores in mpi.gather((socket.gethostname(), os.sched_getaffinity(0), core_quota()), root=0) or ():
+        cores_of.setdefault(host, []).append(tuple(cores))
     warnings = []
     for host, each in cores_of.items():
-        cores = len(set().union(*each))
+        cores = within_quotas(set().union(*(cores for cores, _ in each)), (quota for _, quota in each))
         if len(each) * threads > cores:
             of = f" of {threads} threads" if threads > 1 else ""
             warnings.append(

@@ -63,6 +63,34 @@ def test_a_page_is_made_once_for_all_tabs_until_a_file_of_it_changes(write_run, 
             assert [get(port)[1], get(port)[1]] == [f"{before + 1}"] * 2
 
 
+def test_a_page_that_takes_long_is_not_made_all_the_time(write_run, monkeypatch):
+    monkeypatch.setattr(live, "_REST", 1e9)
+    made = []
+    monkeypatch.setattr(live, "page_text", lambda runs, **_: made.append(runs) or f"{len(made)}")
+    folder = write_run()
+    with serving(folder) as port:
+        before = get(port)[1]
+        (folder / "environment.json").touch()
+        assert (before, get(port)[1]) == ("1", "1")
+
+
+def test_a_page_does_not_wait_for_that_of_another_run(write_run, tmp_path, monkeypatch):
+    begun, other = threading.Event(), threading.Event()
+
+    def text(runs, **_):
+        begun.set()
+        return f"{runs[0].folder.name}, {runs[0].folder.name == 'quick' or other.wait(5)}"
+
+    monkeypatch.setattr(live, "page_text", text)
+    write_run("long"), write_run("quick")
+    with serving(tmp_path) as port, ThreadPoolExecutor() as tabs:
+        long = tabs.submit(get, port, "/long/")
+        assert begun.wait(20)
+        assert get(port, "/quick/")[1] == "quick, True"
+        other.set()
+        assert long.result()[1] == "long, True"
+
+
 def test_a_search_is_served_with_its_trials(write_run, tmp_path):
     trial = write_run()
     (tmp_path / "report.html").write_text("<p>the search's own page")

@@ -77,8 +77,8 @@ def test_a_step_within_the_warmup_is_what_the_warmup_aims_at(ramped):
 @pytest.mark.parametrize(
     ("text", "measured", "message"),
     [
-        (f"{BASE}batch: {{global: 96}}\n", MEASURED, "a tenth of 1,500; the largest that was measured is 1,0"),
-        (BASE, [Measured(epoch=1.0, batch=63.0)], "allows twice the batch of 32: the largest that was measured is 63"),
+        (f"{BASE}batch: {{global: 96}}\n", MEASURED, "a tenth of 1,500; the largest allowed is 1,0"),
+        (BASE, [Measured(epoch=1.0, batch=63.0)], "allows twice the batch of 32: the largest allowed is 63"),
         (BASE, [Measured(epoch=1.0, batch=None)], "none of it could be resolved; nothing was written"),
         (f"{BASE}optimizer: {{kind: Lars}}\n", MEASURED, "how the rate of Lars follows .*; write batch.global"),
         (

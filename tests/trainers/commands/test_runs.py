@@ -30,6 +30,12 @@ def test_no_run_begins_in_a_folder_while_the_question_about_its_removal_waits(ru
     assert not run.exists()
 
 
+def test_a_run_that_is_being_trained_is_not_removed(run):
+    with lock_folder(run), pytest.raises(FolderRefused, match=f"is being trained in {run}; wait until it has ended"):
+        remove([run], yes=True)
+    assert run.exists()
+
+
 def test_the_working_directory_is_removed_as_a_run(run, monkeypatch, capsys):
     monkeypatch.chdir(run)
     remove([run.relative_to(run)], yes=True)

@@ -94,6 +94,22 @@ def test_next_commands_work_for_folders_with_spaces_and_name_the_data(tmp_path, 
     ]
 
 
+@pytest.mark.parametrize(
+    ("at", "has", "words"),
+    [
+        ("99ep", ("update-000020", "update-000938"), "ends at update 938; .*, here 20up .* --stop-after 0.5run"),
+        ("10ep", ("update-000020", "update-000938"), "has no checkpoint after update 469; .* --stop-after 10ep"),
+        (None, ("update-000938",), "has no checkpoint before its end; train up to a place of it: .* 0.5run"),
+    ],
+)
+def test_where_no_branch_can_begin_the_next_command_ends_where_one_can(tmp_path, at, has, words):
+    for name in has:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary())
+    with pytest.raises(InputRefused, match=words):
+        _checkpoint(Branching(run=tmp_path, batches=(64,), at=at), opened)
+
+
 def test_branches_survive_a_full_disk(tmp_path, largest_file):
     before = branches([0.5, 0.6])
     before.write(tmp_path)
@@ -184,6 +200,7 @@ def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, k
     [
         (("--at", "3up", "--batches", "192"), "has no checkpoint after update 3; a run keeps the newest two and the"),
         (("--at", "soon", "--batches", "192"), "--at: 'soon' is not a position"),
+        (("--batches", "64,abc"), "--batches abc is no batch"),
         (("--batches", "100"), "the batch of 100 from 1.792 on is no multiple of 32"),
         (("--batches", "192", "--window", "2up"), "fewer than 4 updates of 192; give --window 8up or more"),
         (("--at", "20up", "--batches", "32", "--window", "2up"), "192 samples are fewer than 4 updates of 96"),

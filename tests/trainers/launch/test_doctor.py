@@ -89,12 +89,6 @@ def test_too_many_threads_are_named_with_their_way_out(monkeypatch):
     assert not any(problem.stops_cpu_training for problem in problems)
 
 
-@pytest.mark.parametrize(("content", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("", None)])
-def test_core_quota_is_that_of_the_control_group(tmp_path, content, cores):
-    (tmp_path / "cpu.max").write_text(content)
-    assert doctor._core_quota(tmp_path / "cpu.max") == cores
-
-
 def test_little_shared_memory_names_what_killed_ranks_left(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_SMALL_SHARED_MEMORY", 1 << 60)
     (tmp_path / "mpich_shm_1").touch()

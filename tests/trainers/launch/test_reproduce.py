@@ -111,6 +111,7 @@ TRUE = [0.3, 0.6, 0.52]
         ([0.3, 0.6, 0.999], True, True, "undecided", "the pack records 99.90 %, and the same training has 52.00 %"),
         ([0.3, 0.999, 0.52], True, True, "undecided", "the pack records 99.90 %, and the same training has 60.00 %"),
         ([0.3, 0.6], True, True, "undecided", "the pack records none, and the same training has 52.00 %"),
+        ([0.3, 0.6, 0.999], True, True, "undecided", "1 more seed would decide if they went on like this: --seeds 2"),
         ([0.3, 0.9, 0.525], False, True, "the same run", "the same run: samples and images are equal, losses up to"),
         ([0.3, 0.6, 0.525], False, False, "the same run", "equal up to rounding; the pack has no samples to compare"),
         ([0.3, 0.6, 0.54], False, True, "undecided", "the pack records 54.00 %, and the same training has 52.00 %"),

@@ -6,21 +6,23 @@ import csv
 import io
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from chainer.training import Extension, Trainer
 
 from recipes.reports.record import read_metrics
-from trainers.runs.run_folder import write_whole
+from trainers.runs.run_folder import METRICS, write_whole
 from trainers.training.extensions.loggers import MLFLOW_NOTE, mlflow_client
 
 log = logging.getLogger("kilobatch")
 _EVALUATED = ("eval_accuracy", "eval_loss")
 _UPDATE = ("learning_rate", "momentum", "global_batch_size", "gradient_norm", "image_size", "loss_scale")
+_MISSING = "missing_from"  # in the note of MLflow: the first update whose figures it lacks
 _LOST = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")  # MLflow's codes; deleted: the others
 COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", *_EVALUATED)
 
@@ -103,28 +105,44 @@ class EventFiles:
 class MLflowRun:
     """A run in MLflow, whose number `mlflow.json` of the run's folder keeps for a resumed run.
 
-    If that run or its number is lost, a new one begins, with a warning. If the server fails, the figures wait.
+    If that run or its number is lost, a new one begins, with a warning. If the server fails, the figures wait; those of
+    an earlier session that it never took, which `mlflow.json` says too, are taken from the run's metrics.
+
+    Args:
+        update: at which this session begins.
     """
 
-    def __init__(self, folder: Path, experiment: str) -> None:
-        self._client, self._folder, self._experiment = None, folder, experiment
+    def __init__(self, folder: Path, experiment: str, update: int) -> None:
+        self._client, self._folder, self._experiment, self._begins_at = None, folder, experiment, update
         self._run: str | None = None
         self._waiting: list[Any] = []
+        self._note = self._read_note()
+        self._lacks_from = self._note.get(_MISSING)  # of earlier sessions, until it is sent
         self.flush()
+
+    def _read_note(self) -> dict[str, Any]:
+        file = self._folder / MLFLOW_NOTE
+        try:
+            return dict(json.loads(file.read_text()))
+        except FileNotFoundError:
+            return {}
+        except (ValueError, TypeError) as error:
+            log.warning("warning: MLflow: %s is damaged: %s; a new run of MLflow begins", file, error)
+            return {}
+
+    def _write_note(self, **more: Any) -> None:
+        self._note |= more
+        write_whole(self._folder / MLFLOW_NOTE, json.dumps(self._note) + "\n")
 
     def _begin(self) -> None:
         self._client = mlflow_client()
         from mlflow.exceptions import MlflowException
 
-        note = self._folder / MLFLOW_NOTE
-        if note.is_file():
+        if (run := self._note.get("run_id")) is not None:
             try:
-                run = json.loads(note.read_text())["run_id"]
                 self._client.update_run(run, status="RUNNING")
                 self._run = run
                 return
-            except (ValueError, LookupError, TypeError) as error:
-                log.warning("warning: MLflow: %s is damaged: %s; a new run of MLflow begins", note, error)
             except MlflowException as error:
                 if error.error_code not in _LOST:  # the server fails, and may have the run
                     raise
@@ -132,18 +150,13 @@ class MLflowRun:
         known = self._client.get_experiment_by_name(self._experiment)
         number = known.experiment_id if known else self._client.create_experiment(self._experiment)
         self._run = self._client.create_run(number, run_name=self._folder.name).info.run_id
-        write_whole(note, json.dumps({"run_id": self._run, "tracking_uri": self._client.tracking_uri}) + "\n")
+        self._write_note(run_id=self._run, tracking_uri=self._client.tracking_uri)
         for path, text in _leaves(self._folder):
             self._client.log_param(self._run, path, text)
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""
-        from mlflow.entities import Metric
-
-        self._waiting += [
-            Metric(key=name, value=float(value), timestamp=line["time_ms"], step=line["update"])
-            for name, value in found.items()
-        ]
+        self._waiting += _mlflow_metrics(line, found)
 
     def flush(self) -> None:
         """Write or send what was taken."""
@@ -161,9 +174,22 @@ class MLflowRun:
     def _send(self) -> None:
         if self._run is None:
             self._begin()
+        if self._lacks_from is not None:
+            self._waiting[:0], self._lacks_from = self._missing(self._lacks_from), None
         while self._waiting:
             self._client.log_batch(self._run, metrics=self._waiting[:1000])  # its limit
             del self._waiting[:1000]
+        if self._note.pop(_MISSING, None) is not None:
+            self._write_note()
+
+    def _missing(self, first: int) -> list[Any]:
+        """The figures of earlier sessions from an update on."""
+        found = []
+        for _, line in read_metrics(self._folder / METRICS):
+            # The line of an update has the update that it began; that of an evaluation the one that it reached.
+            if (each := figures(line)) and first <= line["update"] < self._begins_at + (line["key"] in _EVALUATED):
+                found += _mlflow_metrics(line, each)
+        return found
 
     @contextmanager
     def _failure_logged(self) -> Iterator[None]:
@@ -171,6 +197,16 @@ class MLflowRun:
             yield
         except Exception as error:  # of MLflow, its data base or the system
             log.warning("warning: MLflow: %s; %d figures wait", error, len(self._waiting))
+            if self._waiting and self._waiting[0].step < self._note.get(_MISSING, math.inf):
+                with suppress(OSError):  # the disk is full, which the run says itself
+                    self._write_note(**{_MISSING: self._waiting[0].step})
+
+
+def _mlflow_metrics(line: dict[str, Any], found: dict[str, float]) -> list[Any]:
+    from mlflow.entities import Metric
+
+    about = {"timestamp": line["time_ms"], "step": line["update"]}
+    return [Metric(key=name, value=float(value), **about) for name, value in found.items()]
 
 
 class Table:

@@ -87,7 +87,8 @@ class MLflow:
 
     The server is the one of MLFLOW_TRACKING_URI, or MLflow's default; a new run does not begin if it does not answer. A
     resumed run continues the run in MLflow, and sends the steps after its checkpoint again; if that run is lost there,
-    a new one begins. If the server fails later on, or does not answer a resumed run, that goes on and warns.
+    a new one begins. If the server fails later on, or does not answer a resumed run, that goes on and warns; a later
+    session sends what the server lacks.
 
     Args:
         experiment: the name that MLflow groups runs by.
@@ -112,7 +113,7 @@ class MLflow:
         """The extension; it communicates nothing between ranks."""
         from trainers.training.extensions.figure_sinks import Logger, MLflowRun
 
-        return Logger(lambda trainer: MLflowRun(Path(trainer.out), self.experiment))
+        return Logger(lambda trainer: MLflowRun(Path(trainer.out), self.experiment, trainer.updater.iteration))
 
 
 @dataclass(frozen=True, kw_only=True)

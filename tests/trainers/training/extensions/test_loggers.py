@@ -152,7 +152,7 @@ def test_mlflow_has_one_run_of_both_sessions(kilobatch, tmp_path, mlflow):
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
 def test_mlflow_has_the_end_of_a_failed_run_and_ends_none_where_it_fails_itself(tmp_path, mlflow, caplog):
     (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
-    sink, client = MLflowRun(tmp_path, "here"), mlflow.MlflowClient()
+    sink, client = MLflowRun(tmp_path, "here", 0), mlflow.MlflowClient()
     with suppress(ZeroDivisionError), closing(sink):
         raise ZeroDivisionError
     number = json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
@@ -175,7 +175,7 @@ def test_a_lost_run_of_mlflow_is_begun_anew_and_a_deleted_experiment_refused(tmp
     )
     for lose in losses:
         lose()
-        with closing(MLflowRun(tmp_path, "here")) as sink:
+        with closing(MLflowRun(tmp_path, "here", 0)) as sink:
             sink.add({"update": 3, "time_ms": 1}, {"loss": 0.5})
         numbers.append(json.loads(note.read_text())["run_id"])
         assert [each.step for each in client.get_metric_history(numbers[-1], "loss")] == [3]
@@ -193,10 +193,45 @@ def test_a_server_of_mlflow_that_does_not_answer_is_refused_before_a_run_and_end
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:9")
     with pytest.raises(InputRefused, match=r"^MLflow cannot be used: .*localhost:9.*; set MLFLOW_TRACKING_URI to .*$"):
         MLflow().require()
-    with closing(MLflowRun(tmp_path, "here")) as sink:
+    with closing(MLflowRun(tmp_path, "here", 0)) as sink:
         sink.add({"update": 3, "time_ms": 1}, {"loss": 0.5})
     assert caplog.text.count("warning: MLflow: API request to http://localhost:9") == 2
     assert "; 1 figures wait" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
+def test_what_the_server_of_mlflow_missed_it_gets_from_the_record_when_the_run_is_resumed(
+    tmp_path, mlflow, monkeypatch
+):
+    each = {"value": 0.5, "time_ms": 1, "global_batch_size": 8, "update_seconds": 0.1}
+    lines = [{"key": "train_loss", "update": update, **each} for update in range(8)]
+    lines += [{"key": "eval_accuracy", "update": update, **each} for update in (2, 4, 6)]
+    lines.sort(key=lambda line: line["update"])
+    (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
+    answers = figure_sinks.mlflow_client
+    for begin, end, away in ((0, 2, False), (2, 4, True), (4, 6, True), (6, 8, False)):
+
+        def client(away=away):
+            if away:
+                raise OSError("no server there")
+            return answers()
+
+        monkeypatch.setattr(figure_sinks, "mlflow_client", client)
+        session = [line for line in lines if begin + (line["key"] != "train_loss") <= line["update"] < end]
+        session += [line for line in lines if line["update"] == end and line["key"] != "train_loss"]
+        with closing(MLflowRun(tmp_path, "here", begin)) as sink:
+            with open(tmp_path / "metrics.jsonl", "a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in session)
+            for line in session:
+                sink.add(line, figures(line))
+    note = json.loads((tmp_path / "mlflow.json").read_text())
+    assert note.keys() == {"run_id", "tracking_uri"}
+    there = {name: mlflow.MlflowClient().get_metric_history(note["run_id"], name) for name in ("loss", "eval_accuracy")}
+    assert {name: sorted(each.step for each in found) for name, found in there.items()} == {
+        "loss": [*range(8)],
+        "eval_accuracy": [2, 4, 6],
+    }
 
 
 def test_a_resumed_run_goes_on_without_the_server_of_mlflow(tmp_path, monkeypatch, capsys, caplog):
@@ -211,8 +246,8 @@ def test_a_resumed_run_goes_on_without_the_server_of_mlflow(tmp_path, monkeypatc
         require_startable(opened, ranks=1, files=True)
     require_startable(opened, ranks=1, files=False)
     assert "warning: MLflow cannot be used: no disk there; the run goes on without it" in capsys.readouterr().err
-    run = MLflowRun(tmp_path, "here")
-    run._waiting.append("a figure")
+    run = MLflowRun(tmp_path, "here", 0)
+    run._waiting.append(SimpleNamespace(step=3))
     run.close()
     assert caplog.text.count("warning: MLflow: no disk there; ") == 2
     assert "1 figures are not in it; metrics.jsonl has them" in caplog.text
