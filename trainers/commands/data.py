@@ -115,6 +115,7 @@ def stage(
     from recipes.reading.open import open_dataset
     from recipes.reports.wording import size
     from trainers.datasets.progress_bar import showing_progress
+    from trainers.datasets.remote import CannotFetch
     from trainers.datasets.staging import Source
     from trainers.datasets.staging import stage as copy
     from trainers.launch.preflight import refuse_folder
@@ -131,7 +132,10 @@ def stage(
         raise InputRefused(f"data set {dataset} has no root to copy from; give one with --data")
     total = sum(Source(root).sizes.values())
     with showing_progress(f"copying {dataset}", total, unit="bytes") as advance:
-        staged = copy(root, to, done=advance)
+        try:
+            staged = copy(root, to, done=advance)
+        except CannotFetch as error:
+            raise CannotFetch(f"{error}; the same command goes on") from error
     for names, what in (
         (staged.replaced, "had other bytes than the source, copied again"),
         (staged.removed, "no longer at the source, removed"),

@@ -1,9 +1,12 @@
 """What a staged copy has, and what it does not keep."""
 
 import pytest
+from typer.testing import CliRunner
 
+import kilobatch as command_line
 from recipes.errors import InputRefused
-from trainers.datasets.staging import stage
+from trainers.datasets.staging import Source, stage
+from trainers.runs.errors import exit_on_error
 
 
 @pytest.fixture
@@ -55,3 +58,13 @@ def test_a_data_set_is_staged_without_being_opened(source, tmp_path, kilobatch):
     (tmp_path / "mine.yaml").write_text(facts)
     done = kilobatch("data", "stage", "mine.yaml", "--to", "staged", cwd=tmp_path)
     assert (done.returncode, "2 files, " in done.stdout) == (0, True), done.stderr
+
+
+def test_a_copy_that_fails_ends_with_3_and_one_line(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Source, "block", lambda one, name, start, size: bytes(size))
+    words = ["data", "stage", str(source), "--to", str(tmp_path / "staged")]
+    with pytest.raises(SystemExit, match="^3$"):
+        exit_on_error(CliRunner().invoke(command_line.app, words).exception)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kilobatch: train/")
+    assert line.endswith("; the same command goes on")
