@@ -20,7 +20,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.schema.dataset import url_of
 from trainers.datasets.remote import FETCHERS, CannotFetch, mirror_of
-from trainers.runs.run_folder import write_whole
+from trainers.runs.run_folder import filling_folder, write_whole
 
 _OWN = ".kilobatch-"  # begins names of files beside the data that hold for one place only
 RECORD = f"{_OWN}staged.jsonl"  # a line of each copied file: name, bytes, mark of the source, SHA-256
@@ -102,13 +102,17 @@ def stage(root: Path, target: Path, *, done: Callable[[int], None] = lambda coun
         target: is made if it does not exist.
         done: called with bytes that are there.
     Raises:
-        InputRefused: the target has too little room, or lies in the root.
+        InputRefused: the target has too little room, lies in the root, or is being filled by another command.
         CannotFetch: a file cannot be read, after several attempts, or came with other bytes than its MD5 promises.
     """
     source = Source(root)
     if mirror_of(root) is None and target.resolve().is_relative_to(root.resolve()):
         raise InputRefused(f"{target}: lies in the data's own folder; name another one")
-    target.mkdir(parents=True, exist_ok=True)
+    with filling_folder(target):
+        return _stage(root, source, target, done)
+
+
+def _stage(root: Path, source: Source, target: Path, done: Callable[[int], None]) -> Staged:
     record, writing, replaced, copied = _read_record(target), threading.Lock(), [], []
     place = url_of(root) or os.path.realpath(root)
     missing = sum(size for name, size in source.sizes.items() if _size(target / name) != size)

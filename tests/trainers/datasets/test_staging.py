@@ -1,5 +1,8 @@
 """What a staged copy has, and what it does not keep."""
 
+import fcntl
+import os
+
 import pytest
 from typer.testing import CliRunner
 
@@ -51,6 +54,16 @@ def test_what_the_source_no_longer_has_is_removed_and_what_it_never_had_is_named
     (target / "train/dog").mkdir()
     (target / "train/dog/1.jpg").write_bytes(b"put there since")
     assert "train/dog/1.jpg" in stage(source, target).extra
+
+
+def test_two_commands_do_not_fill_one_folder_at_once(source, tmp_path):
+    (tmp_path / "staged").mkdir()
+    held = os.open(tmp_path / "staged", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(InputRefused, match="staged: another of these commands is at work there; wait for it"):
+        stage(source, tmp_path / "staged")
+    os.close(held)
+    assert stage(source, tmp_path / "staged").num_copied == 2
 
 
 def test_a_data_set_is_staged_without_being_opened(source, tmp_path, kilobatch):
