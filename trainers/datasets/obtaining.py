@@ -14,11 +14,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from recipes.errors import InputRefused
 from recipes.schema import Dataset
 from recipes.schema.dataset import Source
+from trainers.datasets.held_out import other_counts
 
 ATTEMPTS = 3  # of a file, before the next source is tried
 PAUSE_SECONDS = 1.0  # before the second attempt; then twice as long
@@ -77,11 +79,10 @@ def get(dataset: Dataset, target: Path, *, at_hand: Path | None, showing: Showin
 def _lacks(dataset: Dataset, folder: Path) -> str | None:
     """What a folder lacks of the data; None if it has all."""
     try:
-        counts = dataset.reader.facts(folder)
+        wrong = "; ".join(other_counts(replace(dataset, root=folder)))
     except (LookupError, OSError, ValueError) as error:
         return str(error)
-    wrong = {key: count for key, count in counts.items() if count != getattr(dataset, key)}
-    return f"has {wrong}, and the data set's file says otherwise" if wrong else None
+    return f"the data set's file says {wrong}" if wrong else None
 
 
 def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:

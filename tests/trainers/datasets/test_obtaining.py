@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import yaml
 
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_dataset
@@ -177,6 +178,26 @@ def test_files_at_hand_are_copied_and_nothing_is_asked(web, tmp_path, kilobatch)
     (tmp_path / "hand" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(InputRefused, match="hand: .*t10k-labels-idx1-ubyte: no such file"):
         get(opened(tmp_path, source(web)), tmp_path / "to", at_hand=tmp_path / "hand", showing=None)
+
+
+@pytest.mark.parametrize(
+    ("counts", "validation", "lacks"),
+    [
+        ((4, 1, 5), {"fraction": 0.2}, None),
+        ((5, 1, 5), {"fraction": 0.2}, "num_train and num_eval together: 6, and there are 5"),
+        ((5, 3, 7), None, None),
+        ((5, 3, 4), None, "num_classes: 4, and there are 5"),
+    ],
+)
+def test_the_counts_are_compared_as_training_compares_them(web, tmp_path, counts, validation, lacks):
+    (tmp_path / "hand").mkdir()
+    for name, data in idx_files().items():
+        (tmp_path / "hand" / name).write_bytes(data)
+    facts = dict(zip(("num_train", "num_eval", "num_classes"), counts, strict=True), validation=validation)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"reader": {"kind": "Idx"}, "channels": 1, **facts}))
+    dataset = open_dataset(str(tmp_path / "small.yaml"), vocabulary=vocabulary())
+    with pytest.raises(InputRefused, match=lacks) if lacks else nullcontext():
+        get(dataset, tmp_path / "to", at_hand=tmp_path / "hand", showing=None)
 
 
 def test_of_a_folder_at_hand_the_files_of_the_source_are_copied_and_no_others(web, tmp_path):
