@@ -150,10 +150,7 @@ def _downloaded(source: Source, target: Path, showing: Showing) -> Path:
     for file in source.files:
         path = target / file.name
         if not (path.is_file() and _digest(path) == file.sha256):
-            _download(f"{source.url.rstrip('/')}/{file.name}", path, showing)
-            if (found := _digest(path)) != file.sha256:
-                path.unlink()
-                raise Unreached(f"{source.url}: {file.name} has SHA-256 {found}, expected {file.sha256}")
+            _download(f"{source.url.rstrip('/')}/{file.name}", path, file.sha256, showing)
         if file.name.endswith(_ARCHIVES):
             try:
                 with tarfile.open(path) as archive:
@@ -163,17 +160,29 @@ def _downloaded(source: Source, target: Path, showing: Showing) -> Path:
     return target / source.folder
 
 
-def _download(url: str, path: Path, showing: Showing) -> None:
-    """Fetch a file; what is there of an attempt that was cut off is kept."""
-    part, pause = path.with_name(f".{path.name}.part"), PAUSE_SECONDS
+def _download(url: str, path: Path, sha256: str, showing: Showing) -> None:
+    """Fetch a file, which takes its name once its sum is right; what is there of an attempt that was cut off is kept.
+
+    Raises:
+        Unreached: it cannot be fetched, or has another sum.
+    """
+    part, pause = path.with_name(f".{path.name}.{sha256[:16]}.part"), PAUSE_SECONDS
     for attempt in range(1, ATTEMPTS + 1):
+        went_on = part.exists()
         try:
             _fetch(url, part, showing)
-            part.replace(path)
-            return
+            if (found := _digest(part)) == sha256:
+                part.replace(path)
+                return
+            part.unlink()
+            if not went_on or attempt == ATTEMPTS:
+                raise Unreached(f"{url}: has SHA-256 {found}, expected {sha256}")
         except (OSError, http.client.HTTPException) as error:
-            cause = f"{type(error).__name__}: {error}"
-            if attempt == ATTEMPTS or isinstance(error, urllib.error.HTTPError) and error.code < 500:
+            cause, code = f"{type(error).__name__}: {error}", getattr(error, "code", 500)
+            begins_anew = went_on and code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+            if begins_anew:
+                part.unlink()
+            if attempt == ATTEMPTS or code < 500 and not begins_anew:
                 raise Unreached(f"{url}: {cause}") from error
         time.sleep(pause)
         pause *= 2
