@@ -54,6 +54,10 @@ def converted(source, root, conversion=TAR, *, reader=None, workers=1):
     return root
 
 
+def paths_of(samples):
+    return list(samples.names if hasattr(samples, "names") else samples.paths)
+
+
 def contents(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -235,6 +239,17 @@ def test_names_that_are_no_keys_of_webdataset_become_numbers(source, tmp_path):
         "dog/1.jpg",
         "dog/00000006.png",
     ]
+
+
+@pytest.mark.parametrize("form", ["folder", "tar"])
+def test_a_number_in_place_of_a_name_is_no_other_images_name(source, tmp_path, form):
+    (source / "train/cat/0.jpg").rename(source / "train/cat/0.v1.jpg")
+    (source / "train/cat/2.jpg").rename(source / "train/cat/00000000.jpg")
+    root = converted(source, tmp_path / "root", Conversion(form=form))
+    samples = {"folder": ImageFolder(), "tar": TarShards()}[form].open(root, "train")
+    assert len(set(paths_of(samples))) == len(paths_of(samples)) == 7
+    stored = [samples.encoded(paths_of(samples).index(f"cat/{name}.jpg")) for name in ("00000000", "00000000-")]
+    assert stored == [(source / f"train/cat/{name}.jpg").read_bytes() for name in ("00000000", "0.v1")]
 
 
 @pytest.mark.parametrize("form", ["folder", "tar", "arrays"])
