@@ -111,7 +111,7 @@ def stage(
     Goes on where it was cut off; a file that is there with other bytes is copied again, and one that was copied and is
     gone at the source is removed.
     """
-    from recipes.errors import InputRefused, printable
+    from recipes.errors import InputRefused, printable_line
     from recipes.reading.open import open_dataset
     from recipes.reports.wording import size
     from trainers.datasets.progress_bar import showing_progress
@@ -142,7 +142,7 @@ def stage(
         (staged.extra, "not of the source, left there"),
     ):
         for name in names[:_SHOWN]:
-            print(printable(f"{to / name}: {what}"))
+            print(printable_line(f"{to / name}: {what}"))
         if len(names) > _SHOWN:
             print(f"and {len(names) - _SHOWN:,} more files: {what}")
     there = f"{staged.num_copied:,} copied, {staged.num_files - staged.num_copied:,} were there"
