@@ -231,6 +231,8 @@ def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:
             if not entry.name.startswith("."):
                 if entry.is_symlink():
                     _refuse_escape(entry.path, root)
+                    if not os.path.exists(entry.path):
+                        raise ValueError(f"{entry.path}: a link that leads nowhere; remove it")
                 yield entry
 
 

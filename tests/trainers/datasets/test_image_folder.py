@@ -188,6 +188,9 @@ def test_what_does_not_belong_there_is_refused_by_path(root):
     (root / "train" / "b" / "notes.txt").unlink()
     (root / "train" / "b" / "folder.png").mkdir()
     refused(root, "folder.png: not a file with one of the suffixes")
+    (root / "train" / "b" / "folder.png").rmdir()
+    (root / "train" / "b" / "link.jpg").symlink_to("nothing.jpg")
+    refused(root, "link.jpg: a link that leads nowhere; remove it")
 
 
 def test_empty_and_missing_folders_are_refused_by_path(root, tmp_path_factory):
