@@ -54,7 +54,7 @@ class TarShards:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.
             When opened: there is no archive; one is damaged, cut off, compressed, several in one file, or has a member
             that is sparse, a link or a device; an image has no class, as with a dot in what should be its key, or two
-            images have one key.
+            images, or two .cls, have one key.
 
     Source: the layout of https://github.com/webdataset/webdataset (not checked).
     Differs: WebDataset reads the archives one after the other and shuffles in a buffer.
@@ -184,6 +184,8 @@ def _images(place: Place, file: Path) -> Iterator[_Member]:
                 elif ending == "cls":
                     opened.seek(member.offset_data)  # tarfile itself seeks to where the next one begins
                     text = opened.read(min(member.size, _MOST_DIGITS + 1))
+                    if _key(member) in classes:
+                        raise ValueError(f"{path}: {member.name!r} is there twice; leave one out")
                     classes[_key(member)] = _label(text, path, member.name)
                 elif stem and ending.endswith(".cls"):
                     dotted.add(_key(member))

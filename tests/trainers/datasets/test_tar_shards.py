@@ -127,6 +127,15 @@ def test_a_wrong_archive_is_named(root, files, message):
         TarShards().open(root, "train")
 
 
+def test_two_classes_of_one_image_are_refused(root):
+    with tarfile.open(root / "train-1.tar", "a") as archive:
+        member = tarfile.TarInfo("a.cls")
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"1"))
+    with pytest.raises(ValueError, match=r"train-1\.tar: 'a\.cls' is there twice; leave one out"):
+        TarShards().open(root, "train")
+
+
 def test_a_second_class_of_an_image_is_passed_over(root):
     pack(root / "train-1.tar", {"a.jpg": jpeg(1), "a.cls": b"2", "a.fine.cls": b"9", "a.seg.png": b"x"})
     assert TarShards().open(root, "train").labels.tolist() == [1, 0, 2]
