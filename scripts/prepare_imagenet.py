@@ -197,11 +197,21 @@ def _num_written(root: Path) -> int:
 
 
 def _form_of(folder: Path) -> str | None:
-    """The reader of a folder, by what it holds; None for ILSVRC 2012's own files."""
+    """The reader of a folder, by what it holds; None for ILSVRC 2012's own files.
+
+    Raises:
+        InputRefused: it holds one split only.
+    """
     if (folder / KAGGLE).is_dir() or any((folder / name).is_file() for name in ARCHIVES.values()):
         return None
-    signs = _SIGNS.items()
-    return next((kind for kind, sign in signs if all(next(folder.glob(one), None) for one in sign)), None)
+    there = {kind: [one for one in sign if next(folder.glob(one), None)] for kind, sign in _SIGNS.items()}
+    if whole := [kind for kind, found in there.items() if len(found) == len(_SIGNS[kind])]:
+        return whole[0]
+    for kind, found in there.items():
+        if found:
+            (absent,) = set(_SIGNS[kind]) - set(found)
+            raise InputRefused(f"{folder}: has {found[0]}, and no {absent}; {kind} needs both, so add the other split")
+    return None
 
 
 def _images(folder: Path, dataset: Dataset) -> SourceImages:

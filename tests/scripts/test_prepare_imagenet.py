@@ -255,6 +255,15 @@ def test_missing_and_wrong_sources_are_refused_with_the_way_to_them(archives, pr
     assert not Path("root").exists()
 
 
+def test_a_source_of_one_split_is_refused_by_what_it_lacks(archives, prepare, tmp_path):
+    (tmp_path / "photos/train/cat").mkdir(parents=True)
+    (tmp_path / "photos/train/cat/1.jpg").touch()
+    for words in ((), ("--format", "tar")):
+        code, output = prepare(tmp_path / "photos", "root", *words)
+        assert (code, "photos: has train/*/*, and no val/*/*; ImageFolder needs both" in output) == (2, True), output
+    assert not Path("root").exists()
+
+
 def test_two_commands_do_not_fill_the_same_folder(archives, prepare):
     Path("root").mkdir()
     held = os.open("root", os.O_RDONLY)
