@@ -81,6 +81,7 @@ from trainers.datasets.ilsvrc2012 import (
 )
 from trainers.datasets.manifest import MANIFEST, read_manifest
 from trainers.datasets.progress_bar import showing_progress
+from trainers.datasets.shard_files import require_writer
 from trainers.launch.preflight import require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, RunFailed
@@ -106,6 +107,7 @@ def prepare(
         InputRefused: before anything was written: the source is not what it should be, or does not fit.
         RunFailed: on the way.
     """
+    require_writer(conversion.form)
     if root.resolve() == (source / KAGGLE).resolve():
         raise InputRefused(f"{root}: Kaggle's own folder of images; name one of its own for the class folders")
     if root.resolve() == source.resolve():

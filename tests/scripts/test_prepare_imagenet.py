@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from recipes.reading.open import open_dataset
-from trainers.datasets import Arrays, ImageFolder, Parquet, TarShards
+from trainers.datasets import Arrays, ImageFolder, Parquet, TarShards, shard_files
 from trainers.launch.vocabulary import vocabulary
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -261,6 +261,13 @@ def test_a_source_of_one_split_is_refused_by_what_it_lacks(archives, prepare, tm
     for words in ((), ("--format", "tar")):
         code, output = prepare(tmp_path / "photos", "root", *words)
         assert (code, "photos: has train/*/*, and no val/*/*; ImageFolder needs both" in output) == (2, True), output
+    assert not Path("root").exists()
+
+
+def test_parquet_without_pyarrow_is_refused_before_anything_is_written(archives, prepare, monkeypatch):
+    monkeypatch.setattr(shard_files, "find_spec", lambda name: None)
+    code, output = prepare(archives, "root", "--format", "parquet")
+    assert (code, "Parquet is written with pyarrow; type" in output) == (2, True), output
     assert not Path("root").exists()
 
 
