@@ -36,7 +36,7 @@ class Staged:
         num_files, num_bytes: of the data.
         num_copied: files that were copied now; the others were there, with the right bytes.
         replaced: those of them that were there with other bytes of the same size.
-        removed: files of an earlier copy of this root, which no longer has them.
+        removed: files of an earlier copy of this root, which no longer has them; those that were changed since stay.
         extra: files in the folder that are not of this root; they stay.
     """
 
@@ -96,7 +96,7 @@ def stage(root: Path, target: Path, *, done: Callable[[int], None] = lambda coun
     A file that is there is read. Its SHA-256 must be that of the bytes that were copied, and the source must not have
     changed since; where no record says so, it is compared with the source: by SHA-256 with a folder, by MD5 with a URL
     that names it. Else it is copied again. A copied file is compared with the URL's MD5, where it names one. Files that
-    were copied from this root before and are no longer there are removed. Links are followed.
+    were copied from this root before, unchanged since and no longer there, are removed. Links are followed.
 
     Args:
         target: is made if it does not exist.
@@ -150,7 +150,8 @@ def _stage(root: Path, source: Source, target: Path, done: Callable[[int], None]
         path.unlink()
     found = (Path(folder, name) for folder, _, names in os.walk(target) for name in names if _is_data(name))
     others = sorted({path.relative_to(target).as_posix() for path in found} - set(source.sizes))
-    removed = [name for name in others if record.get(name, {}).get("root") == place]
+    copies = [name for name in others if record.get(name, {}).get("root") == place]
+    removed = [name for name in copies if _digest(target / name, "sha256") == record[name]["sha256"]]
     _remove(target, removed)
     return Staged(
         num_files=len(source.sizes),

@@ -56,6 +56,15 @@ def test_what_the_source_no_longer_has_is_removed_and_what_it_never_had_is_named
     assert "train/dog/1.jpg" in stage(source, target).extra
 
 
+def test_a_copy_that_was_changed_since_stays_when_its_source_goes(source, tmp_path):
+    stage(source, tmp_path / "staged")
+    (source / "train/dog/1.jpg").unlink()
+    (tmp_path / "staged/train/dog/1.jpg").write_bytes(b"mine")
+    staged = stage(source, tmp_path / "staged")
+    assert (staged.removed, staged.extra) == ([], ["train/dog/1.jpg"])
+    assert (tmp_path / "staged/train/dog/1.jpg").read_bytes() == b"mine"
+
+
 def test_two_commands_do_not_fill_one_folder_at_once(source, tmp_path):
     (tmp_path / "staged").mkdir()
     held = os.open(tmp_path / "staged", os.O_RDONLY)
