@@ -265,7 +265,7 @@ def test_what_is_not_finished_is_not_read(source, tmp_path, form):
 
 def test_a_manifest_of_another_program_is_not_read(source):
     facts, prints = ImageFolder().facts(source), ImageFolder().fingerprints(source)
-    for lines in ('{"image": "a.jpg"}\n{"image": "b.jpg"}\n', "[]\n[]\n", "no JSON"):
+    for lines in ('{"image": "a.jpg"}\n{"image": "b.jpg"}\n', '{"per_chunk": 1}\n{}\n', "[]\n[]\n", "no JSON"):
         (source / MANIFEST).write_text(lines)
         assert (ImageFolder().facts(source), ImageFolder().fingerprints(source)) == (facts, prints)
         with pytest.raises(InputRefused, match="begun with source None, now 'a test'"):
