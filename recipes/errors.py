@@ -33,6 +33,15 @@ def printable(text: str) -> str:
     return "\n".join(cut)
 
 
+def printable_line(text: str) -> str:
+    """A message as `printable` gives it, in one line.
+
+    >>> printable_line("new\\nline.jpg")
+    'new\\\\nline.jpg'
+    """
+    return printable(text).replace("\n", "\\n")
+
+
 class InputRefused(ValueError):
     """Something a user gave was refused before anything started; the message says what, where and a way out.
 

@@ -42,14 +42,12 @@ The md5 sums are those of torchvision/datasets/imagenet.py; `md5sum FILE` prints
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -83,9 +81,11 @@ from trainers.datasets.ilsvrc2012 import (
 )
 from trainers.datasets.manifest import MANIFEST, read_manifest
 from trainers.datasets.progress_bar import showing_progress
+from trainers.datasets.shard_files import require_writer
 from trainers.launch.preflight import require_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, RunFailed
+from trainers.runs.run_folder import filling_folder
 
 _CLASSES_SHOWN = 5  # in a message
 _MAKE = {"ImageFolder": ImageFolder, "TarShards": TarShards, "Parquet": Parquet, "Arrays": Arrays}
@@ -107,6 +107,7 @@ def prepare(
         InputRefused: before anything was written: the source is not what it should be, or does not fit.
         RunFailed: on the way.
     """
+    require_writer(conversion.form)
     if root.resolve() == (source / KAGGLE).resolve():
         raise InputRefused(f"{root}: Kaggle's own folder of images; name one of its own for the class folders")
     if root.resolve() == source.resolve():
@@ -143,7 +144,7 @@ def _convert(
             raise InputRefused(f"{source}: {what}; fetch it again, or name the data set's file with --dataset")
         console.print(f"{images.name}: stays as it is")
         showing = partial(showing_progress, unit="images")
-        with _locked(root):
+        with filling_folder(root):
             convert(images, root, conversion, workers=workers, showing=showing)
     else:
         _refuse_other(root, source, conversion, totals)
@@ -198,11 +199,21 @@ def _num_written(root: Path) -> int:
 
 
 def _form_of(folder: Path) -> str | None:
-    """The reader of a folder, by what it holds; None for ILSVRC 2012's own files."""
+    """The reader of a folder, by what it holds; None for ILSVRC 2012's own files.
+
+    Raises:
+        InputRefused: it holds one split only.
+    """
     if (folder / KAGGLE).is_dir() or any((folder / name).is_file() for name in ARCHIVES.values()):
         return None
-    signs = _SIGNS.items()
-    return next((kind for kind, sign in signs if all(next(folder.glob(one), None) for one in sign)), None)
+    there = {kind: [one for one in sign if next(folder.glob(one), None)] for kind, sign in _SIGNS.items()}
+    if whole := [kind for kind, found in there.items() if len(found) == len(_SIGNS[kind])]:
+        return whole[0]
+    for kind, found in there.items():
+        if found:
+            (absent,) = set(_SIGNS[kind]) - set(found)
+            raise InputRefused(f"{folder}: has {found[0]}, and no {absent}; {kind} needs both, so add the other split")
+    return None
 
 
 def _images(folder: Path, dataset: Dataset) -> SourceImages:
@@ -229,7 +240,7 @@ def make_folders(source: Path, root: Path, dataset: Dataset, console: Console, *
     totals = {"train": dataset.num_train, "val": dataset.num_eval}
     missing = [split for split in totals if not (root / split).is_dir()]
     images = _open_source(source, root, missing, move=move) if missing else None
-    with _locked(root):
+    with filling_folder(root):
         if images is not None:
             console.print(images.note)
         for split in missing:
@@ -265,23 +276,6 @@ def _open_source(folder: Path, root: Path, splits: list[str], *, move: bool) -> 
 def _nearest(path: Path) -> Path:
     """The folder itself, or its nearest existing parent."""
     return next(folder for folder in (path, *path.resolve().parents) if folder.is_dir())
-
-
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """Lock the folder, made if it does not exist, so that no other process fills it meanwhile."""
-    root.mkdir(parents=True, exist_ok=True)
-    held = os.open(root, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputRefused(f"{root}: another of these commands is at work there; wait for it") from error
-        except OSError:
-            pass  # a file system without locks keeps nobody out
-        yield
-    finally:
-        os.close(held)
 
 
 def _require_whole(part: Path, split: str, total: int, num_classes: int, source: FolderSource) -> None:

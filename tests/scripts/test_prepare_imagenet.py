@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from recipes.reading.open import open_dataset
-from trainers.datasets import Arrays, ImageFolder, Parquet, TarShards
+from trainers.datasets import Arrays, ImageFolder, Parquet, TarShards, shard_files
 from trainers.launch.vocabulary import vocabulary
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -252,6 +252,22 @@ def test_missing_and_wrong_sources_are_refused_with_the_way_to_them(archives, pr
         (archives / DEVKIT).unlink() if content is None else (archives / DEVKIT).write_bytes(content)
         code, output = prepare(archives)
         assert (code, message in output, "--help" in output or "fetch it again" in output) == (2, True, True), output
+    assert not Path("root").exists()
+
+
+def test_a_source_of_one_split_is_refused_by_what_it_lacks(archives, prepare, tmp_path):
+    (tmp_path / "photos/train/cat").mkdir(parents=True)
+    (tmp_path / "photos/train/cat/1.jpg").touch()
+    for words in ((), ("--format", "tar")):
+        code, output = prepare(tmp_path / "photos", "root", *words)
+        assert (code, "photos: has train/*/*, and no val/*/*; ImageFolder needs both" in output) == (2, True), output
+    assert not Path("root").exists()
+
+
+def test_parquet_without_pyarrow_is_refused_before_anything_is_written(archives, prepare, monkeypatch):
+    monkeypatch.setattr(shard_files, "find_spec", lambda name: None)
+    code, output = prepare(archives, "root", "--format", "parquet")
+    assert (code, "Parquet is written with pyarrow; type" in output) == (2, True), output
     assert not Path("root").exists()
 
 

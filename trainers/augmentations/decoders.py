@@ -38,6 +38,7 @@ MOST_PIXELS = 2 * 89_478_485  # of an image that is decoded, Pillow's limit: 179
 
 # Modes of 8 bits a channel; Pillow reduces 16-bit colour to these. It would clip the other modes (I;16, I, F) to white.
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
+_GREY_ALPHA_16 = b"\x10\x04"  # bits and colour type in a PNG's header; Pillow reduces it to 8 bits
 
 # Formats that are opened, whatever the file's suffix. Of Pillow's others, EPS would run Ghostscript on the file.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
@@ -232,6 +233,8 @@ def _open_with_pillow(file: bytes | memoryview) -> Image.Image:
     image = Image.open(io.BytesIO(file), formats=FORMATS)
     if image.mode not in _MODES:
         raise ValueError(f"mode {image.mode}: only 8 bits a channel are read, convert it first")
+    if image.format == "PNG" and file[24:26] == _GREY_ALPHA_16:
+        raise ValueError("mode LA of 16 bits: only 8 bits a channel are read, convert it first")
     return image
 
 

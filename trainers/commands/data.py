@@ -111,10 +111,11 @@ def stage(
     Goes on where it was cut off; a file that is there with other bytes is copied again, and one that was copied and is
     gone at the source is removed.
     """
-    from recipes.errors import InputRefused, printable
+    from recipes.errors import InputRefused, printable_line
     from recipes.reading.open import open_dataset
     from recipes.reports.wording import size
     from trainers.datasets.progress_bar import showing_progress
+    from trainers.datasets.remote import CannotFetch
     from trainers.datasets.staging import Source
     from trainers.datasets.staging import stage as copy
     from trainers.launch.preflight import refuse_folder
@@ -131,14 +132,17 @@ def stage(
         raise InputRefused(f"data set {dataset} has no root to copy from; give one with --data")
     total = sum(Source(root).sizes.values())
     with showing_progress(f"copying {dataset}", total, unit="bytes") as advance:
-        staged = copy(root, to, done=advance)
+        try:
+            staged = copy(root, to, done=advance)
+        except CannotFetch as error:
+            raise CannotFetch(f"{error}; the same command goes on") from error
     for names, what in (
         (staged.replaced, "had other bytes than the source, copied again"),
         (staged.removed, "no longer at the source, removed"),
         (staged.extra, "not of the source, left there"),
     ):
         for name in names[:_SHOWN]:
-            print(printable(f"{to / name}: {what}"))
+            print(printable_line(f"{to / name}: {what}"))
         if len(names) > _SHOWN:
             print(f"and {len(names) - _SHOWN:,} more files: {what}")
     there = f"{staged.num_copied:,} copied, {staged.num_files - staged.num_copied:,} were there"

@@ -57,7 +57,7 @@ class Arrays:
         require_split(split, self)
         place = self._place(root)
         name, images, labels = _load(place, getattr(self, split))
-        if images.dtype != np.uint8 or images.ndim not in (3, 4) or not len(images):
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
             what, form = f"{images.dtype} of shape {images.shape}", "(samples, height, width, channels)"
             raise ValueError(f"{name('images')}: {what}; images are uint8, {form}: convert them")
         if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0:

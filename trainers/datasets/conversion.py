@@ -249,14 +249,16 @@ def _write_chunk(chunk: Chunk) -> str:
 
 
 def _stored(samples: Any, classes: Sequence[str], indices: Sequence[int], how: Conversion) -> Iterator[StoredImage]:
-    taken: set[str] = set()
-    for index in indices:
+    parts = [_own_name(samples, index).rpartition(".") for index in indices]
+    keys = [f"{classes[int(samples.labels[index])]}/{part[0]}" for index, part in zip(indices, parts, strict=True)]
+    named, taken = set(keys), set()
+    for index, (stem, _, own), key in zip(indices, parts, keys, strict=True):
         label = int(samples.labels[index])
         file = _file(samples, index, how)
-        stem, _, own = _own_name(samples, index).rpartition(".")
-        key = f"{classes[label]}/{stem}"
         if not stem or "." in stem or key in taken:  # a key of WebDataset ends at the first dot
             key = f"{classes[label]}/{index:08d}"
+            while key in named:
+                key += "-"
         taken.add(key)
         if how.shorter is not None or own.lower() not in ("jpg", "jpeg", "png"):
             own = "jpg" if file.startswith(_JPEG) else "png"  # readers look into the file, whatever its name

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.errors import printable
+from recipes.errors import printable_line
 from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
 from trainers.datasets.held_out import open_split, other_counts
@@ -154,4 +154,4 @@ def verified_text(verified: Verified) -> str:
     lines += verified.wrong_counts
     images = f"{counted(verified.checked, 'image')} of {verified.dataset}"
     bad = f"{number(len(verified.bad))} cannot be used" if verified.bad else "all can be used"
-    return printable("\n".join([*lines, f"{images}: {bad}"]))
+    return "\n".join(printable_line(line) for line in [*lines, f"{images}: {bad}"])

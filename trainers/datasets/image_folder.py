@@ -194,7 +194,16 @@ def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray
                 add(1)
         return {**paths.arrays(), "sizes": np.concatenate(sizes), "counts": np.array(counts)}
 
-    return indexed(root, split, state=state, make=make)
+    found = indexed(root, split, state=state, make=make)
+    _refuse_elsewhere(found, folder)
+    return found
+
+
+def _refuse_elsewhere(index: dict[str, np.ndarray], folder: Path) -> None:
+    """Refuse an index that came with the data and has other paths than CLASS/FILE, which may lead out of the root."""
+    slashes, bounds = np.flatnonzero(index["paths"] == ord("/")), index["bounds"]
+    if len(slashes) != len(bounds) - 1 or (slashes <= bounds[:-1]).any() or (slashes >= bounds[1:] - 1).any():
+        raise ValueError(f"{folder}: its index beside it names other files than CLASS/FILE; remove .kilobatch-index-*")
 
 
 def _identity(
@@ -231,6 +240,8 @@ def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:
             if not entry.name.startswith("."):
                 if entry.is_symlink():
                     _refuse_escape(entry.path, root)
+                    if not os.path.exists(entry.path):
+                        raise ValueError(f"{entry.path}: a link that leads nowhere; remove it")
                 yield entry
 
 

@@ -32,7 +32,7 @@ def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str,
         state: of the data; the index is made again if it differs.
         make: gives the arrays.
     """
-    stamp = sha256_of(["kilobatch index 2", *(str(word) for path, now in state.items() for word in (path, *now))])
+    stamp = sha256_of(["kilobatch index 3", *(str(word) for path, now in state.items() for word in (path, *now))])
     file = f".kilobatch-index-{name.replace('/', '-')}"
     places = [root / file, cache_folder() / "indexes" / f"{sha256_of([os.path.realpath(root)])[:16]}{file}"]
     for place in places:

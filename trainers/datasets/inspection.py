@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, printable_line
 from recipes.reports.wording import counted, number, size
 from recipes.schema import Dataset
 from trainers.augmentations.decoders import FORMATS
@@ -157,7 +157,7 @@ def inspection_text(found: dict[str, Any]) -> str:
     for split, part in found["splits"].items():
         lines += ["", f"{split}: {counted(part['samples'], 'sample')}", *_class_lines(part["classes"], part["samples"])]
         lines += _image_lines(part["images"])
-    return "\n".join(lines)
+    return "\n".join(printable_line(line) for line in lines)
 
 
 def _class_lines(classes: dict[str, Any], samples: int) -> list[str]:

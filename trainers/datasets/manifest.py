@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.jsonl"
+_OF_ALL, _OF_A_CHUNK = {"source", "images", "per_chunk"}, {"name", "samples", "sha256"}  # in its lines
 
 
 def read_manifest(root: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """How it was made, and the line of each chunk by its name; a torn last line is left out.
+    """How it was made, and the line of each chunk by its name; what follows a torn or strange line is left out.
 
     Both are empty if another program has written it: the name is a common one.
 
@@ -20,12 +21,13 @@ def read_manifest(root: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
     lines = []
     for text in (root / MANIFEST).read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
             break
+        if not isinstance(line, dict) or not (_OF_A_CHUNK if lines else _OF_ALL) <= line.keys():
+            break
+        lines.append(line)
     header, *chunks = lines or [{}]
-    if not isinstance(header, dict) or "per_chunk" not in header:
-        return {}, {}
     return header, {line["name"]: line for line in chunks}
 
 

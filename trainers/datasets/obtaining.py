@@ -14,11 +14,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from recipes.errors import InputRefused
 from recipes.schema import Dataset
 from recipes.schema.dataset import Source
+from trainers.datasets.held_out import other_counts
 
 ATTEMPTS = 3  # of a file, before the next source is tried
 PAUSE_SECONDS = 1.0  # before the second attempt; then twice as long
@@ -77,11 +79,10 @@ def get(dataset: Dataset, target: Path, *, at_hand: Path | None, showing: Showin
 def _lacks(dataset: Dataset, folder: Path) -> str | None:
     """What a folder lacks of the data; None if it has all."""
     try:
-        counts = dataset.reader.facts(folder)
+        wrong = "; ".join(other_counts(replace(dataset, root=folder)))
     except (LookupError, OSError, ValueError) as error:
         return str(error)
-    wrong = {key: count for key, count in counts.items() if count != getattr(dataset, key)}
-    return f"has {wrong}, and the data set's file says otherwise" if wrong else None
+    return f"the data set's file says {wrong}" if wrong else None
 
 
 def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:
@@ -149,10 +150,7 @@ def _downloaded(source: Source, target: Path, showing: Showing) -> Path:
     for file in source.files:
         path = target / file.name
         if not (path.is_file() and _digest(path) == file.sha256):
-            _download(f"{source.url.rstrip('/')}/{file.name}", path, showing)
-            if (found := _digest(path)) != file.sha256:
-                path.unlink()
-                raise Unreached(f"{source.url}: {file.name} has SHA-256 {found}, expected {file.sha256}")
+            _download(f"{source.url.rstrip('/')}/{file.name}", path, file.sha256, showing)
         if file.name.endswith(_ARCHIVES):
             try:
                 with tarfile.open(path) as archive:
@@ -162,17 +160,29 @@ def _downloaded(source: Source, target: Path, showing: Showing) -> Path:
     return target / source.folder
 
 
-def _download(url: str, path: Path, showing: Showing) -> None:
-    """Fetch a file; what is there of an attempt that was cut off is kept."""
-    part, pause = path.with_name(f".{path.name}.part"), PAUSE_SECONDS
+def _download(url: str, path: Path, sha256: str, showing: Showing) -> None:
+    """Fetch a file, which takes its name once its sum is right; what is there of an attempt that was cut off is kept.
+
+    Raises:
+        Unreached: it cannot be fetched, or has another sum.
+    """
+    part, pause = path.with_name(f".{path.name}.{sha256[:16]}.part"), PAUSE_SECONDS
     for attempt in range(1, ATTEMPTS + 1):
+        went_on = part.exists()
         try:
             _fetch(url, part, showing)
-            part.replace(path)
-            return
+            if (found := _digest(part)) == sha256:
+                part.replace(path)
+                return
+            part.unlink()
+            if not went_on or attempt == ATTEMPTS:
+                raise Unreached(f"{url}: has SHA-256 {found}, expected {sha256}")
         except (OSError, http.client.HTTPException) as error:
-            cause = f"{type(error).__name__}: {error}"
-            if attempt == ATTEMPTS or isinstance(error, urllib.error.HTTPError) and error.code < 500:
+            cause, code = f"{type(error).__name__}: {error}", getattr(error, "code", 500)
+            begins_anew = went_on and code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+            if begins_anew:
+                part.unlink()
+            if attempt == ATTEMPTS or code < 500 and not begins_anew:
                 raise Unreached(f"{url}: {cause}") from error
         time.sleep(pause)
         pause *= 2

@@ -109,14 +109,18 @@ def write_tar(path: Path, images: Iterator[StoredImage]) -> None:
     _part(path).replace(path)
 
 
-def write_parquet(path: Path, images: Iterator[StoredImage]) -> None:
-    """Rows as ImageNet-1k's, uncompressed, so that each image lies whole in the file.
+def require_writer(form: str) -> None:
+    """Check that what writes a form is installed.
 
     Raises:
-        ValueError: pyarrow is not installed.
+        InputRefused: pyarrow is not, for Parquet.
     """
-    if find_spec("pyarrow") is None:
-        raise ValueError("Parquet is written with pyarrow; type in the checkout: pip install '.[parquet]'")
+    if form == "parquet" and find_spec("pyarrow") is None:
+        raise InputRefused("Parquet is written with pyarrow; type in the checkout: pip install '.[parquet]'")
+
+
+def write_parquet(path: Path, images: Iterator[StoredImage]) -> None:
+    """Rows as ImageNet-1k's, uncompressed, so that each image lies whole in the file; needs pyarrow."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 

@@ -52,7 +52,8 @@ def training_samples(recipe: Recipe, dataset: Dataset, *, epoch: int, count: int
         epoch: counted from 0.
         count: of the samples, at most; no more than an epoch has.
     Raises:
-        InputRefused: the recipe has no such epoch, its augmentation does not fit the data, or an image cannot be read.
+        InputRefused: the recipe has no such epoch, its augmentation does not fit the data, an image cannot be read, or
+            images that are to be mixed come out in several sizes.
     """
     timeline, first = timeline_of(recipe, dataset), epoch * dataset.num_train
     if first >= timeline.num_samples:
@@ -101,8 +102,13 @@ def _loaded(
 ) -> tuple[Any, Any]:
     """Images and labels at positions of the stream; `stacked`: in two arrays, as mixes need them."""
     keys = zip(*map(np.ndarray.tolist, stream.at(positions)), strict=True)
-    loaded = zip(*(loader(*key, image_size) for key in keys), strict=True)
-    return tuple(map(np.stack, loaded) if stacked else loaded)
+    images, labels = zip(*(loader(*key, image_size) for key in keys), strict=True)
+    if not stacked:
+        return images, labels
+    if len(shapes := dict.fromkeys("x".join(map(str, image.shape)) for image in images)) > 1:
+        what = f"images of one update come out as {', '.join(list(shapes)[:2])}, which cannot be mixed"
+        raise InputRefused(f"{what}; bring all to one size: Resize and CenterCrop, or RandomResizedCrop")
+    return np.stack(images), np.stack(labels)
 
 
 class _Loader:

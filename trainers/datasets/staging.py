@@ -21,7 +21,7 @@ from recipes.errors import InputRefused
 from recipes.schema.dataset import url_of
 from trainers.datasets.remote import FETCHERS, CannotFetch, mirror_of
 from trainers.runs.cores import usable_cores
-from trainers.runs.run_folder import write_whole
+from trainers.runs.run_folder import filling_folder, write_whole
 
 _OWN = ".kilobatch-"  # begins names of files beside the data that hold for one place only
 RECORD = f"{_OWN}staged.jsonl"  # a line of each copied file: name, bytes, mark of the source, SHA-256
@@ -37,7 +37,7 @@ class Staged:
         num_files, num_bytes: of the data.
         num_copied: files that were copied now; the others were there, with the right bytes.
         replaced: those of them that were there with other bytes of the same size.
-        removed: files of an earlier copy of this root, which no longer has them.
+        removed: files of an earlier copy of this root, which no longer has them; those that were changed since stay.
         extra: files in the folder that are not of this root; they stay.
     """
 
@@ -97,19 +97,23 @@ def stage(root: Path, target: Path, *, done: Callable[[int], None] = lambda coun
     A file that is there is read. Its SHA-256 must be that of the bytes that were copied, and the source must not have
     changed since; where no record says so, it is compared with the source: by SHA-256 with a folder, by MD5 with a URL
     that names it. Else it is copied again. A copied file is compared with the URL's MD5, where it names one. Files that
-    were copied from this root before and are no longer there are removed. Links are followed.
+    were copied from this root before, unchanged since and no longer there, are removed. Links are followed.
 
     Args:
         target: is made if it does not exist.
         done: called with bytes that are there.
     Raises:
-        InputRefused: the target has too little room, or lies in the root.
+        InputRefused: the target has too little room, lies in the root, or is being filled by another command.
         CannotFetch: a file cannot be read, after several attempts, or came with other bytes than its MD5 promises.
     """
     source = Source(root)
     if mirror_of(root) is None and target.resolve().is_relative_to(root.resolve()):
         raise InputRefused(f"{target}: lies in the data's own folder; name another one")
-    target.mkdir(parents=True, exist_ok=True)
+    with filling_folder(target):
+        return _stage(root, source, target, done)
+
+
+def _stage(root: Path, source: Source, target: Path, done: Callable[[int], None]) -> Staged:
     record, writing, replaced, copied = _read_record(target), threading.Lock(), [], []
     place = url_of(root) or os.path.realpath(root)
     missing = sum(size for name, size in source.sizes.items() if _size(target / name) != size)
@@ -147,7 +151,8 @@ def stage(root: Path, target: Path, *, done: Callable[[int], None] = lambda coun
         path.unlink()
     found = (Path(folder, name) for folder, _, names in os.walk(target) for name in names if _is_data(name))
     others = sorted({path.relative_to(target).as_posix() for path in found} - set(source.sizes))
-    removed = [name for name in others if record.get(name, {}).get("root") == place]
+    copies = [name for name in others if record.get(name, {}).get("root") == place]
+    removed = [name for name in copies if _digest(target / name, "sha256") == record[name]["sha256"]]
     _remove(target, removed)
     return Staged(
         num_files=len(source.sizes),

@@ -41,10 +41,10 @@ class TarShards:
         CLASS/FILE.jpg                          where no image has a .cls: classes are numbered by name, as bytes
 
     Where there are .cls, KEY is the path up to the first dot of its last part; else FILE may have dots. Members with
-    other endings are passed over. The samples are in the order of the archives' names as bytes, and in an archive in
-    the order of its images. A sample is one read at its offset; the offsets are in an index, which is made once and
-    again when the size or time of an archive changes. At a URL a sample is one request for its range of bytes, and the
-    index one small request an image.
+    other endings are passed over, and so is KEY.seg.png beside KEY.jpg. The samples are in the order of the archives'
+    names as bytes, and in an archive in the order of its images. A sample is one read at its offset; the offsets are
+    in an index, which is made once and again when the size or time of an archive changes. At a URL a sample is one
+    request for its range of bytes, and the index one small request an image.
 
     Args:
         train, eval: names of the archives of either split below ROOT; * stands for any characters. `eval` is null if
@@ -53,7 +53,8 @@ class TarShards:
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.
             When opened: there is no archive; one is damaged, cut off, compressed, several in one file, or has a member
-            that is sparse, a link or a device; an image has no class, or two images have one key.
+            that is sparse, a link or a device; an image has no class, as with a dot in what should be its key, or two
+            images, or two .cls, have one key.
 
     Source: the layout of https://github.com/webdataset/webdataset (not checked).
     Differs: WebDataset reads the archives one after the other and shuffles in a buffer.
@@ -165,6 +166,7 @@ def _images(place: Place, file: Path) -> Iterator[_Member]:
     path = place.shown(file)
     found: list[tarfile.TarInfo] = []
     classes: dict[str, int] = {}
+    dotted: set[str] = set()  # of a .cls whose KEY ends before that dot
     try:
         with place.opened(file, at_least=_AT_LEAST) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             end = place.size(file)
@@ -182,17 +184,26 @@ def _images(place: Place, file: Path) -> Iterator[_Member]:
                 elif ending == "cls":
                     opened.seek(member.offset_data)  # tarfile itself seeks to where the next one begins
                     text = opened.read(min(member.size, _MOST_DIGITS + 1))
+                    if _key(member) in classes:
+                        raise ValueError(f"{path}: {member.name!r} is there twice; leave one out")
                     classes[_key(member)] = _label(text, path, member.name)
+                elif stem and ending.endswith(".cls"):
+                    dotted.add(_key(member))
                 archive.members = []  # else it keeps all of them
             opened.seek(archive.offset)
             _require_end(opened, path)
     except tarfile.TarError as error:
         raise ValueError(f"{path}: {error}; damaged, cut off or compressed: unpack it, or copy it again") from error
     images: dict[str, tarfile.TarInfo] = {}
+    whole = {_key(member) for member in found}
     for member in found:
         key = _key(member)
-        if classes and "." in key.rpartition("/")[2]:
-            continue  # KEY.seg.png beside KEY.jpg and KEY.cls
+        folder, slash, name = key.rpartition("/")
+        if "." in name and (classes or key in dotted):
+            if key not in dotted and folder + slash + name.partition(".")[0] in whole:
+                continue  # KEY.seg.png beside KEY.jpg and KEY.cls
+            what = "has no class, for a key ends at the first dot of a name"
+            raise ValueError(f"{path}: {member.name!r} {what}; rename it and its .cls, with - for that dot")
         if key in images:
             raise ValueError(f"{path}: {member.name!r} and {images[key].name!r} have one key; rename one")
         images[key] = member

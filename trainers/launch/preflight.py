@@ -19,6 +19,7 @@ from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
 _MAX_NAMED = 10
+_MOST_CLASSES = 1_000_000  # assumed: above, and above the number of samples, labels are no classes, such as ids
 _ORDER_BYTES = 20  # a training sample, while a rank draws an epoch's order: draws, order, and half of that again
 
 
@@ -119,8 +120,8 @@ def require_data(dataset: Dataset) -> None:
     """Let the reader count the data.
 
     Raises:
-        DataRefused: the data cannot be read, or the counts differ from the data set's file; only fewer classes than
-            the file says are accepted.
+        DataRefused: the data cannot be read, the counts differ from the data set's file, where only fewer classes are
+            accepted, or there are over a million classes and fewer training samples.
     """
     try:
         wrong = next(other_counts(dataset), None)
@@ -131,6 +132,11 @@ def require_data(dataset: Dataset) -> None:
     if wrong is not None:
         raise DataRefused(
             f"data set {dataset.name}: its file says {wrong}; correct it there, or give the right folder with --data"
+        )
+    if dataset.num_classes > max(_MOST_CLASSES, dataset.num_train):
+        what = f"{dataset.num_classes:,} classes of {dataset.num_train:,} training samples"
+        raise DataRefused(
+            f"data set {dataset.name}: {what}: the largest label is one less; number the classes from 0, without gaps"
         )
 
 

@@ -208,13 +208,17 @@ def exit_on_error(error: Exception) -> None:
     """Exit with a message on stderr for an error that needs no traceback; return for one that does.
 
     Refused input: one line a problem, exit code 2; a package of an extra is not installed, or the working directory was
-    removed: one line, exit code 2. stdout cannot be written, such as on a full disk: one line, exit code 3. Broken pipe
-    of stdout: no message, exit code 1. On a rank, `abort_on_exception` handles an error in printing and ends all ranks.
+    removed: one line, exit code 2. Data cannot be read, or stdout cannot be written, such as on a full disk: one line,
+    exit code 3. Broken pipe of stdout: no message, exit code 1. On a rank, `abort_on_exception` handles an error in
+    printing, and data that cannot be read, and ends all ranks.
     """
     if isinstance(error, InputRefused):
         if launched_rank() == 0 or launched_by_us():  # the other ranks of a foreign launcher have met the same
             print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")
         sys.exit(EXIT_INPUT)
+    if isinstance(error, RankFailed) and launched_ranks() is None:
+        print_error(f"kilobatch: {error}")
+        sys.exit(EXIT_FAILED)
     name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if (extra := _EXTRAS.get(name)) is not None:
         print_error(f"kilobatch: this needs {name}, which is not installed; in the checkout, pip install '.[{extra}]'")

@@ -147,6 +147,27 @@ def lock_folder(folder: Path, *, way_out: str = "give another --out, ") -> IO[by
 
 
 @contextmanager
+def filling_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder, made if it does not exist, so that no other command fills it with data meanwhile.
+
+    Raises:
+        InputRefused: another command has locked it. Without locks of the file system there is no such protection.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputRefused(f"{folder}: another of these commands is at work there; wait for it") from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(held)
+
+
+@contextmanager
 def folder_required(folder: Path) -> Iterator[None]:
     """Within, an error of the system about a run's folder or a file in it fails the rank without a traceback.
 

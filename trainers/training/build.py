@@ -26,7 +26,7 @@ from trainers.datasets.augmented import AugmentedSamples, augmented_samples
 from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.own_data import OwnSamples, WrongSample
-from trainers.datasets.samples import UnreadableImage, evenly, innermost
+from trainers.datasets.samples import SamplesInMemory, UnreadableImage, evenly, innermost
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import FlatGradients
 from trainers.gradients.local_steps import LocalExchange
@@ -244,7 +244,7 @@ def example_image(recipe: Recipe, dataset: Dataset) -> np.ndarray:
 
 
 def require_images(recipe: Recipe, dataset: Dataset) -> None:
-    """Load some samples as training and evaluation do, where that may fail: own data and augmentations, many sizes.
+    """Load some samples as training and evaluation do.
 
     Of files, those with the least and the most height, width and ratio of both: other images lie between them.
 
@@ -258,8 +258,8 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
         samples, parts = load.samples, getattr(recipe.augmentation, split)
         own = list(filter(is_of_the_user, parts))
         own_data = isinstance(innermost(samples), OwnSamples)
-        if not own and not own_data and not hasattr(samples, "size_of"):
-            continue
+        if not own and isinstance(innermost(samples), SamplesInMemory):
+            _require_channels(samples[0][0].shape[-1], dataset, f"sample 0 of {split}")
         for size in dict.fromkeys(image_sizes(recipe) if split != "eval" else image_sizes(recipe)[-1:]):
             shapes: dict[tuple[int, ...], int] = {}
             for index in _extremes(samples):
@@ -275,9 +275,7 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
                         f"{key} cannot be applied to sample {index}: {one_line(error)} ({_own_place(error)}); an "
                         "augmentation is called with (image_HWC, draws) and returns an image, uint8 or float32"
                     ) from error
-                if len(image_CHW) != dataset.channels:
-                    what = f"{len(image_CHW)} channels, and the file of data set {dataset.name} says {dataset.channels}"
-                    raise InputRefused(f"sample {index} of {split} has {what}; correct `channels` there")
+                _require_channels(len(image_CHW), dataset, f"sample {index} of {split}")
                 shapes.setdefault(image_CHW.shape, index)
             if len(shapes) > 1:
                 (one, first), (other, second) = list(shapes.items())[:2]
@@ -288,6 +286,12 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
                     "they cannot be computed together; bring all images to one size: Resize and CenterCrop, or "
                     "RandomResizedCrop"
                 )
+
+
+def _require_channels(given: int, dataset: Dataset, which: str) -> None:
+    if given != dataset.channels:
+        what = f"{given} channels, and the file of data set {dataset.name} says {dataset.channels}"
+        raise InputRefused(f"{which} has {what}; correct `channels` there")
 
 
 def _extremes(samples: Any) -> list[int]:

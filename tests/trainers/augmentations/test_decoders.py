@@ -130,11 +130,11 @@ def test_float_images_are_resampled_by_pillow_in_each_family(family):
     np.testing.assert_array_equal(ours, np.stack(expected, axis=2))
 
 
-def png_that_claims(width, height):
+def png_that_claims(width, height, *, bits=8, color_type=2):
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
 
 
@@ -152,6 +152,7 @@ BAD = {
     "truncated PNG": saved(photo(), "PNG")[:-200],
     "JPEG's first bytes only": b"\xff\xd8\xff",
     "16 bits": saved(Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60)), "PNG"),
+    "16 bits of grey and alpha": png_that_claims(2, 1, bits=16, color_type=4),
     "PNG bomb": png_that_claims(30_000, 30_000),
     "JPEG bomb": jpeg_that_claims(30_000, 30_000),
 }
@@ -161,6 +162,10 @@ BAD = {
 def test_a_bad_file_is_refused_by_each_family(family, bad):
     with pytest.raises(UndecodableImage, match="not a readable image"):
         decode(BAD[bad], 3)
+
+
+def test_grey_and_alpha_of_8_bits_is_read(family):
+    assert decode(png_that_claims(2, 1, color_type=4), 1).shape == (1, 2, 1)
 
 
 def mutated(count, seed):

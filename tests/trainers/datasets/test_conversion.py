@@ -54,6 +54,10 @@ def converted(source, root, conversion=TAR, *, reader=None, workers=1):
     return root
 
 
+def paths_of(samples):
+    return list(samples.names if hasattr(samples, "names") else samples.paths)
+
+
 def contents(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -237,6 +241,17 @@ def test_names_that_are_no_keys_of_webdataset_become_numbers(source, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("form", ["folder", "tar"])
+def test_a_number_in_place_of_a_name_is_no_other_images_name(source, tmp_path, form):
+    (source / "train/cat/0.jpg").rename(source / "train/cat/0.v1.jpg")
+    (source / "train/cat/2.jpg").rename(source / "train/cat/00000000.jpg")
+    root = converted(source, tmp_path / "root", Conversion(form=form))
+    samples = {"folder": ImageFolder(), "tar": TarShards()}[form].open(root, "train")
+    assert len(set(paths_of(samples))) == len(paths_of(samples)) == 7
+    stored = [samples.encoded(paths_of(samples).index(f"cat/{name}.jpg")) for name in ("00000000", "00000000-")]
+    assert stored == [(source / f"train/cat/{name}.jpg").read_bytes() for name in ("00000000", "0.v1")]
+
+
 @pytest.mark.parametrize("form", ["folder", "tar", "arrays"])
 def test_what_is_not_finished_is_not_read(source, tmp_path, form):
     root = converted(source, tmp_path / "root", Conversion(form=form, shorter=6, per_chunk=4))
@@ -250,7 +265,7 @@ def test_what_is_not_finished_is_not_read(source, tmp_path, form):
 
 def test_a_manifest_of_another_program_is_not_read(source):
     facts, prints = ImageFolder().facts(source), ImageFolder().fingerprints(source)
-    for lines in ('{"image": "a.jpg"}\n{"image": "b.jpg"}\n', "[]\n[]\n", "no JSON"):
+    for lines in ('{"image": "a.jpg"}\n{"image": "b.jpg"}\n', '{"per_chunk": 1}\n{}\n', "[]\n[]\n", "no JSON"):
         (source / MANIFEST).write_text(lines)
         assert (ImageFolder().facts(source), ImageFolder().fingerprints(source)) == (facts, prints)
         with pytest.raises(InputRefused, match="begun with source None, now 'a test'"):

@@ -12,6 +12,7 @@ from PIL import Image
 from recipes.errors import RecipeError
 from recipes.reading.open import open_dataset
 from trainers.datasets import ImageFolder
+from trainers.datasets.samples import FilePaths
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -188,6 +189,9 @@ def test_what_does_not_belong_there_is_refused_by_path(root):
     (root / "train" / "b" / "notes.txt").unlink()
     (root / "train" / "b" / "folder.png").mkdir()
     refused(root, "folder.png: not a file with one of the suffixes")
+    (root / "train" / "b" / "folder.png").rmdir()
+    (root / "train" / "b" / "link.jpg").symlink_to("nothing.jpg")
+    refused(root, "link.jpg: a link that leads nowhere; remove it")
 
 
 def test_empty_and_missing_folders_are_refused_by_path(root, tmp_path_factory):
@@ -269,6 +273,18 @@ def test_folders_are_listed_once_and_again_when_one_changes(aged, monkeypatch):
     (aged / "train" / "b" / "1.jpg").rename(aged / "train" / "b" / "0.jpg")
     assert names(aged, "train")[2] == "b/0.jpg"
     assert ImageFolder().fingerprints(aged) != before[1]
+
+
+@pytest.mark.parametrize("path", ["../../secret.jpg", "/secret.jpg"])
+def test_an_index_that_leads_out_is_refused(aged, path):
+    ImageFolder().facts(aged)
+    place, paths = aged / ".kilobatch-index-train", FilePaths()
+    with np.load(place) as arrays:
+        found = dict(arrays)
+    paths.extend([os.fsencode(path), *map(os.fsencode, list(FilePaths.of_arrays(found))[1:])])
+    with place.open("wb") as file:
+        np.savez(file, **{**found, **paths.arrays()})
+    assert "remove .kilobatch-index-*" in refused(aged, "its index beside it names other files than CLASS/FILE")
 
 
 def test_a_long_listing_shows_its_progress(aged, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from recipes.errors import InputRefused
 from recipes.reports.plots.of_data import data_figure
 from recipes.schema import Dataset
 from trainers.datasets import Synthetic, TarShards
+from trainers.datasets.image_check import verified_text, verify_images
 from trainers.datasets.inspection import (
     class_names,
     dataset_of_folder,
@@ -47,6 +48,21 @@ def test_classes_are_counted_and_named(found):
     assert classes["counts"] == [3, 1]
     assert classes["smallest"] == {"name": "dog", "samples": 1}
     assert classes["largest"] == {"name": "cat", "samples": 3}
+
+
+def test_names_of_classes_and_files_write_no_control_characters_and_no_lines(tmp_path):
+    for name in ("a\x1b[31mred", "new\nline"):
+        for split, count in (("train", 1 + (name > "b")), ("val", 1)):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                (tmp_path / split / name / f"{number}.jpg").write_bytes(b"no image")
+    data = dataset_of_folder(tmp_path)
+    lines = [
+        *inspection_text(inspect(data)).splitlines(),
+        *verified_text(verify_images(data, lambda count: None)).splitlines(),
+    ]
+    assert r"  samples a class: 1 (a\x1b[31mred) to 2 (new\nline)" in lines
+    assert any(line.startswith(rf"{tmp_path}/train/new\nline/1.jpg: ") for line in lines)
 
 
 def test_sizes_types_and_modes_are_those_of_the_files(found, folder):

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import yaml
 
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_dataset
@@ -118,18 +119,35 @@ def test_a_download_that_is_cut_off_goes_on(web, tmp_path):
     assert spans == [None, f"bytes={half - 1}-"]
 
 
-def test_a_download_that_was_killed_behind_its_last_byte_goes_on(web, tmp_path):
+@pytest.mark.parametrize("change", [lambda data: data, lambda data: data + b"more", lambda data: b"other" + data[:9]])
+def test_what_was_left_of_a_download_does_not_spoil_it(web, tmp_path, change):
     obtained_folder("small").mkdir(parents=True)
     name = "train-images-idx3-ubyte.gz"
-    (obtained_folder("small") / f".{name}.part").write_bytes(Server.files[name])
+    sha256 = hashlib.sha256(Server.files[name]).hexdigest()
+    (obtained_folder("small") / f".{name}.{sha256[:16]}.part").write_bytes(change(Server.files[name]))
     assert {path.name: path.read_bytes() for path in got(opened(tmp_path, source(web))).iterdir()} == Server.files
 
 
-def test_a_file_with_another_sum_is_removed_and_the_next_source_tried(web, tmp_path, capfd):
-    bad = source(web, **{"t10k-labels-idx1-ubyte.gz": "0" * 64})
+def test_a_file_with_another_sum_replaces_none_and_the_next_source_is_tried(web, tmp_path, capfd):
+    name = "t10k-labels-idx1-ubyte.gz"
+    bad = source(web, **{name: "0" * 64})
+    obtained_folder("small").mkdir(parents=True)
+    (obtained_folder("small") / name).write_bytes(b"my own")
+    with pytest.raises(InputRefused, match=f"{name}: has SHA-256 .*, expected 000"):
+        got(opened(tmp_path, bad))
+    assert (obtained_folder("small") / name).read_bytes() == b"my own"
     folder = got(opened(tmp_path, bad, source(web)))
-    assert "t10k-labels-idx1-ubyte.gz has SHA-256" in capfd.readouterr().err
-    assert (folder / "t10k-labels-idx1-ubyte.gz").read_bytes() == Server.files["t10k-labels-idx1-ubyte.gz"]
+    assert f"{name}: has SHA-256" in capfd.readouterr().err
+    assert (folder / name).read_bytes() == Server.files[name]
+
+
+def test_a_part_from_one_source_is_not_gone_on_with_from_another(web, tmp_path, monkeypatch):
+    name = "train-images-idx3-ubyte.gz"
+    monkeypatch.setattr(obtaining, "ATTEMPTS", 1)
+    Server.cut = {name}
+    folder = got(opened(tmp_path, source(web, **{name: "0" * 64}), source(web)))
+    assert (folder / name).read_bytes() == Server.files[name]
+    assert [span for asked, span in Server.asked if asked == name] == [None, None]
 
 
 def test_each_source_that_does_not_serve_is_named(web, tmp_path):
@@ -177,6 +195,26 @@ def test_files_at_hand_are_copied_and_nothing_is_asked(web, tmp_path, kilobatch)
     (tmp_path / "hand" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(InputRefused, match="hand: .*t10k-labels-idx1-ubyte: no such file"):
         get(opened(tmp_path, source(web)), tmp_path / "to", at_hand=tmp_path / "hand", showing=None)
+
+
+@pytest.mark.parametrize(
+    ("counts", "validation", "lacks"),
+    [
+        ((4, 1, 5), {"fraction": 0.2}, None),
+        ((5, 1, 5), {"fraction": 0.2}, "num_train and num_eval together: 6, and there are 5"),
+        ((5, 3, 7), None, None),
+        ((5, 3, 4), None, "num_classes: 4, and there are 5"),
+    ],
+)
+def test_the_counts_are_compared_as_training_compares_them(web, tmp_path, counts, validation, lacks):
+    (tmp_path / "hand").mkdir()
+    for name, data in idx_files().items():
+        (tmp_path / "hand" / name).write_bytes(data)
+    facts = dict(zip(("num_train", "num_eval", "num_classes"), counts, strict=True), validation=validation)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"reader": {"kind": "Idx"}, "channels": 1, **facts}))
+    dataset = open_dataset(str(tmp_path / "small.yaml"), vocabulary=vocabulary())
+    with pytest.raises(InputRefused, match=lacks) if lacks else nullcontext():
+        get(dataset, tmp_path / "to", at_hand=tmp_path / "hand", showing=None)
 
 
 def test_of_a_folder_at_hand_the_files_of_the_source_are_copied_and_no_others(web, tmp_path):

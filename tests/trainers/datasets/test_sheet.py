@@ -123,3 +123,7 @@ def test_the_command_draws_classes_by_name(tmp_path):
         result = CliRunner().invoke(kilobatch.app, [*words, str(tmp_path / wrong)])
         assert result.exit_code == 2
         assert message in result.stderr
+    Image.new("RGB", (12, 9)).save(tmp_path / "train/cat/0.png")
+    mixed = open_recipe(str(tmp_path / "mine.yaml"), vocabulary=vocabulary(), overrides=(MIX,))
+    with pytest.raises(InputRefused, match="come out as 3x9x(9, 3x9x12|12, 3x9x9), which cannot be mixed; bring all"):
+        training_samples(mixed.recipe, mixed.dataset, epoch=0)

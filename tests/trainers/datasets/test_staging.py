@@ -1,9 +1,15 @@
 """What a staged copy has, and what it does not keep."""
 
-import pytest
+import fcntl
+import os
 
+import pytest
+from typer.testing import CliRunner
+
+import kilobatch as command_line
 from recipes.errors import InputRefused
-from trainers.datasets.staging import stage
+from trainers.datasets.staging import Source, stage
+from trainers.runs.errors import exit_on_error
 
 
 @pytest.fixture
@@ -50,8 +56,37 @@ def test_what_the_source_no_longer_has_is_removed_and_what_it_never_had_is_named
     assert "train/dog/1.jpg" in stage(source, target).extra
 
 
+def test_a_copy_that_was_changed_since_stays_when_its_source_goes(source, tmp_path):
+    stage(source, tmp_path / "staged")
+    (source / "train/dog/1.jpg").unlink()
+    (tmp_path / "staged/train/dog/1.jpg").write_bytes(b"mine")
+    staged = stage(source, tmp_path / "staged")
+    assert (staged.removed, staged.extra) == ([], ["train/dog/1.jpg"])
+    assert (tmp_path / "staged/train/dog/1.jpg").read_bytes() == b"mine"
+
+
+def test_two_commands_do_not_fill_one_folder_at_once(source, tmp_path):
+    (tmp_path / "staged").mkdir()
+    held = os.open(tmp_path / "staged", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(InputRefused, match="staged: another of these commands is at work there; wait for it"):
+        stage(source, tmp_path / "staged")
+    os.close(held)
+    assert stage(source, tmp_path / "staged").num_copied == 2
+
+
 def test_a_data_set_is_staged_without_being_opened(source, tmp_path, kilobatch):
     facts = "reader: {kind: TarShards}\nchannels: 3\nvalidation: {fraction: 0.1}\nroot: source\n"
     (tmp_path / "mine.yaml").write_text(facts)
     done = kilobatch("data", "stage", "mine.yaml", "--to", "staged", cwd=tmp_path)
     assert (done.returncode, "2 files, " in done.stdout) == (0, True), done.stderr
+
+
+def test_a_copy_that_fails_ends_with_3_and_one_line(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Source, "block", lambda one, name, start, size: bytes(size))
+    words = ["data", "stage", str(source), "--to", str(tmp_path / "staged")]
+    with pytest.raises(SystemExit, match="^3$"):
+        exit_on_error(CliRunner().invoke(command_line.app, words).exception)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kilobatch: train/")
+    assert line.endswith("; the same command goes on")

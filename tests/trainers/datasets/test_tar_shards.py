@@ -113,6 +113,10 @@ REFUSED = [
     ({"a.jpg": b"x", "a.cls": b"-1"}, "'a.cls' holds b'-1', where a class is a whole number from 0"),
     ({"a.jpg": b"x", "a.cls": b"9" * 19}, "'a.cls' holds b'9999999999999999999', where a class is a whole number"),
     ({"a.txt": b"x"}, "holds no image (jpg, jpeg, png)"),
+    ({"a/b.1.jpg": b"x", "a/b.1.cls": b"1"}, "'a/b.1.jpg' has no class, for a key ends at the first dot"),
+    ({"b.1.jpg": b"x", "b.1.cls": b"1"}, "'b.1.jpg' has no class, for a key ends at the first dot"),
+    ({"a.jpg": b"x", "a.cls": b"1", "a.1.png": b"x", "a.1.cls": b"1"}, "'a.1.png' has no class"),
+    ({"a.jpg": b"x", "a.cls": b"1", "b.1.jpg": b"x"}, "'b.1.jpg' has no class"),
 ]
 
 
@@ -121,6 +125,20 @@ def test_a_wrong_archive_is_named(root, files, message):
     pack(root / "train-1.tar", files)
     with pytest.raises(ValueError, match=re.escape(f"{root / 'train-1.tar'}: {message}")):
         TarShards().open(root, "train")
+
+
+def test_two_classes_of_one_image_are_refused(root):
+    with tarfile.open(root / "train-1.tar", "a") as archive:
+        member = tarfile.TarInfo("a.cls")
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"1"))
+    with pytest.raises(ValueError, match=r"train-1\.tar: 'a\.cls' is there twice; leave one out"):
+        TarShards().open(root, "train")
+
+
+def test_a_second_class_of_an_image_is_passed_over(root):
+    pack(root / "train-1.tar", {"a.jpg": jpeg(1), "a.cls": b"2", "a.fine.cls": b"9", "a.seg.png": b"x"})
+    assert TarShards().open(root, "train").labels.tolist() == [1, 0, 2]
 
 
 def test_a_class_beyond_32_bits_is_counted(root):

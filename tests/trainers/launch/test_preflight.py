@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -140,6 +141,29 @@ def test_an_image_of_another_size_in_the_middle_of_few_is_found_before_the_run(o
     opened = prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened
     with pytest.raises(InputRefused, match=r"makes 3x8x8 of own/train/no/1\.png, 3x8x16 of own/train/no/2\.png"):
         require_images(opened.recipe, opened.dataset)
+
+
+@pytest.mark.parametrize(
+    ("shape", "label", "augmentation", "message"),
+    [
+        ((8, 8), 1, "[]", "sample 0 of train has 1 channels, and the file of data set own says 3; correct `channels`"),
+        ((8, 8, 3), 1, "[{kind: RandomCrop, size: 16}]", "sample 0: RandomCrop.size is 16, but the image is 8x8"),
+        (
+            (8, 8, 3),
+            10**12,
+            "[]",
+            "own: 1,000,000,000,001 classes of 4 training samples: the largest label is one less",
+        ),
+    ],
+)
+def test_arrays_that_cannot_be_trained_on_are_refused(tmp_path, monkeypatch, shape, label, augmentation, message):
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "val"):
+        np.savez(f"{split}.npz", images=np.zeros((4, *shape), np.uint8), labels=np.array([0, 1, 0, label]))
+    Path("own.yaml").write_text("name: own\nreader: {kind: Arrays}\nroot: .\nchannels: 3\n")
+    Path("mine.yaml").write_text(f"{RECIPE}augmentation: {{train: {augmentation}}}\n")
+    with pytest.raises(InputRefused, match=message):
+        require_startable(prepare(TrainRequest(recipe="mine.yaml"), workers=1).opened, ranks=1, files=True)
 
 
 def test_an_image_of_extreme_size_that_is_damaged_in_the_middle_is_no_fault_of_the_augmentation(own):
