@@ -303,7 +303,7 @@ class Supervisor:
                 work.trial.report(value if target is None else target - value, number)
 
     def _judge(self, work: _Work) -> None:
-        """End a running trial that has taken as much as the best trial took to the target."""
+        """End a running trial that has taken so much that the mean over its runs is no less than the best trial's."""
         best = studies.best_trials(self.study) if self.search.has_goal else []
         beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
         if beside or not best:
@@ -311,7 +311,7 @@ class Supervisor:
         lines = outcome.metrics_lines(work.folder)
         *_, (number, _) = outcome.reports_in(lines, work.prepared, self.search)
         taken, lacking = outcome.goal_of(lines, self.search.objectives[0], ranks=self.search.ranks_per_trial)
-        if number < self.search.reports and lacking > 0 and taken >= best[0].value:
+        if number < self.search.reports and lacking > 0 and taken >= best[0].value * len(work.folders):
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             request_stop(work.folder / STOP_FILE, "search")
 
