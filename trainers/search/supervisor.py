@@ -210,8 +210,10 @@ class Supervisor:
         if min(self.display.limits_left(self.display.rows())) <= 0:
             return True
         patience = self.search.budget.patience
-        best = studies.best_trials(self.study) if patience is not None else []
-        return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= patience
+        if patience is None:
+            return False
+        last = max((trial.number for trial in studies.best_trials(self.study)), default=-1)
+        return sum(trial.number > last for trial in studies.finished(self.study)) >= patience
 
     def _end_paused(self) -> None:
         """End the trials that wait at a rung, when all trials of the budget have begun and no other one can go on."""

@@ -1,11 +1,12 @@
-"""When a trial ends before its run is whole, without ranks."""
+"""When a trial or a search ends before its budget is spent, without ranks."""
 
 import json
 from types import SimpleNamespace
 
 import pytest
+from optuna.trial import TrialState
 
-from recipes.schema import Objective
+from recipes.schema import Budget, Objective
 from trainers.runs.run_folder import METRICS
 from trainers.search.status import Display
 from trainers.search.study import PRUNED_AT, new_study
@@ -42,3 +43,15 @@ def test_a_trial_ends_early_only_if_even_the_mean_over_its_seeds_cannot_be_bette
     work.prepared = SimpleNamespace(opened=SimpleNamespace(recipe=recipe), plan=plan)
     own._judge(work)
     assert (PRUNED_AT in work.trial.user_attrs) == (work.folder / "stop").exists() == pruned
+
+
+@pytest.mark.parametrize("best", [None, 0])
+def test_patience_ends_a_search_after_so_many_trials_without_a_better_one(supervisor, best):
+    """Also where no trial at all is complete."""
+    own = supervisor(budget=Budget(trials=9, patience=3))
+    if best is not None:
+        own.study.tell(own.study.ask(), 0.5)
+    for _ in range(3):
+        assert not own._budget_is_spent()
+        own.study.tell(own.study.ask(), state=TrialState.PRUNED)
+    assert own._budget_is_spent()
