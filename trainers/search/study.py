@@ -168,19 +168,19 @@ class _SeededSampler(BaseSampler):
         self._attempts = 1 if exhaustive else _ATTEMPTS + _AT_RANDOM
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
-        return distributions(self._search)
+        return distributions(self._search, conditional=True)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
         if type(self._search.sampler).__name__ == "TPESampler":  # no other one looks at trials that were pruned
             study = _as_pruned(study)
+        search_space = distributions(self._search)  # what every trial has; the rest only as a group of the sampler
         seen = [it for it in study.get_trials(deepcopy=False) if it.number != trial.number and it.values]
         proposed: list[tuple[float, dict[str, Any]]] = []
         for attempt in range(self._attempts):
             sampler = self._built(trial, f"attempt {attempt}", at_random=attempt >= _ATTEMPTS)
-            relative = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
-            values = {path: relative[path] for path in search_space if path in relative}
+            values = dict(sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial)))
             own = copy.copy(trial)  # some samplers look at the values that it has already
-            for path in [path for path in search_space if path not in relative]:
+            for path in [path for path in search_space if path not in values]:
                 own.params = values
                 values[path] = sampler.sample_independent(study, own, path, search_space[path])
             distances = [_distance(search_space, values, it.params) for it in seen]
@@ -212,10 +212,10 @@ def _as_pruned(study: optuna.Study) -> optuna.Study:
     return view
 
 
-def distributions(search: Search) -> dict[str, Any]:
-    """Optuna's distribution of each path of the space that every trial has."""
+def distributions(search: Search, *, conditional: bool = False) -> dict[str, Any]:
+    """Optuna's distribution of each path of the space that every trial has, or with `conditional` of all."""
     # In the order in which a trial gets them: the tree of BruteForceSampler needs that.
-    common = {path: search.space[path] for path in in_order(search.space) if not search.space[path].when}
+    common = {path: search.space[path] for path in in_order(search.space) if conditional or not search.space[path].when}
     any_trial = FixedTrial({path: next(iter(range_.ends.values())) for path, range_ in common.items()})
     for path, range_ in common.items():
         range_.suggest(any_trial, path)
