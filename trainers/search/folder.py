@@ -36,6 +36,7 @@ SEARCH, TRIALS = "search.yaml", "trials"
 PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
 # Keys that may change between two sessions of one search: no trial depends on them.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
+_FILES = {"sqlite": "study.db", "journal": "study.journal"}  # of a storage in the search's folder
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 _PROXY_SECONDS = 10  # for a proxy to answer
 
@@ -100,13 +101,31 @@ def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> N
     """
     begun, filled = (folder / SEARCH).is_file(), bool(study.get_trials(deepcopy=False))
     if begun and not filled and (folder / TRIALS).is_dir():
-        what = f"the study of {folder} is no longer in its storage"
-        raise FolderRefused(f"{what}; put it back, or begin anew in another --out")
+        raise _lost(folder)
     if filled and not begun:
         what = f"the study {record['study']} in this storage was begun in another folder, and one search owns it"
         raise FolderRefused(f"{what}; give the search another name")
     if not begun:
         write_whole(folder / SEARCH, block_text(dict(record)))
+
+
+@contextmanager
+def read_study(folder: Path) -> Iterator[optuna.Study]:
+    """The study of a search that was begun in a folder; FolderRefused if it is no longer in its storage."""
+    record = read_record(folder)
+    if (file := _FILES.get(record["storage"])) and not (folder / file).is_file():
+        raise _lost(folder)  # Optuna would make an empty one
+    with opened_storage(record["storage"], folder) as storage:
+        try:
+            study = optuna.load_study(study_name=record["study"], storage=storage)
+        except KeyError:
+            raise _lost(folder) from None
+        yield study
+
+
+def _lost(folder: Path) -> FolderRefused:
+    what = f"the study of {folder} is no longer in its storage"
+    return FolderRefused(f"{what}; put it back, or begin anew in another --out")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -129,6 +148,7 @@ def opened_storage(where: str, folder: Path) -> Iterator[storages.BaseStorage]:
             database, whose password may come from `KILOBATCH_STORAGE_PASSWORD`.
     Raises:
         RecipeError: `where` names no storage, its driver is not installed, or it does not answer.
+        FolderRefused: the file in the search's folder is damaged, or may not be written.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -137,6 +157,10 @@ def opened_storage(where: str, folder: Path) -> Iterator[storages.BaseStorage]:
     except RecipeError:
         raise
     except Exception as error:
+        if where in _FILES:
+            what = f"{folder / _FILES[where]} cannot be used: {one_line(error, where)}"
+            way_out = "check that it may be written, put a damaged one back, or begin anew in another --out"
+            raise FolderRefused(f"{what}; {way_out}") from None
         way_out = f"check host, user and database; the password is that of the URL, or in {PASSWORD}"
         if isinstance(error, ImportError):
             way_out = "install its driver: in the checkout, pip install '.[postgresql]', '.[mysql]' or '.[grpc]'"
@@ -163,9 +187,9 @@ def one_line(error: BaseException, where: str) -> str:
 
 def _storage(where: str, folder: Path) -> storages.BaseStorage:
     if where == "journal":
-        return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / "study.journal")))
+        return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / _FILES[where])))
     if where == "sqlite":
-        where = f"sqlite:///{folder.resolve() / 'study.db'}"
+        where = f"sqlite:///{folder.resolve() / _FILES[where]}"
     parts = urlsplit(where) if is_well_formed(where) else None
     if parts is None or not parts.scheme or "://" not in where:
         way_out = "give sqlite, journal, postgresql://USER@HOST/DATABASE, another database's URL, or grpc://HOST:PORT"

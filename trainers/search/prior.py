@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import optuna
 import yaml
 
 from recipes.errors import InputRefused
@@ -17,7 +16,7 @@ from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, value_in
 from recipes.search_space.ranges import Categorical, active_values
 from trainers.runs.run_folder import RECIPE
-from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
+from trainers.search.folder import SEARCH, read_record, read_study, run_folders
 from trainers.search.study import finished, ranked_trials
 
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"
@@ -106,11 +105,9 @@ def _known_recipes(opened: OpenedSearch) -> list[Mapping[str, Any]]:
     folder = beside / prior.search
     if not (folder / SEARCH).is_file():
         raise InputRefused(f"prior: there is no search in {folder}; a search's folder has a file {SEARCH}")
-    record = read_record(folder)
-    with opened_storage(record["storage"], folder) as storage:
-        study = optuna.load_study(study_name=record["study"], storage=storage)
+    with read_study(folder) as study:
         best = ranked_trials(study)[: max(_LEAST_BEST, len(finished(study)) // _SHARE_BEST)]
-    seeds = record["search"]["seeds_per_trial"]
+    seeds = read_record(folder)["search"]["seeds_per_trial"]
     runs = [run_folders(folder, trial.number, seeds=seeds)[0] / RECIPE for trial in best]
     recipes = [yaml.safe_load(run.read_text(encoding="utf-8")) for run in runs if run.is_file()]
     if not recipes:
