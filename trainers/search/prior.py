@@ -27,15 +27,17 @@ _WIDTH = 0.1  # of a range: standard deviation of the draws around a known value
 _KEEP = 0.8  # how often a known choice is kept. Assumed.
 
 
-def first_values(opened: OpenedSearch) -> list[dict[str, Any]]:
+def first_values(opened: OpenedSearch, *, enqueued: int = 0) -> list[dict[str, Any]]:
     """The values of the trials that a search tries first: those of `enqueue`, and what is drawn from its prior.
 
+    Args:
+        enqueued: trials that the study has. If nothing more is to be drawn, the prior need not be there any more.
     Raises:
         InputRefused: the batch is searched too, or the earlier search has no complete trial.
         RecipeError: the known recipe does not open.
     """
     first, search = list(opened.enqueued), opened.search
-    if search.prior is not None:
+    if search.prior is not None and enqueued < min(len(first) + search.prior.draws, search.budget.trials):
         if any(path == "batch" or path.startswith("batch.") for path in search.space):
             raise InputRefused("prior: the batch is searched, and a prior needs one batch; give it in `fixed`")
         known = _known_recipes(opened)

@@ -59,7 +59,8 @@ def search(request: SearchRequest) -> int:
         return run_launched_worker(folder, each=each, ranks=launched)
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
-    groups, first = _groups(request, opened, folder), first_values(opened)
+    begun = (folder / SEARCH).is_file() and not request.dry_run
+    groups, first = _groups(request, opened, folder), [] if begun else first_values(opened)
     _require_proposals(opened.search)
     own = prepare(trial_request(opened, 0, opened.beside, Path("trial"), request), workers=each)  # as the recipe is
     if request.dry_run:
@@ -74,7 +75,7 @@ def search(request: SearchRequest) -> int:
             with opened_storage(storage_name, folder) as storage:
                 study = new_study(opened.search, storage=storage, name=record["study"])
                 own_study(study, folder, record)
-                enqueue(study, first)
+                enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
                 return _search_study(opened, study, request, folder, groups)
         except StorageInternalError as error:
             what = f"the study in {record['storage']} does not answer any more: {one_line(error, storage_name)}"

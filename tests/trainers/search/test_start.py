@@ -123,6 +123,24 @@ def test_trials_on_other_ranks_than_the_replicas_of_local_steps_are_refused(tmp_
         search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
 
 
+def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_enqueued(
+    open_text, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(start, "_search_study", lambda opened, study, *others: len(study.trials))
+    (tmp_path / "known.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\n")
+    request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
+
+    def trials_of(budget):
+        open_text(f"budget: {{trials: {budget}}}\nprior: {{recipe: known.yaml, draws: 2}}\n{SPACE}")
+        return search(request)
+
+    assert trials_of(1) == 1
+    (tmp_path / "known.yaml").unlink()
+    assert trials_of(1) == 1
+    with pytest.raises(RecipeError, match="known.yaml"):
+        trials_of(2)
+
+
 def test_a_search_checks_its_recipe_for_the_device_on_which_trials_train(tmp_path, monkeypatch):
     def refuse(opened, *, device, **how):
         raise InputRefused(f"checked for {device}")
