@@ -195,8 +195,7 @@ def _storage(where: str, folder: Path) -> storages.BaseStorage:
         way_out = "give sqlite, journal, postgresql://USER@HOST/DATABASE, another database's URL, or grpc://HOST:PORT"
         raise refused("--storage", f"{hidden(where)} is no storage of a study, or no URL", way_out)
     if parts.scheme == "grpc":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             proxy = storages.GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
         proxy.wait_server_ready(timeout=_PROXY_SECONDS)
         return proxy

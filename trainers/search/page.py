@@ -135,9 +135,7 @@ def _importances(search: Search, at: int, trials: Sequence[FrozenTrial]) -> Mark
     view = optuna.create_study(direction=search.objectives[at].direction)
     for trial in whole:
         view.add_trial(create_trial(value=trial.values[at], params=trial.params, distributions=trial.distributions))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes")
+    with warnings.catch_warnings(action="ignore"):
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=num_good / len(whole))
         shares = optuna.importance.get_param_importances(view, params=[*names], evaluator=evaluator)
     bars = [(names[path], tag("progress", value=f"{share:.3f}"), percent(share)) for path, share in shares.items()]

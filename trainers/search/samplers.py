@@ -31,8 +31,7 @@ class _OfOptuna:
 
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
         """Optuna's sampler."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             return getattr(optuna.samplers, type(self).__name__)(seed=seed, **asdict(self), **self.given)
 
 

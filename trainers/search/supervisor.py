@@ -299,8 +299,7 @@ class Supervisor:
             return
         target = self.search.objectives[0].target
         reports = outcome.reports_in(outcome.metrics_lines(work.folders[0]), prepared, self.search)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna keeps the first report of each number, and warns of the second
+        with warnings.catch_warnings(action="ignore"):  # Optuna keeps the first report of each number, and warns
             for number, value in reports:  # of a target: what is lacking, since less is better there
                 work.trial.report(value if target is None else target - value, number)
 
