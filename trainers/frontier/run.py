@@ -6,10 +6,12 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -83,6 +85,8 @@ def frontier(
     code = 0
     if shown is None:
         _require_same(opened, folder)
+        if not (folder / FRONTIER).is_file():
+            _require_startable(opened, request)
         with lock_folder(folder), redirect_stdout(sys.stderr) if as_json else nullcontext():
             write_whole(folder / FRONTIER, block_text(_own_tree(opened)))
             write_whole(folder / RECIPES, block_text(_recipes(opened)))
@@ -161,6 +165,14 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
             found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
         say(f"{name}: {found}")
     return 0
+
+
+def _require_startable(opened: OpenedFrontier, request: SearchRequest) -> None:
+    """Refuse what the search of the first point would refuse, by a dry run of it that prints nothing."""
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
+        file = Path(folder, "first.yaml")
+        write_whole(file, block_text(opened.search_tree(next(iter(opened.bases)), opened.frontier.sizes[0])))
+        _search(file, replace(request, dry_run=True))
 
 
 def _search(file: Path, request: SearchRequest) -> int:

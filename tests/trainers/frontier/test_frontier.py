@@ -69,6 +69,13 @@ def test_a_frontier_that_was_begun_before_the_rule_that_refuses_its_recipe_is_re
     assert frontier(SearchRequest(search=str(tmp_path / "out"))) == 0  # only shown
 
 
+def test_what_the_first_search_would_refuse_is_refused_before_there_is_a_folder(tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"{TEXT}ranks_per_trial: 2\n")
+    with pytest.raises(RecipeError, match="-n: 1 ranks are fewer than the 2 of a trial"):
+        frontier(SearchRequest(search=str(tmp_path / "mine.yaml"), workers=1, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_point_has_its_trials_and_seeds(measured):
     for point in measured.points:
         assert len(point.parts[0].trials) == 3
