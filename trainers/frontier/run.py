@@ -19,6 +19,7 @@ import yaml
 from recipes.errors import RecipeError
 from recipes.frontiers.open_frontier import OpenedFrontier, open_frontier
 from recipes.frontiers.proposals import beyond_edge, quasi_random, scaled
+from recipes.reading.load import load_tree
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
@@ -128,10 +129,10 @@ def _require_same(opened: OpenedFrontier, folder: Path) -> None:
     file, others = folder / FRONTIER, folder / RECIPES
     now = before = plain(_own_tree(opened))
     if file.is_file():
-        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+        before = load_tree(file, kind=None)[0]
     both = before.get("methods", {}).keys() & now.get("methods", {}).keys()
     recipes = plain(_recipes(opened))
-    recipes_before = yaml.safe_load(others.read_text(encoding="utf-8")) if others.is_file() else {}
+    recipes_before = load_tree(others, kind=None)[0] if others.is_file() else {}
     same = recipes.keys() & recipes_before.keys()
     changed = differences(kept(before), kept(now))
     changed += differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (recipes_before, recipes)))

@@ -185,15 +185,20 @@ def one_line(error: BaseException, where: str) -> str:
     return line
 
 
+def require_storage(where: str) -> None:
+    """Refuse what is neither a word for a storage, as in `opened_storage`, nor a URL."""
+    if where not in _FILES and not (is_well_formed(where) and urlsplit(where).scheme and "://" in where):
+        way_out = "give sqlite, journal, postgresql://USER@HOST/DATABASE, another database's URL, or grpc://HOST:PORT"
+        raise refused("--storage", f"{hidden(where)} is no storage of a study, or no URL", way_out)
+
+
 def _storage(where: str, folder: Path) -> storages.BaseStorage:
     if where == "journal":
         return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / _FILES[where])))
+    require_storage(where)
     if where == "sqlite":
         where = f"sqlite:///{folder.resolve() / _FILES[where]}"
-    parts = urlsplit(where) if is_well_formed(where) else None
-    if parts is None or not parts.scheme or "://" not in where:
-        way_out = "give sqlite, journal, postgresql://USER@HOST/DATABASE, another database's URL, or grpc://HOST:PORT"
-        raise refused("--storage", f"{hidden(where)} is no storage of a study, or no URL", way_out)
+    parts = urlsplit(where)
     if parts.scheme == "grpc":
         with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             proxy = storages.GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)

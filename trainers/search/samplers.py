@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import optuna
 
 from recipes.arguments import require_count
+from recipes.schema.batch_and_rate import require
 
 __all__ = ["BruteForceSampler", "CmaEsSampler", "GPSampler", "NSGAIISampler", "RandomSampler", "TPESampler"]
 
@@ -118,3 +119,7 @@ class TPESampler(_OfOptuna):
     n_startup_trials: int = 10
     multivariate: bool = False
     group: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.multivariate or not self.group, "TPESampler.group must be false unless multivariate is true")

@@ -142,7 +142,7 @@ def reason_of(trial: FrozenTrial) -> str:
     """Why a trial is not complete, or which constraints it violates; empty otherwise."""
     if DIVERGED in trial.user_attrs:
         return f"the loss or a weight is not finite at update {trial.user_attrs[DIVERGED]}"
-    if PRUNED_AT in trial.user_attrs:
+    if PRUNED_AT in trial.user_attrs and trial.state != TrialState.COMPLETE:  # or it came to its end while it stopped
         if WAITS in trial.user_attrs:
             return f"not one of the best at report {trial.user_attrs[PRUNED_AT]}"
         return f"not better than the best, at report {trial.user_attrs[PRUNED_AT]}"
