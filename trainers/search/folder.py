@@ -20,15 +20,8 @@ from recipes.reading.load import load_tree
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import refused
-from trainers.runs.run_folder import (
-    LOG,
-    FolderRefused,
-    dataset_facts,
-    differences,
-    require_usable,
-    run_identity,
-    write_whole,
-)
+from trainers.runs import run_folder as runs
+from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.runs.storage_url import hidden, is_well_formed
 from trainers.search.group import JOBS
 
@@ -76,18 +69,18 @@ def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: 
             `search.yaml` is damaged.
     """
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
-    own = {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+    own = {"search": tree, "recipe": opened.base.tree, "dataset": runs.dataset_facts(opened.base.dataset)}
     own = {**yaml.safe_load(yaml.safe_dump(own)), **({"storage": hidden(storage)} if storage else {})}
     if not (folder / SEARCH).is_file():
         if resume:
             raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
         begun = (LOG, "study.", JOBS)  # what is written before `search.yaml`
         if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
-            require_usable(folder, resume=False)
+            runs.require_usable(folder, resume=False)
         return {"storage": "sqlite", "study": opened.search.name, **own}
     before = read_record(folder)
-    both = ({**it, "recipe": run_identity(it.get("recipe", {}))} for it in (before, before | own))  # without texts
-    if changed := differences(*both):
+    both = ({**it, "recipe": runs.run_identity(it.get("recipe", {}))} for it in (before, before | own))  # without texts
+    if changed := runs.differences(*both):
         way_out = "go on with the search it began with, or begin anew in another --out"
         raise FolderRefused(f"{folder} holds another search; {'; '.join(changed)}; {way_out}")
     return before
