@@ -22,7 +22,7 @@ from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name, session_starts
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
-from trainers.search import outcome, rungs
+from trainers.search import outcome
 from trainers.search import study as studies
 from trainers.search.folder import run_folders
 from trainers.search.group import Group, RunEnd
@@ -190,7 +190,7 @@ class Supervisor:
             self._waiting.remove(work)
         elif self._budget_is_spent():
             return False
-        elif self._paused and (number := rungs.that_goes_on(self.search, self.study)) is not None:
+        elif self._paused and (number := studies.that_goes_on(self.search, self.study)) is not None:
             work = self._paused.pop(number)
             work.trial.set_user_attr(studies.PASSED, work.trial.user_attrs[studies.WAITS] + 1)
         elif len(studies.begun(self.study)) >= self.search.budget.trials:
@@ -320,7 +320,7 @@ class Supervisor:
         """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
         objective, trial = self.search.objectives[0], work.trial
         if objective.spacing is None:
-            rung = rungs.next_rung(self.search, trial) if work.seed is None else None
+            rung = studies.next_rung(self.search, trial) if work.seed is None else None
             return {}, None if rung is None else f"{self.search.rungs.at[rung] / self.search.reports!r}run"
         if studies.LIMIT not in trial.user_attrs:
             best = studies.best_trials(self.study)
@@ -345,7 +345,7 @@ class Supervisor:
             self._tell(work, outcome.diverged_result(self.search))
         elif end.how == "success":
             work.group = None  # any one may go on with it
-            if work.seed is None and (report := rungs.pause(self.search, trial)) is not None:
+            if work.seed is None and (report := studies.pause(self.search, trial)) is not None:
                 self._paused[trial.number] = work
                 self.display.say(f"{work.name} waits at report {report} of {self.search.reports}")
             elif work.index + 1 == len(work.folders):

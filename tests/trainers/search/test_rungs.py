@@ -8,7 +8,6 @@ import yaml
 from optuna.trial import TrialState
 
 from recipes.schema import Budget, Objective, Rungs
-from trainers.search.rungs import next_rung, pause, that_goes_on
 from trainers.search.samplers import TPESampler
 from trainers.search.study import (
     DIVERGED,
@@ -17,8 +16,11 @@ from trainers.search.study import (
     enqueue,
     left_running,
     new_study,
+    next_rung,
     next_trial,
+    pause,
     state_of,
+    that_goes_on,
 )
 
 
