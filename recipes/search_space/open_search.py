@@ -137,11 +137,10 @@ def read_space(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) ->
     if not isinstance(raw, dict) or not raw:
         way_out = "give at least one path, such as `learning_rate.reference: {kind: Float, low: 0.01, high: 1}`"
         return reading.refuse(path, "holds no paths", way_out), raw
-    pairs = {name: reading.component(Component("ranges"), inner, (*path, name)) for name, inner in raw.items()}
-    resolved = {name: tree for name, (_, tree) in pairs.items()}
-    if any(value is REFUSED for value, _ in pairs.values()):
-        return REFUSED, resolved
-    return {name: value for name, (value, _) in pairs.items()}, resolved
+    space, resolved = {}, {}
+    for name, inner in raw.items():
+        space[name], resolved[name] = reading.component(Component("ranges"), inner, (*path, name))
+    return REFUSED if REFUSED in space.values() else space, resolved
 
 
 def recipe_file(reading: Reading, name: str, path: Path) -> Path:

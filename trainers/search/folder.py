@@ -143,7 +143,6 @@ def opened_storage(where: str, folder: Path) -> Iterator[storages.BaseStorage]:
         RecipeError: `where` names no storage, its driver is not installed, or it does not answer.
         FolderRefused: the file in the search's folder is damaged, or may not be written.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         storage = _storage(where, folder)
         cached = storages.get_storage(storage)  # a database gets Optuna's cache

@@ -164,9 +164,6 @@ def trial_result(search: Search, runs: Sequence[Sequence[Mapping[str, Any]]], *,
     Args:
         runs: the lines of each run's `metrics.jsonl`.
         device_hours: of all runs together.
-    Returns:
-        The values of the objectives in their order; constraint -> by how much it is violated, at most 0 if it is kept,
-        without those on values of the recipe.
     """
     ends, values, violations = [evaluations(lines)[-1] for lines in runs], [], {}
 

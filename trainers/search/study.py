@@ -32,11 +32,11 @@ PASSED = "passed_rungs"  # how many rungs it went on from
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched
 _ATTEMPTS, _AT_RANDOM = 4, 30  # at a proposal that is not next to a trial that diverged
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def new_study(search: Search, *, storage: Any = None, name: str | None = None) -> optuna.Study:
     """The study of a search, loaded if it exists; by default in memory, with the search's name."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(
         study_name=name or search.name,
         storage=storage,
