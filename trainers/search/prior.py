@@ -49,9 +49,6 @@ def first_values(opened: OpenedSearch, *, enqueued: int = 0) -> list[dict[str, A
 def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any], *, index: int) -> dict[str, Any]:
     """A draw around a known recipe: values by their paths, without those that the known recipe lacks.
 
-    A momentum m is drawn by the logarithm of 1 - m, a warmup between once and twice its epochs, the rate as `_rate`
-    says, any other number around the known one by a tenth of its range; a choice is kept four times in five.
-
     Args:
         known, own: resolved recipes: the known one, and that of the search with its fixed values.
     """

@@ -91,15 +91,6 @@ def next_rung(search: Search, trial: optuna.Trial | FrozenTrial) -> int | None:
     return passed if search.rungs is not None and passed < len(search.rungs.at) else None
 
 
-def pause(search: Search, trial: optuna.Trial) -> int | None:
-    """Let a trial wait that has come to its next rung; returns that rung's report, None if it has come to its end."""
-    rung = next_rung(search, trial)
-    if rung is None:
-        return None
-    trial.set_user_attr(WAITS, rung)
-    return search.rungs.at[rung]
-
-
 def that_goes_on(search: Search, study: optuna.Study) -> int | None:
     """The number of the trial that goes on, the best at the last rung where one may: asynchronous successive halving.
 
@@ -183,9 +174,8 @@ def reason_of(trial: FrozenTrial) -> str:
     if DIVERGED in trial.user_attrs:
         return f"the loss or a weight is not finite at update {trial.user_attrs[DIVERGED]}"
     if PRUNED_AT in trial.user_attrs and trial.state != TrialState.COMPLETE:  # or it came to its end while it stopped
-        if WAITS in trial.user_attrs:
-            return f"not one of the best at report {trial.user_attrs[PRUNED_AT]}"
-        return f"not better than the best, at report {trial.user_attrs[PRUNED_AT]}"
+        what = "not one of the best" if WAITS in trial.user_attrs else "not better than the best,"
+        return f"{what} at report {trial.user_attrs[PRUNED_AT]}"
     return trial.user_attrs.get(REASON, "") or violated_text(trial.constraints)
 
 
@@ -198,8 +188,7 @@ class _SeededSampler(BaseSampler):
     """The search's sampler, with draws that depend only on seed, trial number and the trials so far.
 
     Samplers of Optuna keep a random state that a stopped search loses. A proposal whose nearest trial diverged is drawn
-    again, by the sampler and then at random: else TPE puts half of its trials into the gaps between those that
-    diverged. Of several such proposals the farthest from all trials is taken.
+    again, by the sampler and then at random: else TPE puts half of its trials into the gaps between such trials.
     """
 
     def __init__(self, search: Search) -> None:

@@ -345,9 +345,10 @@ class Supervisor:
             self._tell(work, outcome.diverged_result(self.search))
         elif end.how == "success":
             work.group = None  # any one may go on with it
-            if work.seed is None and (report := studies.pause(self.search, trial)) is not None:
+            if work.seed is None and (rung := studies.next_rung(self.search, trial)) is not None:
+                trial.set_user_attr(studies.WAITS, rung)
                 self._paused[trial.number] = work
-                self.display.say(f"{work.name} waits at report {report} of {self.search.reports}")
+                self.display.say(f"{work.name} waits at report {self.search.rungs.at[rung]} of {self.search.reports}")
             elif work.index + 1 == len(work.folders):
                 self._tell_complete(work)
             else:
