@@ -102,7 +102,7 @@ def beyond_edge(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
     made = {}
     for path, value in values.items():
         range_, share = space[path], share_of(space[path], value)
-        if share is None or EDGE < share < 1 - EDGE or range_.step not in (None, 1):
+        if share is None or EDGE < share < 1 - EDGE or range_.step != (1 if isinstance(range_, Int) else None):
             continue
         ends = (-_WIDER, EDGE) if share <= EDGE else (1 - EDGE, 1 + _WIDER)
         over = range_.high / range_.low if range_.log else 0.0

@@ -50,9 +50,17 @@ def plain_path(path: str) -> str:
 
 
 def value_in(recipe: Mapping[str, Any], path: str) -> Any:
-    """What a resolved recipe has for a path of the space; LookupError where it has none."""
+    """What a resolved recipe has for a path of the space; LookupError where it has none, or after `1 - ` no number."""
     value = value_at(recipe, plain_path(path))
-    return round(1 - value, 12) if path.startswith(_REST) else value  # 1 - 0.9 is 0.1
+    if not path.startswith(_REST):
+        return value
+    if not _is_number(value):
+        raise LookupError(path)
+    return round(1 - value, 12)  # 1 - 0.9 is 0.1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +137,10 @@ def read_space(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) ->
     if not isinstance(raw, dict) or not raw:
         way_out = "give at least one path, such as `learning_rate.reference: {kind: Float, low: 0.01, high: 1}`"
         return reading.refuse(path, "holds no paths", way_out), raw
-    pairs = {name: reading.component(Component("ranges"), inner, (*path, name)) for name, inner in raw.items()}
-    resolved = {name: tree for name, (_, tree) in pairs.items()}
-    if any(value is REFUSED for value, _ in pairs.values()):
-        return REFUSED, resolved
-    return {name: value for name, (value, _) in pairs.items()}, resolved
+    space, resolved = {}, {}
+    for name, inner in raw.items():
+        space[name], resolved[name] = reading.component(Component("ranges"), inner, (*path, name))
+    return REFUSED if REFUSED in space.values() else space, resolved
 
 
 def recipe_file(reading: Reading, name: str, path: Path) -> Path:
@@ -242,8 +249,11 @@ class SearchChecks:
         return open_recipe(self.recipe, overrides=assignments({**self.search.fixed, **active}), **self.options)
 
     def _require_free(self, key: str, path: str) -> None:
-        """Refuse a path that is reserved, or is given twice, by itself or by a path above it."""
+        """Refuse a path that is reserved, or is given twice, also by a path above it, or lacks numbers after `1 - `."""
         at, own, path, space = (key, path), path, plain_path(path), self.search.space
+        values = space[own].ends.values() if key == "space" else [self.search.fixed[own]]
+        if own != path and not all(map(_is_number, values)):
+            self.reading.refuse(at, "takes numbers only", f"write {path}, without `{_REST}`", at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
             clash = key == "space" or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):

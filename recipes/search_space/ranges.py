@@ -38,10 +38,14 @@ class _Numbers:
         name, unstepped = type(self).__name__, 1 if isinstance(self, Int) else None
         require(self.low < self.high, f"{name}.high must be above low, got {self.high}")
         require(not self.log or self.low > 0, f"{name}.low must be above 0 where log is true, got {self.low}")
-        stepped = self.step is None or 0 < self.step <= self.high - self.low
+        stepped = self.step is None or 0 < self.step <= self.high - self.low < math.inf
         require(stepped, f"{name}.step must be above 0 and at most high - low, got {self.step}")
         possible = not self.log or self.step == unstepped
         require(possible, f"{name}.step must be {unstepped or 'null'} where log is true, got {self.step}")
+        if self.step != unstepped:
+            last = self.low + self.step * int((self.high - self.low) / self.step + 1e-9)
+            reached = math.isclose(last, self.high, abs_tol=1e-12)
+            require(reached, f"{name}.high must be low plus whole steps, such as {last:.10g}, got {self.high}")
 
     @property
     def ends(self) -> Mapping[tuple[str | int, ...], Any]:
@@ -59,8 +63,7 @@ class _Numbers:
         inside = min(max(value, self.low), self.high)
         if self.step is None:
             return inside
-        last = int((self.high - self.low) / self.step + 1e-9)
-        return self.low + self.step * min(round((inside - self.low) / self.step), last)
+        return min(self.low + self.step * round((inside - self.low) / self.step), self.high)
 
     def suggest(self, trial: Any, name: str) -> Any:
         """A value from Optuna's trial."""

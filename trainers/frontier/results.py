@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-import optuna
 import yaml
 from optuna.trial import FrozenTrial
 
@@ -20,7 +19,7 @@ from recipes.frontiers.proposals import EDGE, Optimum, share_of
 from recipes.search_space.ranges import Space
 from trainers.launch.verdict import Claimed, judge
 from trainers.runs.run_folder import has_diverged
-from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
+from trainers.search.folder import SEARCH, read_study, run_folders
 from trainers.search.outcome import evaluations, has_ended, metrics_lines
 from trainers.search.results import confirm_folder
 from trainers.search.study import DIVERGED, finished, state_of
@@ -191,7 +190,7 @@ class Point:
 
 
 def read_point(opened: OpenedFrontier, folder: Path, method: str, batch: int) -> Point:
-    """A point as it is now; `folder` is the frontier's."""
+    """A point as it is now; `folder` is the frontier's. FolderRefused: a study of it is lost."""
     parts = tuple(_parts(opened, point_folder(folder, method, batch)))
     return Point(opened=opened, method=method, batch=batch, parts=parts)
 
@@ -205,9 +204,7 @@ def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
     for file in sorted(folder.glob("search-*.yaml")):
         search, trials = file.with_suffix(""), []
         if (search / SEARCH).is_file():
-            record = read_record(search)
-            with opened_storage(record["storage"], search) as storage:
-                study = optuna.load_study(study_name=record["study"], storage=storage)
+            with read_study(search) as study:
                 trials = finished(study)
         part = Part(folder=search, file=file, trials=tuple(trials), seeds=())
         figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal

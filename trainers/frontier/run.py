@@ -6,10 +6,12 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -17,6 +19,7 @@ import yaml
 from recipes.errors import RecipeError
 from recipes.frontiers.open_frontier import OpenedFrontier, open_frontier
 from recipes.frontiers.proposals import beyond_edge, quasi_random, scaled
+from recipes.reading.load import load_tree
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
@@ -83,6 +86,8 @@ def frontier(
     code = 0
     if shown is None:
         _require_same(opened, folder)
+        if not (folder / FRONTIER).is_file():
+            _require_startable(opened, request)
         with lock_folder(folder), redirect_stdout(sys.stderr) if as_json else nullcontext():
             write_whole(folder / FRONTIER, block_text(_own_tree(opened)))
             write_whole(folder / RECIPES, block_text(_recipes(opened)))
@@ -124,10 +129,10 @@ def _require_same(opened: OpenedFrontier, folder: Path) -> None:
     file, others = folder / FRONTIER, folder / RECIPES
     now = before = plain(_own_tree(opened))
     if file.is_file():
-        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+        before = load_tree(file, kind=None)[0]
     both = before.get("methods", {}).keys() & now.get("methods", {}).keys()
     recipes = plain(_recipes(opened))
-    recipes_before = yaml.safe_load(others.read_text(encoding="utf-8")) if others.is_file() else {}
+    recipes_before = load_tree(others, kind=None)[0] if others.is_file() else {}
     same = recipes.keys() & recipes_before.keys()
     changed = differences(kept(before), kept(now))
     changed += differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (recipes_before, recipes)))
@@ -161,6 +166,14 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
             found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
         say(f"{name}: {found}")
     return 0
+
+
+def _require_startable(opened: OpenedFrontier, request: SearchRequest) -> None:
+    """Refuse what the search of the first point would refuse, by a dry run of it that prints nothing."""
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
+        file = Path(folder, "first.yaml")
+        write_whole(file, block_text(opened.search_tree(next(iter(opened.bases)), opened.frontier.sizes[0])))
+        _search(file, replace(request, dry_run=True))
 
 
 def _search(file: Path, request: SearchRequest) -> int:

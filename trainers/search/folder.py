@@ -20,15 +20,8 @@ from recipes.reading.load import load_tree
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import OpenedSearch
 from trainers.launch.request import refused
-from trainers.runs.run_folder import (
-    LOG,
-    FolderRefused,
-    dataset_facts,
-    differences,
-    require_usable,
-    run_identity,
-    write_whole,
-)
+from trainers.runs import run_folder as runs
+from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.runs.storage_url import hidden, is_well_formed
 from trainers.search.group import JOBS
 
@@ -36,6 +29,7 @@ SEARCH, TRIALS = "search.yaml", "trials"
 PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of a database URL without one
 # Keys that may change between two sessions of one search: no trial depends on them.
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
+_FILES = {"sqlite": "study.db", "journal": "study.journal"}  # of a storage in the search's folder
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 _PROXY_SECONDS = 10  # for a proxy to answer
 
@@ -75,18 +69,18 @@ def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: 
             `search.yaml` is damaged.
     """
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
-    own = {"search": tree, "recipe": opened.base.tree, "dataset": dataset_facts(opened.base.dataset)}
+    own = {"search": tree, "recipe": opened.base.tree, "dataset": runs.dataset_facts(opened.base.dataset)}
     own = {**yaml.safe_load(yaml.safe_dump(own)), **({"storage": hidden(storage)} if storage else {})}
     if not (folder / SEARCH).is_file():
         if resume:
             raise FolderRefused(f"there is no search in {folder} to go on with; leave --resume out to begin one")
         begun = (LOG, "study.", JOBS)  # what is written before `search.yaml`
         if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
-            require_usable(folder, resume=False)
+            runs.require_usable(folder, resume=False)
         return {"storage": "sqlite", "study": opened.search.name, **own}
     before = read_record(folder)
-    both = ({**it, "recipe": run_identity(it.get("recipe", {}))} for it in (before, before | own))  # without texts
-    if changed := differences(*both):
+    both = ({**it, "recipe": runs.run_identity(it.get("recipe", {}))} for it in (before, before | own))  # without texts
+    if changed := runs.differences(*both):
         way_out = "go on with the search it began with, or begin anew in another --out"
         raise FolderRefused(f"{folder} holds another search; {'; '.join(changed)}; {way_out}")
     return before
@@ -100,13 +94,31 @@ def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> N
     """
     begun, filled = (folder / SEARCH).is_file(), bool(study.get_trials(deepcopy=False))
     if begun and not filled and (folder / TRIALS).is_dir():
-        what = f"the study of {folder} is no longer in its storage"
-        raise FolderRefused(f"{what}; put it back, or begin anew in another --out")
+        raise _lost(folder)
     if filled and not begun:
         what = f"the study {record['study']} in this storage was begun in another folder, and one search owns it"
         raise FolderRefused(f"{what}; give the search another name")
     if not begun:
         write_whole(folder / SEARCH, block_text(dict(record)))
+
+
+@contextmanager
+def read_study(folder: Path) -> Iterator[optuna.Study]:
+    """The study of a search that was begun in a folder; FolderRefused if it is no longer in its storage."""
+    record = read_record(folder)
+    if (file := _FILES.get(record["storage"])) and not (folder / file).is_file():
+        raise _lost(folder)  # Optuna would make an empty one
+    with opened_storage(record["storage"], folder) as storage:
+        try:
+            study = optuna.load_study(study_name=record["study"], storage=storage)
+        except KeyError:
+            raise _lost(folder) from None
+        yield study
+
+
+def _lost(folder: Path) -> FolderRefused:
+    what = f"the study of {folder} is no longer in its storage"
+    return FolderRefused(f"{what}; put it back, or begin anew in another --out")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -129,14 +141,18 @@ def opened_storage(where: str, folder: Path) -> Iterator[storages.BaseStorage]:
             database, whose password may come from `KILOBATCH_STORAGE_PASSWORD`.
     Raises:
         RecipeError: `where` names no storage, its driver is not installed, or it does not answer.
+        FolderRefused: the file in the search's folder is damaged, or may not be written.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         storage = _storage(where, folder)
         cached = storages.get_storage(storage)  # a database gets Optuna's cache
     except RecipeError:
         raise
     except Exception as error:
+        if where in _FILES:
+            what = f"{folder / _FILES[where]} cannot be used: {one_line(error, where)}"
+            way_out = "check that it may be written, put a damaged one back, or begin anew in another --out"
+            raise FolderRefused(f"{what}; {way_out}") from None
         way_out = f"check host, user and database; the password is that of the URL, or in {PASSWORD}"
         if isinstance(error, ImportError):
             way_out = "install its driver: in the checkout, pip install '.[postgresql]', '.[mysql]' or '.[grpc]'"
@@ -161,18 +177,22 @@ def one_line(error: BaseException, where: str) -> str:
     return line
 
 
-def _storage(where: str, folder: Path) -> storages.BaseStorage:
-    if where == "journal":
-        return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / "study.journal")))
-    if where == "sqlite":
-        where = f"sqlite:///{folder.resolve() / 'study.db'}"
-    parts = urlsplit(where) if is_well_formed(where) else None
-    if parts is None or not parts.scheme or "://" not in where:
+def require_storage(where: str) -> None:
+    """Refuse what is neither a word for a storage, as in `opened_storage`, nor a URL."""
+    if where not in _FILES and not (is_well_formed(where) and urlsplit(where).scheme and "://" in where):
         way_out = "give sqlite, journal, postgresql://USER@HOST/DATABASE, another database's URL, or grpc://HOST:PORT"
         raise refused("--storage", f"{hidden(where)} is no storage of a study, or no URL", way_out)
+
+
+def _storage(where: str, folder: Path) -> storages.BaseStorage:
+    if where == "journal":
+        return storages.JournalStorage(storages.journal.JournalFileBackend(os.fspath(folder / _FILES[where])))
+    require_storage(where)
+    if where == "sqlite":
+        where = f"sqlite:///{folder.resolve() / _FILES[where]}"
+    parts = urlsplit(where)
     if parts.scheme == "grpc":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             proxy = storages.GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
         proxy.wait_server_ready(timeout=_PROXY_SECONDS)
         return proxy

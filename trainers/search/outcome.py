@@ -104,10 +104,9 @@ def has_ended(folder: Path, *how: str) -> bool:
 
 
 def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluations of a run, from all lines of its metrics.
+    """The evaluations of a run, from all lines of its metrics: `update`, `epoch`, `hours` and scores by their names.
 
-    Each has `update`, `epoch`, and `hours`, those of training until then; and the scores `accuracy`, `loss`, and
-    `train_loss`, the mean over the updates since the evaluation before.
+    The hours are those of training until then; `train_loss` is the mean over the updates since the evaluation before.
     """
     found: list[dict[str, Any]] = []
     losses, hours, now_ms = [], 0.0, 0
@@ -127,10 +126,9 @@ def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def reports_in(lines: Iterable[Mapping[str, Any]], prepared: Prepared, search: Search) -> Iterable[tuple[int, float]]:
-    """The reports among all lines of a run's metrics: the last point of the run that its update reached, and a score.
+    """The reports among all lines of a run's metrics: number, up to the search's `reports` at the end, and score.
 
-    Points count from 1 to the search's `reports`, the end of the run. The score is that of the first objective, such as
-    the accuracy, and with a target the accuracy; device-hours are no report.
+    The score is that of the first objective, and with a target the accuracy; device-hours are no report.
     """
     every, whole = prepared.opened.recipe.evaluation.every, prepared.plan.timeline.num_updates
     metric = "accuracy" if search.has_goal else search.objectives[0].metric
@@ -164,9 +162,6 @@ def trial_result(search: Search, runs: Sequence[Sequence[Mapping[str, Any]]], *,
     Args:
         runs: the lines of each run's `metrics.jsonl`.
         device_hours: of all runs together.
-    Returns:
-        The values of the objectives in their order; constraint -> by how much it is violated, at most 0 if it is kept,
-        without those on values of the recipe.
     """
     ends, values, violations = [evaluations(lines)[-1] for lines in runs], [], {}
 

@@ -23,18 +23,9 @@ from recipes.reports.wording import counted, duration, number, percent
 from recipes.schema import Search
 from recipes.search_space.ranges import short
 from trainers.runs.run_folder import REPORT, write_whole
+from trainers.search import results
 from trainers.search.folder import TRIALS
-from trainers.search.results import (
-    Confirmed,
-    column_names,
-    confirmed_text,
-    device_hours,
-    metric_name,
-    row_of,
-    scores,
-    shown,
-    trials_text,
-)
+from trainers.search.results import Confirmed, column_names, confirmed_text, metric_name, row_of
 from trainers.search.study import EVERY, begun, best_trials, rank_seconds_of, state_of
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
@@ -72,11 +63,11 @@ def write_search_page(
     rows = [row_of(trial, search) for trial in trials]
     if not live:
         rows = [{**row, "state": row["state"].replace("running", "stopped")} for row in rows]
-    counts = trials_text(Counter(row["state"] for row in rows), search.budget.trials)
+    counts = results.trials_text(Counter(row["state"] for row in rows), search.budget.trials)
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
         tag("p", _verdict(search, best, confirmed), class_="verdict"),
-        tag("p", f"{counts}; {number(device_hours(rows), digits=3)} device-hours", class_="muted"),
+        tag("p", f"{counts}; {number(results.device_hours(rows), digits=3)} device-hours", class_="muted"),
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), *(tag("p", confirmed_text(search, one)) for one in confirmed)] if confirmed else []),
     ]
@@ -107,7 +98,7 @@ def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Co
         return f"No trial{kept} is complete."
     if len(search.objectives) > 1:
         return f"{counted(len(best), 'trial')} that no other one beats in everything."
-    return f"Trial {best[0].number} is best{kept}, with {scores(search, best[0].values)}."
+    return f"Trial {best[0].number} is best{kept}, with {results.scores(search, best[0].values)}."
 
 
 def _table(rows: Sequence[Mapping[str, Any]], search: Search, best: Sequence[FrozenTrial]) -> Markup:
@@ -115,7 +106,7 @@ def _table(rows: Sequence[Mapping[str, Any]], search: Search, best: Sequence[Fro
     heads = ("trial", *column_names(search.space).values(), *map(metric_name, metrics), "state", "time", "")
     made = []
     for row in rows:
-        own = map(shown, metrics, row["scores"] or [None] * len(metrics))
+        own = map(results.shown, metrics, row["scores"] or [None] * len(metrics))
         texts = (
             tag("a", str(row["trial"]), href=f"{TRIALS}/trial-{row['trial']:04d}/"),
             *(short(row["values"][path]) if path in row["values"] else "" for path in search.space),
@@ -135,9 +126,7 @@ def _importances(search: Search, at: int, trials: Sequence[FrozenTrial]) -> Mark
     view = optuna.create_study(direction=search.objectives[at].direction)
     for trial in whole:
         view.add_trial(create_trial(value=trial.values[at], params=trial.params, distributions=trial.distributions))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.filterwarnings("ignore", message="PedAnovaImportanceEvaluator computes")
+    with warnings.catch_warnings(action="ignore"):
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=num_good / len(whole))
         shares = optuna.importance.get_param_importances(view, params=[*names], evaluator=evaluator)
     bars = [(names[path], tag("progress", value=f"{share:.3f}"), percent(share)) for path, share in shares.items()]

@@ -13,15 +13,8 @@ from pathlib import Path
 from socket import gethostname
 
 from trainers.launch.request import refused
-from trainers.runs.mpi_ranks import (
-    LOCAL_LAUNCH,
-    LaunchError,
-    Ranks,
-    find_mpiexec,
-    in_slurm_shell,
-    start_ranks,
-    users_environment,
-)
+from trainers.runs import mpi_ranks
+from trainers.runs.mpi_ranks import LaunchError, Ranks
 
 # srun reads these as options. With those of the allocation a step takes all its GPUs, and the next group waits.
 _OF_ALLOCATION = ("SLURM_GPUS", "SLURM_MEM_PER_", "SLURM_NTASKS_PER_", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION")
@@ -46,13 +39,13 @@ class Placement:
     def start(self, messages: Path, log: Path) -> Ranks:
         """Start the ranks; they read their requests in `messages`, and print to `log`."""
         words = ["search-ranks", str(messages), ",".join(map(str, self.local_ranks))]
-        environment = users_environment()  # without our thread limits: each rank sets those of its own machine
+        environment = mpi_ranks.users_environment()  # without our thread limits: each rank sets its own
         if self.launcher[0] != "srun" and "-hosts" not in self.launcher:
-            environment = LOCAL_LAUNCH | environment
+            environment = mpi_ranks.LOCAL_LAUNCH | environment
         if self.launcher[0] == "srun":
             environment = {name: value for name, value in environment.items() if not name.startswith(_OF_ALLOCATION)}
         how = {"launcher": self.launcher, "environment": environment}
-        return start_ranks(len(self.hosts), words, log=log, outlive_us=False, **how)
+        return mpi_ranks.start_ranks(len(self.hosts), words, log=log, outlive_us=False, **how)
 
 
 def placements(
@@ -86,7 +79,7 @@ def placements(
         if options and len(counts) > 1:  # Slurm places ranks as we do if their nodes are listed once for each rank
             words[-1:] = [f"--nodelist={','.join(own)}", "--distribution=arbitrary"]
         elif not options:
-            words = [find_mpiexec(), "-n", str(each)]
+            words = [mpi_ranks.find_mpiexec(), "-n", str(each)]
             words += ["-hosts", ",".join(f"{host}:{counts[host]}" for host in counts)] if hosts else []
         groups.append(Placement(hosts=own, local_ranks=local_ranks, launcher=(*words, *options)))
     return groups
@@ -94,7 +87,7 @@ def placements(
 
 def _starts_steps(environment: Mapping[str, str]) -> bool:
     """Whether srun can start steps: in an allocation, but not where one step, `srun --pty bash`, holds it all."""
-    in_step = in_slurm_shell(environment) and environment.get("SLURM_STEP_ID") != _SHELL_OF_SALLOC
+    in_step = mpi_ranks.in_slurm_shell(environment) and environment.get("SLURM_STEP_ID") != _SHELL_OF_SALLOC
     return "SLURM_JOB_ID" in environment and not in_step and bool(shutil.which("srun", path=environment.get("PATH")))
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import optuna
 import yaml
 
 from recipes.errors import InputRefused
@@ -17,7 +16,7 @@ from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, value_in
 from recipes.search_space.ranges import Categorical, active_values
 from trainers.runs.run_folder import RECIPE
-from trainers.search.folder import SEARCH, opened_storage, read_record, run_folders
+from trainers.search.folder import SEARCH, read_record, read_study, run_folders
 from trainers.search.study import finished, ranked_trials
 
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"
@@ -28,15 +27,17 @@ _WIDTH = 0.1  # of a range: standard deviation of the draws around a known value
 _KEEP = 0.8  # how often a known choice is kept. Assumed.
 
 
-def first_values(opened: OpenedSearch) -> list[dict[str, Any]]:
+def first_values(opened: OpenedSearch, *, enqueued: int = 0) -> list[dict[str, Any]]:
     """The values of the trials that a search tries first: those of `enqueue`, and what is drawn from its prior.
 
+    Args:
+        enqueued: trials that the study has. If nothing more is to be drawn, the prior need not be there any more.
     Raises:
         InputRefused: the batch is searched too, or the earlier search has no complete trial.
         RecipeError: the known recipe does not open.
     """
     first, search = list(opened.enqueued), opened.search
-    if search.prior is not None:
+    if search.prior is not None and enqueued < min(len(first) + search.prior.draws, search.budget.trials):
         if any(path == "batch" or path.startswith("batch.") for path in search.space):
             raise InputRefused("prior: the batch is searched, and a prior needs one batch; give it in `fixed`")
         known = _known_recipes(opened)
@@ -47,9 +48,6 @@ def first_values(opened: OpenedSearch) -> list[dict[str, Any]]:
 
 def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any], *, index: int) -> dict[str, Any]:
     """A draw around a known recipe: values by their paths, without those that the known recipe lacks.
-
-    A momentum m is drawn by the logarithm of 1 - m, a warmup between once and twice its epochs, the rate as `_rate`
-    says, any other number around the known one by a tenth of its range; a choice is kept four times in five.
 
     Args:
         known, own: resolved recipes: the known one, and that of the search with its fixed values.
@@ -106,11 +104,9 @@ def _known_recipes(opened: OpenedSearch) -> list[Mapping[str, Any]]:
     folder = beside / prior.search
     if not (folder / SEARCH).is_file():
         raise InputRefused(f"prior: there is no search in {folder}; a search's folder has a file {SEARCH}")
-    record = read_record(folder)
-    with opened_storage(record["storage"], folder) as storage:
-        study = optuna.load_study(study_name=record["study"], storage=storage)
+    with read_study(folder) as study:
         best = ranked_trials(study)[: max(_LEAST_BEST, len(finished(study)) // _SHARE_BEST)]
-    seeds = record["search"]["seeds_per_trial"]
+    seeds = read_record(folder)["search"]["seeds_per_trial"]
     runs = [run_folders(folder, trial.number, seeds=seeds)[0] / RECIPE for trial in best]
     recipes = [yaml.safe_load(run.read_text(encoding="utf-8")) for run in runs if run.is_file()]
     if not recipes:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import optuna
 
 from recipes.arguments import require_count
+from recipes.schema.batch_and_rate import require
 
 __all__ = ["BruteForceSampler", "CmaEsSampler", "GPSampler", "NSGAIISampler", "RandomSampler", "TPESampler"]
 
@@ -31,8 +32,7 @@ class _OfOptuna:
 
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
         """Optuna's sampler."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             return getattr(optuna.samplers, type(self).__name__)(seed=seed, **asdict(self), **self.given)
 
 
@@ -119,3 +119,7 @@ class TPESampler(_OfOptuna):
     n_startup_trials: int = 10
     multivariate: bool = False
     group: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.multivariate or not self.group, "TPESampler.group must be false unless multivariate is true")

@@ -27,7 +27,8 @@ from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT, lock_folder
 from trainers.runs.stop_request import STOP_FILE, handling_signals
-from trainers.search.folder import SEARCH, folder_record, one_line, opened_or_begun_before, opened_storage, own_study
+from trainers.search import folder as folders
+from trainers.search.folder import SEARCH, folder_record
 from trainers.search.group import Group
 from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
@@ -47,7 +48,7 @@ def search(request: SearchRequest) -> int:
     """
     words = search_vocabulary(allow_code=request.allow_code)
     how = {"vocabulary": words, "allow_code": request.allow_code, "data_root": request.data}
-    opened = opened_or_begun_before(partial(open_search, request.search, **how), partial(_begun_in, request))
+    opened = folders.opened_or_begun_before(partial(open_search, request.search, **how), partial(_begun_in, request))
     folder = _folder(request, opened)
     each, launched = opened.search.ranks_per_trial, launched_ranks()
     if launched is not None and not request.dry_run:
@@ -59,7 +60,9 @@ def search(request: SearchRequest) -> int:
         return run_launched_worker(folder, each=each, ranks=launched)
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
-    groups, first = _groups(request, opened, folder), first_values(opened)
+    folders.require_storage(request.storage or "sqlite")
+    begun = (folder / SEARCH).is_file() and not request.dry_run
+    groups, first = _groups(request, opened, folder), [] if begun else first_values(opened)
     _require_proposals(opened.search)
     own = prepare(trial_request(opened, 0, opened.beside, Path("trial"), request), workers=each)  # as the recipe is
     if request.dry_run:
@@ -71,13 +74,13 @@ def search(request: SearchRequest) -> int:
     with lock_folder(folder):
         (folder / STOP_FILE).unlink(missing_ok=True)
         try:
-            with opened_storage(storage_name, folder) as storage:
+            with folders.opened_storage(storage_name, folder) as storage:
                 study = new_study(opened.search, storage=storage, name=record["study"])
-                own_study(study, folder, record)
-                enqueue(study, first)
+                folders.own_study(study, folder, record)
+                enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
                 return _search_study(opened, study, request, folder, groups)
         except StorageInternalError as error:
-            what = f"the study in {record['storage']} does not answer any more: {one_line(error, storage_name)}"
+            what = f"the study in {record['storage']} does not answer any more: {folders.one_line(error, storage_name)}"
             print_error(f"kilobatch: {what}; the same command goes on with it")
             return EXIT_FAILED
 

@@ -179,15 +179,17 @@ def status_tree(folder: Path) -> dict[str, Any]:
     """What `status.json` holds, whether the search runs, and the end of its log.
 
     Raises:
-        FolderRefused: no search has begun in this folder.
+        FolderRefused: no search has begun in this folder, or its `status.json` is something else.
     """
-    try:
-        tree = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise FolderRefused(f"there is no {STATUS} of a search in {folder}; name the folder of one") from None
     log = folder / LOG
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return tree | {"state": _state(tree), "log": lines[-_LAST_LINES:]}
+    try:
+        tree = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        tree |= {"state": _state(tree), "log": lines[-_LAST_LINES:]}
+        status_text(tree)  # it has all that is shown
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        raise FolderRefused(f"there is no {STATUS} of a search in {folder}; name the folder of one") from None
+    return tree
 
 
 def status_text(tree: Mapping[str, Any]) -> str:
@@ -206,7 +208,7 @@ def status_text(tree: Mapping[str, Any]) -> str:
     lines += [f"confirmed: {text}" for text in tree["confirmed"]]
     lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]
-    return "\n".join(lines + (["log:", *(f"  {line}" for line in tree["log"])] if "log" in tree else []))
+    return printable("\n".join(lines + (["log:", *(f"  {line}" for line in tree["log"])] if "log" in tree else [])))
 
 
 def _progress_text(row: Mapping[str, Any]) -> str:

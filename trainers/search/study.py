@@ -1,4 +1,4 @@
-"""Optuna's study of a search: opening it, its trials one by one, which is the best, and what a trial tries.
+"""Optuna's study of a search: opening it, its trials one by one, which goes on, which is the best, what a trial tries.
 
 This is the only file that uses Optuna's private names. A trial's user attributes are listed below.
 """
@@ -32,11 +32,11 @@ PASSED = "passed_rungs"  # how many rungs it went on from
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched
 _ATTEMPTS, _AT_RANDOM = 4, 30  # at a proposal that is not next to a trial that diverged
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def new_study(search: Search, *, storage: Any = None, name: str | None = None) -> optuna.Study:
     """The study of a search, loaded if it exists; by default in memory, with the search's name."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna.create_study(
         study_name=name or search.name,
         storage=storage,
@@ -83,6 +83,37 @@ def rank_seconds_of(trial: optuna.Trial | FrozenTrial, search: Search) -> float:
 def is_paused(trial: optuna.Trial | FrozenTrial) -> bool:
     """Whether a trial that has not ended waits at a rung."""
     return trial.user_attrs.get(WAITS, -1) == trial.user_attrs.get(PASSED, 0)
+
+
+def next_rung(search: Search, trial: optuna.Trial | FrozenTrial) -> int | None:
+    """Index of the rung that a trial trains to; None: it trains to its end."""
+    passed = trial.user_attrs.get(PASSED, 0)
+    return passed if search.rungs is not None and passed < len(search.rungs.at) else None
+
+
+def that_goes_on(search: Search, study: optuna.Study) -> int | None:
+    """The number of the trial that goes on, the best at the last rung where one may: asynchronous successive halving.
+
+    Trials that diverged on their way to a rung came to it too.
+    """
+    for rung, report in reversed([*enumerate(search.rungs.at)]):
+        came = []
+        for trial in begun(study):
+            diverged = DIVERGED in trial.user_attrs and trial.user_attrs.get(PASSED, 0) >= rung
+            if diverged or (trial.last_step or 0) >= report:
+                came.append((_score(trial, report, search), trial.number, trial))
+        for *_, trial in sorted(came)[: len(came) // search.rungs.reduction_factor]:
+            if state_of(trial) == "paused" and trial.user_attrs[WAITS] == rung:
+                return trial.number
+    return None
+
+
+def _score(trial: FrozenTrial, report: int, search: Search) -> float:
+    """A trial's score at a rung, the less the better; where a run has fewer updates than reports, at the next one."""
+    reports = {number: value for number, value in trial.intermediate_values.items() if number >= report}
+    value = reports[min(reports)] if reports else math.nan
+    sign = -1 if search.objectives[0].direction == "maximize" else 1
+    return math.inf if math.isnan(value) else sign * value
 
 
 def store_constraints(trial: optuna.Trial, violations: Mapping[str, float]) -> None:
@@ -142,10 +173,9 @@ def reason_of(trial: FrozenTrial) -> str:
     """Why a trial is not complete, or which constraints it violates; empty otherwise."""
     if DIVERGED in trial.user_attrs:
         return f"the loss or a weight is not finite at update {trial.user_attrs[DIVERGED]}"
-    if PRUNED_AT in trial.user_attrs:
-        if WAITS in trial.user_attrs:
-            return f"not one of the best at report {trial.user_attrs[PRUNED_AT]}"
-        return f"not better than the best, at report {trial.user_attrs[PRUNED_AT]}"
+    if PRUNED_AT in trial.user_attrs and trial.state != TrialState.COMPLETE:  # or it came to its end while it stopped
+        what = "not one of the best" if WAITS in trial.user_attrs else "not better than the best,"
+        return f"{what} at report {trial.user_attrs[PRUNED_AT]}"
     return trial.user_attrs.get(REASON, "") or violated_text(trial.constraints)
 
 
@@ -158,8 +188,7 @@ class _SeededSampler(BaseSampler):
     """The search's sampler, with draws that depend only on seed, trial number and the trials so far.
 
     Samplers of Optuna keep a random state that a stopped search loses. A proposal whose nearest trial diverged is drawn
-    again, by the sampler and then at random: else TPE puts half of its trials into the gaps between those that
-    diverged. Of several such proposals the farthest from all trials is taken.
+    again, by the sampler and then at random: else TPE puts half of its trials into the gaps between such trials.
     """
 
     def __init__(self, search: Search) -> None:
@@ -168,19 +197,19 @@ class _SeededSampler(BaseSampler):
         self._attempts = 1 if exhaustive else _ATTEMPTS + _AT_RANDOM
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, Any]:
-        return distributions(self._search)
+        return distributions(self._search, conditional=True)
 
     def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]) -> dict[str, Any]:
         if type(self._search.sampler).__name__ == "TPESampler":  # no other one looks at trials that were pruned
             study = _as_pruned(study)
+        search_space = distributions(self._search)  # what every trial has; the rest only as a group of the sampler
         seen = [it for it in study.get_trials(deepcopy=False) if it.number != trial.number and it.values]
         proposed: list[tuple[float, dict[str, Any]]] = []
         for attempt in range(self._attempts):
             sampler = self._built(trial, f"attempt {attempt}", at_random=attempt >= _ATTEMPTS)
-            relative = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
-            values = {path: relative[path] for path in search_space if path in relative}
+            values = dict(sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial)))
             own = copy.copy(trial)  # some samplers look at the values that it has already
-            for path in [path for path in search_space if path not in relative]:
+            for path in [path for path in search_space if path not in values]:
                 own.params = values
                 values[path] = sampler.sample_independent(study, own, path, search_space[path])
             distances = [_distance(search_space, values, it.params) for it in seen]
@@ -212,10 +241,10 @@ def _as_pruned(study: optuna.Study) -> optuna.Study:
     return view
 
 
-def distributions(search: Search) -> dict[str, Any]:
-    """Optuna's distribution of each path of the space that every trial has."""
+def distributions(search: Search, *, conditional: bool = False) -> dict[str, Any]:
+    """Optuna's distribution of each path of the space that every trial has, or with `conditional` of all."""
     # In the order in which a trial gets them: the tree of BruteForceSampler needs that.
-    common = {path: search.space[path] for path in in_order(search.space) if not search.space[path].when}
+    common = {path: search.space[path] for path in in_order(search.space) if conditional or not search.space[path].when}
     any_trial = FixedTrial({path: next(iter(range_.ends.values())) for path, range_ in common.items()})
     for path, range_ in common.items():
         range_.suggest(any_trial, path)

@@ -22,7 +22,7 @@ from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name, session_starts
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
-from trainers.search import outcome, rungs
+from trainers.search import outcome
 from trainers.search import study as studies
 from trainers.search.folder import run_folders
 from trainers.search.group import Group, RunEnd
@@ -190,7 +190,7 @@ class Supervisor:
             self._waiting.remove(work)
         elif self._budget_is_spent():
             return False
-        elif self._paused and (number := rungs.that_goes_on(self.search, self.study)) is not None:
+        elif self._paused and (number := studies.that_goes_on(self.search, self.study)) is not None:
             work = self._paused.pop(number)
             work.trial.set_user_attr(studies.PASSED, work.trial.user_attrs[studies.WAITS] + 1)
         elif len(studies.begun(self.study)) >= self.search.budget.trials:
@@ -210,8 +210,10 @@ class Supervisor:
         if min(self.display.limits_left(self.display.rows())) <= 0:
             return True
         patience = self.search.budget.patience
-        best = studies.best_trials(self.study) if patience is not None else []
-        return bool(best) and sum(it.number > best[0].number for it in studies.finished(self.study)) >= patience
+        if patience is None:
+            return False
+        last = max((trial.number for trial in studies.best_trials(self.study)), default=-1)
+        return sum(trial.number > last for trial in studies.finished(self.study)) >= patience
 
     def _end_paused(self) -> None:
         """End the trials that wait at a rung, when all trials of the budget have begun and no other one can go on."""
@@ -297,13 +299,12 @@ class Supervisor:
             return
         target = self.search.objectives[0].target
         reports = outcome.reports_in(outcome.metrics_lines(work.folders[0]), prepared, self.search)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna keeps the first report of each number, and warns of the second
+        with warnings.catch_warnings(action="ignore"):  # Optuna keeps the first report of each number, and warns
             for number, value in reports:  # of a target: what is lacking, since less is better there
                 work.trial.report(value if target is None else target - value, number)
 
     def _judge(self, work: _Work) -> None:
-        """End a running trial that has taken as much as the best trial took to the target."""
+        """End a running trial that has taken so much that the mean over its runs is no less than the best trial's."""
         best = studies.best_trials(self.study) if self.search.has_goal else []
         beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
         if beside or not best:
@@ -311,7 +312,7 @@ class Supervisor:
         lines = outcome.metrics_lines(work.folder)
         *_, (number, _) = outcome.reports_in(lines, work.prepared, self.search)
         taken, lacking = outcome.goal_of(lines, self.search.objectives[0], ranks=self.search.ranks_per_trial)
-        if number < self.search.reports and lacking > 0 and taken >= best[0].value:
+        if number < self.search.reports and lacking > 0 and taken >= best[0].value * len(work.folders):
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             request_stop(work.folder / STOP_FILE, "search")
 
@@ -319,7 +320,7 @@ class Supervisor:
         """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
         objective, trial = self.search.objectives[0], work.trial
         if objective.spacing is None:
-            rung = rungs.next_rung(self.search, trial) if work.seed is None else None
+            rung = studies.next_rung(self.search, trial) if work.seed is None else None
             return {}, None if rung is None else f"{self.search.rungs.at[rung] / self.search.reports!r}run"
         if studies.LIMIT not in trial.user_attrs:
             best = studies.best_trials(self.study)
@@ -344,9 +345,10 @@ class Supervisor:
             self._tell(work, outcome.diverged_result(self.search))
         elif end.how == "success":
             work.group = None  # any one may go on with it
-            if work.seed is None and (report := rungs.pause(self.search, trial)) is not None:
+            if work.seed is None and (rung := studies.next_rung(self.search, trial)) is not None:
+                trial.set_user_attr(studies.WAITS, rung)
                 self._paused[trial.number] = work
-                self.display.say(f"{work.name} waits at report {report} of {self.search.reports}")
+                self.display.say(f"{work.name} waits at report {self.search.rungs.at[rung]} of {self.search.reports}")
             elif work.index + 1 == len(work.folders):
                 self._tell_complete(work)
             else:

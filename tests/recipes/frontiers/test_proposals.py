@@ -74,6 +74,7 @@ def test_inside_of_all_ranges_nothing_is_widened():
     choices = {"optimizer.kind": Categorical(choices=("A", "B"))}
     assert beyond_edge(SPACE | choices, {RATE: 0.1, "optimizer.kind": "A"}) == {}
     assert list(beyond_edge({"n": Int(low=1, high=4)}, {"n": 4})) == ["n"]
+    assert beyond_edge({"n": Float(low=1.0, high=4.0, step=1.0)}, {"n": 4.0}) == {}
 
 
 def test_below_the_least_logarithmic_whole_number_nothing_is_searched():

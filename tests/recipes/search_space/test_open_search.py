@@ -36,6 +36,13 @@ fixed:
 => 7:11: fixed.epochs: the recipe refuses this:
 fixed: {learning_rate.reference: 0.1}
 => 6:9: fixed.learning_rate.reference: is given by learning_rate.reference of this search too
+space: {1 - optimizer.momentum: {kind: Categorical, choices: [0.1, none]}}
+=> 5:9: space.1 - optimizer.momentum: takes numbers only; write optimizer.momentum, without `1 - `
+fixed: {1 - optimizer.momentum: true}
+=> 6:9: fixed.1 - optimizer.momentum: takes numbers only; write optimizer.momentum, without `1 - `
+space: {1 - loss.kind: {kind: Float, low: 0.1, high: 0.5}}
+enqueue: [recipe]
+=> 5:9: space.1 - loss.kind: the recipe refuses this: loss has no `kind`
 fixed: {evaluation.every: 1}
 => 6:9: fixed.evaluation.every: cannot be part of a search: a trial is evaluated at its `reports`
 enqueue: [recipe, {learning_rate.reference: 0.9}]

@@ -11,6 +11,7 @@ from recipes.search_space.ranges import Categorical, Float, Int, active_values, 
     [
         (Float(low=0.1, high=1.0), [0.1, 1.0, 1], [0.09, 1.1, True, "0.5", None]),
         (Float(low=0.0, high=1.0, step=0.1), [0.3, 0.7000000000000001], [0.35]),
+        (Float(low=0.0, high=0.3, step=0.1), [0.3], [0.30000000000000004]),
         (Int(low=1, high=9, step=4), [1, 5, 9], [2, 13, 5.0, True]),
         (Categorical(choices=(1, "a", None)), [1, "a", None], ["b", 2]),
     ],
@@ -18,6 +19,7 @@ from recipes.search_space.ranges import Categorical, Float, Int, active_values, 
 def test_what_lies_in_a_range(made, inside, outside):
     assert all(made.holds(value) for value in inside)
     assert not any(made.holds(value) for value in outside)
+    assert isinstance(made, Categorical) or made.holds(made.nearest(made.high))
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,8 @@ def test_what_lies_in_a_range(made, inside, outside):
         (Float, {"low": 0.0, "high": 1.0, "log": True}, "Float.low must be above 0 where log is true, got 0.0"),
         (Float, {"low": 0.1, "high": 1.0, "log": True, "step": 0.1}, "Float.step must be null where log is true"),
         (Float, {"low": 0.0, "high": 1.0, "step": 2.0}, "Float.step must be above 0 and at most high - low, got 2.0"),
+        (Float, {"low": 0.0, "high": 1.0, "step": 0.3}, "Float.high must be low plus whole steps, such as 0.9"),
+        (Int, {"low": 1, "high": 6, "step": 4}, "Int.high must be low plus whole steps, such as 5, got 6"),
         (Int, {"low": 0, "high": 4, "log": True}, "Int.low must be above 0 where log is true, got 0"),
         (Int, {"low": 1, "high": 4, "log": True, "step": 2}, "Int.step must be 1 where log is true, got 2"),
         (Categorical, {"choices": ()}, "Categorical.choices must hold at least one value"),

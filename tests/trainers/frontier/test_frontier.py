@@ -67,6 +67,16 @@ def test_a_frontier_that_was_begun_before_the_rule_that_refuses_its_recipe_is_re
     with pytest.raises(RecipeError, match=r"and so does `extensions.0`; .*/out was begun by an older version, "):
         frontier(request)
     assert frontier(SearchRequest(search=str(tmp_path / "out"))) == 0  # only shown
+    (tmp_path / "out" / "frontier.yaml").write_text("")
+    with pytest.raises(RecipeError, match="out/frontier.yaml:1:1: "):
+        _require_same(opened, tmp_path / "out")
+
+
+def test_what_the_first_search_would_refuse_is_refused_before_there_is_a_folder(tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"{TEXT}ranks_per_trial: 2\n")
+    with pytest.raises(RecipeError, match="-n: 1 ranks are fewer than the 2 of a trial"):
+        frontier(SearchRequest(search=str(tmp_path / "mine.yaml"), workers=1, out=tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_point_has_its_trials_and_seeds(measured):

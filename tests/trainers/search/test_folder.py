@@ -7,7 +7,7 @@ from recipes.errors import RecipeError
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused, lock_folder
-from trainers.search.folder import PASSWORD, folder_record, one_line, opened_storage, own_study
+from trainers.search.folder import PASSWORD, folder_record, one_line, opened_storage, own_study, read_study
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 
@@ -100,6 +100,23 @@ def test_a_study_is_found_again_by_its_url(tmp_path):
         study.tell(study.ask(), float("inf"))  # a loss that diverged
     with opened_storage(where, tmp_path) as storage:
         assert optuna.load_study(study_name="mine", storage=storage).trials[0].value == float("inf")
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "journal"])
+def test_a_study_that_is_lost_or_damaged_is_refused_and_no_empty_one_made(tmp_path, digits, storage):
+    own_study(optuna.create_study(), tmp_path, folder_record(tmp_path, digits, resume=False, storage=storage))
+    file = tmp_path / {"sqlite": "study.db", "journal": "study.journal"}[storage]
+    for _ in range(2):
+        with pytest.raises(FolderRefused, match="the study of .* is no longer in its storage; put it back"):
+            read_study(tmp_path).__enter__()
+        assert not file.exists()
+    with opened_storage(storage, tmp_path):
+        pass  # an empty one
+    with pytest.raises(FolderRefused, match="is no longer in its storage; put it back"):
+        read_study(tmp_path).__enter__()
+    file.write_bytes(b"no study\nat all\n")
+    with pytest.raises(FolderRefused, match=f"{file} cannot be used: .*; check that it may be written, put a damaged"):
+        read_study(tmp_path).__enter__()
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,13 @@ def test_importances_are_of_each_objective_in_its_own_direction(page, search):
         assert re.findall(r"<td>(rate|word)</td><td><progress", section) == order
 
 
+def test_trials_with_equal_scores_have_equal_importances_and_no_warning(page, search):
+    study = optuna.create_study(direction="maximize")
+    for number in range(10):
+        study.add_trial(trial(TrialState.COMPLETE, [0.5], 0.01 * 1.12**number, ("a", MARKED)[number % 2]))
+    assert page(study, search).count('<progress value="0.500">') == 2
+
+
 def test_several_objectives_have_a_front_and_a_table_of_it(page, search):
     study = optuna.create_study(directions=["maximize", "minimize"])
     both = replace(search, objective=BOTH)

@@ -116,6 +116,15 @@ def test_a_search_that_is_stopped_proposes_what_it_would_have(made, worked, samp
     assert [trial.params for trial in study.trials] == [trial.params for trial in whole.trials]
 
 
+def test_tpe_with_groups_draws_a_value_that_has_a_condition_together_with_the_others(made):
+    search = made(sampler=samplers.TPESampler(n_startup_trials=4, multivariate=True, group=True), space=CONDITIONAL)
+    study = new_study(search)
+    for _ in range(9):
+        trial = next_trial(study, search)
+        study.tell(trial, trial.params["x"] - trial.params.get("y", 0.5))
+    assert trial.relative_params.keys() == CONDITIONAL.keys()
+
+
 def test_constraints_are_stored_once_although_a_killed_search_stores_them_again(made):
     study = new_study(made())
     trial = study.ask()

@@ -105,11 +105,12 @@ enqueue: [recipe, {learning_rate.reference: 1e-6}]
     assert all("goal" in own[-1] for own in lines)  # they end there
 
     number = bad.user_attrs["pruned_at"]
-    assert number - 1 < good.value <= number + 0.1  # a report an epoch
+    taken = 2 * good.value  # of both runs together: the second run of the bad one might take hardly any
+    assert number - 1 < taken <= number + 0.2  # a report an epoch
     run = search.run_folder(1) / "run-0"
     last = metrics_lines(run)[-1]
     assert (last["key"], last["value"], last["reason"]) == ("run_stop", "stopped", "search")
-    assert good.value <= last["epoch"] < 10
+    assert taken <= last["epoch"] < 10
     of_ranks = [json.loads(heartbeat.read_text())["update"] for heartbeat in (run / "ranks").glob("*.json")]
     assert of_ranks == [last["update"]] * 2
     assert not (search.run_folder(1) / "run-1").exists()

@@ -92,7 +92,7 @@ TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
         ("CmaEsSampler", TWO, "CmaEsSampler cannot propose values of this search: .* multi-objective"),
         ("NSGAIISampler, population_size: 1", "", "mine.yaml:4:49: sampler.population_size: .* >= 2"),
         ("TPESampler, n_startup_trials: -1", "", "mine.yaml:4:47: sampler.n_startup_trials: .* >= 0"),
-        ("TPESampler, group: true", "", "TPESampler cannot propose values of this search: .*group"),
+        ("TPESampler, group: true", "", "mine.yaml:4:36: sampler.group: is not possible; must be false unless"),
         ("BruteForceSampler", "", "BruteForceSampler cannot propose values of this search: .*step must be given"),
         pytest.param(
             "GPSampler",
@@ -121,6 +121,29 @@ def test_trials_on_other_ranks_than_the_replicas_of_local_steps_are_refused(tmp_
     (tmp_path / "mine.yaml").write_text(HEAD.replace("KIND", "TPESampler") + SPACE + local)
     with pytest.raises(RecipeError, match="trains 2 replicas .*, or `ranks_per_trial: 2` in a search"):
         search(SearchRequest(search=str(tmp_path / "mine.yaml"), out=tmp_path / "out"))
+
+
+def test_a_dry_run_refuses_what_names_no_storage():
+    with pytest.raises(RecipeError, match="--storage: mongo is no storage of a study, or no URL; give sqlite"):
+        search(SearchRequest(search="digits", workers=1, dry_run=True, storage="mongo"))
+
+
+def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_enqueued(
+    open_text, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(start, "_search_study", lambda opened, study, *others: len(study.trials))
+    (tmp_path / "known.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\n")
+    request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
+
+    def trials_of(budget):
+        open_text(f"budget: {{trials: {budget}}}\nprior: {{recipe: known.yaml, draws: 2}}\n{SPACE}")
+        return search(request)
+
+    assert trials_of(1) == 1
+    (tmp_path / "known.yaml").unlink()
+    assert trials_of(1) == 1
+    with pytest.raises(RecipeError, match="known.yaml"):
+        trials_of(2)
 
 
 def test_a_search_checks_its_recipe_for_the_device_on_which_trials_train(tmp_path, monkeypatch):

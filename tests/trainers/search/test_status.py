@@ -173,6 +173,19 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
     assert sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*")) == before
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "7", "not json", '{"ended": true, "running": {}, "budget": []}'])
+def test_a_file_that_is_not_the_status_of_a_search_is_refused(tmp_path, text):
+    (tmp_path / "status.json").write_text(text)
+    with pytest.raises(FolderRefused, match="there is no status.json of a search in .*; name the folder of one"):
+        status_tree(tmp_path)
+
+
+def test_the_status_of_a_stranger_sends_no_commands_to_the_terminal(display, tmp_path):
+    with display() as shown:
+        shown.set_aside["node\x1b[31m"] = "gone\x07"
+    assert status(tmp_path)[-1] == r"set aside: node\x1b[31m, gone\x07"
+
+
 def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(display, tmp_path, capsys):
     with pytest.raises(FolderRefused, match="name the folder of one"):
         status_tree(tmp_path)

@@ -11,11 +11,13 @@ from recipes.search_space.ranges import Float
 from trainers.search.samplers import TPESampler
 from trainers.search.study import (
     DIVERGED,
+    PRUNED_AT,
     best_trials,
     enqueue,
     gain_of_second_half,
     new_study,
     next_trial,
+    reason_of,
     state_of,
     store_constraints,
 )
@@ -71,3 +73,12 @@ def test_a_trial_that_diverged_or_breaks_a_constraint_is_never_the_best_and_its_
     assert [trial.number for trial in best_trials(study)] == [3]
     assert list(map(state_of, study.trials)) == ["diverged", "infeasible", "failed", "complete", "complete", "diverged"]
     assert study.trials[0].state == TrialState.COMPLETE
+
+
+def test_a_trial_that_came_to_its_end_while_it_was_being_stopped_is_not_said_to_be_no_better(made):
+    study, reasons = new_study(made()), []
+    for end in ({"values": 0.9}, {"state": TrialState.PRUNED}):
+        trial = study.ask()
+        trial.set_user_attr(PRUNED_AT, 3)
+        reasons.append(reason_of(study.tell(trial, **end)))
+    assert reasons == ["", "not better than the best, at report 3"]
