@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from recipes.errors import InputRefused, refuse_unreachable
@@ -31,7 +32,8 @@ def pack(
     """Write a pack of runs, of one recipe, or of an image layout that holds one; returns its path, digest and head.
 
     Raises:
-        InputRefused: the runs do not belong together, have not ended or were changed; the file cannot be written.
+        InputRefused: the runs do not belong together, have not ended or were changed; the weights to begin with are no
+            safetensors; the file cannot be written.
     """
     known = vocabulary(allow_code=allow_code)
 
@@ -70,6 +72,8 @@ def pack(
         if trained.get("code") != ids["code"]:
             what = f"{folder} was trained with other code than {runs[0][1] / CODE} has"
             raise InputRefused(f"{what}; pack runs of the same code, as `kilobatch train` left them")
+    if init := opened.recipe.init:
+        _require_weights(Path(init.weights))
     head, files = pack_contents(
         opened,
         ids=ids,
@@ -82,6 +86,18 @@ def pack(
     )
     path = _file(out, head["name"])
     return path, _written(path, lambda part: write_pack(part, head, files)), head
+
+
+def _require_weights(file: Path) -> None:
+    """Refuse to give away a file that holds no weights; one that is missing is refused later."""
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except FileNotFoundError:
+        pass
+    except (SafetensorError, OSError) as error:
+        what = f"init.weights: {file} is no file of safetensors ({error}), and goes into no pack"
+        raise InputRefused(f"{what}; name a file of weights") from None
 
 
 def _scored_weights(folder: Path) -> bytes:
