@@ -180,7 +180,7 @@ class GitStore:
             if not (self._folder / "HEAD").exists():
                 self._git("init", "--quiet", "--bare")
                 self._git("remote", "add", "origin", self._url)
-            done = self._run(["fetch", "--quiet", "origin", "+refs/heads/*:refs/heads/*"])
+            done = self._run(["fetch", "--quiet", "--prune", "origin", "+refs/heads/*:refs/heads/*"])
         if done.returncode:
             raise Unreachable(f"{self._url}: git fetch: {_reason(done.stderr)}")
         self._fetched = True

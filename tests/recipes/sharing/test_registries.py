@@ -159,6 +159,38 @@ def test_what_was_seen_once_is_there_without_the_store(url, packed, tmp_path, ca
         team.push(packed(3), "net")
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["same pack", "other pack"])
+@pytest.mark.parametrize("url", ["folder", "git_url"], indirect=True)
+def test_a_push_into_a_registry_that_was_made_anew_is_refused(url, packed, tmp_path, same):
+    team = add_registry("team", url, signers=None)
+    first = team.push(packed(1), "net")
+    assert team.entry("net") == first
+    place = tmp_path / ("team" if "team.git" not in url else "team.git")
+    shutil.rmtree(place)
+    place.mkdir()
+    if "team.git" in url:
+        subprocess.run(["git", "init", "--quiet", "--bare", place], check=True)
+    (team,) = registries("team")
+    with pytest.raises(InputRefused, match=r"another registry than before: names/net/1.json is gone .*; ask who keeps"):
+        team.push(packed(1 if same else 2), "net")
+    assert team.store.names("names") == []
+    assert team.push(packed(1), "new").name == "team/new@1", "nothing was read of this name"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_push_is_judged_by_the_store_and_not_by_what_the_cache_has_of_it(packed, tmp_path, number):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    team.push(packed(1), "net")
+    assert team.entry("net").name == "team/net@1"
+    (tmp_path / "team").rename(tmp_path / "away")
+    with pytest.raises(Unreachable, match="there is no such folder; is it mounted"):
+        team.push(packed(number), "net")
+    add_registry("other", str(tmp_path / "other"), signers=None).push(packed(3), "net")
+    (tmp_path / "other").rename(tmp_path / "team")
+    with pytest.raises(InputRefused, match="another registry than before: names/net/1.json .* was changed; ask"):
+        team.push(packed(number), "net")
+
+
 def pushed_at_once(url, packed, number):
     """Versions that two processes got for their packs; half of the packs are pushed by each."""
     paths = [packed(index) for index in range(number)]
