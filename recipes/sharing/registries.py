@@ -19,7 +19,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -249,13 +249,14 @@ class Registry:
         self._require_same(pack)
         while True:
             version = max(taken, *self._versions(pack, anew=True), 0) + 1
+            before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
             if version > 1 and (newest := self.entry(pack, version - 1, anew=True)).digest == opened.digest:
+                self._make_whole(newest, before)
                 return newest
             said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
             said |= {key: opened.head.get(key) for key in _OF_THE_HEAD}
             signature = sign(canonical_json(said), key) if key else ""
             tree = {"entry": said} | ({"signature": signature} if signature else {})
-            before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
             if self.store.create(f"names/{pack}/{version}.json", canonical_json(tree), before=before):
                 return Entry(name=f"{self.name}/{pack}@{version}", said=said, signature=signature)
             try:
@@ -264,6 +265,15 @@ class Registry:
                 what = f"{self.name}/{pack}@{version} cannot be made, and is not there: {error.strerror or error}"
                 raise InputRefused(f"{what}; choose another name, or ask who keeps {self.url}") from None
             taken = version
+
+    def _make_whole(self, entry: Entry, files: Mapping[str, Path]) -> None:
+        """Put the pack of an entry into the store again if it is gone or damaged there."""
+        try:
+            self._fetched(entry)
+        except InputRefused:
+            path = f"names/{entry.said['name']}/{entry.said['version']}.json"
+            self.store.create(path, self._read(path), before=files)
+            self._fetched(entry)
 
     def pull(self, entry: Entry, *, anew: bool = False) -> Pack:
         """The pack of an entry, from the cache or the store.

@@ -191,6 +191,32 @@ def test_a_push_is_judged_by_the_store_and_not_by_what_the_cache_has_of_it(packe
         team.push(packed(number), "net")
 
 
+@pytest.mark.parametrize("name", ["net", "other"])
+@pytest.mark.parametrize("damage", [None, b"", b"nothing"], ids=["gone", "empty", "changed"])
+def test_a_pack_that_is_damaged_in_a_folder_is_put_right_by_another_push(packed, tmp_path, name, damage):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    entry = team.push(packed(1), "net")
+    file = tmp_path / "team" / "packs" / f"{entry.digest}.kilobatch"
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage)
+    assert team.push(packed(1), name).name == f"team/{name}@1"
+    assert file.read_bytes() == packed(1).read_bytes()
+    assert team.pull(entry, anew=True).digest == entry.digest
+    assert team.entries(every_version=True)[0] == entry
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_a_pack_that_is_damaged_in_git_is_put_right_under_another_name_and_refused_under_its_own(git_url, packed):
+    team = add_registry("team", git_url, signers=None)
+    entry = team.push(packed(1), "net")
+    team.store.create("names/other/1.json", b"{}", before={f"packs/{entry.digest}.kilobatch": packed(2)})
+    with pytest.raises(InputRefused, match="holds another pack under its digest"):
+        team.push(packed(1), "net")
+    team.push(packed(1), "third")
+    assert team.pull(entry, anew=True).digest == entry.digest
+
+
 def pushed_at_once(url, packed, number):
     """Versions that two processes got for their packs; half of the packs are pushed by each."""
     paths = [packed(index) for index in range(number)]
