@@ -261,8 +261,9 @@ class Registry:
                 return Entry(name=f"{self.name}/{pack}@{version}", said=said, signature=signature)
             try:
                 self._read(f"names/{pack}/{version}.json", anew=True)
-            except OSError as error:
-                what = f"{self.name}/{pack}@{version} cannot be made, and is not there: {error.strerror or error}"
+            except (FileNotFoundError, Unreachable) as error:
+                why = getattr(error, "strerror", None) or error
+                what = f"{self.name}/{pack}@{version} cannot be made, and is not there: {why}"
                 raise InputRefused(f"{what}; choose another name, or ask who keeps {self.url}") from None
             taken = version
 

@@ -13,10 +13,12 @@ import os
 import random
 import shutil
 import socket
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,11 +79,19 @@ class FolderStore:
     def names(self, folder: str) -> list[str]:
         self._require_root()
         found = (path for path in (self._root / folder).rglob("*") if not path.name.startswith("."))
-        return sorted(path.relative_to(self._root).as_posix() for path in found if path.is_file())
+        try:
+            return sorted(path.relative_to(self._root).as_posix() for path in found if path.is_file())
+        except OSError as error:
+            raise Unreachable(f"{self._root}: cannot be listed: {error.strerror or error}") from error
 
     def fetch(self, path: str, to: Path) -> None:
         self._require_root()
-        shutil.copyfile(self._root / path, to)
+        try:
+            shutil.copyfile(self._root / path, to)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # also of a folder, or of a pipe
+            raise Unreachable(f"{self._root}: {path} cannot be read: {error.strerror or error}") from error
 
     def _require_root(self) -> None:
         if not self._root.is_dir():
@@ -102,7 +112,7 @@ class FolderStore:
         target = self._root / path
         if target.exists() and not over:
             return False
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(target.parent)
         handle, part = tempfile.mkstemp(prefix=".part-", dir=target.parent)
         os.close(handle)
         try:
@@ -119,6 +129,14 @@ class FolderStore:
         finally:
             Path(part).unlink(missing_ok=True)
         return True
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder that has the mode of the registry's own, so that all who push into one can push into both."""
+        if not folder.is_dir():
+            self._make_folder(folder.parent)
+            with suppress(FileExistsError):
+                folder.mkdir()
+                folder.chmod(stat.S_IMODE(self._root.stat().st_mode))
 
 
 def _same_bytes(one: Path, other: Path) -> bool:

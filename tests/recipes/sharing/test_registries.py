@@ -357,8 +357,28 @@ def test_a_name_that_a_registry_gives_its_own_files_is_refused_and_one_in_the_wa
         with pytest.raises(InputRefused, match="calls its own files so"):
             team.push(packed(1), name)
     (tmp_path / "team" / "names" / "net" / "1.json").mkdir(parents=True)
-    with pytest.raises(InputRefused, match="team/net@1 cannot be made, and is not there: Is a directory; choose"):
+    with pytest.raises(InputRefused, match="team/net@1 cannot be made, and is not there: .*: Is a directory; choose"):
         team.push(packed(1), "net")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_in_the_place_of_a_pack_ends_in_a_line(packed, tmp_path, make):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    entry = team.push(packed(1), "net")
+    file = tmp_path / "team" / "packs" / f"{entry.digest}.kilobatch"
+    file.unlink()
+    make(file)
+    with pytest.raises(InputRefused, match=f"team/net@1 is not in .*: packs/{file.name} cannot be read: "):
+        team.pull(entry, anew=True)
+
+
+def test_new_folders_of_a_registry_may_be_written_by_all_who_may_write_into_it(packed, tmp_path):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    (tmp_path / "team").chmod(0o2770)
+    team.push(packed(1), "vision/net")
+    folders = [path for path in (tmp_path / "team").rglob("*") if path.is_dir()]
+    assert len(folders) == 4
+    assert {path.stat().st_mode & 0o7777 for path in folders} == {0o2770}
 
 
 def test_a_store_cannot_write_outside_the_cache(tmp_path):
