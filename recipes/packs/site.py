@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from typing import Any
 from recipes.cards.card import card_facts, claim_text
 from recipes.cards.pages import card_sections, published_recipes
 from recipes.diff.recipes import compare_recipes
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused
 from recipes.packs.make import facts_of
 from recipes.reading.load import chain_of
 from recipes.reading.open import OpenedRecipe, open_recipe
-from recipes.reading.registry import PACKED, library_name
+from recipes.reading.registry import PACKED, library_name, shown
 from recipes.reading.tree_diff import value_text
 from recipes.reports import charts
 from recipes.reports.html import Markup, joined, table, tag
@@ -27,8 +26,9 @@ from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, number, percent
 from recipes.schema import Claim
 from recipes.schema.vocabulary import Vocabulary
+from recipes.sharing.canonical import mapping_in
 from recipes.sharing.pack_file import claims_of
-from recipes.sharing.registries import FACTS, Registry
+from recipes.sharing.registries import FACTS, Entry, Registry
 
 _STYLE = """
 .chooser:not([hidden]) { margin: 1rem 0; display: flex; flex-wrap: wrap; gap: .75rem; align-items: baseline; }
@@ -85,37 +85,53 @@ def of_registry(registry: Registry, vocabulary: Vocabulary, *, tell: Callable[[s
     """The newest version of each name in a registry.
 
     Args:
-        tell: called with a line for each that is left out, as its recipe does not open here.
+        tell: called with a line for each that is left out: its pack cannot be had, is not what the registry says, or
+            its recipe, runs or differences do not open here.
     Raises:
-        InputRefused: a pack cannot be had, or is not what the registry says.
+        InputRefused: the registry cannot be listed.
     """
     for entry in registry.entries():
-        pack = registry.pull(entry)
-        folder = pack.folder
         try:
-            opened = open_recipe(folder / PACKED, vocabulary=vocabulary, allow_code=None)
-        except RecipeError as error:
+            listed = _listed(registry, entry, vocabulary)
+        except InputRefused as error:
             tell(f"{entry.name} is left out: {error}")
-            continue
-        found = json.loads((folder / "diff.json").read_bytes()) if (folder / "diff.json").is_file() else {}
-        runs = sorted((folder / "runs").glob("*"), key=lambda path: int(path.name))
-        yield Listed(
-            name=entry.name,
-            opened=opened,
-            facts=entry.facts,
-            claims=claims_of(pack.head) if runs else (),
-            runs=[open_run(run) for run in runs],
-            reruns=registry.reruns(entry.digest),
-            parent=str(found.get("parent", "")),
-            differences=tuple(_rows(found)),
-            signed=registry.signed_by(entry) or "",
-        )
+        else:
+            yield listed
+
+
+def _listed(registry: Registry, entry: Entry, vocabulary: Vocabulary) -> Listed:
+    pack = registry.pull(entry)
+    folder = pack.folder
+    opened = open_recipe(folder / PACKED, vocabulary=vocabulary, allow_code=None)
+    parent, differences = _differences(folder / "diff.json") if (folder / "diff.json").is_file() else ("", ())
+    runs = sorted((folder / "runs").glob("*"), key=lambda path: int(path.name))
+    return Listed(
+        name=entry.name,
+        opened=opened,
+        facts=entry.facts,
+        claims=claims_of(pack.head) if runs else (),
+        runs=[open_run(run) for run in runs],
+        reruns=registry.reruns(entry.digest),
+        parent=parent,
+        differences=differences,
+        signed=registry.signed_by(entry) or "",
+    )
+
+
+def _differences(file: Path) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+    """The parent that a pack names, and what differs from it; raises InputRefused if a stranger wrote other things."""
+    try:
+        found = mapping_in(file.read_bytes())
+        return str(found.get("parent", "")), tuple(_rows(found))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        what = f"{shown(file)} is not as a pack has it ({type(error).__name__}: {error})"
+        raise InputRefused(f"{what}; ask for another copy of the pack") from None
 
 
 def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for difference in found.get("differences", ()):
         there, here = (value_text(value, digits=6) for value in difference["values"])
-        yield difference["path"], there, here
+        yield str(difference["path"]), there, here
 
 
 def write_site(recipes: Sequence[Listed], folder: Path) -> int:

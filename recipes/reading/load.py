@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
-from recipes.reading.registry import UnknownNameError, find, is_of_library, require_possible, shown
+from recipes.reading.registry import UnknownNameError, find, is_of_library, is_of_pack, require_possible, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 from recipes.sharing.pack_file import HEAD, SUFFIX
 
@@ -100,7 +100,7 @@ def _load(path: Path, *, kind: str | None, chain: tuple[Path, ...] = ()) -> Node
         raise RecipeError([root.origin.problem("", "holds no keys", "write `key: value` lines, see docs/recipes.md")])
     if kind in ("recipe", "search", "frontier") or "kilobatch" in root.value:
         root = _at_this_version(root, kind)
-    root = _with_absolute_weights(root, path.parent)
+    root = _with_absolute_weights(root, path)
     if "extends" not in root.value:
         return root
     link, root = root.value["extends"], _without(root, "extends")
@@ -160,13 +160,20 @@ def _without(node: Node, *keys: str) -> Node:
     return replace(node, value={key: value for key, value in node.value.items() if key not in keys})
 
 
-def _with_absolute_weights(root: Node, folder: Path) -> Node:
-    """A file's tree, with `init.weights` counted from its folder: what extends it may lie in another one."""
+def _with_absolute_weights(root: Node, path: Path) -> Node:
+    """A file's tree, with `init.weights` counted from its folder: what extends it may lie in another one.
+
+    A pack names weights below its own folder only: who packs a recipe that extends it gives the file away.
+    """
     init = root.value.get("init")
     weights = init.value.get("weights") if init is not None and isinstance(init.value, dict) else None
     if weights is None or not isinstance(weights.value, str):
         return root
-    file = os.path.abspath(folder / os.path.expanduser(weights.value))
+    file = os.path.abspath(path.parent / os.path.expanduser(weights.value))
+    if is_of_pack(path) and not _is_below(file, path.parent):
+        what = f"{weights.value} lies outside {shown(path.parent)}"
+        way_out = "a pack carries its weights: do not use this one, and ask who made it"
+        raise RecipeError([weights.origin.problem("init.weights", what, way_out)])
     return _put(root, ["init", "weights"], replace(weights, value=file))
 
 
@@ -252,14 +259,19 @@ def _base(link: Node, path: Path) -> Path:
         require_possible(name)
     except UnknownNameError as error:
         raise RecipeError([link.origin.problem("extends", error.what, error.way_out)]) from None
-    base, folder = path.parent / name, path.parent.resolve()
-    if Path(name).is_absolute() or not Path(os.path.realpath(base)).is_relative_to(folder):
+    base = path.parent / name
+    if Path(name).is_absolute() or not _is_below(base, path.parent):
         way_out = "move the file there, or use a name of the library"
-        raise RecipeError([link.origin.problem("extends", f"{name} lies outside {shown(folder)}", way_out)])
+        raise RecipeError([link.origin.problem("extends", f"{name} lies outside {shown(path.parent)}", way_out)])
     if not base.is_file():
         what = f"there is no file {shown(base)}"
         raise RecipeError([link.origin.problem("extends", what, f"the path counts from {shown(path)}")])
     return base
+
+
+def _is_below(file: str | Path, folder: Path) -> bool:
+    """Whether a file lies below a folder, by where links lead."""
+    return Path(os.path.realpath(file)).is_relative_to(folder.resolve())
 
 
 def _merge(base: Node, over: Node) -> Node:

@@ -19,7 +19,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,11 +202,13 @@ class Registry:
         kept = {pack: sorted(known) if every_version else [max(known)] for pack, known in sorted(versions.items())}
         return [self.entry(pack, version) for pack, known in kept.items() for version in known]
 
-    def entry(self, pack: str, version: int | None = None) -> Entry:
+    def entry(self, pack: str, version: int | None = None, *, anew: bool = False) -> Entry:
         """A version of a name; None: the newest.
 
+        Args:
+            anew: from the store in any case.
         Raises:
-            InputRefused: there is none, or it is damaged.
+            InputRefused: there is none, it is damaged, or another one than before.
         """
         if version is None:
             version = max(self._versions(pack), default=0)
@@ -214,16 +216,18 @@ class Registry:
         try:
             if not version:
                 raise FileNotFoundError
-            tree = mapping_in(self._read(f"names/{pack}/{version}.json"))
+            data = self._read(f"names/{pack}/{version}.json", anew=anew)
+        except FileNotFoundError:
+            known = sorted({path.split("/", 1)[1].rpartition("/")[0] for path in self._names("names")})
+            way_out = f"it has versions {self._versions(pack)}" if pack in known else nearest(pack, known)
+            raise InputRefused(f"{self.name} has no {name.removesuffix('@0')}; {way_out}") from None
+        try:
+            tree = mapping_in(data)
             canonical_json(tree)  # of which signatures are: not every JSON has one
             entry = Entry(name=name, said=tree["entry"], signature=tree.get("signature", ""))
             if not isinstance(entry.signature, str):
                 raise TypeError("its signature is no text")
             fits = (entry.said["name"], entry.said["version"]) == (pack, version)
-        except FileNotFoundError:
-            known = sorted({path.split("/", 1)[1].rpartition("/")[0] for path in self._names("names")})
-            way_out = f"it has versions {self._versions(pack)}" if pack in known else nearest(pack, known)
-            raise InputRefused(f"{self.name} has no {name.removesuffix('@0')}; {way_out}") from None
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise InputRefused(f"{name}: its entry is damaged: {error}; ask who keeps {self.url}") from None
         if not fits or not re.fullmatch("[0-9a-f]{64}", entry.digest):
@@ -233,29 +237,44 @@ class Registry:
     def push(self, path: Path, pack: str, *, key: Path | None = None) -> Entry:
         """Add a pack as the next version of a name; the same pack as the newest version is not added again.
 
+        Which version that is, the store says, never the cache.
+
         Raises:
-            InputRefused: the pack or its name is refused, the store cannot be written, or the key cannot sign.
+            InputRefused: the pack or its name is refused, the store cannot be reached or written, it has not what was
+                read there before, or the key cannot sign.
         """
         if any(_VERSION.fullmatch(part) for part in pack.split("/")):
             raise InputRefused(f"{pack}: a registry calls its own files so; choose a name without .json")
         opened, taken = open_pack(path), 0
+        self._require_same(pack)
         while True:
-            version = max(taken, *self._versions(pack), 0) + 1
-            if version > 1 and (newest := self.entry(pack, version - 1)).digest == opened.digest:
+            version = max(taken, *self._versions(pack, anew=True), 0) + 1
+            before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
+            if version > 1 and (newest := self.entry(pack, version - 1, anew=True)).digest == opened.digest:
+                self._make_whole(newest, before)
                 return newest
             said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
             said |= {key: opened.head.get(key) for key in _OF_THE_HEAD}
             signature = sign(canonical_json(said), key) if key else ""
             tree = {"entry": said} | ({"signature": signature} if signature else {})
-            before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
             if self.store.create(f"names/{pack}/{version}.json", canonical_json(tree), before=before):
                 return Entry(name=f"{self.name}/{pack}@{version}", said=said, signature=signature)
             try:
-                self._read(f"names/{pack}/{version}.json")
-            except OSError as error:
-                what = f"{self.name}/{pack}@{version} cannot be made, and is not there: {error.strerror or error}"
+                self._read(f"names/{pack}/{version}.json", anew=True)
+            except (FileNotFoundError, Unreachable) as error:
+                why = getattr(error, "strerror", None) or error
+                what = f"{self.name}/{pack}@{version} cannot be made, and is not there: {why}"
                 raise InputRefused(f"{what}; choose another name, or ask who keeps {self.url}") from None
             taken = version
+
+    def _make_whole(self, entry: Entry, files: Mapping[str, Path]) -> None:
+        """Put the pack of an entry into the store again if it is gone or damaged there."""
+        try:
+            self._fetched(entry)
+        except InputRefused:
+            path = f"names/{entry.said['name']}/{entry.said['version']}.json"
+            self.store.create(path, self._read(path), before=files)
+            self._fetched(entry)
 
     def pull(self, entry: Entry, *, anew: bool = False) -> Pack:
         """The pack of an entry, from the cache or the store.
@@ -316,8 +335,23 @@ class Registry:
                     print(f"registry {self.name}: {path} is no evidence of a rerun: {error}", file=sys.stderr)
         return sorted(found, key=lambda rerun: str(rerun.get("date")))
 
-    def _versions(self, pack: str) -> list[int]:
-        files = [path.removeprefix(f"names/{pack}/") for path in self._names(f"names/{pack}")]
+    def _require_same(self, pack: str) -> None:
+        """Refuse a store without the newest version of a name that was read there before: it was made anew."""
+        files = [file.name for file in (self._cache / "names" / pack).glob("*.json")]
+        if read := [int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file)]:
+            path = f"names/{pack}/{max(read)}.json"
+            try:
+                self._read(path, anew=True)
+            except FileNotFoundError:
+                raise InputRefused(self._another(path)) from None
+
+    def _another(self, path: str) -> str:
+        what = f"{self.name}: {self.url} is another registry than before: {path} is gone from it, or was changed"
+        return f"{what}; ask who keeps it; if that is right, remove {self._cache} to forget the one before"
+
+    def _versions(self, pack: str, *, anew: bool = False) -> list[int]:
+        paths = self.store.names(f"names/{pack}") if anew else self._names(f"names/{pack}")
+        files = [path.removeprefix(f"names/{pack}/") for path in paths]
         return sorted(int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file))
 
     def _names(self, folder: str) -> list[str]:
@@ -331,14 +365,20 @@ class Registry:
             print(printable(f"registry {self.name}: {error}; going on with what the cache has"), file=sys.stderr)
             return here
 
-    def _read(self, path: str) -> bytes:
-        """A file of the store, from the cache if it was read before: files never change."""
+    def _read(self, path: str, *, anew: bool = False) -> bytes:
+        """A file of the store, from the cache if it was read before: files never change.
+
+        Args:
+            anew: from the store in any case; raises InputRefused if another one was read before.
+        """
         place = self._cache / path
-        if not place.is_file():
+        if anew or not place.is_file():
             place.parent.mkdir(parents=True, exist_ok=True)
             part = place.with_name(f".{place.name}.{os.getpid()}.part")
             try:
                 self.store.fetch(path, part)
+                if place.is_file() and place.read_bytes() != part.read_bytes():
+                    raise InputRefused(self._another(path))
                 part.replace(place)
             finally:
                 part.unlink(missing_ok=True)

@@ -1,21 +1,24 @@
 """Where a registry keeps its files: a folder, a git repository, or a URL of fsspec.
 
 Files of a registry never change. A store reads and lists them. It creates one only where none of its name is there,
-also if two try at once.
+also if two try at once. A damaged pack may be put right.
 """
 
 from __future__ import annotations
 
 import fcntl
 import getpass
+import hashlib
 import os
 import random
 import shutil
 import socket
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +52,8 @@ class Store(Protocol):
     def create(self, path: str, data: bytes, *, before: Mapping[str, Path]) -> bool:
         """Create a file, and those of `before` if they are not there yet, whose names decide their contents.
 
+        In a folder or git, a file of `before` also takes the place of one with other contents: that one is damaged.
+
         Returns:
             False if there is a file of this name, which stays as it is.
         """
@@ -74,11 +79,19 @@ class FolderStore:
     def names(self, folder: str) -> list[str]:
         self._require_root()
         found = (path for path in (self._root / folder).rglob("*") if not path.name.startswith("."))
-        return sorted(path.relative_to(self._root).as_posix() for path in found if path.is_file())
+        try:
+            return sorted(path.relative_to(self._root).as_posix() for path in found if path.is_file())
+        except OSError as error:
+            raise Unreachable(f"{self._root}: cannot be listed: {error.strerror or error}") from error
 
     def fetch(self, path: str, to: Path) -> None:
         self._require_root()
-        shutil.copyfile(self._root / path, to)
+        try:
+            shutil.copyfile(self._root / path, to)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # also of a folder, or of a pipe
+            raise Unreachable(f"{self._root}: {path} cannot be read: {error.strerror or error}") from error
 
     def _require_root(self) -> None:
         if not self._root.is_dir():
@@ -88,27 +101,49 @@ class FolderStore:
         self._require_root()
         try:
             for name, source in before.items():
-                self._link(name, lambda part, source=source: shutil.copyfile(source, part))
+                wrong = (self._root / name).exists() and not _same_bytes(self._root / name, source)
+                self._link(name, lambda part, source=source: shutil.copyfile(source, part), over=wrong)
             return self._link(path, lambda part: part.write_bytes(data))
         except OSError as error:
             raise Unreachable(f"{self._root}: cannot be written: {error.strerror or error}") from error
 
-    def _link(self, path: str, write: Any) -> bool:
+    def _link(self, path: str, write: Any, *, over: bool = False) -> bool:
+        """Make a file, or put it in the place of another; False if there is one that stays."""
         target = self._root / path
-        if target.exists():
+        if target.exists() and not over:
             return False
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(target.parent)
         handle, part = tempfile.mkstemp(prefix=".part-", dir=target.parent)
         os.close(handle)
         try:
             write(Path(part))
             os.chmod(part, 0o644)
-            os.link(part, target)
+            with open(part, "rb") as written:
+                os.fsync(written.fileno())  # else the name may outlive its contents where the machine stops
+            if over:
+                os.replace(part, target)
+            else:
+                os.link(part, target)
         except FileExistsError:
             return False
         finally:
-            os.unlink(part)
+            Path(part).unlink(missing_ok=True)
         return True
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder that has the mode of the registry's own, so that all who push into one can push into both."""
+        if not folder.is_dir():
+            self._make_folder(folder.parent)
+            with suppress(FileExistsError):
+                folder.mkdir()
+                folder.chmod(stat.S_IMODE(self._root.stat().st_mode))
+
+
+def _same_bytes(one: Path, other: Path) -> bool:
+    if not one.is_file() or one.stat().st_size != other.stat().st_size:
+        return False
+    with one.open("rb") as left, other.open("rb") as right:
+        return hashlib.file_digest(left, "sha256").digest() == hashlib.file_digest(right, "sha256").digest()
 
 
 class GitStore:
@@ -180,7 +215,7 @@ class GitStore:
             if not (self._folder / "HEAD").exists():
                 self._git("init", "--quiet", "--bare")
                 self._git("remote", "add", "origin", self._url)
-            done = self._run(["fetch", "--quiet", "origin", "+refs/heads/*:refs/heads/*"])
+            done = self._run(["fetch", "--quiet", "--prune", "origin", "+refs/heads/*:refs/heads/*"])
         if done.returncode:
             raise Unreachable(f"{self._url}: git fetch: {_reason(done.stderr)}")
         self._fetched = True

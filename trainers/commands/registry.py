@@ -125,17 +125,22 @@ def pull(
     from recipes.errors import InputRefused
     from recipes.sharing.pack_file import files_of, write_pack
     from recipes.sharing.registries import registry_of
+    from trainers.launch.packing import file_of_pack, written_once
+
+    def copy(part: Path) -> None:
+        if write_pack(part, opened.head, files_of(opened)) != entry.digest:
+            raise InputRefused(f"{opened.folder}: a file was changed there; remove this folder, and pull again")
 
     registry, pack, version = registry_of(name)
+    file = file_of_pack(out, pack) if out else None
     entry = registry.entry(pack, version)
     by = registry.signed_by(entry)
     if require_signed and by is None:
         way_out = "" if registry.signers else f"; give them: kilobatch registry add {registry.name} URL --signers FILE"
         raise InputRefused(f"{entry.name} is not signed by a key of the registry's signers{way_out}")
     opened = registry.pull(entry)
-    if out is not None and write_pack(out, opened.head, files_of(opened)) != entry.digest:
-        out.unlink()
-        raise InputRefused(f"{opened.folder}: a file was changed there; remove this folder, and pull again")
+    if file is not None:
+        written_once(file, copy)
     print(f"pulled {entry.name}, digest {entry.digest[:12]}{f', signed by {by}' if by else ''}")
     ids = opened.head.get("ids")
     own_code = " --allow-code" if isinstance(ids, dict) and ids.get("code") else ""

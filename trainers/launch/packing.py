@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from recipes.errors import InputRefused, refuse_unreachable
@@ -31,7 +32,8 @@ def pack(
     """Write a pack of runs, of one recipe, or of an image layout that holds one; returns its path, digest and head.
 
     Raises:
-        InputRefused: the runs do not belong together, have not ended or were changed; the file cannot be written.
+        InputRefused: the runs do not belong together, have not ended or were changed; the weights to begin with are no
+            safetensors; the file cannot be written.
     """
     known = vocabulary(allow_code=allow_code)
 
@@ -39,8 +41,8 @@ def pack(
         return open_recipe(name, vocabulary=known, allow_code=allow_code or None, data_root=data, of_run=None)
 
     if len(names) == 1 and (Path(names[0]) / "oci-layout").is_file():
-        path = _file(out, Path(names[0]).resolve().name)
-        found = _written(path, lambda part: write_pack_of_layout(part, Path(names[0])))
+        path = file_of_pack(out, Path(names[0]).resolve().name)
+        found = written_once(path, lambda part: write_pack_of_layout(part, Path(names[0])))
         return path, found.digest, found.head
     folders = [Path(name) for name in names if (Path(name) / RECIPE).is_file()]
     if len(folders) != len(names) and len(names) > 1:
@@ -70,6 +72,8 @@ def pack(
         if trained.get("code") != ids["code"]:
             what = f"{folder} was trained with other code than {runs[0][1] / CODE} has"
             raise InputRefused(f"{what}; pack runs of the same code, as `kilobatch train` left them")
+    if init := opened.recipe.init:
+        _require_weights(Path(init.weights))
     head, files = pack_contents(
         opened,
         ids=ids,
@@ -80,8 +84,20 @@ def pack(
         vocabulary=known,
         weights=_scored_weights(runs[0][1]) if weights else None,
     )
-    path = _file(out, head["name"])
-    return path, _written(path, lambda part: write_pack(part, head, files)), head
+    path = file_of_pack(out, head["name"])
+    return path, written_once(path, lambda part: write_pack(part, head, files)), head
+
+
+def _require_weights(file: Path) -> None:
+    """Refuse to give away a file that holds no weights; one that is missing is refused later."""
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except FileNotFoundError:
+        pass
+    except (SafetensorError, OSError) as error:
+        what = f"init.weights: {file} is no file of safetensors ({error}), and goes into no pack"
+        raise InputRefused(f"{what}; name a file of weights") from None
 
 
 def _scored_weights(folder: Path) -> bytes:
@@ -92,15 +108,24 @@ def _scored_weights(folder: Path) -> bytes:
     return save(read_checkpoint(checkpoint_called("newest", folder / CHECKPOINTS)).scored().weights)
 
 
-def _file(out: Path | None, name: str) -> Path:
+def file_of_pack(out: Path | None, name: str) -> Path:
+    """The file that a pack is to be written into: `out`, by default one of its name here.
+
+    Raises:
+        InputRefused: commands would not take it as a pack.
+    """
     path = out or Path(f"{name}{SUFFIX}")
     if path.suffix != SUFFIX or not can_name_folder(path.name):
         raise InputRefused(f"{path}: a pack's file ends in {SUFFIX}; write -o {path.stem or 'mine'}{SUFFIX}")
     return path
 
 
-def _written(path: Path, write: Callable[[Path], Any]) -> Any:
-    """What `write` returns; the file that it makes never takes the place of another one."""
+def written_once(path: Path, write: Callable[[Path], Any]) -> Any:
+    """What `write` returns; the file that it makes never takes the place of another one.
+
+    Raises:
+        InputRefused: the file exists and holds something else, or cannot be written.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         written = write(part)

@@ -10,8 +10,10 @@ from importlib.resources import files
 import pytest
 
 from recipes.packs.make import facts_of
-from recipes.packs.site import Listed, of_library, write_site
+from recipes.packs.site import Listed, of_library, of_registry, write_site
 from recipes.reading.open import open_recipe
+from recipes.sharing.pack_file import write_pack
+from recipes.sharing.registries import add_registry
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -91,6 +93,42 @@ def test_the_library_has_a_page_for_each_recipe_with_what_differs_from_its_paren
     assert ("batch.global", "32", "512") in found["digits/large_batch"].differences
     assert found["goyal2017"].facts["accuracy"] == 0.7626
     assert write_site([*found.values(), replace(found["goyal2017"], name="a/b@1")], tmp_path) == 4
+
+
+DEEP = b'{"differences": [{"path": "a", "values": [%s, 1]}]}' % (b"[" * 900 + b"]" * 900)
+BAD = {
+    "no JSON": {"diff.json": b"{"},
+    "a list": {"diff.json": b"[]"},
+    "no differences": {"diff.json": b'{"differences": 7}'},
+    "no value": {"diff.json": b'{"differences": [{"path": "a"}]}'},
+    "three values": {"diff.json": b'{"differences": [{"path": "a", "values": [1, 2, 3]}]}'},
+    "deep": {"diff.json": DEEP},
+    "no run": {"runs/0/run.yaml": b"7"},
+    "no recipe": {"recipe.yaml": b"7"},
+}
+
+
+def test_a_bad_pack_is_left_out_of_the_site_with_a_line_and_stops_no_other(tmp_path, monkeypatch):
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    recipe = b"kilobatch: 1\nextends: digits/large_batch\n"
+
+    def push(name, files):
+        write_pack(tmp_path / "a.kilobatch", {"title": name}, {"recipe.yaml": recipe, **files})
+        return team.push(tmp_path / "a.kilobatch", name)
+
+    for number, content in enumerate(BAD.values()):
+        push(f"bad{number}", content)
+    gone = push("gone", {"other.txt": b""})
+    shutil.rmtree(tmp_path / "kilobatch" / "packs" / gone.digest)
+    (tmp_path / "team" / "packs" / f"{gone.digest}.kilobatch").write_bytes(b"")
+    push("net", {"diff.json": b'{"parent": "a", "differences": [{"path": "b", "values": [1, 2]}]}'})
+    lines = []
+    (listed,) = of_registry(team, vocabulary(), tell=lines.append)
+    assert (listed.name, listed.parent, listed.differences) == ("team/net@1", "a", (("b", "1", "2"),))
+    names = [f"team/bad{number}@1" for number in range(len(BAD))]
+    assert [line.partition(" is left out: ")[0] for line in lines] == [*names, "team/gone@1"]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")

@@ -1,9 +1,12 @@
 """Merging: `extends`, null, another `kind`, `--set`, and the origin of every value."""
 
+import os
+
 import pytest
 
 from recipes.errors import RecipeError
 from recipes.reading.load import load_tree
+from recipes.sharing.pack_file import open_pack, write_pack
 
 BASE = """\
 kilobatch: 1
@@ -186,3 +189,60 @@ def test_what_is_no_index_of_a_list_is_refused(index, write, problem_of):
     assert "there is no value at model.blocks" in problem_of(path).what
     assert "no place in a list of 2" in problem_of(path, f"model.blocks.{index}=1").what
     assert "no place in a list of 2" in problem_of(path, f"model.blocks.{index}.inner=1").what
+
+
+@pytest.fixture
+def in_pack(tmp_path, monkeypatch, write):
+    """Puts lines into the recipe of a pack, beside weights and a file that it may extend; its folder in the cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write("secret", "secret")
+
+    def packed(lines):
+        recipe = f"kilobatch: 1\nname: theirs\n{lines}\n".encode()
+        base = b"kilobatch: 1\ninit: {weights: ../../../../../secret}\n"
+        files = {"recipe.yaml": recipe, "init.safetensors": b"weights", "sub/base.yaml": base}
+        write_pack(tmp_path / "a.kilobatch", {}, files)
+        return open_pack(tmp_path / "a.kilobatch").folder
+
+    return packed
+
+
+STRANGERS = (
+    ("init: {weights: %s/secret}", "recipe.yaml:3:17"),
+    ("init: {weights: ~/secret}", "recipe.yaml:3:17"),
+    ("init: {weights: ../../../../secret}", "recipe.yaml:3:17"),
+    ("init: {weights: sub/../../other/init.safetensors, sha256: abc}", "recipe.yaml:3:17"),
+    ("here: &it {weights: ~/secret}\ninit: *it", "recipe.yaml:3:21"),
+    ("extends: ./sub/base.yaml", "sub/base.yaml:2:17"),
+)
+
+
+@pytest.mark.parametrize("extended", [False, True], ids=["itself", "extended"])
+@pytest.mark.parametrize(("lines", "place"), STRANGERS)
+def test_a_pack_names_no_weights_outside_its_folder(in_pack, write, tmp_path, monkeypatch, extended, lines, place):
+    recipe = in_pack(lines.replace("%s", str(tmp_path))) / "recipe.yaml"
+    if extended:
+        monkeypatch.setattr("recipes.reading.load.find", lambda kind, name, theirs=recipe: theirs)
+        recipe = write("kilobatch: 1\nextends: team/theirs@1\nseed: 3\n")
+    with pytest.raises(RecipeError, match=rf"pack \w{{12}}/{place}: init.weights: .* lies outside pack \w{{12}}"):
+        load_tree(recipe)
+    assert "ask who made it" in str(pytest.raises(RecipeError, load_tree, recipe).value)
+
+
+def test_a_link_in_the_folder_of_a_pack_leads_to_no_weights_outside_it(in_pack, tmp_path):
+    folder = in_pack("init: {weights: init.safetensors}")
+    (folder / "init.safetensors").unlink()
+    os.symlink(tmp_path / "secret", folder / "init.safetensors")
+    with pytest.raises(RecipeError, match="lies outside"):
+        load_tree(folder / "recipe.yaml")
+
+
+def test_weights_of_a_pack_and_of_the_user_may_be_named(in_pack, write, tmp_path):
+    folder = in_pack("init: {weights: init.safetensors}")
+    assert load_tree(folder / "recipe.yaml")[0]["init"] == {"weights": str(folder / "init.safetensors")}
+    mine = f"init.weights={tmp_path}/secret"
+    assert load_tree(folder / "recipe.yaml", overrides=[mine])[0]["init"] == {"weights": f"{tmp_path}/secret"}
+    for named in ("~/secret", "../secret", f"{tmp_path}/secret"):
+        own = write(f"kilobatch: 1\nname: mine\ninit: {{weights: {named}}}\n", "below/own.yaml")
+        assert load_tree(own)[0]["init"] == {"weights": f"{tmp_path}/secret"}

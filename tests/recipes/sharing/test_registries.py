@@ -159,6 +159,64 @@ def test_what_was_seen_once_is_there_without_the_store(url, packed, tmp_path, ca
         team.push(packed(3), "net")
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["same pack", "other pack"])
+@pytest.mark.parametrize("url", ["folder", "git_url"], indirect=True)
+def test_a_push_into_a_registry_that_was_made_anew_is_refused(url, packed, tmp_path, same):
+    team = add_registry("team", url, signers=None)
+    first = team.push(packed(1), "net")
+    assert team.entry("net") == first
+    place = tmp_path / ("team" if "team.git" not in url else "team.git")
+    shutil.rmtree(place)
+    place.mkdir()
+    if "team.git" in url:
+        subprocess.run(["git", "init", "--quiet", "--bare", place], check=True)
+    (team,) = registries("team")
+    with pytest.raises(InputRefused, match=r"another registry than before: names/net/1.json is gone .*; ask who keeps"):
+        team.push(packed(1 if same else 2), "net")
+    assert team.store.names("names") == []
+    assert team.push(packed(1), "new").name == "team/new@1", "nothing was read of this name"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_push_is_judged_by_the_store_and_not_by_what_the_cache_has_of_it(packed, tmp_path, number):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    team.push(packed(1), "net")
+    assert team.entry("net").name == "team/net@1"
+    (tmp_path / "team").rename(tmp_path / "away")
+    with pytest.raises(Unreachable, match="there is no such folder; is it mounted"):
+        team.push(packed(number), "net")
+    add_registry("other", str(tmp_path / "other"), signers=None).push(packed(3), "net")
+    (tmp_path / "other").rename(tmp_path / "team")
+    with pytest.raises(InputRefused, match="another registry than before: names/net/1.json .* was changed; ask"):
+        team.push(packed(number), "net")
+
+
+@pytest.mark.parametrize("name", ["net", "other"])
+@pytest.mark.parametrize("damage", [None, b"", b"nothing"], ids=["gone", "empty", "changed"])
+def test_a_pack_that_is_damaged_in_a_folder_is_put_right_by_another_push(packed, tmp_path, name, damage):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    entry = team.push(packed(1), "net")
+    file = tmp_path / "team" / "packs" / f"{entry.digest}.kilobatch"
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage)
+    assert team.push(packed(1), name).name == f"team/{name}@1"
+    assert file.read_bytes() == packed(1).read_bytes()
+    assert team.pull(entry, anew=True).digest == entry.digest
+    assert team.entries(every_version=True)[0] == entry
+    assert [*file.parent.iterdir()] == [file]
+
+
+def test_a_pack_that_is_damaged_in_git_is_put_right_under_another_name_and_refused_under_its_own(git_url, packed):
+    team = add_registry("team", git_url, signers=None)
+    entry = team.push(packed(1), "net")
+    team.store.create("names/other/1.json", b"{}", before={f"packs/{entry.digest}.kilobatch": packed(2)})
+    with pytest.raises(InputRefused, match="holds another pack under its digest"):
+        team.push(packed(1), "net")
+    team.push(packed(1), "third")
+    assert team.pull(entry, anew=True).digest == entry.digest
+
+
 def pushed_at_once(url, packed, number):
     """Versions that two processes got for their packs; half of the packs are pushed by each."""
     paths = [packed(index) for index in range(number)]
@@ -299,8 +357,28 @@ def test_a_name_that_a_registry_gives_its_own_files_is_refused_and_one_in_the_wa
         with pytest.raises(InputRefused, match="calls its own files so"):
             team.push(packed(1), name)
     (tmp_path / "team" / "names" / "net" / "1.json").mkdir(parents=True)
-    with pytest.raises(InputRefused, match="team/net@1 cannot be made, and is not there: Is a directory; choose"):
+    with pytest.raises(InputRefused, match="team/net@1 cannot be made, and is not there: .*: Is a directory; choose"):
         team.push(packed(1), "net")
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_what_is_no_file_in_the_place_of_a_pack_ends_in_a_line(packed, tmp_path, make):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    entry = team.push(packed(1), "net")
+    file = tmp_path / "team" / "packs" / f"{entry.digest}.kilobatch"
+    file.unlink()
+    make(file)
+    with pytest.raises(InputRefused, match=f"team/net@1 is not in .*: packs/{file.name} cannot be read: "):
+        team.pull(entry, anew=True)
+
+
+def test_new_folders_of_a_registry_may_be_written_by_all_who_may_write_into_it(packed, tmp_path):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    (tmp_path / "team").chmod(0o2770)
+    team.push(packed(1), "vision/net")
+    folders = [path for path in (tmp_path / "team").rglob("*") if path.is_dir()]
+    assert len(folders) == 4
+    assert {path.stat().st_mode & 0o7777 for path in folders} == {0o2770}
 
 
 def test_a_store_cannot_write_outside_the_cache(tmp_path):

@@ -58,3 +58,24 @@ def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path
     (tmp_path / "gone").symlink_to("nowhere")  # no folder can be made there, as where the home is read-only
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "gone"))
     assert "cannot be written: File exists; set XDG_CONFIG_HOME" in typed("add", "team", tmp_path / "team")
+
+
+def test_a_pulled_pack_is_written_into_a_file_only_where_nothing_else_is(tmp_path, typed):
+    write_pack(tmp_path / "a.kilobatch", {}, {"recipe.yaml": b"kilobatch: 1\n"})
+    entry = add_registry("team", str(tmp_path / "team"), signers=None).push(tmp_path / "a.kilobatch", "net")
+    out = tmp_path / "out.kilobatch"
+    for _ in range(2):  # the same bytes once more are no other file
+        assert typed("pull", "team/net", "-o", out).startswith("pulled team/net@1")
+        assert out.read_bytes() == (tmp_path / "a.kilobatch").read_bytes()
+    (tmp_path / "mine.yaml").write_text("mine")
+    assert "a pack's file ends in .kilobatch" in typed("pull", "team/net", "-o", tmp_path / "mine.yaml")
+    assert (tmp_path / "mine.yaml").read_text() == "mine"
+    out.write_text("mine")
+    assert "out.kilobatch: exists and holds something else" in typed("pull", "team/net", "-o", out)
+    assert out.read_text() == "mine"
+    (tmp_path / "folder.kilobatch").mkdir()
+    assert "exists and holds something else" in typed("pull", "team/net", "-o", tmp_path / "folder.kilobatch")
+    assert "cannot be written: No such file" in typed("pull", "team/net", "-o", tmp_path / "away" / "a.kilobatch")
+    (tmp_path / "kilobatch" / "packs" / entry.digest / "recipe.yaml").write_text("kilobatch: 2\n")
+    assert typed("pull", "team/net", "-o", tmp_path / "new.kilobatch").startswith("pulled"), "got anew"
+    assert not [*tmp_path.glob(".*kilobatch*")]

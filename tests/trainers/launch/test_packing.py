@@ -304,6 +304,16 @@ def test_a_pack_carries_the_weights_that_its_recipe_begins_with(runs, tmp_path, 
         packed(tmp_path / "b.kilobatch", mine)
 
 
+@pytest.mark.parametrize("content", [b"", b"a letter", bytes(8) + b"{}"])
+def test_a_file_that_holds_no_weights_goes_into_no_pack(tmp_path, cache, content):
+    (tmp_path / "w.safetensors").write_bytes(content)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: digits/large_batch\ninit: {weights: w.safetensors}\n")
+    with pytest.raises(InputRefused, match=r"w.safetensors is no file of safetensors \(.*\), and goes into no pack"):
+        packed(tmp_path / "a.kilobatch", mine)
+    assert not [*tmp_path.glob("*.kilobatch")]
+
+
 @pytest.mark.slow
 def test_a_pack_trains_in_a_fresh_environment_without_the_checkout_to_the_same_bits(tmp_path, cache, installation):
     """Both runs are processes of their own, as a user starts them."""
