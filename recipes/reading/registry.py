@@ -33,6 +33,7 @@ _ONE = {
 }
 _SUFFIXES = (".yaml", ".yml")
 PACKED = "recipe.yaml"  # the recipe in a pack
+SHOWN_PACK = "pack "  # begins what is shown for the path of a file of a pack, see `shown`
 _LONGEST_PART, _LONGEST_PATH = 255, 4000  # bytes
 _FEW = 20  # names that fit into a message
 _LIST = "`kilobatch recipes list` has the names"
@@ -186,7 +187,7 @@ def shown(path: Path) -> str:
     path, here = Path(os.path.realpath(path)), Path.cwd().resolve()  # `resolve` raises at a link to itself
     if path.is_relative_to(packs := cache_folder().resolve() / "packs"):
         digest, *parts = path.relative_to(packs).parts or ("",)
-        return "/".join([f"pack {digest[:12]}", *parts])
+        return "/".join([f"{SHOWN_PACK}{digest[:12]}", *parts])
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 

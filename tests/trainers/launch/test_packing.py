@@ -204,6 +204,11 @@ def test_own_code_is_found_beside_a_recipe_in_a_run_and_in_a_pack_also_one_that_
     for recipe in (tmp_path / "a.yaml", tmp_path / "run", "d.yaml"):
         assert typed("recipes", "diff", recipe, "team/c@1", "--allow-code").exit_code == 1
     assert typed("plan", "team/c", "--allow-code").exit_code == 0
+    assert typed("recipes", "pack", "d.yaml", "-o", "d.kilobatch").exit_code == 0
+    Path("own_c.py").write_text("TOKEN = 1\n")  # not what the pack's author has, and not to be given away
+    with pytest.raises(InputRefused, match=r"pack \w+/recipe.yaml:\d+.*: names code that would put your .*own_c.py"):
+        packed(Path("e.kilobatch"), "d.yaml")
+    assert not Path("e.kilobatch").exists()
 
 
 def test_a_pack_with_a_schedule_of_its_own_is_written_named_with_its_option_and_left_out_of_a_site(
