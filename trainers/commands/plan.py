@@ -76,7 +76,6 @@ def plan(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(threads=1)  # where a model is measured
-    from recipes.planning.forecast import by_micro_batch, forecast
     from recipes.planning.hardware import Price
     from recipes.planning.timing import NoForecast
     from recipes.reading.load import overrides_by_file
@@ -87,8 +86,8 @@ def plan(
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of, planned
+    from trainers.launch.timed_plan import timed_plan
     from trainers.launch.vocabulary import vocabulary
-    from trainers.runs.cores import usable_cores
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
@@ -117,29 +116,17 @@ def plan(
         micro_batch_size=micro_batch_size,
         model=model_of(opened),
     )
-    tree = made.as_tree()
-    texts = [plan_text(made, of_workers=whole * (made.workers == where.num_workers))]
-    try:
-        time = forecast(made)
-        sizes = [row["micro_batch_size"] for row in (tree["memory"] or {}).get("choices", [])]
-        by_size = by_micro_batch(made, sizes)
-        tree["forecast"] = time.as_tree() | {
-            "seconds_by_micro_batch": {size: each.seconds for size, each in by_size.items()},
-            "range_seconds_by_micro_batch": {size: list(each.range_seconds) for size, each in by_size.items()},
-        }
-        texts.append(forecast_text(time, by_size))
-    except NoForecast as error:
+    timed = timed_plan(made, is_this_machine=cluster is None)
+    tree, texts = timed.tree, [plan_text(made, of_workers=whole * (made.workers == where.num_workers))]
+    if isinstance(error := timed.time, NoForecast):
         if where.hardware is not None and run is None:  # its file lacks the figure: say where
             error = NoForecast(f"{reading.origins['hardware', 'rates']}: {error}")
         if wanted or trials or plot:
-            raise error from None
-        tree["forecast"] = None
+            raise error
         texts.append(f"time: not planned: {error}")
-    cores = usable_cores()
-    if tree["forecast"] and cluster is None and where.device == "cpu" and made.workers > cores:
-        crowded = f"{made.workers} ranks would share the {cores} cores of this machine, and this time is without that"
-        tree["warnings"].append(crowded)
-        texts.append(f"warning: {crowded}")
+    else:
+        texts.append(forecast_text(timed.time, timed.by_size))
+    texts += [f"warning: {each}" for each in timed.warnings]
     if wanted is not None:
         answer, text = _target(made, wanted, words)
         tree["target"] = answer
