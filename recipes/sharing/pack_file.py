@@ -84,6 +84,16 @@ def claims_of(said: Mapping[str, Any]) -> list[Claim]:
     return [each for each, own in zip(found, numbers, strict=True) if all(map(math.isfinite, own))]
 
 
+def claims_of_runs(recipe: Path) -> list[Claim]:
+    """The claims of the pack, in the cache, whose recipe this file is; none where it has no runs, or is of no pack."""
+    folder = recipe.resolve().parent
+    if folder.parent == cache_folder().resolve() / "packs":
+        with suppress(OSError, ValueError):  # removed meanwhile
+            head = mapping_in((folder / HEAD).read_bytes())
+            return claims_of(head) if runs_of(head) else []
+    return []
+
+
 def runs_of(said: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The runs in the head of a pack; what a stranger wrote there that is none is left out.
 

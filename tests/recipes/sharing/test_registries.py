@@ -16,7 +16,7 @@ import pytest
 from recipes.errors import InputRefused
 from recipes.sharing.canonical import sha256_of
 from recipes.sharing.pack_file import write_pack
-from recipes.sharing.registries import add_registry, found_in, is_in_registry, registries, registry_of
+from recipes.sharing.registries import Entry, add_registry, found_in, is_in_registry, registries, registry_of
 from recipes.sharing.stores import Unreachable
 
 ROOT = Path(__file__).parents[3]
@@ -95,6 +95,17 @@ def url(request, tmp_path):
 
 
 EVERY = pytest.mark.parametrize("url", ["folder", "git_url", "s3_url"], indirect=True)
+
+
+def test_an_accuracy_that_was_not_measured_is_marked_and_meets_no_condition():
+    claim = {"metric": "top1", "kind": "accuracy", "value": 0.9}
+    entries = [
+        Entry(name=status, said={"facts": {"accuracy": 0.9, "batch": 8}, "claims": [claim | {"status": status}]})
+        for status in ("reproduced", "not run", "predicted")
+    ]
+    assert [entry.unmeasured for entry in entries] == ["", "not run", "predicted"]
+    assert found_in(entries, ["accuracy>=0.8"]) == entries[:1]
+    assert found_in(entries, ["batch=8"]) == entries
 
 
 @EVERY
