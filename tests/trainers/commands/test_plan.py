@@ -287,6 +287,18 @@ def test_a_time_on_more_ranks_than_this_machine_has_cores_comes_with_a_warning(r
     assert crowded.startswith(f"{cores + 1} ranks would share the {cores} cores of this machine")
 
 
+def test_a_plan_on_rates_that_exclude_each_other_comes_with_a_warning(tmp_path: Path) -> None:
+    rate = {"model": "SmallResNet", "image_size": 8, "micro_batch_size": 256, "source": "here"}
+    rates = [rate | {"samples_per_second": 1000.0}, rate | {"devices": 2, "samples_per_second": 7400.0}]
+    hardware = {"source": "here", "device": "cpu", "algorithm": "ring", "rates": rates}
+    hardware["node_link"] = {"kind": "shared_memory", "gb_per_second": 5.0, "latency_us": 5.0, "source": "here"}
+    tree = {"name": "busy", "title": "busy", "source": "here", "nodes": 1, "workers_per_node": 2, "device": "cpu"}
+    (tmp_path / "busy.yaml").write_text(yaml.safe_dump(tree | {"device_memory_bytes": 10**10, "hardware": hardware}))
+    (warning,) = tree_of("digits/large_batch", "--cluster", tmp_path / "busy.yaml", "-n", 2)["warnings"]
+    assert re.match("each device would reach 3[0-9]{2} % of what it reaches alone, so the measured rates", warning)
+    assert tree_of("digits/large_batch", "--cluster", tmp_path / "busy.yaml", "-n", 1)["warnings"] == []
+
+
 def test_a_run_of_an_own_model_teaches_its_rate(run: Path, tmp_path: Path) -> None:
     own = shutil.copytree(run, tmp_path / "run")
     (own / "net_to_plan.py").write_text("from trainers.models import SmallResNet\n")
