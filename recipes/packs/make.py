@@ -29,7 +29,7 @@ from recipes.reports.record import Run, open_run
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Vocabulary
 from recipes.sharing.canonical import canonical_json
-from recipes.sharing.pack_file import claims_of
+from recipes.sharing.pack_file import FORMAT, claims_of
 
 _OF_A_RUN = ("run.yaml", "metrics.jsonl", "environment.json")
 SAMPLES = "samples.jsonl"  # of each update: digests of its sample ids and its images
@@ -93,7 +93,7 @@ def pack_contents(
     if read:
         files |= dict(_files_of_run(read[0][1], ""))
     head = {
-        "kilobatch_pack": 1,
+        "kilobatch_pack": FORMAT,
         "name": opened.recipe.name,
         "title": opened.recipe.title,
         "ids": ids,

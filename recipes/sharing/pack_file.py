@@ -30,6 +30,7 @@ from recipes.sharing.cache import cache_folder
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
 
 SUFFIX = ".kilobatch"
+FORMAT = 1  # `kilobatch_pack` of the head
 HEAD = "pack.json"  # the manifest's config: what the pack is, see `recipes.packs.make`
 _BLOBS = "blobs/sha256/"
 _TITLE = "org.opencontainers.image.title"
@@ -186,10 +187,14 @@ def open_pack(path: Path) -> Pack:
 
     Raises:
         PackRefused: a byte is not as it must be; nothing is written.
+        InputRefused: it has a later format than this program knows.
     """
     try:
         with path.open("rb") as file:
             digest, head, places = _read(file)
+            if (form := head.get("kilobatch_pack", FORMAT)) != FORMAT:
+                what = f"a pack of format {json.dumps(form)[:80]}, and this kilobatch reads format {FORMAT}"
+                raise InputRefused(f"{path}: {what}; open it with a newer kilobatch")
             folder = cache_folder() / "packs" / digest
             if not _is_whole(folder):
                 _unpack(file, places, folder)

@@ -191,7 +191,7 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
     from recipes.reports.planning import dollars, range_text, rate
     from recipes.reports.wording import counted, duration
 
-    within = f"within {duration(wanted.seconds)}"
+    within = f"within {_asked(wanted.seconds)}"
     if fewest is None:
         best = f"{duration(answer['fastest_seconds'])} on {counted(answer['fastest_devices'], 'device')}"
         lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
@@ -220,6 +220,13 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
     return "\n".join(lines)
 
 
+def _asked(seconds: float) -> str:
+    """The time of a target, also where it is so short that `duration` rounds it away."""
+    from recipes.reports.wording import duration
+
+    return duration(seconds) if seconds >= 0.1 else f"{seconds:g} s"
+
+
 def _devices_text(ends: tuple[int | None, int | None]) -> str:
     few, many = ("no number" if each is None else f"{each:,}" for each in ends)
     return f"{few} to {many}"
@@ -229,7 +236,7 @@ def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
     from recipes.reports.curves import points_text
     from recipes.reports.wording import duration, percent
 
-    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {_asked(wanted.seconds)}" if wanted.seconds else "")
     if not found:
         return f"{goal}: no recipe that claims it does so on {made.workers:,} devices of {made.cluster.name}"
     rows = [
@@ -254,7 +261,7 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     from recipes.reports.curves import points_text
     from recipes.reports.wording import duration, percent
 
-    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {_asked(wanted.seconds)}" if wanted.seconds else "")
     if not found:
         return f"{goal}: no batch reaches it on {made.workers:,} devices of {made.cluster.name}; try more devices"
     best = min(found, key=(lambda c: c.devices) if wanted.seconds else (lambda c: c.seconds[0]))

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from recipes.errors import InputRefused, RecipeError
 from recipes.planning.timing import NoForecast
 from recipes.reports.record import open_run
 from recipes.scale import Change
-from trainers.commands.plan import _advice_text
+from trainers.commands.plan import _advice_text, _fewest_text
 from trainers.launch.planning import Advice, Target, parse_targets
 
 
@@ -285,6 +286,13 @@ def test_a_time_on_more_ranks_than_this_machine_has_cores_comes_with_a_warning(r
     assert not any("share" in line for line in tree_of("digits/large_batch", "--from", run, "-n", 1)["warnings"])
     crowded = tree_of("digits/large_batch", "--from", run, "-n", cores + 1)["warnings"][-1]
     assert crowded.startswith(f"{cores + 1} ranks would share the {cores} cores of this machine")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0001, "within 0.0001 s:"), (1e300, "within 1.16e+295 d:")])
+def test_a_target_of_any_length_is_named_as_it_was_asked_for(seconds: float, text: str) -> None:
+    answer = {"fastest_seconds": 9.0, "fastest_devices": 1, "micro_batches": []}
+    made = SimpleNamespace(cluster=SimpleNamespace(name="mn1"))
+    assert _fewest_text(made, Target(seconds=seconds), answer, None, []).startswith(text)
 
 
 def test_a_plan_on_rates_that_exclude_each_other_comes_with_a_warning(tmp_path: Path) -> None:
