@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +27,7 @@ class CardFacts:
         claims: (what is claimed, on which hardware, status, source), one for each claim.
         values: (what, value), the recipe in a dozen lines.
         obstacles: why it cannot be trained now; empty if it can.
+        has_own_code: it names own modules, which training imports only if it is asked to.
         assumed, open: paths of values that the source does not give, and that nobody published.
     """
 
@@ -38,12 +39,19 @@ class CardFacts:
     claims: tuple[tuple[str, str, str, str], ...]
     values: tuple[tuple[str, str], ...]
     obstacles: tuple[str, ...]
+    has_own_code: bool
     assumed: tuple[str, ...]
     open: tuple[str, ...]
 
 
-def card_facts(name: str, opened: OpenedRecipe) -> CardFacts:
-    """The facts of an opened recipe; `name` is what the library calls it."""
+def card_facts(name: str, opened: OpenedRecipe, *, claims: Sequence[Claim] = ()) -> CardFacts:
+    """The facts of an opened recipe.
+
+    Args:
+        name: what the library calls it.
+        opened: the recipe.
+        claims: what its runs have reached, in place of what it claims itself; empty if it has no runs.
+    """
     recipe, source = opened.recipe, opened.recipe.source
     parts = [source.get("authors"), source.get("title"), source.get("year")]
     return CardFacts(
@@ -52,12 +60,20 @@ def card_facts(name: str, opened: OpenedRecipe) -> CardFacts:
         source=", ".join(str(part) for part in parts if part),
         url=str(source.get("url", "")),
         card=recipe.card,
-        claims=tuple((claim_text(claim), claim.on, claim.status, claim.source) for claim in recipe.claims),
+        claims=tuple((claim_text(claim), claim.on, claim.status, claim.source) for claim in claims or recipe.claims),
         values=tuple(_values(opened)),
         obstacles=opened.obstacles,
+        has_own_code=_has_own_code([opened.tree, opened.dataset_tree]),
         assumed=recipe.assumed,
         open=recipe.open,
     )
+
+
+def _has_own_code(tree: Any) -> bool:
+    """Whether a `kind` in plain data is a dotted name."""
+    if isinstance(tree, Mapping):
+        return "." in str(tree.get("kind")) or any(map(_has_own_code, tree.values()))
+    return isinstance(tree, list) and any(map(_has_own_code, tree))
 
 
 def claim_text(claim: Claim) -> str:
@@ -186,7 +202,8 @@ def card_text(facts: CardFacts, width: int = 100) -> str:
         lines += [*_wrapped(text, width, head=f"{head:<13}", indent=13)]
     lines.append("")
     for claim, on, status, source in facts.claims:
-        lines += _wrapped(f"{claim} on {on}; {status}; {source}", width, head="claimed      ", indent=13)
+        claimed = "; ".join(part for part in (f"{claim} on {on}" if on else claim, status, source) if part)
+        lines += _wrapped(claimed, width, head="claimed      ", indent=13)
     if not facts.claims:
         lines.append("claimed      nothing")
     lines.append("")
@@ -253,7 +270,9 @@ def _words(facts: CardFacts) -> Iterator[tuple[str, str]]:
 
 
 def _standing(facts: CardFacts) -> str:
-    return f"Cannot be trained here: {'; '.join(facts.obstacles)}." if facts.obstacles else "Can be trained here."
+    if facts.obstacles:
+        return f"Cannot be trained here: {'; '.join(facts.obstacles)}."
+    return f"Can be trained here{' with --allow-code' * facts.has_own_code}."
 
 
 def _wrapped(text: str, width: int, *, head: str = "", indent: int = 0) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from recipes.cards.card import CardFacts, card_facts, card_markdown, peak_rate
@@ -14,7 +14,7 @@ from recipes.reading.registry import names
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.wording import number
-from recipes.schema import Recipe
+from recipes.schema import Claim, Recipe
 from recipes.schema.vocabulary import Vocabulary
 
 PICTURES = "pictures/library"  # beside the page
@@ -118,14 +118,17 @@ def _picture_path(name: str) -> str:
     return f"{PICTURES}/{name.replace('/', '-')}.svg"
 
 
-def write_card(name: str, opened: OpenedRecipe, path: Path) -> list[Path]:
+def write_card(name: str, opened: OpenedRecipe, path: Path, *, claims: Sequence[Claim] = ()) -> list[Path]:
     """Writes the card in the format of the path's suffix; returns the files written.
 
+    Args:
+        name, opened, claims: as of `card_facts`.
+        path: of the file.
     Raises:
         ValueError: an ending that is neither .html nor .md.
         OSError: a file cannot be written.
     """
-    facts = card_facts(name, opened)
+    facts = card_facts(name, opened, claims=claims)
     if path.suffix.lower() == ".html":
         path.write_text(card_page(facts, opened), encoding="utf-8", errors="replace")  # paths may be no UTF-8
         return [path]
@@ -156,7 +159,8 @@ def card_sections(facts: CardFacts, recipe: Recipe) -> list[Markup]:
 
 def _standing(facts: CardFacts) -> Markup:
     if not facts.obstacles:
-        return tag("p", tag("span", "can be trained here", class_="badge success"), class_="verdict")
+        words = f"can be trained here{' with --allow-code' * facts.has_own_code}"
+        return tag("p", tag("span", words, class_="badge success"), class_="verdict")
     badge = tag("span", "cannot be trained here", class_="badge")
     return tag("p", badge, "; ".join(facts.obstacles), class_="verdict")
 

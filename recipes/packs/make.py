@@ -29,6 +29,7 @@ from recipes.reports.record import Run, open_run
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Vocabulary
 from recipes.sharing.canonical import canonical_json
+from recipes.sharing.pack_file import FORMAT, claims_of
 
 _OF_A_RUN = ("run.yaml", "metrics.jsonl", "environment.json")
 SAMPLES = "samples.jsonl"  # of each update: digests of its sample ids and its images
@@ -67,7 +68,8 @@ def pack_contents(
     for _, folder, run in read:
         if run.outcome != "success" or run.final_accuracy is None:
             raise InputRefused(f"{folder}: the run has not reached its end; finish it with --resume, then pack it")
-    facts = card_facts(opened.recipe.name, opened)
+    claims = _claims(opened, read)
+    facts = card_facts(opened.recipe.name, opened, claims=claims_of({"claims": claims}) if read else ())
     dataset = dict(opened.dataset_tree)
     dataset["root"] = url_of(dataset["root"]) if dataset.get("root") else None  # no path of this machine
     tree, files = {**opened.tree, "dataset": "dataset.yaml"}, dict[str, bytes | Path]()
@@ -91,13 +93,13 @@ def pack_contents(
     if read:
         files |= dict(_files_of_run(read[0][1], ""))
     head = {
-        "kilobatch_pack": 1,
+        "kilobatch_pack": FORMAT,
         "name": opened.recipe.name,
         "title": opened.recipe.title,
         "ids": ids,
         "facts": facts_of(opened, [run for *_, run in read]),
         "runs": [_run(seed, folder, run) for seed, folder, run in read],
-        "claims": _claims(opened, read),
+        "claims": claims,
     }
     if weights is not None:
         files[WEIGHTS] = weights

@@ -185,7 +185,7 @@ def _verdict(rerun: Mapping[str, Any]) -> Markup:
 
 
 def _page(one: Listed) -> str:
-    facts = card_facts(one.name, one.opened)
+    facts = card_facts(one.name, one.opened, claims=one.claims)
     parts = [tag("p", tag("a", "All recipes", href="index.html")), *card_sections(facts, one.opened.recipe)]
     get = [f"kilobatch recipes show {quote(one.name)}", f"kilobatch train {quote(one.name)} -n 2"]
     get += [f"kilobatch reproduce {quote(one.name)} -n 2"] if "@" in one.name else []

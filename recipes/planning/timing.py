@@ -20,7 +20,7 @@ from recipes.planning.cluster import Cluster
 from recipes.planning.constants import FITTED, SIGMA_ENDS
 from recipes.planning.hardware import MeasuredAllReduce, Rate
 from recipes.planning.networks import Network, known_network, network, profiled_network
-from recipes.planning.update_time import AllReduce, Compute, Exchange, UpdateTime, calibrated, update_time
+from recipes.planning.update_time import AllReduce, Compute, Exchange, UpdateTime, calibrated, speed_text, update_time
 
 _WIRE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SCORING = 3  # samples scored in the time of one that is trained, where no probe says it: there is no backward
@@ -247,7 +247,7 @@ def _links_known(case: Case, devices: int) -> _LinksKnown:
 def _rest_of(rate: Rate) -> str:
     how = {"probe": "a probe", "published": "a published rate", "assumed": "an assumed rate"}[rate.basis]
     on = f"{rate.devices} device{'s' if rate.devices > 1 else ''}"
-    what = f"{rate.samples_per_second:,.0f} samples/s of {rate.model} on {on}, micro-batch {rate.micro_batch_size}"
+    what = f"{speed_text(rate.samples_per_second)} of {rate.model} on {on}, micro-batch {rate.micro_batch_size}"
     return f"{how}: {what}; {rate.source}"
 
 

@@ -244,7 +244,7 @@ def calibrated(predict: Callable[[float], float], *, samples_per_second: float, 
     wanted = global_batch_size / samples_per_second
     if predict(0.0) >= wanted:
         raise ValueError(
-            f"{samples_per_second:,.0f} samples/s leave no time to compute: what does not depend on the samples takes "
+            f"{speed_text(samples_per_second)} leave no time to compute: what does not depend on the samples takes "
             f"{predict(0.0) * 1000:.1f} of {wanted * 1000:.1f} ms"
         )
     low, high = 0.0, wanted / global_batch_size
@@ -262,3 +262,12 @@ def calibrated(predict: Callable[[float], float], *, samples_per_second: float, 
             below /= 2
         high, above = at, off
     return at
+
+
+def speed_text(samples_per_second: float) -> str:
+    """Samples a second in words, short also where a file gives an absurd number.
+
+    >>> speed_text(1254.3), speed_text(1e300)
+    ('1,254 samples/s', '1e+300 samples/s')
+    """
+    return f"{samples_per_second:{',.0f' if samples_per_second < 1e15 else 'g'}} samples/s"

@@ -102,17 +102,17 @@ def range_text(ends: Sequence[float]) -> str:
 
 def _ms(seconds: object) -> float:
     value = float(seconds) * 1000
-    return float(f"{value:.3g}") if value < 100 else round(value)
+    return float(f"{value:.3g}") if value < 100 or value >= 1e15 else round(value)
 
 
 def rate(per_second: float) -> str:
     """Samples a second in three digits.
 
-    >>> rate(128409.6), rate(12.34)
-    ('128,000', '12.3')
+    >>> rate(128409.6), rate(12.34), rate(1e300)
+    ('128,000', '12.3', '1e+300')
     """
     value = float(f"{per_second:.3g}")
-    return f"{value:,.0f}" if value >= 100 else f"{value:g}"
+    return f"{value:,.0f}" if 100 <= value < 1e15 else f"{value:g}"
 
 
 def dollars(value: float) -> str:

@@ -21,8 +21,8 @@ def percent(fraction: float | None, *, digits: int = 2) -> str:
 def duration(seconds: float) -> str:
     """Seconds in their two largest units; a dash for what is not finite.
 
-    >>> duration(4.21), duration(59.99), duration(112.4), duration(7384), duration(200000)
-    ('4.2 s', '1 min 00 s', '1 min 52 s', '2 h 03 min', '2 d 08 h')
+    >>> duration(4.21), duration(59.99), duration(112.4), duration(7384), duration(200000), duration(1e300)
+    ('4.2 s', '1 min 00 s', '1 min 52 s', '2 h 03 min', '2 d 08 h', '1.16e+295 d')
     """
     if not math.isfinite(seconds):
         return "–"
@@ -34,6 +34,8 @@ def duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
+    if seconds >= 1e11:
+        return f"{seconds / 86400:.3g} d"
     hours = round(seconds / 3600)
     return f"{hours // 24} d {hours % 24:02d} h"
 

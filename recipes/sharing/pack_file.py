@@ -30,6 +30,7 @@ from recipes.sharing.cache import cache_folder
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
 
 SUFFIX = ".kilobatch"
+FORMAT = 1  # `kilobatch_pack` of the head
 HEAD = "pack.json"  # the manifest's config: what the pack is, see `recipes.packs.make`
 _BLOBS = "blobs/sha256/"
 _TITLE = "org.opencontainers.image.title"
@@ -82,6 +83,16 @@ def claims_of(said: Mapping[str, Any]) -> list[Claim]:
             found.append(claim.validate_json(json.dumps(each), strict=True))
     numbers = ([it for it in vars(each).values() if isinstance(it, int | float)] for each in found)
     return [each for each, own in zip(found, numbers, strict=True) if all(map(math.isfinite, own))]
+
+
+def claims_of_runs(recipe: Path) -> list[Claim]:
+    """The claims of the pack, in the cache, whose recipe this file is; none where it has no runs, or is of no pack."""
+    folder = recipe.resolve().parent
+    if folder.parent == cache_folder().resolve() / "packs":
+        with suppress(OSError, ValueError):  # removed meanwhile
+            head = mapping_in((folder / HEAD).read_bytes())
+            return claims_of(head) if runs_of(head) else []
+    return []
 
 
 def runs_of(said: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -176,10 +187,14 @@ def open_pack(path: Path) -> Pack:
 
     Raises:
         PackRefused: a byte is not as it must be; nothing is written.
+        InputRefused: it has a later format than this program knows.
     """
     try:
         with path.open("rb") as file:
             digest, head, places = _read(file)
+            if (form := head.get("kilobatch_pack", FORMAT)) != FORMAT:
+                what = f"a pack of format {json.dumps(form)[:80]}, and this kilobatch reads format {FORMAT}"
+                raise InputRefused(f"{path}: {what}; open it with a newer kilobatch")
             folder = cache_folder() / "packs" / digest
             if not _is_whole(folder):
                 _unpack(file, places, folder)

@@ -27,7 +27,7 @@ from typing import Any
 from recipes.errors import InputRefused, nearest, printable
 from recipes.sharing.cache import cache_folder
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
-from recipes.sharing.pack_file import Pack, cached_pack, open_pack
+from recipes.sharing.pack_file import Pack, cached_pack, claims_of, open_pack
 from recipes.sharing.signatures import sign, signer
 from recipes.sharing.stores import Unreachable, store_of
 
@@ -71,6 +71,12 @@ class Entry:
         """Those of `FACTS` that it has: texts, or finite numbers. A stranger's pack may say anything there."""
         said = self.said.get("facts")
         return {key: value for key in FACTS if isinstance(said, dict) and _is_fact(key, value := said.get(key))}
+
+    @property
+    def unmeasured(self) -> str:
+        """The status of an accuracy that is only claimed, such as `not run`; empty where it was measured."""
+        statuses = (claim.status for claim in claims_of(self.said) if claim.kind == "accuracy")
+        return next((status for status in statuses if status != "reproduced"), "")
 
 
 def settings_file() -> Path:
@@ -394,6 +400,8 @@ def _is_fact(key: str, value: Any) -> bool:
 def found_in(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
     """The entries that meet all conditions, such as `dataset=imagenet`, `accuracy>=0.75` or `device_hours<100`.
 
+    An accuracy that was not measured meets none.
+
     Raises:
         InputRefused: a condition cannot be read.
     """
@@ -403,6 +411,7 @@ def found_in(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]
             way_out = f"write a key, one of = != < <= > >=, and a value; keys: {', '.join(FACTS)}"
             raise InputRefused(f"{condition!r} is no condition; {way_out}")
         key, how, text = match.groups()
+        entries = [each for each in entries if not (key == "accuracy" and each.unmeasured)]
         entries = [entry for entry in entries if _meets(entry.facts.get(key), how, text)]
     return list(entries)
 

@@ -30,7 +30,8 @@ def signer(data: bytes, signature: str, allowed: Path) -> str | None:
         InputRefused: the list cannot be read.
     """
     if not allowed.expanduser().is_file():
-        raise InputRefused(f"{allowed}: there is no such list of keys; a line of it is: name ssh-ed25519 AAAA...")
+        what = f"{allowed}: there is no such list of keys; a line of it is: name ssh-ed25519 AAAA..."
+        raise InputRefused(f"{what}; put it back, or name another: kilobatch registry add NAME URL --signers FILE")
     with tempfile.NamedTemporaryFile("w", suffix=".sig") as file:
         file.write(signature)
         file.flush()

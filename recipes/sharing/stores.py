@@ -272,6 +272,8 @@ class RemoteStore:
         self.guard = "a write on the condition that no object of the name is there" * (scheme in self._CONDITIONAL)
         try:
             self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            raise InputRefused(f'{url}: {error}; type in the checkout: pip install ".[remote]"') from error
         except Exception as error:  # of any driver
             raise Unreachable(f"{url}: cannot be opened ({type(error).__name__}: {error})") from error
         self._root = root.rstrip("/")

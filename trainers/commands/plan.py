@@ -76,7 +76,6 @@ def plan(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(threads=1)  # where a model is measured
-    from recipes.planning.forecast import by_micro_batch, forecast
     from recipes.planning.hardware import Price
     from recipes.planning.timing import NoForecast
     from recipes.reading.load import overrides_by_file
@@ -87,8 +86,8 @@ def plan(
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of, planned
+    from trainers.launch.timed_plan import timed_plan
     from trainers.launch.vocabulary import vocabulary
-    from trainers.runs.cores import usable_cores
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
@@ -117,29 +116,17 @@ def plan(
         micro_batch_size=micro_batch_size,
         model=model_of(opened),
     )
-    tree = made.as_tree()
-    texts = [plan_text(made, of_workers=whole * (made.workers == where.num_workers))]
-    try:
-        time = forecast(made)
-        sizes = [row["micro_batch_size"] for row in (tree["memory"] or {}).get("choices", [])]
-        by_size = by_micro_batch(made, sizes)
-        tree["forecast"] = time.as_tree() | {
-            "seconds_by_micro_batch": {size: each.seconds for size, each in by_size.items()},
-            "range_seconds_by_micro_batch": {size: list(each.range_seconds) for size, each in by_size.items()},
-        }
-        texts.append(forecast_text(time, by_size))
-    except NoForecast as error:
+    timed = timed_plan(made, is_this_machine=cluster is None)
+    tree, texts = timed.tree, [plan_text(made, of_workers=whole * (made.workers == where.num_workers))]
+    if isinstance(error := timed.time, NoForecast):
         if where.hardware is not None and run is None:  # its file lacks the figure: say where
             error = NoForecast(f"{reading.origins['hardware', 'rates']}: {error}")
         if wanted or trials or plot:
-            raise error from None
-        tree["forecast"] = None
+            raise error
         texts.append(f"time: not planned: {error}")
-    cores = usable_cores()
-    if tree["forecast"] and cluster is None and where.device == "cpu" and made.workers > cores:
-        crowded = f"{made.workers} ranks would share the {cores} cores of this machine, and this time is without that"
-        tree["warnings"].append(crowded)
-        texts.append(f"warning: {crowded}")
+    else:
+        texts.append(forecast_text(timed.time, timed.by_size))
+    texts += [f"warning: {each}" for each in timed.warnings]
     if wanted is not None:
         answer, text = _target(made, wanted, words)
         tree["target"] = answer
@@ -204,7 +191,7 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
     from recipes.reports.planning import dollars, range_text, rate
     from recipes.reports.wording import counted, duration
 
-    within = f"within {duration(wanted.seconds)}"
+    within = f"within {_asked(wanted.seconds)}"
     if fewest is None:
         best = f"{duration(answer['fastest_seconds'])} on {counted(answer['fastest_devices'], 'device')}"
         lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
@@ -233,6 +220,13 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
     return "\n".join(lines)
 
 
+def _asked(seconds: float) -> str:
+    """The time of a target, also where it is so short that `duration` rounds it away."""
+    from recipes.reports.wording import duration
+
+    return duration(seconds) if seconds >= 0.1 else f"{seconds:g} s"
+
+
 def _devices_text(ends: tuple[int | None, int | None]) -> str:
     few, many = ("no number" if each is None else f"{each:,}" for each in ends)
     return f"{few} to {many}"
@@ -242,7 +236,7 @@ def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
     from recipes.reports.curves import points_text
     from recipes.reports.wording import duration, percent
 
-    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {_asked(wanted.seconds)}" if wanted.seconds else "")
     if not found:
         return f"{goal}: no recipe that claims it does so on {made.workers:,} devices of {made.cluster.name}"
     rows = [
@@ -267,7 +261,7 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     from recipes.reports.curves import points_text
     from recipes.reports.wording import duration, percent
 
-    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {duration(wanted.seconds)}" if wanted.seconds else "")
+    goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {_asked(wanted.seconds)}" if wanted.seconds else "")
     if not found:
         return f"{goal}: no batch reaches it on {made.workers:,} devices of {made.cluster.name}; try more devices"
     best = min(found, key=(lambda c: c.devices) if wanted.seconds else (lambda c: c.seconds[0]))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, nearest
-from recipes.planning.forecast import forecast_tree
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import number_of, read_metrics
@@ -23,6 +22,7 @@ from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
 from trainers.launch.start_ranks import start_or_join
+from trainers.launch.timed_plan import timed_plan
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, print_warnings
 from trainers.runs.mpi_ranks import launched_ranks
@@ -205,16 +205,18 @@ def plan(
         micro_batch_size: the most samples of one forward.
         exact: as of `train`.
     Raises:
+        InputRefused: `ranks` or `micro_batch_size` is no whole number of at least 1.
         RecipeError, PlanError: these workers cannot serve the recipe.
     """
     given = _opened(recipe)
-    opened, request = given.opened, given.request
+    opened = given.opened
+    request = replace(given.request, workers=ranks, micro_batch_size=micro_batch_size)
     refuse_folder(opened.dataset, request.data)
     _, overrides = overrides_by_file(request.overrides, "cluster")
     where, _ = cluster_of(cluster, workers=ranks, vocabulary=vocabulary(), overrides=overrides)
     how = {"exact": exact, "workers": ranks, "micro_batch_size": micro_batch_size}
     made = planned(opened, where, model=model_of(opened), **how)
-    return made.as_tree() | {"forecast": forecast_tree(made)}
+    return timed_plan(made, is_this_machine=cluster is None).tree
 
 
 def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path | None = None, **options: Any) -> Run:

@@ -289,6 +289,7 @@ def card(
     """What a recipe changed and claims, and its evidence."""
     from recipes.cards import card_facts, card_text, published_recipes, write_card, write_library_page
     from recipes.reports.terminal import curve_text
+    from recipes.sharing.pack_file import claims_of_runs
     from trainers.launch.vocabulary import vocabulary
 
     if (recipe is None) == (library is None):
@@ -298,10 +299,11 @@ def card(
         written(lambda: write_library_page(recipes, library), "--library")
         return
     opened = opened_recipe(recipe, overrides, data, allow_code, looks=True)
+    claims = claims_of_runs(opened.path)
     if out is not None:
-        written(lambda: write_card(recipe, opened, out), "-o")
+        written(lambda: write_card(recipe, opened, out, claims=claims), "-o")
     else:
-        print(f"{card_text(card_facts(recipe, opened))}\n\n{curve_text(opened.recipe, opened.dataset)}")
+        print(f"{card_text(card_facts(recipe, opened, claims=claims))}\n\n{curve_text(opened.recipe, opened.dataset)}")
 
 
 @app.command()

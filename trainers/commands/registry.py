@@ -73,6 +73,7 @@ def search(
     """Names whose newest version meets all conditions.
 
     Keys: dataset, model, batch, epochs, updates, accuracy, device_hours. Comparisons: = != < <= > >=
+    An accuracy that is claimed and was not measured meets none.
     """
     from recipes.sharing.registries import found_in, registries
 
@@ -202,7 +203,8 @@ def _print_entries(entries: list, as_json: bool, *, none: str = _EMPTY) -> None:
         print_json([{"name": entry.name, **entry.said} for entry in entries])
         return
     rows = [{"name": entry.name, **{key: _short(entry.facts.get(key)) for key in FACTS}} for entry in entries]
-    rows = [row | {"accuracy": percent(row["accuracy"])} for row in rows]
+    for row, entry in zip(rows, entries, strict=True):
+        row["accuracy"] = percent(row["accuracy"]) + (f" ({entry.unmeasured})" if entry.unmeasured else "")
     print(printable(points_text(rows)) if rows else none)
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +43,7 @@ _GRACE_SECONDS = 5.0  # for a run to end by itself
 _RANKS_SECONDS = 300  # for all ranks to measure together, with their start
 _DISK_BYTES = 64_000_000
 _POLL_SECONDS = 0.1
+_BY_CHANCE = 1.1  # times the time that cannot be exceeded, as runs vary: assumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class ProbeRequest:
         recipe, overrides, data, allow_code, device: as for training.
         workers: of the largest run, at least 1.
         seconds: of all training together; starts of ranks and the other measurements come on top.
-        limit_seconds: of one run with its start; four of them and the links are less than five minutes.
+        limit_seconds: of one run with its start; four of them and the links are less than five minutes. Where their
+            rates exclude each other, the runs are made once more.
         tell: is called with a line for each measurement that begins.
     """
 
@@ -87,6 +89,12 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="kilobatch-probe-") as folder:
         runs = list(_trained(request, opened, Path(folder)))
         rates = [replace(rate, source=f"{source}{one.reduced}") for one in runs for rate in one.rates(opened)]
+        if (what := contradiction(rates)) is not None:
+            request.tell(f"{what}: all once more")
+            runs = list(_trained(request, opened, Path(folder) / "again"))
+            rates = [replace(rate, source=f"{source}{one.reduced}") for one in runs for rate in one.rates(opened)]
+            if (what := contradiction(rates)) is not None:
+                request.tell(f"warning: {what}; the machine seems busy: probe again when it is not")
         request.tell("reading and writing a file of 64 MB")
         written, read = _disk(Path(folder))
     device = "gpu" if request.device == "gpu" else "cpu"
@@ -113,6 +121,33 @@ def probe(request: ProbeRequest, opened: OpenedRecipe) -> dict[str, Any]:
     }  # fmt: skip
     request.tell("updates of all ranks, all-reduces, and both beside each other")
     return with_ranks(tree, _measured_by_ranks(request, runs[0].samples), request.recipe)
+
+
+def contradiction(rates: Sequence[Rate]) -> str | None:
+    """Two rates that exclude each other, in words; None where all can be true.
+
+    A smaller micro-batch takes no longer than a larger one on as many devices, and a device does not train faster
+    beside others than alone.
+
+    >>> known = {"model": "SmallCNN", "image_size": 8, "source": "here"}
+    >>> whole = Rate(micro_batch_size=256, samples_per_second=1000.0, **known)
+    >>> contradiction([whole, Rate(micro_batch_size=128, samples_per_second=400.0, **known)])
+    'a micro-batch of 128 took 320 ms, and one of 256 256 ms'
+    >>> contradiction([whole, Rate(micro_batch_size=256, devices=2, samples_per_second=1900.0, **known)])
+    """
+    for one, other in itertools.permutations(rates, 2):
+        if any(getattr(one, name) != getattr(other, name) for name in ("model", "image_size", "precision")):
+            continue
+        of_one, of_other = (
+            1000 * rate.devices * rate.micro_batch_size / rate.samples_per_second for rate in (one, other)
+        )
+        small, large = one.micro_batch_size, other.micro_batch_size
+        if one.devices == other.devices and small < large and of_one > _BY_CHANCE * of_other:
+            return f"a micro-batch of {small} took {of_one:.3g} ms, and one of {large} {of_other:.3g} ms"
+        if one.devices > other.devices and small == large and of_other > _BY_CHANCE * of_one:
+            many, few = (counted(rate.devices, "rank") for rate in (one, other))
+            return f"a micro-batch of {small} took {of_one:.3g} ms on {many}, and {of_other:.3g} ms on {few}"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,11 +44,13 @@ class TrainRequest:
     loader: str | None = None  # threads or processes
 
     def __post_init__(self) -> None:
-        least = {"workers": 1, "profile": 1, "loader_workers": 0, "watchdog_seconds": 0}
+        least = {"workers": 1, "micro_batch_size": 1, "profile": 1, "loader_workers": 0, "watchdog_seconds": 0}
         for name, bound in least.items():
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and value >= bound):
-                raise InputRefused(f"{'ranks' if name == 'workers' else name} is {value!r}; write {bound} or more")
+            kinds = int | float if name == "watchdog_seconds" else int
+            if value is not None and not (isinstance(value, kinds) and value >= bound):
+                which, whole = ("ranks" if name == "workers" else name), " as a whole number" * (kinds is int)
+                raise InputRefused(f"{which} is {value!r}; write {bound} or more{whole}")
 
     def as_tree(self) -> dict[str, Any]:
         """The same request as plain data."""

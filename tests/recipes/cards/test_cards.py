@@ -11,6 +11,7 @@ import trainers.compat  # noqa: F401
 from recipes.cards import card_facts, card_markdown, card_page, card_text, curve_picture, library_page, write_card
 from recipes.cards.pages import PICTURES, library_pictures, published_recipes, write_library_page
 from recipes.reading.open import open_recipe
+from recipes.schema import Claim
 from trainers.launch.vocabulary import vocabulary
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -67,6 +68,24 @@ def test_card_has_the_obstacles_to_training():
     assert "not built: Shampoo" in card_text(card_facts("yamazaki2019", lacking))
     text = " ".join(card_text(facts("mikami2018")).split())
     assert "left open: batch.global.1.from, batch.norm_span.1.from, learning_rate.reference" in text
+
+
+def test_a_claim_of_runs_takes_the_place_of_the_recipes_and_has_no_empty_parts():
+    claim = Claim(metric="top1", kind="accuracy", value=0.5, status="reproduced")
+    recipe = opened("goyal2017")
+    measured = card_facts("goyal2017", recipe, claims=[claim])
+    assert "\nclaimed      top-1 50.00 %; reproduced\n" in card_text(measured)
+    assert "| top-1 50.00 % |  | reproduced |  |" in card_markdown(measured)
+    assert "not run" not in card_page(measured, recipe)
+    assert "not run" in card_page(card_facts("goyal2017", recipe), recipe)
+
+
+def test_a_recipe_of_own_code_can_be_trained_with_allow_code():
+    recipe = opened("digits/baseline")
+    recipe.tree["model"] = {"kind": "mymodule.MyNet"}
+    own = card_facts("digits/baseline", recipe)
+    assert card_text(own).endswith("Can be trained here with --allow-code.")
+    assert "can be trained here with --allow-code<" in card_page(own, recipe)
 
 
 def test_card_has_ramps_image_sizes_mixing_and_average():

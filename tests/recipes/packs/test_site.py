@@ -12,6 +12,7 @@ import pytest
 from recipes.packs.make import facts_of
 from recipes.packs.site import Listed, of_library, of_registry, write_site
 from recipes.reading.open import open_recipe
+from recipes.schema import Claim
 from recipes.sharing.pack_file import write_pack
 from recipes.sharing.registries import add_registry
 from trainers.launch.vocabulary import vocabulary
@@ -67,6 +68,15 @@ def test_pages_show_verdicts_differences_and_how_to_get_it(listed, tmp_path):
     index = Page((tmp_path / "index.html").read_text())
     assert "recipe-team~net@1.html" in index.links
     assert {"digits", "SmallResNet", "512", "worse"} <= set(index.cells)
+
+
+def test_claims_of_the_runs_take_the_place_of_the_recipes(listed, tmp_path):
+    claim = Claim(metric="top1", kind="accuracy", value=0.7138, on="1 x Z80", status="reproduced")
+    write_site([replace(listed, claims=[claim])], tmp_path)
+    cells = Page((tmp_path / "recipe-team~net@1.html").read_text()).cells
+    claims = [cell for cell in cells if cell.startswith("top-1")]
+    assert [cell.replace("\xa0", " ") for cell in claims] == ["top-1 71.38 %"]
+    assert "1 x Z80" in cells
 
 
 def test_other_names_have_other_pages(listed, tmp_path):

@@ -106,6 +106,13 @@ def test_an_image_layout_of_other_tools_becomes_the_same_file_again(path, tmp_pa
     assert not list(tmp_path.glob("*c.kilobatch*"))
 
 
+def test_a_pack_of_a_later_format_is_refused(tmp_path, cache):
+    write_pack(tmp_path / "a.kilobatch", HEAD | {"kilobatch_pack": 2}, FILES)
+    with pytest.raises(InputRefused, match="format 2, and this kilobatch reads format 1; open it with a newer"):
+        open_pack(tmp_path / "a.kilobatch")
+    assert not cache.exists()
+
+
 def test_the_cache_of_a_user_who_may_not_write_there_is_named(path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     with pytest.raises(InputRefused, match="cannot be written"):

@@ -16,8 +16,9 @@ import pytest
 from recipes.errors import InputRefused
 from recipes.sharing.canonical import sha256_of
 from recipes.sharing.pack_file import write_pack
-from recipes.sharing.registries import add_registry, found_in, is_in_registry, registries, registry_of
-from recipes.sharing.stores import Unreachable
+from recipes.sharing.registries import Entry, add_registry, found_in, is_in_registry, registries, registry_of
+from recipes.sharing.signatures import signer
+from recipes.sharing.stores import Unreachable, store_of
 
 ROOT = Path(__file__).parents[3]
 PUSHER = """\
@@ -95,6 +96,28 @@ def url(request, tmp_path):
 
 
 EVERY = pytest.mark.parametrize("url", ["folder", "git_url", "s3_url"], indirect=True)
+
+
+def test_a_driver_that_is_not_installed_and_a_list_of_keys_that_is_gone_have_a_way_out(tmp_path, monkeypatch):
+    def lacking(url, **options):
+        raise ImportError("needs aiohttp")
+
+    monkeypatch.setattr(pytest.importorskip("fsspec").core, "url_to_fs", lacking)
+    with pytest.raises(InputRefused, match=r'needs aiohttp; type in the checkout: pip install "\.\[remote\]"'):
+        store_of("https://host/recipes")
+    with pytest.raises(InputRefused, match="there is no such list of keys; .*registry add NAME URL --signers"):
+        signer(b"", "signature", tmp_path / "keys")
+
+
+def test_an_accuracy_that_was_not_measured_is_marked_and_meets_no_condition():
+    claim = {"metric": "top1", "kind": "accuracy", "value": 0.9}
+    entries = [
+        Entry(name=status, said={"facts": {"accuracy": 0.9, "batch": 8}, "claims": [claim | {"status": status}]})
+        for status in ("reproduced", "not run", "predicted")
+    ]
+    assert [entry.unmeasured for entry in entries] == ["", "not run", "predicted"]
+    assert found_in(entries, ["accuracy>=0.8"]) == entries[:1]
+    assert found_in(entries, ["batch=8"]) == entries
 
 
 @EVERY

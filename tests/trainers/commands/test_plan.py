@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from recipes.errors import InputRefused, RecipeError
 from recipes.planning.timing import NoForecast
 from recipes.reports.record import open_run
 from recipes.scale import Change
-from trainers.commands.plan import _advice_text
+from trainers.commands.plan import _advice_text, _fewest_text
 from trainers.launch.planning import Advice, Target, parse_targets
 
 
@@ -285,6 +286,25 @@ def test_a_time_on_more_ranks_than_this_machine_has_cores_comes_with_a_warning(r
     assert not any("share" in line for line in tree_of("digits/large_batch", "--from", run, "-n", 1)["warnings"])
     crowded = tree_of("digits/large_batch", "--from", run, "-n", cores + 1)["warnings"][-1]
     assert crowded.startswith(f"{cores + 1} ranks would share the {cores} cores of this machine")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0001, "within 0.0001 s:"), (1e300, "within 1.16e+295 d:")])
+def test_a_target_of_any_length_is_named_as_it_was_asked_for(seconds: float, text: str) -> None:
+    answer = {"fastest_seconds": 9.0, "fastest_devices": 1, "micro_batches": []}
+    made = SimpleNamespace(cluster=SimpleNamespace(name="mn1"))
+    assert _fewest_text(made, Target(seconds=seconds), answer, None, []).startswith(text)
+
+
+def test_a_plan_on_rates_that_exclude_each_other_comes_with_a_warning(tmp_path: Path) -> None:
+    rate = {"model": "SmallResNet", "image_size": 8, "micro_batch_size": 256, "source": "here"}
+    rates = [rate | {"samples_per_second": 1000.0}, rate | {"devices": 2, "samples_per_second": 7400.0}]
+    hardware = {"source": "here", "device": "cpu", "algorithm": "ring", "rates": rates}
+    hardware["node_link"] = {"kind": "shared_memory", "gb_per_second": 5.0, "latency_us": 5.0, "source": "here"}
+    tree = {"name": "busy", "title": "busy", "source": "here", "nodes": 1, "workers_per_node": 2, "device": "cpu"}
+    (tmp_path / "busy.yaml").write_text(yaml.safe_dump(tree | {"device_memory_bytes": 10**10, "hardware": hardware}))
+    (warning,) = tree_of("digits/large_batch", "--cluster", tmp_path / "busy.yaml", "-n", 2)["warnings"]
+    assert re.match("each device would reach 3[0-9]{2} % of what it reaches alone, so the measured rates", warning)
+    assert tree_of("digits/large_batch", "--cluster", tmp_path / "busy.yaml", "-n", 1)["warnings"] == []
 
 
 def test_a_run_of_an_own_model_teaches_its_rate(run: Path, tmp_path: Path) -> None:

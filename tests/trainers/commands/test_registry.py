@@ -51,6 +51,11 @@ def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path
     (tmp_path / "team" / "names" / "net").mkdir(parents=True)
     (tmp_path / "team" / "names" / "net" / "1.json").write_text(json.dumps({"entry": entry}))
     assert typed("list").splitlines()[1].split() == ["team/net@1", "digits", "-", "-", "-", "-", "100.00", "%", "-"]
+    claim = {"metric": "top1", "kind": "accuracy", "value": 1.0, "status": "not run"}
+    (tmp_path / "team" / "names" / "net" / "2.json").write_text(
+        json.dumps({"entry": entry | {"version": 2, "claims": [claim]}})
+    )
+    assert "100.00 % (not run)" in typed("list")
     assert typed("remove", "team") == f"removed team: {tmp_path}/team\n"
     assert (tmp_path / "team" / "names" / "net" / "1.json").is_file()
     assert typed("list").startswith("nothing;")

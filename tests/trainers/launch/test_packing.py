@@ -13,13 +13,14 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from kilobatch import app as kilobatch_app
+from recipes.cards.card import claim_text
 from recipes.errors import InputRefused
 from recipes.reading.identity import identity_ids, recipe_id
 from recipes.reading.library import copy_recipe
 from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
 from recipes.sharing.canonical import sha256_of
-from recipes.sharing.pack_file import open_pack
+from recipes.sharing.pack_file import claims_of_runs, open_pack
 from recipes.sharing.registries import add_registry
 from trainers.launch.packing import pack
 from trainers.launch.vocabulary import vocabulary
@@ -69,6 +70,10 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     (claim,) = opened.head["claims"]
     assert claim["value"] == pytest.approx(sum(accuracies) / 2)
     assert (claim["runs"], claim["status"]) == (2, "reproduced")
+    shown = f"top-1 {100 * claim['value']:.2f} % ± {100 * claim['deviation']:.2f} (2 runs)"
+    assert f"| {shown} | {claim['on']} | reproduced |" in (opened.folder / "card.md").read_text()
+    assert claim_text(*claims_of_runs(opened.folder / "recipe.yaml")) == shown
+    assert claims_of_runs(runs / "0" / "recipe.yaml") == []
     assert opened.head["facts"]["batch"] == 512
     assert (opened.folder / "weights.safetensors").read_bytes() == (runs / "0" / WEIGHTS).read_bytes()
     sources = sorted(file.name for file in (opened.folder / "sources").iterdir())

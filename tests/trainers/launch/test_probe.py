@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,9 @@ import yaml
 from recipes import open_cluster, open_recipe
 from recipes.errors import InputRefused
 from recipes.planning.all_reduce import Links, ring
-from recipes.planning.hardware import MeasuredAllReduce
+from recipes.planning.hardware import MeasuredAllReduce, Rate
 from trainers.launch import probe as module
-from trainers.launch.probe import ProbeRequest, cluster_text, fitted_link, probe, with_ranks
+from trainers.launch.probe import ProbeRequest, cluster_text, contradiction, fitted_link, probe, with_ranks
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import killed_with_parent
 
@@ -71,6 +72,47 @@ def test_what_a_probe_starts_ends_with_it(starts: str, tmp_path: Path, monkeypat
     arguments = {"_train": (tmp_path, module._Case(workers=1, seconds=1.0)), "_measured_by_ranks": (None,)}[starts]
     with pytest.raises(InputRefused, match="started"):
         getattr(module, starts)(ProbeRequest(recipe="digits/large_batch"), *arguments)
+
+
+KNOWN = {"model": "SmallCNN", "image_size": 8, "source": "here"}
+ALONE = Rate(micro_batch_size=256, samples_per_second=1000.0, **KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("rate", "says"),
+    [
+        ({"micro_batch_size": 128, "samples_per_second": 400.0}, "of 128 took 320 ms, and one of 256 256 ms"),
+        ({"micro_batch_size": 128, "samples_per_second": 490.0}, None),
+        ({"micro_batch_size": 256, "devices": 2, "samples_per_second": 7400.0}, "69.2 ms on 2 ranks, and 256 ms on 1"),
+        ({"micro_batch_size": 256, "devices": 2, "samples_per_second": 2100.0}, None),
+        ({"micro_batch_size": 128, "samples_per_second": 1.0, "image_size": 16}, None),
+    ],
+)
+def test_rates_that_exclude_each_other_are_named(rate: dict, says: str | None) -> None:
+    for rates in ([ALONE, Rate(**KNOWN | rate)], [Rate(**KNOWN | rate), ALONE]):
+        assert (found := contradiction(rates)) == says or says in found
+
+
+@pytest.mark.parametrize("busy", [1, 2])
+def test_runs_whose_rates_exclude_each_other_are_made_once_more_and_else_come_with_a_warning(busy, monkeypatch) -> None:
+    folders, said = [], []
+
+    def trained(request, opened, folder):
+        folders.append(folder)
+        half = 400.0 if len(folders) <= busy else 900.0
+        rates = [ALONE, replace(ALONE, micro_batch_size=128, samples_per_second=half)]
+        made = SimpleNamespace(reduced="", samples=None, start_seconds=1.0, rates=lambda opened: rates)
+        return [made]
+
+    monkeypatch.setattr(module, "_trained", trained)
+    monkeypatch.setattr(module, "_disk", lambda folder: (1.0, 1.0))
+    monkeypatch.setattr(module, "_measured_by_ranks", lambda request, samples: {})
+    monkeypatch.setattr(module, "with_ranks", lambda tree, measured, recipe: tree)
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary())
+    made = probe(ProbeRequest(recipe="digits/large_batch", tell=said.append), opened)
+    assert made["hardware"]["rates"][1]["samples_per_second"] == (900.0 if busy == 1 else 400.0)
+    assert folders[1] == folders[0] / "again"
+    assert [line.startswith("warning: a micro-batch of 128 took") for line in said[:2]] == [False, busy == 2]
 
 
 @pytest.mark.slow
