@@ -209,6 +209,7 @@ def test_own_code_needs_the_flag(folder, kilobatch):
     assert not (folder / "unflagged").exists()
 
 
+@pytest.mark.slow
 def test_a_photo_that_is_damaged_in_the_middle_is_named_with_rank_and_sample(folder, tmp_path, kilobatch):
     write_photos(tmp_path / "photos")
     (tmp_path / "photos" / "train" / "red" / "8.jpg").unlink()

@@ -24,6 +24,8 @@ COMMANDS = [
     ("report", "{}"),
     ("search", "{}.yaml"),
     ("search", "digits", "--out", "{}"),
+    ("frontier", "{}.yaml"),
+    ("frontier", "digits", "--out", "{}"),
 ]
 
 

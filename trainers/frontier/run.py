@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from recipes.errors import RecipeError
+from recipes.errors import RecipeError, refuse_unreachable
 from recipes.frontiers.open_frontier import OpenedFrontier, open_frontier
 from recipes.frontiers.proposals import beyond_edge, quasi_random, scaled
 from recipes.reading.load import load_tree
@@ -57,7 +57,8 @@ def frontier(
     """
     if launched_ranks() is not None:
         raise LaunchError("a frontier starts its ranks itself: call it once, with -n, inside the allocation")
-    shown = Path(request.search) if (Path(request.search) / FRONTIER).is_file() else None
+    with refuse_unreachable():
+        shown = Path(request.search) if (Path(request.search) / FRONTIER).is_file() else None
     how = {"overrides": overrides, "allow_code": request.allow_code, "data_root": request.data}
     words = search_vocabulary(allow_code=request.allow_code)
 
@@ -114,6 +115,7 @@ def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
     return {method: run_identity(base.tree) for method, base in opened.bases.items()}
 
 
+@refuse_unreachable()
 def _require_same(opened: OpenedFrontier, folder: Path) -> None:
     """Refuse a folder that holds another frontier: of its budget the trials may change, and methods may be added."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import StorageInternalError
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.load import load_tree
 from recipes.reading.tree_diff import value_text
 from recipes.reports.wording import counted, duration, number
@@ -61,7 +61,8 @@ def search(request: SearchRequest) -> int:
     if request.dry_run and launched_rank():
         return 0  # rank 0 prints it
     folders.require_storage(request.storage or "sqlite")
-    begun = (folder / SEARCH).is_file() and not request.dry_run
+    with refuse_unreachable():
+        begun = (folder / SEARCH).is_file() and not request.dry_run
     groups, first = _groups(request, opened, folder), [] if begun else first_values(opened)
     _require_proposals(opened.search)
     own = prepare(trial_request(opened, 0, opened.beside, Path("trial"), request), workers=each)  # as the recipe is

@@ -31,6 +31,7 @@ def weights_of(kilobatch):
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_wire_of_the_command_line_is_what_gradients_are_rounded_to(tmp_path, weights_of):
     full = weights_of(tmp_path / "float32")
     again = weights_of(tmp_path / "again", "--set", "cluster.exchange.bucket_bytes=1000")

@@ -180,6 +180,7 @@ def test_a_run_keeps_its_code(run):
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_a_moved_run_goes_on_with_its_own_copies(moved):
     done = typed(moved, "train b/recipe.yaml --out b --resume --allow-code --data data --no-report -n 2")
     assert done.returncode == 0, done.stderr

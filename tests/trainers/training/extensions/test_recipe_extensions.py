@@ -88,6 +88,7 @@ def test_weights_that_an_extension_makes_differ_as_it_ends_the_run_are_no_checkp
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_weight_norms_are_those_of_the_checkpoint(folder, kilobatch):
     assert kilobatch("train", "mine.yaml", "--allow-code", "--no-report", "--out", "run", cwd=folder).returncode == 0
     norms = lines(folder / "run", "weight_norms")
