@@ -181,6 +181,7 @@ def test_a_stopped_run_goes_on_elsewhere_on_three_ranks_to_the_same_bits(folder,
         assert (tmp_path / "there" / name).read_bytes() == (run / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_some_classes_of_imagenet_train_under_a_published_recipe_made_smaller(folder, kilobatch):
     smaller = ("epochs=1", "batch.global=24", "batch.norm_span=12", "model={kind: SmallCNN, width: 2}")
     words = [word for value in ("dataset=imagenet3.yaml", *smaller) for word in ("--set", value)]

@@ -40,6 +40,7 @@ def test_every_augmentation_has_a_figure(run):
     assert len([line for line in lines if line.startswith("| ")]) == 1 + len(known)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_every_loop_has_figures_of_every_round(run):
     lines, (figures,) = run("updater.py", "--cases digits --ranks 2 --rounds 2 --updates 1")

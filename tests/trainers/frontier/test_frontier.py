@@ -256,6 +256,7 @@ def accuracies(folder):
     return [line["value"] for line in metrics_lines(folder) if line["key"] == "eval_accuracy"]
 
 
+@pytest.mark.slow
 def test_a_goal_of_one_length_is_the_best_accuracy_after_it(equal_epochs):
     for point, updates in zip(equal_epochs.points, (24, 6), strict=True):
         for part in point.parts:
@@ -270,6 +271,7 @@ def test_a_goal_of_one_length_is_the_best_accuracy_after_it(equal_epochs):
         assert point.figure == pytest.approx(sum(seeds) / 2)
 
 
+@pytest.mark.slow
 def test_the_search_with_the_better_seeds_counts(equal_epochs):
     (part,), point = equal_epochs.points[0].parts, equal_epochs.points[0]
     lucky = replace(part, seeds=tuple(seed - 0.01 for seed in part.seeds))
@@ -281,6 +283,7 @@ def test_the_search_with_the_better_seeds_counts(equal_epochs):
     assert replace(point, parts=(steady, unconfirmed)).best_part is unconfirmed
 
 
+@pytest.mark.slow
 def test_points_at_which_every_run_diverged_are_compared_too(equal_epochs):
     point = equal_epochs.points[0]
     diverged = replace(point, parts=tuple(replace(part, seeds=(0.0, 0.0)) for part in point.parts))
@@ -288,6 +291,7 @@ def test_points_at_which_every_run_diverged_are_compared_too(equal_epochs):
     assert low < middle == 0 < high < 0.05
 
 
+@pytest.mark.slow
 def test_accuracies_are_compared_with_intervals(equal_epochs):
     small, large = equal_epochs.points
     own = ttest_ind(large.runs, small.runs, equal_var=False).confidence_interval(0.95)

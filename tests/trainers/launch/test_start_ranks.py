@@ -369,6 +369,7 @@ def test_what_is_wrong_is_reported_once_under_mpiexec_and_nobody_hangs(tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_readers_have_left_goes_on_and_a_signal_still_ends_in_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
     words = f"train digits/ramp -n 1 --out {folder} --set model.width=4 --set evaluation.every=0.2ep"
@@ -485,6 +486,7 @@ def test_ranks_whose_launcher_was_killed_beside_them_are_ended_and_the_run_fails
     processes_of(folder, gone=True)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_all_stopped_are_noticed_by_their_parent(tmp_path, processes_of):
     folder = tmp_path / "run"
 

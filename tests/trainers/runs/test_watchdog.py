@@ -143,6 +143,7 @@ def processes_of(ranks):
     return processes
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_that_is_stopped_before_it_joins_is_named_and_ends_all(tmp_path, started):

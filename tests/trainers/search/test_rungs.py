@@ -131,6 +131,7 @@ budget: {trials: 5}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_the_trial_that_goes_on_at_every_rung_has_the_weights_of_a_run_that_never_waited(
     searching, kilobatch, tmp_path

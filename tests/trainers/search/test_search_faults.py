@@ -118,6 +118,7 @@ def test_a_search_that_a_file_or_a_signal_stopped_says_so_and_goes_on(searching,
     assert "deaths" not in trial.user_attrs
 
 
+@pytest.mark.slow
 def test_a_failed_trial_has_its_reason_and_the_search_goes_on(searching_net):
     text = """\
 space:

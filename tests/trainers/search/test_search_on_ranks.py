@@ -78,6 +78,7 @@ def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_a
     assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs}
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_mean_of_its_seeds_and_one_that_cannot_beat_it_is_ended_on_all_its_ranks(searching):
     """The rate of the second is a thousandth of what trains: it never reaches the target, and its first run ends."""
     text = """\
