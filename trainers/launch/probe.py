@@ -31,6 +31,7 @@ from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted
 from trainers.launch.planning import rates_of
+from trainers.launch.timed_plan import BY_CHANCE
 from trainers.runs.errors import EXIT_STOPPED
 from trainers.runs.memory import installed_bytes
 from trainers.runs.mpi_ranks import find_mpiexec, killed_with_parent, users_environment
@@ -43,7 +44,6 @@ _GRACE_SECONDS = 5.0  # for a run to end by itself
 _RANKS_SECONDS = 300  # for all ranks to measure together, with their start
 _DISK_BYTES = 64_000_000
 _POLL_SECONDS = 0.1
-_BY_CHANCE = 1.1  # times the time that cannot be exceeded, as runs vary: assumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +142,9 @@ def contradiction(rates: Sequence[Rate]) -> str | None:
             1000 * rate.devices * rate.micro_batch_size / rate.samples_per_second for rate in (one, other)
         )
         small, large = one.micro_batch_size, other.micro_batch_size
-        if one.devices == other.devices and small < large and of_one > _BY_CHANCE * of_other:
+        if one.devices == other.devices and small < large and of_one > BY_CHANCE * of_other:
             return f"a micro-batch of {small} took {of_one:.3g} ms, and one of {large} {of_other:.3g} ms"
-        if one.devices > other.devices and small == large and of_other > _BY_CHANCE * of_one:
+        if one.devices > other.devices and small == large and of_other > BY_CHANCE * of_one:
             many, few = (counted(rate.devices, "rank") for rate in (one, other))
             return f"a micro-batch of {small} took {of_one:.3g} ms on {many}, and {of_other:.3g} ms on {few}"
     return None

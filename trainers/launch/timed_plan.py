@@ -11,7 +11,7 @@ from recipes.planning.timing import NoForecast
 from recipes.reports.wording import percent
 from trainers.runs.cores import usable_cores
 
-_BY_CHANCE = 1.1  # times the rate alone, that a device may reach as measurements vary: assumed
+BY_CHANCE = 1.1  # times what measurements allow, that one may exceed as runs vary: assumed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def timed_plan(made: Plan, *, is_this_machine: bool) -> TimedPlan:
     if is_this_machine and made.cluster.device == "cpu" and made.workers > cores:
         shared = f"{made.workers} ranks would share the {cores} cores of this machine"
         warnings.append(f"{shared}, and this time is without that")
-    if (alone := time.efficiency["one_device"]) > _BY_CHANCE:
+    if (alone := time.efficiency["one_device"]) > BY_CHANCE:
         reached = f"each device would reach {percent(alone, digits=0)} of what it reaches alone"
         warnings.append(f"{reached}, so the measured rates exclude each other: measure again on a machine that idles")
     tree["warnings"] = [*tree["warnings"], *warnings]

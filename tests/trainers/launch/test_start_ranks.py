@@ -18,7 +18,6 @@ from mpi4py import MPI
 from safetensors.numpy import load_file
 
 from trainers.launch import start_ranks
-from trainers.launch.join_ranks import train_together
 from trainers.launch.request import TrainRequest
 from trainers.launch.start_ranks import start_or_join
 from trainers.runs.run_folder import FolderRefused, lock_folder
@@ -108,9 +107,9 @@ def test_stop_after_counts_from_the_start_of_the_run_and_leaves_the_schedule_as_
 def test_a_run_that_is_past_its_stop_already_says_so_and_is_left_as_it_is(whole, capsys, joins):
     before, how = lines(whole), {"out": whole, "resume": True, "report": False, "stop_after": f"{END - 4}up"}
     request = TrainRequest(recipe=SMALL[0], overrides=SMALL[2::2], **how)
-    assert (train_together(request, MPI.COMM_SELF, threads=1) if joins else start_or_join(request)) == 0
-    done = f"nothing to train: update {END} is done already, and --stop-after is update {END - 4}"
-    assert capsys.readouterr().out == f"{done}\nrun: {whole}\n"
+    assert (start_ranks.train_together(request, MPI.COMM_SELF, threads=1) if joins else start_or_join(request)) == 0
+    done = f"update {END} is done already, and --stop-after is update {END - 4}\nrun: {whole}\n"
+    assert capsys.readouterr().out == f"nothing to train: {done}"
     assert lines(whole) == before
 
 
