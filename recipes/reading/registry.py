@@ -82,7 +82,9 @@ def find(kind: str, name: str) -> Path:
             return path
     if kind == "recipes" and is_in_registry(name):
         registry, pack, version = registry_of(name)
-        return registry.pull(registry.entry(pack, version)).folder / PACKED
+        entry = registry.entry(pack, version)
+        registry.require_signed(entry)
+        return registry.pull(entry).folder / PACKED
     raise UnknownNameError(f"there is no {_ONE[kind]} called {name!r}", f"{_some(kind, name)}; a path ends in .yaml")
 
 

@@ -199,14 +199,22 @@ class Registry:
         self._cache = cache_folder() / "registries" / sha256_of(url.encode())[:16]
 
     def entries(self, *, every_version: bool = False) -> list[Entry]:
-        """The newest version of each name, or every one."""
+        """The newest version of each name, or every one; a damaged one is left out, and named on stderr."""
         versions: dict[str, list[int]] = {}
         for path in self._names("names"):
             pack, _, file = path.removeprefix("names/").rpartition("/")
             if pack and _VERSION.fullmatch(file):
                 versions.setdefault(pack, []).append(int(file.removesuffix(".json")))
         kept = {pack: sorted(known) if every_version else [max(known)] for pack, known in sorted(versions.items())}
-        return [self.entry(pack, version) for pack, known in kept.items() for version in known]
+        found = []
+        for pack, version in ((pack, version) for pack, known in kept.items() for version in known):
+            try:
+                found.append(self.entry(pack, version))
+            except Unreachable:
+                raise
+            except InputRefused as error:
+                print(printable(f"registry {self.name}: left out: {error}"), file=sys.stderr)
+        return found
 
     def entry(self, pack: str, version: int | None = None, *, anew: bool = False) -> Entry:
         """A version of a name; None: the newest.
@@ -317,6 +325,18 @@ class Registry:
         if self.signers is None or not entry.signature:
             return None
         return signer(canonical_json(entry.said), entry.signature, self.signers)
+
+    def require_signed(self, entry: Entry) -> str | None:
+        """Refuse what none of this registry's signers has signed; who has, or None where no signers are named.
+
+        Raises:
+            InputRefused: none of them has.
+        """
+        by = self.signed_by(entry)
+        if self.signers is not None and by is None:
+            look = f"to look at it: kilobatch registry pull {entry.name} -o FILE"
+            raise InputRefused(f"{entry.name} is not signed by a key in {self.signers}; have it signed; {look}")
+        return by
 
     def add_rerun(self, digest: str, evidence: dict[str, Any]) -> None:
         """Add what a rerun of a pack came to; the pack stays as it is.

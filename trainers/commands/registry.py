@@ -122,7 +122,10 @@ def pull(
         bool, typer.Option("--require-signed", help="Refuse it unless one of the registry's signers signed it.")
     ] = False,
 ) -> None:
-    """Bring a pack into the cache, for use without a network."""
+    """Bring a pack into the cache, for use without a network.
+
+    From a registry with signers only what one of them signed, but into a file also the rest.
+    """
     from recipes.errors import InputRefused
     from recipes.sharing.pack_file import files_of, write_pack
     from recipes.sharing.registries import registry_of
@@ -135,10 +138,10 @@ def pull(
     registry, pack, version = registry_of(name)
     file = file_of_pack(out, pack) if out else None
     entry = registry.entry(pack, version)
-    by = registry.signed_by(entry)
-    if require_signed and by is None:
-        way_out = "" if registry.signers else f"; give them: kilobatch registry add {registry.name} URL --signers FILE"
-        raise InputRefused(f"{entry.name} is not signed by a key of the registry's signers{way_out}")
+    if require_signed and registry.signers is None:
+        way_out = f"give them: kilobatch registry add {registry.name} {quote(registry.url)} --signers FILE"
+        raise InputRefused(f"--require-signed: nobody's keys are trusted in {registry.name}; {way_out}")
+    by = registry.signed_by(entry) if out and not require_signed else registry.require_signed(entry)
     opened = registry.pull(entry)
     if file is not None:
         written_once(file, copy)

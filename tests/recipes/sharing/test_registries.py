@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.reading.registry import find
 from recipes.sharing.canonical import sha256_of
 from recipes.sharing.pack_file import write_pack
 from recipes.sharing.registries import Entry, add_registry, found_in, is_in_registry, registries, registry_of
@@ -296,6 +297,10 @@ def test_signatures_name_who_of_the_team_has_signed(keys, packed, tmp_path):
     signing = enumerate((keys / "ann", keys / "bob", None))
     entries = [team.push(packed(number), "net", key=key) for number, key in signing]
     assert [team.signed_by(entry) for entry in entries] == ["ann@team", None, None]
+    assert find("recipes", "team/net@1") == team.pull(entries[0]).folder / "recipe.yaml"
+    for unsigned in ("team/net@2", "team/net"):
+        with pytest.raises(InputRefused, match="net@[23] is not signed by a key in .*signers; .* pull team/net@. -o"):
+            find("recipes", unsigned)
     file = tmp_path / "team" / "names" / "net" / "1.json"
     file.chmod(0o644)
     tree = json.loads(file.read_text())
@@ -365,13 +370,16 @@ def test_files_of_strangers_that_are_no_evidence_end_in_a_line(packed, tmp_path,
 
 
 @pytest.mark.parametrize("more", ['"signature": 7', '"signature": "\\ud800"', f'"title": {"[" * 900}{"]" * 900}'])
-def test_a_damaged_entry_is_named(tmp_path, more):
+def test_a_damaged_entry_is_named_and_left_out_of_lists(packed, tmp_path, capsys, more):
     team = add_registry("team", str(tmp_path / "team"), signers=None)
     (tmp_path / "team" / "names" / "net").mkdir(parents=True)
     entry = f'{{"name": "net", "version": 1, "digest": "{"0" * 64}"}}'
     (tmp_path / "team" / "names" / "net" / "1.json").write_text(f'{{"entry": {entry}, {more}}}')
     with pytest.raises(InputRefused, match="team/net@1: its entry is damaged: .*; ask who keeps"):
         team.entry("net")
+    team.push(packed(1), "other")
+    assert [entry.name for entry in team.entries()] == ["team/other@1"]
+    assert "registry team: left out: team/net@1: its entry is damaged" in capsys.readouterr().err
 
 
 def test_a_name_that_a_registry_gives_its_own_files_is_refused_and_one_in_the_way_ends_a_push(packed, tmp_path):

@@ -84,3 +84,10 @@ def test_a_pulled_pack_is_written_into_a_file_only_where_nothing_else_is(tmp_pat
     (tmp_path / "kilobatch" / "packs" / entry.digest / "recipe.yaml").write_text("kilobatch: 2\n")
     assert typed("pull", "team/net", "-o", tmp_path / "new.kilobatch").startswith("pulled"), "got anew"
     assert not [*tmp_path.glob(".*kilobatch*")]
+    assert "nobody's keys are trusted in team; give them: kilobatch registry add team" in typed(
+        "pull", "team/net", "--require-signed"
+    )
+    (tmp_path / "keys").touch()
+    typed("add", "team", tmp_path / "team", "--signers", tmp_path / "keys")
+    assert "team/net@1 is not signed by a key in" in typed("pull", "team/net")
+    assert typed("pull", "team/net", "-o", tmp_path / "look.kilobatch").startswith("pulled team/net@1")
