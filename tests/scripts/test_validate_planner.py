@@ -32,7 +32,11 @@ def test_published_runs_are_predicted_within_their_bars(whole: dict) -> None:
     assert whole["median_error_percent"] <= 4.0
 
 
-@pytest.mark.parametrize("part", ["latency", "t0", "stragglers", "overlap", "hierarchy"])
+def slow(part):
+    return pytest.param(part, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("part", ["latency", "hierarchy", slow("t0"), slow("stragglers"), slow("overlap")])
 def test_the_model_without_a_part_is_worse(rows: list, whole: dict, part: str) -> None:
     without = validate.summary(validate.predictions(rows, validate.FITTED, part))
     assert without["mean_error_percent"] > 1.1 * whole["mean_error_percent"]

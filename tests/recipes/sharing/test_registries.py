@@ -259,7 +259,7 @@ def pushed_at_once(url, packed, number):
 @pytest.mark.parametrize(
     ("url", "number"),
     [
-        pytest.param("folder", 200, id="folder-200"),
+        pytest.param("folder", 60, id="folder-60"),
         pytest.param("git_url", 200, id="git-200", marks=pytest.mark.slow),
         pytest.param("s3_url", 200, id="s3-200", marks=pytest.mark.slow),
     ],

@@ -291,7 +291,11 @@ def test_what_goes_wrong_ahead_is_raised_by_the_update_that_needs_it(gpu_on_cpu)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "precision"), [*((name, "float32") for name in RECIPES), ("bytes", "mixed16, loss_scale: 67108864")]
+    ("recipe", "precision"),
+    [
+        *((name, "float32") for name in RECIPES),
+        pytest.param("bytes", "mixed16, loss_scale: 67108864", marks=pytest.mark.slow),
+    ],
 )
 def test_updates_are_those_without_a_feed(gpu_on_cpu, recipe, precision):
     """Also where the loss scale is halved, and where memory runs out for more than one norm group at once."""
