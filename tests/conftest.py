@@ -18,6 +18,7 @@ from multiprocessing.connection import Listener, wait
 from pathlib import Path
 
 import pytest
+import typer.testing
 
 import trainers.compat  # noqa: F401
 from trainers.runs.mpi_ranks import find_mpiexec
@@ -34,6 +35,9 @@ NEEDS = {  # in the summary, and in the reasons of skipped tests
     "other": ("something else (-rs lists them)", ""),
 }
 NUM_RESIDENT = 8  # ranks; one that no test has used yet has loaded nothing
+
+
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # it builds 60 commands at each call
 
 
 def pytest_configure():

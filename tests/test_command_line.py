@@ -10,10 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import kilobatch
 from recipes.errors import RecipeError
+from trainers.commands import command_line
 from trainers.commands.options import print_json
 from trainers.runs.errors import exit_on_error
 
@@ -55,6 +57,16 @@ def test_help_of_a_group_shows_the_whole_line_of_every_command(run, monkeypatch,
     code, shown, _ = run(*group, "--help")
     assert code == 0
     assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_the_command_that_is_typed_is_the_same_alone():
+    whole = get_command(kilobatch.app)
+    for name, command in whole.commands.items():
+        alone = get_command(command_line.app_of(name.split()[0])).commands
+        assert len(alone) < 3
+        assert [(it.name, it.opts) for it in alone[name].params] == [(it.name, it.opts) for it in command.params]
+    for word in ("", "--help", "trian"):
+        assert command_line.app_of(word) is kilobatch.app
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from recipes.schema import Recipe
 _WIDTH, _LEFT, _RIGHT = 720, 64, 12  # pixels
 _NUM_POINTS = 652  # of a curve: about one for each pixel
 _RATE_HEIGHT, _STEP_HEIGHT, _HEAD, _GAP, _FOOT = 150, 48, 24, 14, 30
+_STRAIGHT = 0.25  # pixels by which a point may lie beside the line that stands for it
 
 _Value = Callable[[float], float]
 
@@ -97,19 +98,16 @@ def _plateaus(values: Sequence[float]) -> list[tuple[int, int]]:
 def _line(heights: Sequence[float], width: float) -> str:
     """A path through evenly spaced points, without those on a straight line between their neighbours."""
     points = [(width * index / (len(heights) - 1), height) for index, height in enumerate(heights)]
-    kept = [points[0]]
-    start = 0
-    for index in range(2, len(points)):
-        if not _straight(points[start : index + 1]):
-            start = index - 1
-            kept.append(points[start])
+    kept, lowest, highest = [points[0]], -math.inf, math.inf  # slopes that pass all points since the last one kept
+    for before, (x, y) in pairwise(points[1:]):
+        x_0, y_0 = kept[-1]
+        lowest = max(lowest, (before[1] - _STRAIGHT - y_0) / (before[0] - x_0))
+        highest = min(highest, (before[1] + _STRAIGHT - y_0) / (before[0] - x_0))
+        if not lowest < (y - y_0) / (x - x_0) < highest:
+            kept.append(before)
+            lowest, highest = -math.inf, math.inf
     kept.append(points[-1])
     return "M" + "L".join(f"{across:.1f} {down:.1f}" for across, down in kept)
-
-
-def _straight(points: Sequence[tuple[float, float]]) -> bool:
-    (x_0, y_0), (x_1, y_1) = points[0], points[-1]
-    return all(abs(y_0 + (y_1 - y_0) * (x - x_0) / (x_1 - x_0) - y) < 0.25 for x, y in points[1:-1])
 
 
 def _epoch_axis(end: float, top: float) -> Iterator[str]:

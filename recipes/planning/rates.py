@@ -11,7 +11,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import Any
 
-from lr_schedules import Joined, Product, linear_scaling, no_scaling, power_scaling, sqrt_scaling
+from lr_schedules import Product, linear_scaling, no_scaling, power_scaling, sqrt_scaling
 from lr_schedules.units import Schedule
 from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
@@ -35,8 +35,10 @@ def learning_rate_at(recipe: Recipe, epoch: float) -> float:
     warmup as `joins` says; t' is t, or the last multiple of `every`.
     """
     formula = recipe.learning_rate
-    shape = _shape(formula)
-    return full_rate_at(recipe, epoch) * _factor_at(lambda time: shape(_read_at(formula, time)), recipe, epoch)
+    shape = formula.shape
+    if formula.every != "update":
+        return full_rate_at(recipe, epoch) * _factor_at(lambda time: shape(_read_at(formula, time)), recipe, epoch)
+    return full_rate_at(recipe, epoch) * _factor_at(shape, recipe, epoch)
 
 
 def full_rate_at(recipe: Recipe, epoch: float) -> float:
@@ -141,12 +143,6 @@ def _factor_at(schedule: Schedule, recipe: Recipe, epoch: float) -> float:
         if epoch < recipe.epochs:
             raise
         return schedule(recipe.epochs * _JUST_BEFORE)
-
-
-def _shape(formula: LearningRate) -> Schedule:
-    if formula.warmup is None:
-        return formula.schedule
-    return Joined(warmup=formula.warmup.shape, schedule=formula.schedule, joins=formula.warmup.joins)
 
 
 def first_step_of(schedule: Schedule) -> float:

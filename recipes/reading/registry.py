@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
-from importlib.metadata import entry_points
+import sys
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 
 from recipes.errors import InputRefused, Problem, RecipeError, nearest, refuse_unreachable
@@ -191,6 +193,16 @@ def shown(path: Path) -> str:
         digest, *parts = path.relative_to(packs).parts or ("",)
         return "/".join([f"{SHOWN_PACK}{digest[:12]}", *parts])
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def entry_points(*, group: str) -> Iterable[metadata.EntryPoint]:
+    """Those of installed packages. Looking through these takes 10 ms, so it is done once while Python's path stays."""
+    return _all_entry_points(tuple(sys.path)).select(group=group)
+
+
+@lru_cache(maxsize=1)
+def _all_entry_points(path: tuple[str, ...]) -> metadata.EntryPoints:
+    return metadata.entry_points()
 
 
 def _some(kind: str, name: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal
 
-from lr_schedules import BatchRamp, Constant
+from lr_schedules import BatchRamp, Constant, Joined
 from lr_schedules.units import Epochs, Schedule
 from recipes.arguments import younger
 from recipes.schema.vocabulary import Component
@@ -168,6 +169,13 @@ class LearningRate:
         in_range = isinstance(self.rule, str) or 0 <= self.rule <= 2
         require(in_range, f"LearningRate.rule must be linear, sqrt, none or a power from 0 to 2, got {self.rule}")
         require(self.every == "update" or self.every > 0, f"LearningRate.every must be above 0, got {self.every}")
+
+    @cached_property
+    def shape(self) -> Schedule:
+        """The factor over time, with the warmup; a rate is asked for at thousands of positions."""
+        if self.warmup is None:
+            return self.schedule
+        return Joined(warmup=self.warmup.shape, schedule=self.schedule, joins=self.warmup.joins)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Annotated, Any
 
 import typer
@@ -104,12 +105,27 @@ def _open_streams() -> Iterator[None]:
         sys.stdout.flush()
 
 
+def app_of(word: str) -> typer.Typer:
+    """The command line with the command of this name alone, if there is one: building all takes 0.1 s."""
+    commands = [it for it in app.registered_commands if _name(it).split()[0] == word]
+    groups = [it for it in app.registered_groups if it.name == word]
+    if not (commands or groups):
+        return app
+    alone = copy(app)
+    alone.registered_commands, alone.registered_groups = commands, groups
+    return alone
+
+
+def _name(command: Any) -> str:
+    return command.name or command.callback.__name__.replace("_", "-")
+
+
 def main() -> None:
     """Runs the command line."""
     atexit.register(gc.freeze)  # skips the garbage collection at exit, which would take 0.2 s
     try:
         with _open_streams():
-            app(prog_name="kilobatch")
+            app_of(next(iter(sys.argv[1:]), ""))(prog_name="kilobatch")
     except (ModuleNotFoundError, OSError, ValueError) as error:
         from trainers.runs.errors import exit_on_error
 

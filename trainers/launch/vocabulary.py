@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from lr_schedules import shapes
 from recipes.errors import InputRefused
+from recipes.reading.registry import entry_points
 from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
 from trainers.datasets.own_data import is_own_data, reader_methods
 
@@ -176,7 +177,7 @@ class _Group(Mapping[str, type]):
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
-        """The names of other packages; found once, because looking through all packages takes a millisecond."""
+        """The names of other packages."""
         found = entry_points(group=f"kilobatch.{self.name}")
         return {entry.name: entry for entry in reversed(list(found))}  # of two with one name the first counts
 
