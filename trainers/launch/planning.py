@@ -375,12 +375,17 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
     Args:
         grow: a cluster with fewer workers than the run had is of as many.
     Raises:
-        InputRefused: the run has too few updates, or trained another model.
+        InputRefused: the run has too few updates, or trained another model, or its files are not as a run writes them.
     """
-    model, of_run = opened.tree["model"]["kind"], run.recipe.get("model", {}).get("kind")
+    model = opened.tree["model"]["kind"]
+    try:
+        of_run = run.recipe["model"]["kind"]
+        rates = tuple(rates_of(run, opened)) if of_run == model else ()
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a stranger's files
+        what = f"run.yaml or metrics.jsonl is not as a run writes it ({type(error).__name__}: {error})"
+        raise InputRefused(f"--from {run.folder}: {what}; name another run") from error
     if model != of_run:
         raise InputRefused(f"--from {run.folder}: a run of {of_run}, and the recipe's model is {model}")
-    rates = tuple(rates_of(run, opened))
     if not rates:
         what = f"fewer than {_FEWEST_UPDATES} updates of one batch on its last number of workers"
         raise InputRefused(f"--from {run.folder}: {what}; let it run longer, or name another run")
