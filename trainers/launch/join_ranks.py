@@ -31,6 +31,7 @@ from trainers.runs.run_folder import (
     CHECKPOINTS,
     METRICS,
     REPORT,
+    RUN,
     FolderRefused,
     checkpoints_in,
     claimed,
@@ -288,6 +289,10 @@ def _checked_together(
                     )
                     folder = folder if request.out is not None else claimed(folder)
                 held = lock_folder(folder) if alone else None
+                if held and not request.resume and any((folder / name).exists() for name in (RUN, METRICS)):
+                    held.close()
+                    what = f"another run was trained in {folder} since this one began to start"
+                    raise FolderRefused(f"{what}; add --resume to go on with it, or choose another --out")
                 if not checked:
                     (folder / STOP_FILE).unlink(missing_ok=True)
                 clear_heartbeats(folder)

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -153,6 +154,16 @@ def test_a_folder_in_place_of_a_runs_file_is_refused(ramp, tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(FolderRefused, match=f"{name} .*start anew|{name} .*another --out"):
         check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+
+
+def test_a_run_that_another_start_trained_meanwhile_is_not_trained_over(tmp_path):
+    alone = SimpleNamespace(rank=0, size=1, bcast=lambda value, root: value)
+    request = TrainRequest(recipe="digits/ramp", out=tmp_path)
+    *_, held, _ = join_ranks._checked_together(request, alone, checked=True, alone=True)
+    held.close()
+    (tmp_path / "metrics.jsonl").write_text(STOP + "\n")
+    with pytest.raises(FolderRefused, match=f"another run was trained in {tmp_path} since .* --resume"):
+        join_ranks._checked_together(request, alone, checked=True, alone=True)
 
 
 def test_a_recipe_with_a_number_as_key_differs(ramp, tmp_path):
