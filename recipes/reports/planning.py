@@ -137,7 +137,7 @@ def outcome(run: Run) -> Markup:
 
 def _outcome(run: Run, forecast: dict[str, Any]) -> Markup:
     rows = [row for segment in forecast["segments"] for row in _outcome_rows(run, segment)]
-    if run.outcome == "success":
+    if run.outcome == "success" and len(run.sessions) < 2:  # else it was planned on the last number of workers alone
         was, now = forecast["seconds"], run.seconds
         rows.append(("the run", duration(was), duration(now), _ratio(was, now)))
     low, high = forecast["range_seconds"]
@@ -149,9 +149,10 @@ def _outcome(run: Run, forecast: dict[str, Any]) -> Markup:
 
 
 def _outcome_rows(run: Run, segment: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """An update of one stage and its parts, medians over the updates that were made; none where none was."""
+    """An update of one stage and its parts, medians over those on the last number of workers; none where none was."""
     ends = [s["update"] for s in run.plan["forecast"]["segments"] if s["update"] > segment["update"]]
-    within = (run.updates.update >= segment["update"]) & (run.updates.update < min(ends, default=np.inf))
+    start = max(segment["update"], run.first_of_last_workers)
+    within = (run.updates.update >= start) & (run.updates.update < min(ends, default=np.inf))
     if not within.any():
         return []
     stage = f"from update {segment['update']:,}: " if len(run.plan["forecast"]["segments"]) > 1 else ""
@@ -159,9 +160,10 @@ def _outcome_rows(run: Run, segment: dict[str, Any]) -> list[tuple[str, str, str
     if len(run.phases) == len(run.updates):
         median = dict(zip(PHASES, np.median(run.phases.seconds[within], axis=0), strict=True))
         own = sum(float(median[name]) for name in ("input", "forward", "backward", "optimizer"))
+        exchange = float(np.median(run.phases.exchange_seconds[within]))
         pairs += [
             ("computing, with input", segment["compute"] + segment["waiting_for_input"], own),
-            ("communication, hidden or not", segment["communication"], float(np.median(run.phases.exchange_seconds))),
+            ("communication, hidden or not", segment["communication"], exchange),
             ("communication that is not hidden", segment["exposed"], float(median["exposed"])),
             ("waiting for others", segment["straggling"] + segment["coordination"], float(median["waiting"])),
         ]

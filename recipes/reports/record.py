@@ -316,6 +316,11 @@ class Run:
         known = isinstance(num_train, int) and num_train > 0
         return float(last + self.updates.global_batch_size[-1] / num_train) if known else float(last)
 
+    @property
+    def first_of_last_workers(self) -> int:
+        """First update of the last of `sessions`, on whose workers `plan` is; 0 where that is not known."""
+        return self.sessions[-1][0] if self.sessions else 0
+
     @cached_property
     def best(self) -> int | None:
         """Index of the evaluation with the best accuracy (the first of equals), None without any."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused, nearest
+from recipes.errors import InputRefused, nearest, refuse_unreachable
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import number_of, read_metrics
@@ -74,6 +74,7 @@ class Run:
 
     folder: Path
 
+    @refuse_unreachable()
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))  # a text from a notebook
         require_run(self.folder)
@@ -256,8 +257,11 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
     return Run(folder)
 
 
+@refuse_unreachable()
 def runs(folder: str | Path = "runs") -> list[Run]:
     """The runs in a folder and below it, those that began first first.
+
+    One that another process removes meanwhile may be left out.
 
     Raises:
         InputRefused: there is no such folder.
@@ -266,7 +270,11 @@ def runs(folder: str | Path = "runs") -> list[Run]:
         what = "is a file, not a folder" if Path(folder).is_file() else "is no folder"
         raise InputRefused(f"{folder} {what}; name one that holds runs")
     found = [Path(parent) for parent, _, names in os.walk(folder) if {RECIPE, METRICS} <= {*names}]
-    return [Run(path) for path in sorted(found, key=_began)]
+    there = []
+    for path in sorted(found, key=_began):
+        with suppress(InputRefused):  # removed meanwhile
+            there.append(Run(path))
+    return there
 
 
 def facts_or_damage(run: Run) -> dict[str, Any]:
@@ -284,11 +292,11 @@ def _damage(run: Run, error: Exception) -> str:
 
 
 def _bytes_in(folder: Path) -> int:
-    """The size of the files in a folder; those that a running run renames or removes meanwhile may be left out."""
+    """The size of the files in a folder; without those that cannot be found, or are removed meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 total += Path(parent, name).stat().st_size
     return total
 
@@ -297,11 +305,11 @@ def _began(folder: Path) -> tuple[float, list[str | int]]:
     """When a run began, and its path with the numbers in it as numbers: all branches of a run began when it did."""
     parts = re.split("([0-9]+)", str(folder))
     path = [int(part) if index % 2 else part for index, part in enumerate(parts)]
-    with (folder / METRICS).open(encoding="utf-8") as file:
-        try:
+    try:
+        with (folder / METRICS).open(encoding="utf-8") as file:
             return float(json.loads(file.readline())["time_ms"]), path
-        except (ValueError, LookupError, TypeError):
-            return math.inf, path
+    except (OSError, OverflowError, RecursionError, ValueError, LookupError, TypeError):  # a stranger's, or removed
+        return math.inf, path
 
 
 def _opened(recipe: OpenRecipe | str) -> OpenRecipe:

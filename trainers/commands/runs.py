@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from recipes.errors import refuse_unreachable
 from trainers.commands.options import OPTIONS_OF_GROUPS, AllowCode, Data, Json, print_json
 
 app = typer.Typer(help="List, show and remove runs.", **OPTIONS_OF_GROUPS)
@@ -126,6 +127,7 @@ def _for_people(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 @app.command()
+@refuse_unreachable()
 def show(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     as_json: Json = False,
@@ -145,6 +147,7 @@ def show(
 
 
 @app.command("rm")
+@refuse_unreachable()
 def remove(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -174,7 +177,7 @@ def remove(
 
 def _folders(name: str) -> list[Path]:
     """The folder of a run, or those of all runs in a pack."""
-    from recipes.errors import InputRefused, refuse_unreachable
+    from recipes.errors import InputRefused
     from recipes.reading.registry import path_of_pack
     from recipes.reports.wording import counted
     from trainers.commands.python_api import runs

@@ -163,8 +163,12 @@ class Branches:
             for part in parts:
                 part |= {name: tuple(part[name]) for name in ("accuracies", "folders")}
                 part["losses"] = tuple(math.inf if loss is None else loss for loss in part["losses"])
-            return cls(**tree, branches=tuple(Branch(**part) for part in parts))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            made = cls(**tree, branches=tuple(Branch(**part) for part in parts))
+            _ = Path(made.run).resolve(), made.measured  # fail on what is no path or number, or is missing
+            if not all(map(math.isfinite, (made.update, made.epoch, made.samples, made.batch, made.window_samples))):
+                raise ValueError("a position is not finite")
+            return made
+        except (OSError, ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InputRefused(f"{folder / BRANCHES} is not as `kilobatch branch` writes it: {error}") from error
 
     def write(self, folder: Path) -> None:

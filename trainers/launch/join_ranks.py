@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
 
 from recipes.errors import InputRefused, printable, refuse_unreachable
 from recipes.planning.planner import Plan
+from recipes.reports.record import RunError, evaluations_of, number_of, read_metrics, updates_of
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import (
@@ -31,6 +31,8 @@ from trainers.runs.run_folder import (
     CHECKPOINTS,
     METRICS,
     REPORT,
+    RUN,
+    FolderRefused,
     checkpoints_in,
     claimed,
     dataset_facts,
@@ -54,11 +56,18 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
 
     Raises:
         FolderRefused: it is not empty, holds a run of another recipe, or one that ended in numbers that are not finite
-            and whose own code and data are unchanged.
+            and whose own code and data are unchanged; or its metrics cannot be read.
         IdentityChanged: own code or data are not those of the run, and that was not accepted.
         ExactRefused: in exact mode, it holds one that was trained elsewhere or otherwise.
     """
     require_usable(folder, resume=request.resume)
+    try:
+        (folder / METRICS).open("rb").close()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        what = f"{folder / METRICS} cannot be read: {error.strerror}"
+        raise FolderRefused(f"{what}; put the run's own file there, or choose another --out") from error
     require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
     if request.resume and request.exact:
         require_same_machine(folder)
@@ -80,11 +89,19 @@ def nothing_left(folder: Path, prepared: Prepared) -> str:
 def _ending(folder: Path, prepared: Prepared) -> str:
     """How a run ended, in words, if nothing is left of it to train; else empty."""
     from trainers.runs.checkpoint import checkpoint_name, newest_checkpoint  # and Chainer
-    from trainers.runs.progress import Tail  # and Rich
 
-    with closing(Tail(folder / METRICS)) as tail:
-        lines = tail.lines(ended=True)
-    if not lines or lines[-1]["key"] != "run_stop" or lines[-1].get("value") != "success":
+    path = folder / METRICS
+    try:
+        numbered = read_metrics(path, all_updates=False)
+        updates_of(path, numbered)
+        evaluations_of(path, numbered)
+        for number, line in numbered:
+            for name in {"update", "epoch"} & line.keys():
+                number_of(path, number, line, name)
+    except RunError:  # missing or damaged: the run goes on, and warns of it
+        return ""
+    lines = [line for _, line in numbered]
+    if not lines or lines[-1]["key"] != "run_stop" or lines[-1]["value"] != "success":
         return ""
     timeline = prepared.plan.timeline
     state = RunState(total_updates=timeline.num_updates, total_samples=None, num_train=timeline.num_train)
@@ -272,6 +289,10 @@ def _checked_together(
                     )
                     folder = folder if request.out is not None else claimed(folder)
                 held = lock_folder(folder) if alone else None
+                if held and not request.resume and any((folder / name).exists() for name in (RUN, METRICS)):
+                    held.close()
+                    what = f"another run was trained in {folder} since this one began to start"
+                    raise FolderRefused(f"{what}; add --resume to go on with it, or choose another --out")
                 if not checked:
                     (folder / STOP_FILE).unlink(missing_ok=True)
                 clear_heartbeats(folder)

@@ -375,14 +375,20 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
     Args:
         grow: a cluster with fewer workers than the run had is of as many.
     Raises:
-        InputRefused: the run has too few updates, or trained another model.
+        InputRefused: the run has too few updates, or trained another model, or its files are not as a run writes them.
     """
-    model, of_run = opened.tree["model"]["kind"], run.recipe.get("model", {}).get("kind")
+    model = opened.tree["model"]["kind"]
+    try:
+        of_run = run.recipe["model"]["kind"]
+        rates = tuple(rates_of(run, opened)) if of_run == model else ()
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a stranger's files
+        what = f"run.yaml or metrics.jsonl is not as a run writes it ({type(error).__name__}: {error})"
+        raise InputRefused(f"--from {run.folder}: {what}; name another run") from error
     if model != of_run:
         raise InputRefused(f"--from {run.folder}: a run of {of_run}, and the recipe's model is {model}")
-    rates = tuple(rates_of(run, opened))
     if not rates:
-        raise InputRefused(f"--from {run.folder}: fewer than {_FEWEST_UPDATES} updates of one batch; let it run longer")
+        what = f"fewer than {_FEWEST_UPDATES} updates of one batch on its last number of workers"
+        raise InputRefused(f"--from {run.folder}: {what}; let it run longer, or name another run")
     workers = max(rate.devices for rate in rates)
     if workers > cluster.num_workers and grow:
         cluster = replace(cluster, workers_per_node=workers)
@@ -401,14 +407,15 @@ def learned(cluster: Cluster, run: Run, opened: OpenedRecipe, *, grow: bool) -> 
 
 
 def rates_of(run: Run, opened: OpenedRecipe, *, fewest_updates: int = _FEWEST_UPDATES) -> Iterator[Rate]:
-    """The rate of each stage of a run that has so many updates after its first."""
+    """The rate of each stage of a run that has so many updates after its first, on the last number of workers."""
     model, sides, workers = kind_of(opened.recipe.model), sides_by_size(opened.recipe), run.plan.get("workers")
     segments = run.plan.get("segments")
     if not isinstance(workers, int) or not isinstance(segments, list):
         return
     for segment in segments:
         first, count = segment["update"], segment["num_updates"]
-        within = (run.updates.update > first) & (run.updates.update < first + count)  # the first one compiles and warms
+        start = max(first, run.first_of_last_workers)  # this update compiles and warms
+        within = (run.updates.update > start) & (run.updates.update < first + count)
         if within.sum() < fewest_updates:
             continue
         seconds = float(np.median(run.updates.update_seconds[within]))
@@ -421,17 +428,17 @@ def rates_of(run: Run, opened: OpenedRecipe, *, fewest_updates: int = _FEWEST_UP
             accumulation_steps=segment["accumulation_steps"],
             devices=workers,
             samples_per_second=workers * segment["micro_batch_size"] * segment["accumulation_steps"] / seconds,
-            backward_share=_backward_share(run),
+            backward_share=_backward_share(run, within),
             basis="probe",
             source=f"median of {int(within.sum())} updates of the run {run.folder}",
         )
 
 
-def _backward_share(run: Run) -> float | None:
-    """Of all work of an update, of which a micro-batch is one of several; None where the phases were not measured."""
-    if not len(run.phases):
+def _backward_share(run: Run, within: np.ndarray) -> float | None:
+    """Of all work of some updates, each of several micro-batches; None where the phases were not measured."""
+    if len(run.phases) != len(run.updates):
         return None
-    median = dict(zip(PHASES, np.median(run.phases.seconds, axis=0), strict=True))
+    median = dict(zip(PHASES, np.median(run.phases.seconds[within], axis=0), strict=True))
     own = sum(median[name] for name in ("input", "forward", "backward", "optimizer"))
     return float(f"{median['backward'] / own:.3g}") if median["backward"] > 0 else None
 

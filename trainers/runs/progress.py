@@ -130,7 +130,7 @@ class Tail:
             if (state.st_ino, state.st_size) == self._ignored:
                 return False
             self._file = self._path.open("rb")
-        except FileNotFoundError:
+        except OSError:
             return False
         self._ignored, self._rest = (state.st_ino, state.st_size), b""
         return True
@@ -140,7 +140,7 @@ def _line(text: bytes) -> dict[str, Any] | None:
     """A parsed line of the metrics; None if it is damaged; the report warns of it."""
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     known = (
         isinstance(line, dict) and isinstance(line.get("key"), str) and isinstance(line.get("time_ms"), (int, float))

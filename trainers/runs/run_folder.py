@@ -203,7 +203,7 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
     try:
         before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
         ran, on = run_identity(before["recipe"]), before["dataset"]
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise FolderRefused(f"{folder / RUN} is damaged, {lost}") from error
     changed = differences(ran, run_identity(recipe))
     changed += [f"dataset: {line}" for line in differences(on, dataset)]
@@ -224,7 +224,7 @@ def _last_if_diverged(folder: Path) -> dict[str, Any] | None:
     try:
         last = json.loads((folder / METRICS).read_bytes().splitlines()[-1])
         return last if last["key"] == "run_stop" and last["value"] == "failed" and last["cause"] in _FOREVER else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, RecursionError, ValueError, LookupError, TypeError):
         return None  # no run, an older one, or one that was killed
 
 
@@ -244,7 +244,7 @@ def require_another_end(folder: Path) -> None:
 def differences(before: Any, now: Any, path: str = "", *, where: tuple[str, str] = ("in the run", "now")) -> list[str]:
     """A line for every dotted path at which two trees differ, with both values and where each was found."""
     if isinstance(before, dict) and isinstance(now, dict):
-        keys = sorted(before.keys() | now.keys())
+        keys = sorted(before.keys() | now.keys(), key=str)
         inner = (differences(before.get(k), now.get(k), f"{path}.{k}" if path else k, where=where) for k in keys)
         return [line for lines in inner for line in lines]
     return [] if before == now else [f"{path}: {before!r} {where[0]}, {now!r} {where[1]}"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import typer
@@ -65,6 +66,39 @@ def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
     assert {*rows[str(run)]} == {*rows[str(whole)]}
     list_runs(run.parent)
     assert "damaged: metrics.jsonl:2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    ["[" * 100_000, '{"key": "run_start", "value": "r", "time_ms": 1%s}' % ("0" * 400), Path("none"), Path("loop")],
+    ids=["brackets", "time", "dangling", "loop"],
+)
+def test_a_run_whose_beginning_cannot_be_read_is_listed_beside_the_others(run, capsys, metrics):
+    whole = run.with_name("whole")
+    for folder in (run, whole):
+        folder.mkdir(exist_ok=True)
+        (folder / "recipe.yaml").touch()
+        (folder / "metrics.jsonl").write_text('{"key": "run_start", "value": "r", "time_ms": 1}\n')
+        (folder / "loop").symlink_to("loop")
+    (run / "metrics.jsonl").unlink()
+    if isinstance(metrics, Path):
+        (run / "metrics.jsonl").symlink_to(metrics)
+    else:
+        (run / "metrics.jsonl").write_text(metrics + "\n")
+    list_runs(run.parent, as_json=True)
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["run"], first["ended"]) == (str(whole), "no")
+    assert (second["run"], second["ended"][:8]) == (str(run), "damaged:")
+    show(whole)
+    assert "ended: no" in capsys.readouterr().out
+
+
+def test_a_run_that_is_removed_while_runs_are_listed_is_left_out(run, capsys):
+    (run / "metrics.jsonl").touch()
+    (run / "recipe.yaml").unlink()
+    (run / "recipe.yaml").symlink_to("removed")  # seen in the folder, and not there
+    list_runs(run.parent)
+    assert capsys.readouterr().out.startswith("no runs in ")
 
 
 @pytest.mark.parametrize(("epoch", "value"), [("1", '"high"'), ('"one"', "0.5"), ("1", "1" + "0" * 400)])

@@ -72,9 +72,29 @@ def test_branches_are_read_as_they_were_written(tmp_path):
     result = branches([[0.5, 0.6], [math.inf, 0.5]])
     result.write(tmp_path)
     assert Branches.read(tmp_path) == result
-    (tmp_path / "branches.json").write_text("{}")
-    with pytest.raises(InputRefused, match=r"branches.json is not as `kilobatch branch` writes it"):
-        Branches.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_branch"),
+    [
+        *(({"branches": value}, {}) for value in ([], [5])),
+        *(({"run": value}, {}) for value in (5, "a\0b")),
+        *(({"epoch": value}, {}) for value in ("x", [1], math.nan)),
+        ({"epsilon": "x"}, {}),
+        *(({}, {"losses": value}) for value in ([], ["a"], [10**400])),
+        *(({}, {"batch": value}) for value in ("x", 10**400)),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_branches_that_no_command_wrote_are_refused(tmp_path, changes, of_branch):
+    branches([[0.5, 0.6], [0.5]]).write(tmp_path)
+    file = tmp_path / "branches.json"
+    tree = json.loads(file.read_text())
+    tree["branches"][-1] |= of_branch
+    for text in (json.dumps(tree | changes), "{}", "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(InputRefused, match=r"branches.json is not as `kilobatch branch` writes it"):
+            Branches.read(tmp_path)
 
 
 def test_next_commands_work_for_folders_with_spaces_and_name_the_data(tmp_path, monkeypatch):

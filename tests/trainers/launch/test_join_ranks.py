@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from trainers.launch import join_ranks
 from trainers.launch.join_ranks import check_folder
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.identity import IdentityChanged, identity_of
-from trainers.runs.run_folder import FolderRefused, dataset_facts
+from trainers.runs.run_folder import FolderRefused, dataset_facts, require_another_end
 
 pytestmark = pytest.mark.mpi
 TRAIN = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--fast", "-n", "2", "--set", "model.width=4"]
@@ -111,3 +112,62 @@ def test_a_run_that_diverged_goes_on_only_with_other_data_that_were_accepted(tmp
         (tmp_path / "identity.json").write_text(json.dumps(identity))
         with pytest.raises(refusal, match="the loss is nan|accept-changed data") if refusal else nullcontext():
             check_folder(request, tmp_path, prepared)
+
+
+STOP = '{"key": "run_stop", "value": "success", "time_ms": 3, "update": 1, "epoch": 0.5}'
+UPDATE = {"update": 0, "epoch": 0, "samples": 0, "learning_rate": 1, "momentum": 0, "global_batch_size": 8}
+UPDATE = json.dumps({"key": "train_loss", "value": 1.0, "time_ms": 1, "update_seconds": 0.1, **UPDATE})
+
+
+@pytest.fixture(scope="module")
+def ramp():
+    return prepare(TrainRequest(recipe="digits/ramp"), workers=1)
+
+
+@pytest.mark.parametrize(
+    ("line", "ends"),
+    [
+        ('{"key": "eval_accuracy", "value": 0.5, "time_ms": 2, "update": 1, "epoch": 0.5, "samples": 8}', True),
+        ('{"key":"train_loss","value":1,"time_ms":1}', True),  # of the end only the last update tells
+        ('{"key": "eval_accuracy", "value": 0.5, "time_ms": 2, "update": 1}', False),
+        ('{"key": "eval_loss", "value": 0.5, "time_ms": 2, "epoch": "x"}', False),
+        ('{"key": "eval_accuracy", "value": "x", "time_ms": 2, "update": 1, "epoch": 0.5, "samples": 8}', False),
+        ('{"key": "eval_accuracy", "value": 1%s, "time_ms": 2, "update": 1, "epoch": 1}' % ("0" * 400), False),
+        ('{"key": "run_stop", "value": "stopped", "time_ms": 2, "update": "x", "epoch": []}', False),
+        ("[" * 100_000, False),
+    ],
+    ids=["whole", "update", "no epoch", "epoch a text", "accuracy a text", "accuracy huge", "earlier end", "brackets"],
+)
+def test_a_run_with_a_damaged_line_has_its_end_or_goes_on(ramp, tmp_path, monkeypatch, line, ends):
+    whole = (tmp_path / "checkpoints" / "update-000001", [])
+    monkeypatch.setattr("trainers.runs.checkpoint.newest_checkpoint", lambda folder: whole)
+    (tmp_path / "metrics.jsonl").write_text("\n".join([line, UPDATE, STOP, ""]))
+    assert ("which has ended" in join_ranks.nothing_left(tmp_path, ramp)) == ends
+    (tmp_path / "metrics.jsonl").write_text("\n".join([line, ""]))
+    require_another_end(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.yaml"])
+def test_a_folder_in_place_of_a_runs_file_is_refused(ramp, tmp_path, name):
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    with pytest.raises(FolderRefused, match=f"{name} .*start anew|{name} .*another --out"):
+        check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+
+
+def test_a_run_that_another_start_trained_meanwhile_is_not_trained_over(tmp_path):
+    alone = SimpleNamespace(rank=0, size=1, bcast=lambda value, root: value)
+    request = TrainRequest(recipe="digits/ramp", out=tmp_path)
+    *_, held, _ = join_ranks._checked_together(request, alone, checked=True, alone=True)
+    held.close()
+    (tmp_path / "metrics.jsonl").write_text(STOP + "\n")
+    with pytest.raises(FolderRefused, match=f"another run was trained in {tmp_path} since .* --resume"):
+        join_ranks._checked_together(request, alone, checked=True, alone=True)
+
+
+def test_a_recipe_with_a_number_as_key_differs(ramp, tmp_path):
+    record = {"recipe": {**ramp.opened.tree, 5: 6}, "dataset": dataset_facts(ramp.opened.dataset)}
+    (tmp_path / "run.yaml").write_text(block_text(record))
+    with pytest.raises(FolderRefused, match="another recipe; 5: 6 in the run, None now"):
+        check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)

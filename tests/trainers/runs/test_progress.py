@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from rich.console import Console
 
-from trainers.runs.progress import Screen, follow
+from trainers.runs.progress import Screen, Tail, follow
 from trainers.runs.run_folder import session_starts
 
 WRITE = """
@@ -129,6 +130,14 @@ def test_last_line_without_a_newline_is_shown_and_half_a_line_is_not(played):
     assert "finished" in played(six_updates(), end="")[0]
     text, _ = played([train(0), *evaluated(1, 0.5)], end='\n{"key": "run_st')
     assert shown_updates(text) == [1, 1]
+
+
+def test_a_line_of_brackets_is_passed_over_and_a_link_to_itself_is_no_file(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("[" * 100_000 + "\n" + json.dumps(train(0)) + "\n")
+    with closing(Tail(tmp_path / "metrics.jsonl")) as tail:
+        assert tail.lines() == [train(0)]
+    (tmp_path / "loop").symlink_to("loop")
+    assert Tail(tmp_path / "loop").lines() == []
 
 
 def test_process_that_writes_nothing_is_followed_to_its_end_and_its_exit_code_returned(played):

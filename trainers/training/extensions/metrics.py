@@ -43,6 +43,9 @@ class JsonLines:
 class Metrics(Extension):
     """Writes a line an update; other extensions write theirs through `write`.
 
+    The times of a session's lines are the wall clock's at its start and the seconds since: a clock that is set while
+    the run trains changes no duration.
+
     Bytes on the wire: those of `ranks` and, after each epoch, of `memory`.
 
     Args:
@@ -73,6 +76,7 @@ class Metrics(Extension):
         self._unwritten: list[UpdateSeconds] = []
         self._reached: dict[str, Any] = {}
         self._last = time.perf_counter()
+        self._zero = time.time() - self._last  # wall time at 0 of `perf_counter`
 
     def initialize(self, trainer: Trainer) -> None:
         """Start the clock of the first update."""
@@ -108,7 +112,8 @@ class Metrics(Extension):
 
     def write(self, key: str, value: Any, **more: Any) -> None:
         """Append a line; `value` and `more` are plain data."""
-        line = {"key": key, "value": value, "time_ms": round(time.time() * 1000), **more}
+        now = self._zero + time.perf_counter()
+        line = {"key": key, "value": value, "time_ms": round(now * 1000), **more}
         self._lines.write(line)
         for observe in self.observers if self.writes else ():
             observe(line)

@@ -1,0 +1,98 @@
+"""What a run's folder teaches the planner, and what a stranger's folder cannot."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.errors import InputRefused
+from recipes.planning.phase_times import PHASES
+from recipes.reading.open import open_cluster, open_recipe
+from recipes.reports.planning import outcome
+from recipes.reports.record import open_run
+from trainers.launch.planning import learned, rates_of
+from trainers.launch.vocabulary import vocabulary
+
+SEGMENT = {"update": 0, "num_updates": 40, "image_size": None, "micro_batch_size": 32, "accumulation_steps": 4}
+PARTS = ("compute", "waiting_for_input", "communication", "exposed", "straggling", "coordination")
+FORECAST = {
+    "seconds": 8.0,
+    "range_seconds": [7.0, 9.0],
+    "rests_on": [],
+    "segments": [{"update": 0, "seconds_per_update": 0.1, **dict.fromkeys(PARTS, 0.1)}],
+}
+
+
+def write_run(
+    folder: Path,
+    *,
+    seconds: Sequence[float] = (0.1,) * 7,
+    starts: Mapping = {0: 1},
+    model: object = None,
+    **plan: object,
+) -> Path:
+    """A run whose updates took so long; `starts` has the first update and the workers of each session."""
+    folder.mkdir()
+    plan = {"workers": [*starts.values()][-1], "segments": [SEGMENT], "forecast": FORECAST} | plan
+    recipe = {"model": {"kind": "SmallResNet"} if model is None else model}
+    (folder / "run.yaml").write_text(yaml.safe_dump({"recipe": recipe, "plan": plan, "dataset": {}, "origins": {}}))
+    (folder / "environment.json").write_text("{}")
+    lines, momentum = [], {"learning_rate": 0.1, "momentum": 0.9}
+    for update, each in enumerate(seconds):
+        if update in starts:
+            start = {"update": update, "workers": starts[update]}
+            lines.append({"key": "run_start", "value": "digits-baseline", "time_ms": update, **start})
+        place = {"update": update, "epoch": update / 10, "samples": 128 * update, "global_batch_size": 128}
+        phases = {f"{name}_seconds": each / 4 for name in PHASES} | {"exchange_seconds": each / 2}
+        line = {"key": "train_loss", "value": 1.0, "time_ms": update, "update_seconds": each}
+        lines.append(line | place | phases | momentum)
+    lines.append({"key": "run_stop", "value": "success", "time_ms": len(seconds)})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def baseline():
+    return open_recipe("digits/baseline", vocabulary=vocabulary())
+
+
+def test_a_rate_is_of_the_updates_that_the_last_number_of_workers_made(baseline, tmp_path: Path) -> None:
+    resumed = write_run(tmp_path / "run", seconds=[0.4] * 20 + [1.0] + [0.1] * 6, starts={0: 1, 20: 2})
+    (rate,) = rates_of(open_run(resumed), baseline)
+    assert rate.devices == 2
+    assert rate.samples_per_second == pytest.approx(2 * 128 / 0.1)
+    assert "median of 6 updates" in rate.source
+    short = write_run(tmp_path / "short", seconds=[0.4] * 20 + [0.1] * 5, starts={0: 1, 20: 2})
+    assert not [*rates_of(open_run(short), baseline)]
+
+
+def test_an_outcome_is_of_the_updates_that_the_last_number_of_workers_made(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run", seconds=[0.4] * 20 + [0.2] * 7, starts={0: 1, 20: 2}))
+    page = str(outcome(run))
+    assert "<td>100 ms</td><td>200 ms</td><td>2.00</td>" in page
+    assert "400 ms" not in page
+    assert "the run</t" not in page
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"segments": [5]},
+        {"segments": [{}]},
+        *({"segments": [SEGMENT | {name: "x"}]} for name in SEGMENT),
+        {"segments": [SEGMENT | {"image_size": [1]}]},
+        {"segments": [SEGMENT | {"micro_batch_size": 0}]},
+        {"workers": 0},
+        {"seconds": [0.0] * 7},
+        {"model": 5},
+    ],
+    ids=str,
+)
+def test_a_run_whose_files_are_not_as_a_run_writes_them_teaches_nothing(
+    baseline, tmp_path: Path, changes: dict
+) -> None:
+    run = open_run(write_run(tmp_path / "run", **changes))
+    with pytest.raises(InputRefused, match=r"--from \S+/run: run.yaml or metrics.jsonl is not as a run writes it \("):
+        learned(open_cluster("laptop", vocabulary=vocabulary()), run, baseline, grow=True)
