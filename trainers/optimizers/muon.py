@@ -42,8 +42,8 @@ class Muon:
         iterations: of the polynomial, at least 1.
         scale: s, of a matrix with so many rows and columns: `rows`, sqrt(max(1, rows / columns)); `largest`,
             0.2 sqrt(max(rows, columns)), whose step is about as long as Adam's; `none`, 1.
-        others: patterns of paths of matrices that are not made orthogonal, by default the last layer: `fc`, or `fc6` of
-            the larger ResNets; of VGG16 and AlexNetBN that is the first linear layer as well.
+        others: patterns of paths of matrices that are not made orthogonal, each of which names one, by default the last
+            layer: `fc`, or `fc6` of the larger ResNets; of VGG16 and AlexNetBN that is the first linear layer as well.
         weight_decay: lambda, at least 0, times the rate.
         no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
@@ -77,6 +77,11 @@ class Muon:
         if self.scale not in ("rows", "largest", "none"):
             raise ValueError(f"Muon.scale must be rows, largest or none, got {self.scale!r}")
         require_weight_decay(self)
+
+    @property
+    def required_matrices(self) -> tuple[str, ...]:
+        """Patterns that must name a matrix of the model: `others`, but for the default, which is for any model."""
+        return () if self.others == type(self).others else self.others
 
     def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
         """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""
