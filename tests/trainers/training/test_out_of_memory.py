@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from recipes.reports.page import page_text
 from recipes.reports.record import open_run
+from trainers.runs.errors import EvaluationOutOfMemory
 from trainers.runs.memory import is_out_of_memory
 from trainers.training.device import has_gpu
 from trainers.training.extensions.evaluation import score
@@ -247,8 +248,8 @@ def test_an_evaluation_goes_on_in_smaller_forwards_where_memory_runs_out(caplog)
     assert (found.accuracy, found.num_samples) == (expected.accuracy, 130)
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)
     assert caplog.messages[-1] == "memory ran out over 50 samples of the evaluation: 25 from here on"
-    with pytest.raises(MemoryError):  # whose bits would be others
+    with pytest.raises(EvaluationOutOfMemory, match=r"with 100 at a time, and fewer .* with --fast, start fewer"):
         scored(whole_forwards=True)
     net.most = 0
-    with pytest.raises(MemoryError):
+    with pytest.raises(EvaluationOutOfMemory, match=r"with 1 at a time\. Start .* The error: MemoryError: no room f"):
         scored()
