@@ -24,11 +24,11 @@ def younger(default: Any) -> Any:
     return field(default=default, metadata={"younger": True})
 
 
-def require_count(name: str, value: object, *, at_least: int = 1) -> None:
-    """Refuse what is not a whole number of at least `at_least`; a bool is no count, nor is 16.0.
+def require_count(name: str, value: object, *, at_least: int = 1, at_most: int | None = None) -> None:
+    """Refuse what is not a whole number from `at_least` to `at_most`; a bool is no count, nor is 16.0.
 
     Raises:
-        ValueError: `value` is no int or too small.
+        ValueError: `value` is no int, too small or too large.
 
     >>> require_count("SmallCNN.width", 0)
     Traceback (most recent call last):
@@ -36,6 +36,8 @@ def require_count(name: str, value: object, *, at_least: int = 1) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"{name} must be a whole number >= {at_least}, got {value!r}")
+    if at_most is not None and value > at_most:
+        raise ValueError(f"{name} must be at most {at_most:,}, got {value!r}")
 
 
 def require_buildable(name: str, *, weights: int, blocks: int = 0) -> None:

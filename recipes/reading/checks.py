@@ -58,7 +58,7 @@ def check_updater(reading: Reading, recipe: Recipe) -> None:
     if updater.local_steps is not None:
         path = ("updater", "local_steps")
         if not getattr(optimizer, "elementwise", True):
-            what = f"{kind} scales a layer's step by norms of the whole gradient, which no worker has"
+            what = f"{kind} computes a layer's step from all of its gradient, which no worker has"
             reading.refuse(path, what, "choose an optimizer such as MomentumSGD, or remove this")
         if updater.power_sgd_rank is not None:
             what = "sends no gradients, which power_sgd_rank compresses"

@@ -310,7 +310,8 @@ def _override(text: str, number: int, root: Node, within: str, source: OverrideS
     if keys[0] in ("extends", "kilobatch"):
         raise RecipeError([origin.problem(keys[0], "cannot be set", "give the other recipe instead")])
     column = len(text) - len(value.lstrip()) + 1
-    node = parse_yaml((value.strip() or "null").encode(), file=source, line=number, column=column)
+    data = (value.strip() or "null").encode()
+    node = parse_yaml(data, file=source, line=number, column=column, path=".".join(keys))
     node.origin = replace(node.origin, key_line=number, key_column=1)
     below: list[Node | None] = [root]
     for key in keys[:-1]:

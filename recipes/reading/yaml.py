@@ -66,13 +66,14 @@ class Node:
     origin: Origin
 
 
-def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1) -> Node:
+def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1, path: str = "") -> Node:
     """The one document of a YAML text.
 
     Args:
         data: UTF-8.
         file: for the origins.
         line, column: where the text begins.
+        path: of the value that the text is, with dots; empty for a whole file.
     Raises:
         RecipeError: not UTF-8 or not YAML, more than one document, a tag, a merge key, a key that is given twice or is
             no text, a control character, a number that is not finite or a whole one of more than 64 bits, an alias
@@ -101,7 +102,7 @@ def parse_yaml(data: bytes, *, file: str, line: int = 1, column: int = 1) -> Nod
         source.refuse(mark, what, "remove it, or write it as an escape in double quotes")
     if root is None:
         source.refuse(_Mark(0, 0), "the file is empty", "write `kilobatch: 1` and the keys of docs/recipes.md")
-    node = _Expansion(source).expand(root, None, frozenset())
+    node = _Expansion(source).expand(root, None, frozenset(), path)
     if source.problems:
         raise RecipeError(source.problems)
     return node

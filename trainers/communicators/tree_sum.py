@@ -90,6 +90,7 @@ class TreeSum:
         self._mpi, self._exchange = mpi, exchange or functools.partial(exchange_by_mpi, mpi)
         self._piece_bytes = piece_bytes
         self._blocks: list[_Block] = []
+        self._incomplete = False
         self._free: list[np.ndarray] = []  # arrays to use again, of blocks that were added to others
 
     @property
@@ -100,7 +101,11 @@ class TreeSum:
     def clear(self) -> None:
         """Drop all leaves: an update begins."""
         self._free += [block.values for block in self._blocks]
-        self._blocks = []
+        self._blocks, self._incomplete = [], False
+
+    def fail(self) -> None:
+        """Leaves of this worker will stay missing: until `clear`, no worker gets a sum."""
+        self._incomplete = True
 
     def add(self, leaf: int, values: np.ndarray, *, leaves: int = 1) -> None:
         """Add the array of a norm group, or the sum of some that are a node of the tree; its values are copied.
@@ -121,15 +126,22 @@ class TreeSum:
             summed[...] = values
         self._blocks.append(_Block(start=start, size=size, values=summed))
 
-    def total(self, out: np.ndarray) -> None:
-        """Write the sum over all groups to `out`, the same bits on all workers, who call this together."""
+    def total(self, out: np.ndarray) -> bool:
+        """Write the sum over all groups to `out`, the same bits on all workers, who call this together.
+
+        Returns:
+            whether it did; on all workers False where `fail` was called on any.
+        """
         with waiting_for_ranks():
-            spans = self._mpi.allgather(list(self.held))
-            num_leaves = max(stop for _, stop in chain(*spans))
-            step = max(1, self._piece_bytes // out.itemsize)
-            for start in range(0, len(out), step):
-                self._total_of(slice(start, start + step), out[start : start + step], spans, num_leaves)
+            spans = self._mpi.allgather(None if self._incomplete else list(self.held))
+            complete = None not in spans
+            if complete:
+                num_leaves = max(stop for _, stop in chain(*spans))
+                step = max(1, self._piece_bytes // out.itemsize)
+                for start in range(0, len(out), step):
+                    self._total_of(slice(start, start + step), out[start : start + step], spans, num_leaves)
         self.clear()
+        return complete
 
     def _total_of(self, piece: slice, out: np.ndarray, spans: list[list[Span]], num_leaves: int) -> None:
         workers, rank = self._mpi.size, self._mpi.rank

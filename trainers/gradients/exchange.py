@@ -135,6 +135,9 @@ class ExchangeHandle:
         """Around forward and backward of a micro-batch; does nothing, since gradients add up in `values`."""
         return contextlib.nullcontext()
 
+    def fail(self) -> None:
+        """Memory ran out on this worker: its part of the sum is worthless, and is sent all the same."""
+
     def finished(self, number: int) -> None:
         """A slot of the flat gradients is complete: with `overlap`, send the buckets that are complete, in order."""
         exchange = self._exchange
@@ -198,6 +201,9 @@ class HandleAtEnd:
     def part(self, micro_batch: MicroBatch) -> contextlib.AbstractContextManager[None]:
         """Around forward and backward of a micro-batch; does nothing, since gradients add up."""
         return contextlib.nullcontext()
+
+    def fail(self) -> None:
+        """Memory ran out on this worker: its part of the sum is worthless, and is sent all the same."""
 
     def finished(self, number: int) -> None:
         """A slot is complete: nothing is sent before all are."""
@@ -317,6 +323,10 @@ class ExactHandle:
         self._flat.zero_unwritten()
         self._tree.add(micro_batch.first_group, self._values, leaves=micro_batch.num_groups)
 
+    def fail(self) -> None:
+        """Memory ran out on this worker: no worker gets a sum, and the values are worthless."""
+        self._tree.fail()
+
     def finished(self, number: int) -> None:
         """A slot is complete: nothing to do, since nothing is sent before all slots are."""
 
@@ -324,8 +334,8 @@ class ExactHandle:
         """All gradients are complete: sum them now."""
         if self._stats is None:
             began = time.perf_counter()
-            self._tree.total(self._values)
-            self._values *= self._values.dtype.type(self._scale)
+            if self._tree.total(self._values):
+                self._values *= self._values.dtype.type(self._scale)
             ended = time.perf_counter()
             self._observe(0, began, ended)
             seconds = ended - began

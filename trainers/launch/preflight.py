@@ -78,8 +78,9 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
-            trained, or initial weights do not fit; see `require_images`, `require_trainable` and
-            `require_initial_weights` of `trainers.training.build`.
+            trained, the recipe names parameters that the model does not have, or initial weights do not fit; see
+            `require_images`, `require_trainable`, `require_named_parameters` and `require_initial_weights` of
+            `trainers.training.build`.
     """
     print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
@@ -110,6 +111,10 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             named = ", ".join(unreached[:_MAX_NAMED]) + more
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"
             print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
+    if files and (opened.recipe.learning_rate.factors or getattr(opened.recipe.optimizer, "required_matrices", ())):
+        from trainers.training.build import require_named_parameters
+
+        require_named_parameters(opened.recipe, opened.dataset, opened.reading)
     if files and opened.recipe.init is not None:
         from trainers.training.build import require_initial_weights
 

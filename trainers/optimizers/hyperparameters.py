@@ -63,20 +63,21 @@ def set_rate_factors(optimizer: chainer.Optimizer, factors: Sequence[RateFactor]
     Raises:
         ValueError: an entry names no parameter.
     """
-    parameters = dict(optimizer.target.namedparams())
-    left = dict(parameters)
+    left = dict(optimizer.target.namedparams())
     optimizer.hyperparam.rate_factors = []
     for entry in factors:
-        words = tuple(word for word in entry.parameters if not word.startswith("/"))
-        paths = parameters_without_decay(optimizer.target, words)  # those that the words name
-        patterns = [word for word in entry.parameters if word.startswith("/")]
-        named = [path for path in parameters if path in paths or any(fnmatchcase(path, each) for each in patterns)]
+        named = parameters_named(entry.parameters, optimizer.target)
         if not named:
-            shown = ", ".join(list(parameters)[:5])
-            raise ValueError(
-                f"learning_rate.factors: {', '.join(entry.parameters)} names no parameter of the model; its paths are "
-                f"such as {shown}"
-            )
+            raise ValueError(f"learning_rate.factors: {', '.join(entry.parameters)} names no parameter of the model")
         for path in named:
             if (parameter := left.pop(path, None)) is not None:
                 optimizer.hyperparam.rate_factors.append((parameter.update_rule.hyperparam, float(entry.factor)))
+
+
+def parameters_named(words: Sequence[str], model: chainer.Link) -> list[str]:
+    """The paths of a model's parameters that `RateFactor.parameters` names: `norm`, `bias`, patterns of paths."""
+    paths = parameters_without_decay(model, tuple(word for word in words if not word.startswith("/")))
+    patterns = [word for word in words if word.startswith("/")]
+    return [
+        path for path, _ in model.namedparams() if path in paths or any(fnmatchcase(path, each) for each in patterns)
+    ]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import chainer
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
+# Five are usual; a recipe may come from a stranger, and each iteration of each update takes time. Assumed.
+_MOST_ITERATIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +41,15 @@ class Muon:
 
     Args:
         momentum: beta, in [0, 1).
-        iterations: of the polynomial, at least 1.
+        iterations: of the polynomial, 1 to 100.
         scale: s, of a matrix with so many rows and columns: `rows`, sqrt(max(1, rows / columns)); `largest`,
             0.2 sqrt(max(rows, columns)), whose step is about as long as Adam's; `none`, 1.
-        others: patterns of paths of matrices that are not made orthogonal, by default the last layer: `fc`, or `fc6` of
-            the larger ResNets; of VGG16 and AlexNetBN that is the first linear layer as well.
+        others: patterns of paths of matrices that are not made orthogonal, each of which names one, by default the last
+            layer: `fc`, or `fc6` of the larger ResNets; of VGG16 and AlexNetBN that is the first linear layer as well.
         weight_decay: lambda, at least 0, times the rate.
         no_decay: parameters that are not decayed: `norm` (scales and shifts of normalisation), `bias`, both or neither.
     Raises:
-        ValueError: `momentum` is outside [0, 1); `iterations` is no whole number above 0; `scale` is another word;
+        ValueError: `momentum` is outside [0, 1); `iterations` is no whole number 1 to 100; `scale` is another word;
             `weight_decay` is negative; `no_decay` holds another word or one twice.
 
     Source: github.com/KellerJordan/Muon, muon.py at 857d1ad; `largest`: github.com/MoonshotAI/Moonlight,
@@ -71,12 +73,17 @@ class Muon:
 
     def __post_init__(self) -> None:
         require_share("Muon.momentum", self.momentum)
-        require_count("Muon.iterations", self.iterations)
+        require_count("Muon.iterations", self.iterations, at_most=_MOST_ITERATIONS)
         if not isinstance(self.others, tuple) or not all(isinstance(pattern, str) for pattern in self.others):
             raise ValueError(f"Muon.others must be patterns of paths, got {self.others!r}")
         if self.scale not in ("rows", "largest", "none"):
             raise ValueError(f"Muon.scale must be rows, largest or none, got {self.scale!r}")
         require_weight_decay(self)
+
+    @property
+    def required_matrices(self) -> tuple[str, ...]:
+        """Patterns that must name a matrix of the model: `others`, but for the default, which is for any model."""
+        return () if self.others == type(self).others else self.others
 
     def update(self, w: Any, g: Any, state: Any, hyperparam: Any, *, t: int, xp: Any) -> None:
         """One update of a parameter in place: weights w, gradient g and the state; see the formula above."""

@@ -130,6 +130,23 @@ class OutOfMemory(RankFailed):
         )
 
 
+class EvaluationOutOfMemory(RankFailed):
+    """A forward of the evaluation does not fit into a worker's memory. Raised on the rank concerned.
+
+    Args:
+        samples: of that forward, which cannot become smaller.
+        exact: whether because its bits would change.
+    """
+
+    def __init__(self, *, samples: int, exact: bool, error: Exception) -> None:
+        why, way_out = ", and fewer would change its bits", "Let it go on in smaller forwards with --fast, start fewer"
+        super().__init__(
+            f"memory ran out in a forward of the evaluation, with {samples} at a time{why if exact else ''}. "
+            f"{way_out if exact else 'Start fewer'} ranks on a machine, or take a device with more memory. "
+            f"The error: {one_line(error)}"
+        )
+
+
 def one_line(error: BaseException) -> str:
     """An exception in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

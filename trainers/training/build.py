@@ -5,15 +5,17 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import chainer
 import numpy as np
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, RecipeError
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.memory import Model
+from recipes.reading.read import Reading
 from recipes.schema import Dataset, Recipe, Updater
 from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.augmentations.mixing import GroupMixing
@@ -34,13 +36,14 @@ from trainers.gradients.mixed_precision import HALVES, computing, forward_in, im
 from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
-from trainers.optimizers.hyperparameters import set_rate_factors
+from trainers.optimizers.hyperparameters import parameters_named, set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
 from trainers.runs.identity import is_of_the_user
 
 AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
 _LOOKED = 2000  # samples whose size is looked at before a run
+_SHOWN = 5  # paths of parameters in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +200,27 @@ def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
     from trainers.models.weight_names import begin_with  # and ChainerCV
 
     begin_with(drawn_model(recipe, dataset), recipe.init)
+
+
+def require_named_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
+    """Refuse entries of `learning_rate.factors` that name no parameter of the model, and `others` of Muon no matrix.
+
+    Raises:
+        RecipeError: with the places of all such entries.
+    """
+    model = drawn_model(recipe, dataset)
+    shown = ", ".join(sorted(path for path, _ in model.namedparams())[:_SHOWN])
+    way_out = f"write what it has, with paths such as {shown}, or take the entry out"
+    for index, entry in enumerate(recipe.learning_rate.factors):
+        if not parameters_named(entry.parameters, model):
+            what = f"{', '.join(entry.parameters)} names no parameter of the model, {type(recipe.model).__name__}"
+            reading.refuse(("learning_rate", "factors", index, "parameters"), what, way_out)
+    for index, pattern in enumerate(getattr(recipe.optimizer, "required_matrices", ())):
+        if not any(fnmatchcase(path, pattern) and each.ndim >= 2 for path, each in model.namedparams()):
+            what = f"{pattern} names no matrix of the model, {type(recipe.model).__name__}"
+            reading.refuse(("optimizer", "others", index), what, way_out)
+    if reading.problems:
+        raise RecipeError(reading.problems)
 
 
 def _require_gradients(

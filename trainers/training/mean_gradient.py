@@ -153,6 +153,7 @@ class MeanGradient:
             if shares is not None:
                 shares.add(size=1, squared=math.nan)
         if ran_out is not None:
+            sent.fail()
             self.close()
             release(self._model.device)  # not in `except`: the error's frames would keep their arrays alive
         flat.zero_unwritten()

@@ -131,13 +131,14 @@ def double_buffering(case: Case) -> Iterator[Fault]:
 
 
 def idle_after_end(case: Case) -> Iterator[Fault]:
-    """A weight average or local steps that begin at the end of the run or later, or a schedule read only once.
+    """A weight average or local steps that begin at the end of the run or later, local steps whose first average would
+    come after it, or a schedule read only once.
 
-    They do nothing: the average stays equal to the weights, every update averages the weights of the replicas, and the
-    rate stays what it was in the first update, which does no harm to a constant schedule without a warmup. A recipe
-    that extends another and shortens the run inherits such positions.
+    They do nothing: the average stays equal to the weights, every update averages the weights of the replicas, or none
+    does, and the rate stays what it was in the first update, which does no harm to a constant schedule without a
+    warmup. A recipe that extends another and shortens the run inherits such positions.
 
-    Way out: a position within the run, such as `0.5run`, or remove the key.
+    Way out: a position within the run, such as `0.5run`, fewer updates, or remove the key.
     Source: arithmetic; a run has no update at or after its end.
     Fires:
         weight_average: {keep: 0.9, per: 8192, start: 90}
@@ -159,6 +160,16 @@ def idle_after_end(case: Case) -> Iterator[Fault]:
                 keys=(key, "epochs"),
                 what=f"{key} is {position:g} in a run of {recipe.epochs:g} epochs: {effect}",
                 way_out=f"write less, such as {0.5 * recipe.epochs:.3g}, or remove it",
+            )
+    if local is not None and local.from_ < recipe.epochs:
+        timeline = timeline_of(recipe, case.opened.dataset)
+        alone, updates = timeline.first_update_at(local.from_), timeline.num_updates
+        if alone // local.every == updates // local.every and updates - alone > 1:
+            what = f"no multiple of {local.every:,} from update {alone:,} to the last, {updates:,}: nothing is averaged"
+            yield Fault(
+                keys=("updater.local_steps.every", "epochs"),
+                what=what,
+                way_out=f"write at most {updates - alone:,}, or remove local_steps",
             )
 
 

@@ -80,7 +80,7 @@ def _rise_over(case: Case) -> str:
 
 
 def decay_after_end(case: Case) -> Iterator[Fault]:
-    """A step of the schedule, or its end, after the end of the run: it never happens.
+    """A step of a schedule, or the end of the rate's, after the end of the run: it never happens.
 
     A recipe that extends another and shortens the run inherits the boundaries of the longer one. The rate then falls
     once or never, and the accuracy of the last epochs is missing. With `joins: before` the boundaries count from the
@@ -94,18 +94,21 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
         epochs: 30
         learning_rate: {schedule: {boundaries: [10, 20, 27]}}
     """
-    formula = case.recipe.learning_rate
-    boundaries = getattr(formula.schedule, "boundaries", None) or ()
+    formula, moving = case.recipe.learning_rate, case.recipe.schedules
     clock_starts = formula.warmup.shape.epochs if formula.warmup is not None and formula.warmup.joins == "before" else 0
-    late = [clock_starts + each for each in boundaries if clock_starts + each >= case.recipe.epochs]
-    if late:
-        length = case.recipe.epochs - clock_starts
-        shares = (boundary * length / (max(boundaries) * 90 / 80) for boundary in boundaries)
-        yield Fault(
-            keys=("epochs", "learning_rate.schedule.boundaries"),
-            what=f"steps at {', '.join(f'{each:g}' for each in late)} of a run of {case.recipe.epochs:g} epochs",
-            way_out=f"write boundaries such as [{', '.join(f'{share:.3g}' for share in shares)}]",
-        )
+    schedules = {"learning_rate.schedule": (formula.schedule, clock_starts)}
+    schedules |= {f"schedules.{name}": (getattr(moving, name), 0) for name in ("momentum", "weight_decay")}
+    for key, (schedule, starts) in schedules.items():
+        boundaries = getattr(schedule, "boundaries", None) or ()
+        late = [starts + each for each in boundaries if starts + each >= case.recipe.epochs]
+        if late:
+            length = case.recipe.epochs - starts
+            shares = (boundary * length / (max(boundaries) * 90 / 80) for boundary in boundaries)
+            yield Fault(
+                keys=("epochs", f"{key}.boundaries"),
+                what=f"steps at {', '.join(f'{each:g}' for each in late)} of a run of {case.recipe.epochs:g} epochs",
+                way_out=f"write boundaries such as [{', '.join(f'{share:.3g}' for share in shares)}]",
+            )
     ends = clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
     if ends <= case.recipe.epochs:
         return

@@ -65,6 +65,8 @@ OWN_WARMUP = "optimizer: {kind: %s, weight_decay: 1e-4, no_decay: [norm]}\nlearn
 SLOW = "learning_rate: {%sschedule: {kind: SlowStart, boundaries: [30, 60], factors: [%s, 1.0, 0.1]}}\n"
 RISING = "learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, %s], [10, 1], [90, 0]]}}\n"
 WARM = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 2, start: reference, joins: multiply}}\n"
+LOCAL = "updater: {local_steps: {every: %d, replicas: 2, from: %s}}\n"
+MOVING = "schedules: {%s: {kind: MultiStep, boundaries: [%d], factor: 0.5}}\n"
 UNSCALED = "learning_rate: {rule: none}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
@@ -114,6 +116,12 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", ["idle-after-end"]),
         ("goyal2017", "updater: {local_steps: {every: 4, replicas: 2, from: 1run}}\n", ["idle-after-end"]),
         ("goyal2017", "updater: {local_steps: {every: 4, replicas: 2, from: 0.9run}}\n", []),
+        ("goyal2017", LOCAL % (14_077, "0ep"), ["idle-after-end"]),  # of 14,076 updates
+        ("goyal2017", LOCAL % (14_076, "0ep"), []),
+        ("goyal2017", LOCAL % (1001, "0.999run"), ["idle-after-end"]),  # update 13,936
+        ("goyal2017", LOCAL % (14_000, "0.99run"), []),
+        ("goyal2017", MOVING % ("weight_decay", 90), ["decay-after-end"]),
+        ("goyal2017", MOVING % ("momentum", 89), []),
         # gradients one update late
         ("goyal2017", RAMP + "updater: {double_buffering: true}\n", ["double-buffering"]),
         ("goyal2017", LATER.replace("16384", "4096") % 30 + "updater: {double_buffering: true}\n", []),

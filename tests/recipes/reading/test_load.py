@@ -67,6 +67,8 @@ def test_problem_of_a_base_stands_in_the_base(write, problem_of):
         ("batch.globl=3", "1:1", "batch.globl", "not a known key"),
         ("model.width=[1", "1:15", "", "flow sequence"),
         ("augmentation.train.0.size=4", "1:1", "augmentation.train", "is a mapping"),
+        ("learning_rate.factors=[{factor: .inf}]", "1:33", "learning_rate.factors.0.factor", "is not a finite number"),
+        ("learning_rate.per=99999999999999999999", "1:19", "learning_rate.per", "has more than 64 bits"),
     ],
 )
 def test_wrong_override_names_the_command_line(override, position, path, cause, write, problem_of):

@@ -167,6 +167,17 @@ def check_any_length_in_pieces_of_any_size():
         assert_sum(own, 6, piece_bytes=piece_bytes, values=values, dtype=np.float64)
 
 
+def check_nobody_gets_a_sum_where_leaves_of_one_are_missing():
+    tree, out = TreeSum(WORLD), np.zeros(3, np.float32)
+    if WORLD.rank == WORLD.size - 1:
+        tree.fail()
+    else:
+        tree.add(WORLD.rank, leaf(WORLD.rank))
+    assert tree.total(out) is False
+    assert not out.any()
+    assert_sum([WORLD.rank], WORLD.size, tree=tree)  # the next update
+
+
 def check_a_tree_is_used_again_and_again():
     tree = TreeSum(WORLD)
     own = np.array_split(range(11), WORLD.size)[WORLD.rank].tolist()

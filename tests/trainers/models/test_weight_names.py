@@ -68,6 +68,21 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, change, except_, message)
     assert message in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("model", "way_out"),
+    [
+        (small, "give the file that `kilobatch export RUN --format safetensors` writes"),
+        pytest.param(resnet, "give the checkpoint's weights.safetensors", marks=pytest.mark.slow),
+    ],
+)
+def test_averages_of_a_checkpoint_are_refused_with_a_way_that_draws_nothing_anew(tmp_path, model, way_out):
+    own = weights_of(model())
+    file = saved(tmp_path, {path: array for path, array in own.items() if not path.endswith("/N")})
+    with pytest.raises(InputRefused, match=r"lacks /(bn1|conv1/bn)/N, ") as refusal:
+        begin_with(model(), Init(weights=file))
+    assert str(refusal.value).endswith(f"; {way_out}")
+
+
 def test_a_file_that_is_not_of_safetensors_is_refused(tmp_path):
     (tmp_path / "w.pth").write_bytes(b"PK\x03\x04 a pickle")
     with pytest.raises(InputRefused, match="not a file of safetensors"):

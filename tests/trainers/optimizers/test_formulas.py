@@ -292,7 +292,7 @@ def test_50_updates_with_rates_of_single_parameters(case, recorded):
 
 def test_a_rate_factor_that_names_nothing_is_refused(recorded):
     _, optimizer = recorded.setup(SGD())
-    with pytest.raises(ValueError, match=r"learning_rate.factors: /head/\* names no parameter of the model; its paths"):
+    with pytest.raises(ValueError, match=r"learning_rate.factors: /head/\* names no parameter of the model$"):
         set_rate_factors(optimizer, [RateFactor(parameters=("/head/*",), factor=1.0)])
 
 

@@ -138,6 +138,8 @@ def test_coefficients_outside_0_to_1_are_refused(make, field, value):
         ("Lars", "rate", "beside", "inside or outside"),
         ("Lars", "nesterov", 0, "true or false"),
         ("Lars", "clip", 1, "true or false"),
+        ("Muon", "iterations", 0, "a whole number >= 1"),
+        ("Muon", "iterations", 101, "at most 100"),
         ("RmspropWarmup", "eps", 0, "> 0"),
         ("RmspropWarmup", "rmsprop_learning_rate", -1e-9, ">= 0"),
         ("RmspropWarmup", "beta_center", float("nan"), "a finite number"),

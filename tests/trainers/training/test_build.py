@@ -321,3 +321,30 @@ def test_a_threshold_below_what_smoothing_gives_every_class_is_refused_at_once()
     loss = "loss={kind: BinaryCrossEntropy, label_smoothing: 0.5, target_threshold: 0.04}"
     with pytest.raises(InputRefused, match=r"each of 10 classes 0\.05: every target would be 1; raise the threshold"):
         prepare(TrainRequest(recipe="digits/baseline", overrides=(loss,)), workers=1)
+
+
+FACTORS = "learning_rate.factors=[{parameters: [bias], factor: 2}, {parameters: [%s], factor: 0.5}]"
+MUON = "optimizer={kind: Muon, others: [/fc/*, %s]}"
+
+
+@pytest.mark.parametrize(
+    ("override", "refused"),
+    [
+        (FACTORS % "/head/*", "learning_rate.factors.1.parameters: /head/* names no parameter of the model, Simple"),
+        (FACTORS % "norm", "learning_rate.factors.1.parameters: norm names no parameter of the model, SimpleCNN; "),
+        (FACTORS % "norm, /fc/*", None),
+        (MUON % "/head/*", "optimizer.others.1: /head/* names no matrix of the model, SimpleCNN; write what it has, "),
+        (MUON % "/fc/b", "optimizer.others.1: /fc/b names no matrix of the model, SimpleCNN; write what it has, "),
+        (MUON % "/hidden/*", None),
+        ("optimizer={kind: Muon}", None),  # whose default has /fc6/*, for any model
+    ],
+)
+def test_parameters_that_the_model_does_not_have_are_refused_before_anything_starts(override, refused):
+    how = {"overrides": ("model={kind: SimpleCNN}", override)}
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), **how)
+    if refused is None:
+        require_startable(opened, ranks=1, files=True)
+        return
+    with pytest.raises(InputRefused, match=r"^command line:2:\d+: " + re.escape(refused)):
+        require_startable(opened, ranks=1, files=True)
+    require_startable(opened, ranks=1, files=False)  # a run that was trained so goes on

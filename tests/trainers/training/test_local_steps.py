@@ -118,7 +118,7 @@ def test_power_sgd_on_other_ranks_and_resumed_on_others_differs_by_rounding_alon
         (("updater={power_sgd_rank: 2, double_buffering: true}",), "power_sgd_rank: cannot be one update late"),
         (("updater.power_sgd_rank=0",), "updater.power_sgd_rank: is 0; must be at least 1"),
         (("updater.power_sgd_rank=2", "optimizer={kind: AdaScale}"), "AdaScale measures the gradients that this"),
-        ((LOCAL, "optimizer={kind: Lars}"), "Lars scales a layer's step by norms of the whole gradient, which no"),
+        ((LOCAL, "optimizer={kind: Muon}"), "Muon computes a layer's step from all of its gradient, which no worker"),
         ((LOCAL, "optimizer={kind: ScheduleFreeSGD}"), "evaluates the mean over the workers, where this"),
         ((LOCAL, "weight_average={keep: 0.9, per: 64}"), "remove it, or change `weight_average`"),
         ((LOCAL, "updater.power_sgd_rank=1"), "sends no gradients, which power_sgd_rank compresses"),

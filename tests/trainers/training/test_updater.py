@@ -10,6 +10,7 @@ from mpi4py import MPI
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.rates import full_rate_at, learning_rate_at
 from recipes.planning.stream import Stream
+from trainers.communicators.tree_sum import TreeSum
 from trainers.datasets.loader import StreamIterator
 from trainers.launch.request import TrainRequest, prepare
 from trainers.models.batch_norm import NormGroups
@@ -82,15 +83,15 @@ def by_hand(prepared):
 
 def updater_of(prepared):
     parts, iterator = parts_of(prepared)
-    recipe = prepared.opened.recipe
-    groups = NormGroups(recipe.evaluation)
+    recipe, exact = prepared.opened.recipe, prepared.plan.exact
+    groups = NormGroups(recipe.evaluation, TreeSum(MPI.COMM_SELF) if exact else None)
     groups.install(parts.model)
     updater = RecipeUpdater(
         iterator,
         parts.optimizer,
         loss=parts.loss,
         plan=prepared.plan,
-        exchange=build_exchange(GradientExchange(), parts, MPI.COMM_SELF),
+        exchange=build_exchange(GradientExchange(), parts, MPI.COMM_SELF, exact=exact),
         mpi=MPI.COMM_SELF,
         norm_groups=groups,
         averaged=AveragedWeights(parts.model, recipe.weight_average),
@@ -134,3 +135,28 @@ def test_a_weight_that_is_used_past_its_link_is_trained_where_nothing_is_sent_be
     for each in (updater, other):
         each.update()
     np.testing.assert_allclose(tied.conv1.W.array, model.conv1.W.array, rtol=1e-4, atol=1e-6)
+
+
+def test_in_exact_mode_memory_that_runs_out_changes_no_bit():
+    overrides = ("batch={global: 96, norm_span: 32}", *ALONE[1:])
+    how = {"recipe": "digits/large_batch", "overrides": overrides, "exact": True}
+
+    def trained(*, micro_batch_size, most=1000):
+        prepared = prepare(TrainRequest(**how, micro_batch_size=micro_batch_size), workers=1)
+        updater, model = updater_of(prepared)
+        forward, sizes = model.forward, []
+
+        def hungry(images):
+            sizes.append(len(images))
+            if len(images) > most:
+                raise MemoryError
+            return forward(images)
+
+        model.forward = hungry
+        updater.update()
+        updater.update()
+        return sizes, {path: array.tobytes() for path, array in arrays_of(model).items()}
+
+    sizes, bits = trained(micro_batch_size=32)
+    assert sizes == [32] * 6
+    assert trained(micro_batch_size=96, most=32) == ([64, *sizes], bits)

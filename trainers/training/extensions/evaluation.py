@@ -17,6 +17,7 @@ from chainer.training import Extension, Trainer
 from recipes.planning.timeline import Timeline
 from recipes.schema import StopAt
 from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImages, Loading
+from trainers.runs.errors import EvaluationOutOfMemory
 from trainers.runs.memory import is_out_of_memory
 from trainers.training.extensions.metrics import Metrics
 
@@ -118,6 +119,8 @@ def score(
         whole_forwards: split the samples into the forwards of a single worker and deal these out: the score then has
             the same bits on any number of workers, and some workers score up to 100 samples more than others.
         flipped: add the logits of the mirror images, left and right exchanged.
+    Raises:
+        EvaluationOutOfMemory: on this worker alone, where its forwards cannot become smaller.
     """
     unit = _CHUNK if whole_forwards else 1
     units = -(-num_samples // unit)
@@ -133,8 +136,10 @@ def score(
         try:
             part, mean_loss = _forward(model, *ahead.take(indices), loss, flipped)
         except Exception as error:
-            if whole_forwards or len(indices) == 1 or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
+            if whole_forwards or len(indices) == 1:
+                raise EvaluationOutOfMemory(samples=len(indices), exact=whole_forwards, error=error) from error
             ahead.drop()
             size = len(indices) // 2
             log.warning("memory ran out over %d samples of the evaluation: %d from here on", len(indices), size)
