@@ -34,6 +34,7 @@ from trainers.gradients.mixed_precision import HALVES, computing, forward_in, im
 from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
+from trainers.models.own_models import require_one_path
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
@@ -161,8 +162,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False)
         Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
     Raises:
         InputRefused: its constructor, forward or backward fails, or gives no logits or no gradient; it has no
-            parameters, or one without a shape, or a normalisation over the batch that is not `BatchNormalization`; the
-            loss wants something that it does not have.
+            parameters, or one without a shape or with two paths, or a normalisation over the batch that is not
+            `BatchNormalization`; the loss wants something that it does not have.
     """
     name = type(recipe.model).__name__
     try:
@@ -179,6 +180,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False)
     image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
     unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
     try:
+        require_one_path(model)
         NormGroups(recipe.evaluation).install(_with_weights(model, recipe, dataset))
     except (TypeError, ValueError) as error:
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
