@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 import chainer
+import numpy as np
 
 
 def require_one_path(model: chainer.Link) -> None:
@@ -20,3 +24,39 @@ def require_one_path(model: chainer.Link) -> None:
                 f"{path} is also {other}, and would be updated twice; register the layer once and call it twice, or "
                 "give its parameter to a function of chainer.functions"
             )
+
+
+class AsInitialized:
+    """Within, notes each array that an initializer makes, to tell later which parameters have other values since."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[np.ndarray, bytes]] = {}  # the array too: its id is its own while it lives
+
+    def __enter__(self) -> AsInitialized:
+        self._generate = generate = chainer.initializers.generate_array
+
+        def noting(*args: Any, **how: Any) -> Any:
+            array = generate(*args, **how)
+            self._made[id(array)] = array, _digest(array)
+            return array
+
+        chainer.initializers.generate_array = noting
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        chainer.initializers.generate_array = self._generate
+
+    def changed(self, model: chainer.Link) -> list[str]:
+        """Paths of the parameters that have an initializer and other values than it made; copied layers have not."""
+        digests, changed = {digest for _, digest in self._made.values()}, []
+        for path, parameter in sorted(model.namedparams()):
+            if parameter.array is None or isinstance(parameter.initializer, np.ndarray):
+                continue
+            _, digest = self._made.get(id(parameter.array), (None, None))
+            if _digest(parameter.array) not in (digests if digest is None else {digest}):
+                changed.append(path)
+        return changed
+
+
+def _digest(array: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(array)).digest()

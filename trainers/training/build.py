@@ -34,7 +34,7 @@ from trainers.gradients.mixed_precision import HALVES, computing, forward_in, im
 from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import draw_initial_weights
-from trainers.models.own_models import require_one_path
+from trainers.models.own_models import AsInitialized, require_one_path
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
@@ -42,6 +42,7 @@ from trainers.runs.identity import is_of_the_user
 
 AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
 _LOOKED = 2000  # samples whose size is looked at before a run
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,21 +154,24 @@ def drawn_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
     return _with_weights(build_model(recipe, dataset, sides=sides), recipe, dataset)
 
 
-def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) -> list[str]:
+def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False, is_new: bool = True) -> list[str]:
     """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
 
     Args:
         on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
+        is_new: it will begin with its initial weights, not with those of a checkpoint.
     Returns:
         Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
     Raises:
         InputRefused: its constructor, forward or backward fails, or gives no logits or no gradient; it has no
             parameters, or one without a shape or with two paths, or a normalisation over the batch that is not
-            `BatchNormalization`; the loss wants something that it does not have.
+            `BatchNormalization`; its constructor sets values that the seed draws again; the loss wants something that
+            it does not have.
     """
     name = type(recipe.model).__name__
     try:
-        model = build_model(recipe, dataset)
+        with AsInitialized() as initialized:
+            model = build_model(recipe, dataset)
     except InputRefused:
         raise
     except Exception as error:
@@ -177,6 +181,12 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False)
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
+    if is_new and recipe.init is None and (changed := initialized.changed(model)):
+        raise InputRefused(
+            f"the model, {name}: its constructor sets values of {_some(changed)}, which the recipe's seed would draw "
+            "again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make it "
+            "`chainer.Parameter(array)`, or name a file of weights in the recipe: `init: {weights: FILE.safetensors}`"
+        )
     image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
     unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
     try:
@@ -229,6 +239,11 @@ def _require_gradients(
     if len(unreached) == len(list(model.params())):
         raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
     return unreached
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    return ", ".join(paths[:_MOST_NAMED]) + more
 
 
 def _own_place(error: Exception) -> str:

@@ -253,6 +253,11 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
             "seed=0",
             "Own, cannot be trained: /fc/W is also /again/W, and would be",
         ),
+        (
+            "self.fc = L.Linear(64, num_classes); self.fc.b.array[...] = -5",
+            "seed=0",
+            "Own: its constructor sets values of /fc/b, which the recipe's seed would draw again; give the layer an",
+        ),
         ("self.fc = L.Linear(3, num_classes)", "seed=0", "Own: its forward fails on images of 1x8x8, channels, height"),
         ("self.fc, self.forward = L.Linear(64, num_classes), None", "seed=0", "Own, has no method `forward(self"),
         (
