@@ -27,7 +27,7 @@ def torch_names(model: chainer.Link) -> dict[str, str]:
     >>> names["/res3/a/residual_conv/bn/gamma"], names["/res3/b1/conv2/conv/W"]
     ('layer2.0.downsample.1.weight', 'layer2.1.conv2.weight')
     """
-    if not isinstance(model, BasicNetwork | ResNet):
+    if type(model) not in (BasicNetwork, ResNet):  # a class of one's own that derives from it may have other layers
         return {}
     names = {}
     for path in weights_of(model):
