@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from recipes.errors import InputRefused
 from recipes.planning.cluster import GradientExchange
+from recipes.planning.division import divide
 from recipes.planning.memory import Model
 from recipes.schema import Dataset, Recipe, Updater
 from recipes.schema.image_size import evaluated_size, image_sizes
@@ -33,7 +35,7 @@ from trainers.gradients.local_steps import LocalExchange
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in, images_dtype
 from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
-from trainers.models.keyed_random import draw_initial_weights
+from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
 from trainers.models.own_models import AsInitialized, require_one_path
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
@@ -163,10 +165,10 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     Returns:
         Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
     Raises:
-        InputRefused: its constructor, forward or backward fails, or gives no logits or no gradient; it has no
-            parameters, or one without a shape or with two paths, or a normalisation over the batch that is not
-            `BatchNormalization`; its constructor sets values that the seed draws again; the loss wants something that
-            it does not have.
+        InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
+            gradient; it has no parameters, or one without a shape or with two paths, or a normalisation over the batch
+            that is not `BatchNormalization`; its constructor sets values that the seed draws again; the loss wants
+            something that it does not have.
     """
     name = type(recipe.model).__name__
     try:
@@ -191,9 +193,11 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
     try:
         require_one_path(model)
-        NormGroups(recipe.evaluation).install(_with_weights(model, recipe, dataset))
+        norm_groups = NormGroups(recipe.evaluation)
+        norm_groups.install(_with_weights(model, recipe, dataset))
     except (TypeError, ValueError) as error:
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+    _require_gradients(model, name, image_CHW, dataset.num_classes, norm_groups=norm_groups)
     if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
@@ -212,33 +216,58 @@ def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def _require_gradients(
-    model: chainer.Chain, name: str, image_CHW: np.ndarray, num_classes: int, *, compute: str = "float32"
+    model: chainer.Chain,
+    name: str,
+    image_CHW: np.ndarray,
+    num_classes: int,
+    *,
+    compute: str = "float32",
+    norm_groups: NormGroups | None = None,
 ) -> list[str]:
     """Paths of the parameters that two images give no gradient; refused is a model that trains none, or whose logits
-    are not (2, num_classes)."""
+    are not (2, num_classes).
+
+    Args:
+        norm_groups: of the model: forward is that of training, of one norm group; None: that of evaluation.
+    """
     images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
-    what = "forward"
+    how = f" in {compute}" if compute in HALVES else "" if norm_groups is None else " in training"
+    what, random = "forward", np.random.get_state()
     try:
-        with chainer.using_config("train", False):
+        with chainer.using_config("train", False) if norm_groups is None else _training_of_two(model, norm_groups):
             logits = forward_in(model, compute)(images_NCHW)
         what = "backward"
         model.cleargrads()
         if isinstance(logits, chainer.Variable):
             chainer.functions.sum(logits).backward()
     except Exception as error:
-        what = f"{what} in {compute}" if compute in HALVES else what
-        what = f"its {what} fails on images of {size}, channels, height and width: {one_line(error)}"
+        what = f"its {what}{how} fails on images of {size}, channels, height and width: {one_line(error)}"
         way_out = "correct it, or set precision.compute to float32" if compute in HALVES else "correct it"
         raise InputRefused(f"the model, {name}: {what} ({_own_place(error)}); {way_out}") from error
+    finally:
+        if norm_groups is not None:  # a run in this process draws as if nothing had been tried
+            np.random.set_state(random)
     if getattr(logits, "shape", None) != (2, num_classes):
         raise InputRefused(
-            f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}, and "
-            f"the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes outputs"
+            f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}{how}, "
+            f"and the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes "
+            "outputs"
         )
     unreached = [path for path, parameter in sorted(model.namedparams()) if parameter.grad is None]
     if len(unreached) == len(list(model.params())):
         raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
     return unreached
+
+
+@contextmanager
+def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[None]:
+    """Forward within is that of training, of two samples in one norm group."""
+    division = divide(global_batch_size=2, norm_span=2, workers=1, micro_batch_size=2)
+    norm_groups.begin_update(division)
+    norm_groups.begin_micro_batch(division.micro_batches(0)[0])
+    indices = np.arange(2)
+    with chainer.using_config("train", True), KeyedDropout(model, seed=0, epochs=0 * indices, indices=indices):
+        yield
 
 
 def _some(paths: Sequence[str]) -> str:
@@ -323,7 +352,8 @@ def _extremes(samples: Any) -> list[int]:
 
 def _with_weights(model: chainer.Chain, recipe: Recipe, dataset: Dataset) -> chainer.Chain:
     """Draw initial weights by the recipe's seed; before, lazy layers get their shapes from a forward of one image."""
-    if any(parameter.array is None for parameter in model.params()):
+    waits = any(parameter.array is None for parameter in model.params())
+    if waits or any(getattr(link, "avg_mean", 0) is None for link in model.links()):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             model(example_image(recipe, dataset)[np.newaxis])
     draw_initial_weights(model, seed=recipe.seed)
