@@ -8,6 +8,8 @@ from typing import Any
 import chainer
 import numpy as np
 
+from trainers.runs.checkpoint import persistents_of
+
 
 def require_one_path(model: chainer.Link) -> None:
     """Refuse a parameter, or a layer with persistent values, that is registered twice: it would be updated twice.
@@ -24,6 +26,23 @@ def require_one_path(model: chainer.Link) -> None:
                 f"{path} is also {other}, and would be updated twice; register the layer once and call it twice, or "
                 "give its parameter to a function of chainer.functions"
             )
+
+
+def require_numbers(model: chainer.Link) -> None:
+    """Refuse persistent values that a checkpoint cannot hold: other than None, numbers and arrays of numbers.
+
+    Raises:
+        ValueError: names the first.
+    """
+    for path, link, name in sorted(persistents_of(model), key=lambda each: each[0]):
+        value = getattr(link, name)
+        try:
+            kind = "f" if value is None else np.asarray(value).dtype.kind
+        except ValueError:  # lists of several lengths
+            kind = "O"
+        if kind not in "biuf":
+            what = f"the persistent value {path}, of {type(value).__name__}, is no number and no array of numbers"
+            raise ValueError(f"{what}, which a checkpoint holds; keep it as a plain attribute")
 
 
 class AsInitialized:

@@ -36,7 +36,7 @@ from trainers.gradients.mixed_precision import HALVES, computing, forward_in, im
 from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
-from trainers.models.own_models import AsInitialized, require_one_path
+from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
@@ -166,9 +166,9 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
     Raises:
         InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
-            gradient; it has no parameters, or one without a shape or with two paths, or a normalisation over the batch
-            that is not `BatchNormalization`; its constructor sets values that the seed draws again; the loss wants
-            something that it does not have.
+            gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
+            number, or a normalisation over the batch that is not `BatchNormalization`; its constructor sets values that
+            the seed draws again; the loss wants something that it does not have.
     """
     name = type(recipe.model).__name__
     try:
@@ -193,6 +193,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
     try:
         require_one_path(model)
+        require_numbers(model)
         norm_groups = NormGroups(recipe.evaluation)
         norm_groups.install(_with_weights(model, recipe, dataset))
     except (TypeError, ValueError) as error:

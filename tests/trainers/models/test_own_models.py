@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainers.models.keyed_random import draw_initial_weights
-from trainers.models.own_models import AsInitialized, require_one_path
+from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
 
 
 def chain(**layers):
@@ -44,6 +44,21 @@ def test_what_has_two_paths_is_refused_with_both(words):
 def test_a_layer_that_is_called_twice_or_learns_nothing_has_one_path():
     plain = chain()
     require_one_path(chain(mid=MID, bn=NORM, a=plain, b=plain))
+
+
+@pytest.mark.parametrize("value", ["hello", ["a", "b"], [[1], [2, 3]], {"a": 1}, np.array([1j]), np.array([None])])
+def test_a_persistent_value_that_no_checkpoint_holds_is_refused(value):
+    layer = chain()
+    layer.add_persistent("note", value)
+    with pytest.raises(ValueError, match=r"^the persistent value /layer/note, of \w+, is no number and no array of nu"):
+        require_numbers(chain(layer=layer))
+
+
+def test_numbers_may_be_persistent():
+    model = chain(norm=L.BatchNormalization(axis=(0, 2, 3)))
+    for number, value in enumerate([0, 2.0, True, None, np.zeros(3, "f"), np.int64(3), [1, 2]]):
+        model.add_persistent(f"value_{number}", value)
+    require_numbers(model)
 
 
 def in_place(model):

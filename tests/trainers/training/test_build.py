@@ -259,6 +259,11 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
             "seed=0",
             "Own: its constructor sets values of /fc/b, which the recipe's seed would draw again; give the layer an",
         ),
+        (
+            "self.fc = L.Linear(64, num_classes); self.add_persistent('note', 'hello')",
+            "seed=0",
+            "Own, cannot be trained: the persistent value /note, of str, is no number and no array of numbers, which",
+        ),
         ("self.fc = L.Linear(3, num_classes)", "seed=0", "Own: its forward fails on images of 1x8x8, channels, height"),
         (
             "self.fc = L.Linear(64, num_classes); "
