@@ -66,6 +66,8 @@ def export_run(
     facts = {"recipe": opened.recipe.name, "checkpoint": path.name, "dataset": opened.dataset.name}
     facts |= {name: json.dumps(getattr(opened.dataset, name)) for name in ("mean", "std")}
     facts["augmentation.eval"] = json.dumps(opened.tree["augmentation"]["eval"])
+    if opened.recipe.evaluation.flipped:
+        facts["evaluation.flipped"] = "true"
     if form == "onnx":
         from trainers.models.onnx_graph import onnx_model
 
