@@ -183,7 +183,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
-    if is_new and recipe.init is None and (changed := initialized.changed(model)):
+    if is_new and (changed := _drawn_again(initialized.changed(model), recipe)):
         raise InputRefused(
             f"the model, {name}: its constructor sets values of {_some(changed)}, which the recipe's seed would draw "
             "again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make it "
@@ -269,6 +269,15 @@ def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[
     indices = np.arange(2)
     with chainer.using_config("train", True), KeyedDropout(model, seed=0, epochs=0 * indices, indices=indices):
         yield
+
+
+def _drawn_again(paths: Sequence[str], recipe: Recipe) -> list[str]:
+    """Those of the paths whose values are not taken from the file of `recipe.init`."""
+    if recipe.init is None:
+        return [*paths]
+    from trainers.models.weight_names import is_in  # and ChainerCV
+
+    return [path for path in paths if is_in(path, recipe.init.except_)]
 
 
 def _some(paths: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
+from recipes.schema import Init
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.start_ranks import start_or_join
@@ -317,6 +319,21 @@ def test_a_model_for_a_gpu_is_not_tried_in_16_bits_on_the_cpu(tmp_path, monkeypa
     require_startable(opened, ranks=1, files=False, device="gpu")
     with pytest.raises(InputRefused, match="its forward in mixed16 fails"):
         require_startable(opened, ranks=1, files=False)
+
+
+@pytest.mark.parametrize(("init", "named"), [(None, "/a/b, /fc/b"), (("fc",), "/fc/b"), ((), None)])
+def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_replaces(
+    init, named, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    layers = "self.a, self.fc = L.Linear(64, 64), L.Linear(64, 10); self.a.b.array[...] = self.fc.b.array[...] = 1"
+    (tmp_path / "mine_set.py").write_text(OWN.format(layers=f"{layers}; self.out = lambda x: self.fc(self.a(x))"))
+    how = {"vocabulary": vocabulary(allow_code=True), "overrides": ["model={kind: mine_set.Own}"], "allow_code": True}
+    opened = open_recipe("digits/baseline", **how)
+    recipe = opened.recipe if init is None else replace(opened.recipe, init=Init(weights="w.safetensors", except_=init))
+    assert require_trainable(recipe, opened.dataset, is_new=False) == []
+    with pytest.raises(InputRefused, match=f"sets values of {named}, which") if named else nullcontext():
+        require_trainable(recipe, opened.dataset)
 
 
 @pytest.mark.parametrize(
