@@ -176,7 +176,7 @@ def operated(image_HWC: np.ndarray, operations: list[Operation]) -> np.ndarray:
     """The operations on an image, one after the other; float32 is rounded to 8 bits first and stays float32."""
     if not operations:
         return image_HWC
-    levels_HWC = image_HWC if image_HWC.dtype == np.uint8 else np.rint(image_HWC).astype(np.uint8)
+    levels_HWC = image_HWC if image_HWC.dtype == np.uint8 else np.rint(image_HWC).clip(0, 255).astype(np.uint8)
     image = Image.fromarray(levels_HWC[:, :, 0] if levels_HWC.shape[2] == 1 else levels_HWC)
     for operation in operations:
         image = operation(image)

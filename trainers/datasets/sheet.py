@@ -42,6 +42,11 @@ class Shown:
     image_HWC: np.ndarray
     caption: str
 
+    @property
+    def picture(self) -> Image.Image:
+        """Of 3 channels in colour, else the first channel in grey."""
+        return Image.fromarray(self.image_HWC if self.image_HWC.shape[2] == 3 else self.image_HWC[:, :, 0])
+
 
 def training_samples(recipe: Recipe, dataset: Dataset, *, epoch: int, count: int = ROWS * COLUMNS) -> list[Shown]:
     """The first samples of an epoch of the stream, in order, each as the model would get it.
@@ -160,10 +165,8 @@ def sheet(shown: Sequence[Shown], *, title: str) -> Image.Image:
     for place, each in enumerate(shown):
         row, column = divmod(place, COLUMNS)
         left, above = _GAP + column * cell_width, top + row * cell_height
-        height, width, channels = each.image_HWC.shape
-        grey = channels != 3
-        image = Image.fromarray(each.image_HWC[:, :, 0] if grey else each.image_HWC)
-        paper.paste(image.resize((width * enlarged, height * enlarged), Image.Resampling.NEAREST), (left, above))
+        height, width, _ = each.image_HWC.shape
+        paper.paste(each.picture.resize((width * enlarged, height * enlarged), Image.Resampling.NEAREST), (left, above))
         draw.text((left, above + side + 1), _fitting(each.caption, font, side), fill=_INK, font=font)
     return paper
 

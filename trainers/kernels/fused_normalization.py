@@ -214,9 +214,10 @@ class Pending(chainer.Variable):
     def in_sum(self, inputs: tuple[Any, Any]) -> chainer.Variable | None:
         """The sum of two inputs, one of which it is, pending as well; None where the sum must be a node of its own."""
         (other,) = (each for each in inputs if each is not self) if inputs[0] is not inputs[1] else (None,)
-        if other is None or not self._normalization.is_current:
+        array = chainer.as_array(other)  # of a sum that this is part of: computes this too
+        if other is None or type(self) is not Pending or not self._normalization.is_current:
             return None
-        array, x = chainer.as_array(other), self._normalization.x.data
+        x = self._normalization.x.data
         alike = type(array) is type(x) and (array.shape, array.dtype) == (x.shape, x.dtype)
         return _PendingSum(self, other, inputs) if alike else None
 

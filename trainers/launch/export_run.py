@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from recipes.errors import InputRefused, refuse_unreachable
-from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.open import CODE, OpenedRecipe, open_recipe
 from recipes.schema.image_size import evaluated_size
 from trainers.datasets.augmented import augmented_samples
 from trainers.launch.score_run import checkpoint_called
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint, refuse_foreign, weights_of
+from trainers.runs.identity import changes, own_code, read_identity, sha256_of_files
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, require_run, write_whole
 
 
@@ -36,8 +37,9 @@ def export_run(
         the file, warnings, and whether it was written: one of `safetensors` in the folder that holds the same weights
         is left as it is, whatever its metadata, which an older version wrote otherwise.
     Raises:
-        InputRefused: there is no such format, run or checkpoint; the model cannot be exported; the file is there
-            already, if `out` is None with other content, has another suffix or cannot be written.
+        InputRefused: there is no such format, run or checkpoint; the model cannot be exported, or for `onnx` its code
+            has changed since the run; the file is there already, if `out` is None with other content, has another
+            suffix or cannot be written.
     """
     if form not in ("onnx", "safetensors"):
         raise InputRefused(f"{form!r} is no format of a model; write onnx or safetensors")
@@ -47,6 +49,10 @@ def export_run(
     require_run(folder)
     words = vocabulary(allow_code=allow_code)
     opened = open_recipe(folder / RECIPE, vocabulary=words, allow_code=allow_code, of_run=True)
+    if changed := _changed_code(folder, opened):
+        changed = f"{folder} was trained with other {changed}; {folder / CODE} has the run's code"
+        if form == "onnx":
+            raise InputRefused(f"{changed}: put that back, or run the command in that folder")
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
 
@@ -54,11 +60,14 @@ def export_run(
     from trainers.training.build import drawn_model
 
     model, notes = drawn_model(opened.recipe, opened.dataset), [*opened.warnings]
+    notes += [f"{changed}; the weights are the run's all the same"] if changed else []
     with refuse_foreign(path):
         load_into(model, None, content)
     facts = {"recipe": opened.recipe.name, "checkpoint": path.name, "dataset": opened.dataset.name}
     facts |= {name: json.dumps(getattr(opened.dataset, name)) for name in ("mean", "std")}
     facts["augmentation.eval"] = json.dumps(opened.tree["augmentation"]["eval"])
+    if opened.recipe.evaluation.flipped:
+        facts["evaluation.flipped"] = "true"
     if form == "onnx":
         from trainers.models.onnx_graph import onnx_model
 
@@ -83,6 +92,17 @@ def export_run(
     except OSError as error:
         raise InputRefused(f"{file} cannot be written: {error.strerror}; give another -o") from error
     return file, notes, True
+
+
+def _changed_code(folder: Path, opened: OpenedRecipe) -> str | None:
+    """In words which files of own code that make the model and its images are not the run's; None where all are."""
+    trees = [opened.tree["model"], opened.tree["augmentation"]["eval"]]
+    now = sha256_of_files(own_code(trees, opened.code_folders))
+    before = (read_identity(folder) or {}).get("code")
+    if not isinstance(before, Mapping):
+        return None
+    before = {name: digest for name, digest in before.items() if name in now}
+    return changes({"code": before}, {"code": now}).get("code")
 
 
 def _saved(arrays: Mapping[str, np.ndarray], facts: Mapping[str, str]) -> bytes:

@@ -106,7 +106,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.build import require_trainable  # and Chainer
 
-        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=device == "gpu"):
+        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=device == "gpu", is_new=files):
             more = f" and {len(unreached) - _MAX_NAMED} more" if len(unreached) > _MAX_NAMED else ""
             named = ", ".join(unreached[:_MAX_NAMED]) + more
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"

@@ -10,6 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.functions.noise import dropout as dropout_module
+from chainer.functions.util import forget as forget_module
 
 from recipes.planning.random_bits import Draws, draws, word
 
@@ -73,7 +74,8 @@ class KeyedDropout(chainer.LinkHook):
     """Masks of `F.dropout` keyed by (seed, epoch, index, layer path), in effect inside a `with`.
 
     A sample's mask does not depend on the samples beside it, nor on the worker. The layer path is that of the innermost
-    link that calls `F.dropout`, and the number of the call within it.
+    link that calls `F.dropout`, and the number of the call within it. What `F.forget` computes again in backward, after
+    the `with`, has the same masks.
 
     Args:
         model: its paths name the layers.
@@ -91,12 +93,14 @@ class KeyedDropout(chainer.LinkHook):
 
     def __enter__(self) -> KeyedDropout:
         super().__enter__()
-        self._forward = dropout_module.Dropout.forward
+        self._forward, self._forgetting = dropout_module.Dropout.forward, forget_module.Forget.forward
         dropout_module.Dropout.forward = self._patched(self._forward)
+        forget_module.Forget.forward = self._patched_forget(self._forgetting)
         return self
 
     def __exit__(self, *exception: object) -> None:
         dropout_module.Dropout.forward = self._forward
+        forget_module.Forget.forward = self._forgetting
         super().__exit__(*exception)
 
     def forward_preprocess(self, args: Any) -> None:
@@ -136,6 +140,23 @@ class KeyedDropout(chainer.LinkHook):
             if node.mask is None:
                 mask = self.mask(inputs[0].shape, node.dropout_ratio, inputs[0].dtype)
                 node.mask = chainer.backend.get_array_module(inputs[0]).asarray(mask)
+            return forward(node, inputs)
+
+        return keyed
+
+    def _patched_forget(self, forward: Any) -> Any:
+        def keyed(node: Any, inputs: tuple[np.ndarray, ...]) -> Any:
+            func, stack, calls = node.func, [*self._stack], self._calls.copy()
+
+            def again(*variables: chainer.Variable) -> Any:
+                if not chainer.config.in_recomputing:
+                    return func(*variables)
+                same = KeyedDropout(self._model, seed=self._seed, epochs=self._epochs, indices=self._indices)
+                same._stack, same._calls = [*stack], calls.copy()
+                with same:
+                    return func(*variables)
+
+            node.func = again
             return forward(node, inputs)
 
         return keyed

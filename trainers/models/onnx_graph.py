@@ -106,6 +106,10 @@ class _Graph:
         if kind not in _OPERATORS:
             what = f"the model calls Chainer's function {kind}, which has no operator of ONNX here"
             raise InputRefused(f"{what}; those that have one: {', '.join(sorted(_OPERATORS))}")
+        if kind == "BroadcastTo" and self._expands_for_images(call, twin):
+            inputs = [self._name_of(call[1][0], twin[1][0], kind), self._shape_for_images(call[2][0])]
+            self._names[id(twin[2][0])] = self._node("Expand", inputs, call[2][0])
+            return
         made, other = (_OPERATORS[kind](function, inputs, outputs[0]) for function, inputs, outputs in (call, twin))
         operator, more, attributes = made
         if (operator, attributes) != (other[0], other[2]) or not all(map(np.array_equal, more, other[1])):
@@ -153,10 +157,19 @@ class _Graph:
         if not ((array == array[:1]).all() and (twin == array[:1]).all()):
             what = f"{kind} gets an array that the model computes from its images without functions of Chainer"
             raise InputRefused(f"{what}; use chainer.functions, so that it can be exported")
+        shape = self._shape_for_images(array)
+        return self._node("Expand", [self._constant(array[:1]), shape], array)
+
+    def _expands_for_images(self, call: Call, twin: Call) -> bool:
+        """Whether a function repeats what no image changes, such as a weight, for each image."""
+        shapes = [(number, *call[2][0].shape[1:]) for number in _IMAGES]
+        return [call[2][0].shape, twin[2][0].shape] == shapes and np.array_equal(call[1][0], twin[1][0])
+
+    def _shape_for_images(self, array: np.ndarray) -> str:
+        """The shape of an array whose first axis is that of the images, for as many as there are."""
         images = [self._node("Shape", ["images_NCHW"], np.empty(0), start=0, end=1)]
         inner = self._constant(np.array(array.shape[1:], dtype=np.int64))
-        shape = self._node("Concat", [*images, inner], np.empty(0), axis=0)
-        return self._node("Expand", [self._constant(array[:1]), shape], array)
+        return self._node("Concat", [*images, inner], np.empty(0), axis=0)
 
 
 def _kind(call: Call) -> str:

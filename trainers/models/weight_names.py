@@ -28,7 +28,7 @@ def torch_names(model: chainer.Link) -> dict[str, str]:
     >>> names["/res3/a/residual_conv/bn/gamma"], names["/res3/b1/conv2/conv/W"]
     ('layer2.0.downsample.1.weight', 'layer2.1.conv2.weight')
     """
-    if not isinstance(model, BasicNetwork | ResNet):
+    if type(model) not in (BasicNetwork, ResNet):  # a class of one's own that derives from it may have other layers
         return {}
     names = {}
     for path in weights_of(model):
@@ -106,16 +106,16 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
         found = {path: array for path, array in arrays.items() if path in own}
         others = arrays.keys() - own.keys()
     for layer in init.except_:
-        if not any(_is_in(name, [layer]) for name in (*own, *foreign.values(), *arrays)):
+        if not any(is_in(name, [layer]) for name in (*own, *foreign.values(), *arrays)):
             raise InputRefused(f"init.except: there is no layer {layer} in the model, nor in {init.weights}")
 
     def excepted(path: str) -> bool:
-        return _is_in(path, init.except_) or _is_in(foreign.get(path, path), init.except_)
+        return is_in(path, init.except_) or is_in(foreign.get(path, path), init.except_)
 
     wanted = [path for path in (foreign if is_foreign else own) if not excepted(path)]
     faults = {
         "lacks": [path for path in wanted if path not in found],
-        "has, and the model lacks,": [name for name in others if not _is_in(name, init.except_)],
+        "has, and the model lacks,": [name for name in others if not is_in(name, init.except_)],
         "has in another shape": [path for path in wanted if path in found and found[path].shape != own[path].shape],
     }
     for what, names in faults.items():
@@ -131,7 +131,7 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
     return {path: found[path] for path in wanted}
 
 
-def _is_in(name: str, layers: Iterable[str]) -> bool:
+def is_in(name: str, layers: Iterable[str]) -> bool:
     """Whether an array, by its path here or its name in PyTorch, is of one of the layers."""
     parts = name.replace("/", ".").strip(".") + "."
     return any(parts.startswith(layer.replace("/", ".").strip(".") + ".") for layer in layers)

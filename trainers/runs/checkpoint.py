@@ -47,14 +47,15 @@ class CheckpointContent(NamedTuple):
 def weights_of(model: chainer.Link) -> dict[str, np.ndarray]:
     """Parameters and persistent values (running statistics among them) by path; the model's own arrays, not copies."""
     arrays = {path: parameter.array for path, parameter in model.namedparams()}
-    for path, link, name in _persistents(model):
+    for path, link, name in persistents_of(model):
         value = getattr(link, name)
         if value is not None:
             arrays[path] = _as_array(value)
     return arrays
 
 
-def _persistents(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:
+def persistents_of(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:
+    """The path of each persistent value, its link and its name there."""
     for path, link in model.namedlinks():
         for name in link._persistent:
             yield f"{path.rstrip('/')}/{name}", link, name
@@ -272,7 +273,7 @@ def load_into(
     """
     weights, state = content.weights, content.state
     copy_arrays(weights, weights_of(model), "weights")
-    for path, link, name in _persistents(model):
+    for path, link, name in persistents_of(model):
         if not isinstance(getattr(link, name), chainer.get_array_types()) and path in weights:
             setattr(link, name, weights[path].item())
     if optimizer is not None:

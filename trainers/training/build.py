@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from recipes.errors import InputRefused, RecipeError
 from recipes.planning.cluster import GradientExchange
+from recipes.planning.division import divide
 from recipes.planning.memory import Model
 from recipes.reading.read import Reading
 from recipes.schema import Dataset, Recipe, Updater
@@ -35,7 +37,8 @@ from trainers.gradients.local_steps import LocalExchange
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in, images_dtype
 from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
-from trainers.models.keyed_random import draw_initial_weights
+from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
+from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
 from trainers.optimizers.hyperparameters import parameters_named, set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
@@ -43,7 +46,7 @@ from trainers.runs.identity import is_of_the_user
 
 AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
 _LOOKED = 2000  # samples whose size is looked at before a run
-_SHOWN = 5  # paths of parameters in a message
+_MOST_NAMED = 5  # paths of parameters in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,21 +158,24 @@ def drawn_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
     return _with_weights(build_model(recipe, dataset, sides=sides), recipe, dataset)
 
 
-def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) -> list[str]:
+def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False, is_new: bool = True) -> list[str]:
     """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
 
     Args:
         on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
+        is_new: it will begin with its initial weights, not with those of a checkpoint.
     Returns:
         Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
     Raises:
-        InputRefused: its constructor, forward or backward fails, or gives no logits or no gradient; it has no
-            parameters, or one without a shape, or a normalisation over the batch that is not `BatchNormalization`; the
-            loss wants something that it does not have.
+        InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
+            gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
+            number, or a normalisation over the batch that is not `BatchNormalization`; its constructor sets values that
+            the seed draws again; the loss wants something that it does not have.
     """
     name = type(recipe.model).__name__
     try:
-        model = build_model(recipe, dataset)
+        with AsInitialized() as initialized:
+            model = build_model(recipe, dataset)
     except InputRefused:
         raise
     except Exception as error:
@@ -179,12 +185,22 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False)
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
+    if is_new and (changed := _drawn_again(initialized.changed(model), recipe)):
+        raise InputRefused(
+            f"the model, {name}: its constructor sets values of {_some(changed)}, which the recipe's seed would draw "
+            "again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make it "
+            "`chainer.Parameter(array)`, or name a file of weights in the recipe: `init: {weights: FILE.safetensors}`"
+        )
     image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
     unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
     try:
-        NormGroups(recipe.evaluation).install(_with_weights(model, recipe, dataset))
+        require_one_path(model)
+        require_numbers(model)
+        norm_groups = NormGroups(recipe.evaluation)
+        norm_groups.install(_with_weights(model, recipe, dataset))
     except (TypeError, ValueError) as error:
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+    _require_gradients(model, name, image_CHW, dataset.num_classes, norm_groups=norm_groups)
     if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
@@ -209,7 +225,7 @@ def require_named_parameters(recipe: Recipe, dataset: Dataset, reading: Reading)
         RecipeError: with the places of all such entries.
     """
     model = drawn_model(recipe, dataset)
-    shown = ", ".join(sorted(path for path, _ in model.namedparams())[:_SHOWN])
+    shown = ", ".join(sorted(path for path, _ in model.namedparams())[:_MOST_NAMED])
     way_out = f"write what it has, with paths such as {shown}, or take the entry out"
     for index, entry in enumerate(recipe.learning_rate.factors):
         if not parameters_named(entry.parameters, model):
@@ -224,33 +240,72 @@ def require_named_parameters(recipe: Recipe, dataset: Dataset, reading: Reading)
 
 
 def _require_gradients(
-    model: chainer.Chain, name: str, image_CHW: np.ndarray, num_classes: int, *, compute: str = "float32"
+    model: chainer.Chain,
+    name: str,
+    image_CHW: np.ndarray,
+    num_classes: int,
+    *,
+    compute: str = "float32",
+    norm_groups: NormGroups | None = None,
 ) -> list[str]:
     """Paths of the parameters that two images give no gradient; refused is a model that trains none, or whose logits
-    are not (2, num_classes)."""
+    are not (2, num_classes).
+
+    Args:
+        norm_groups: of the model: forward is that of training, of one norm group; None: that of evaluation.
+    """
     images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
-    what = "forward"
+    how = f" in {compute}" if compute in HALVES else "" if norm_groups is None else " in training"
+    what, random = "forward", np.random.get_state()
     try:
-        with chainer.using_config("train", False):
+        with chainer.using_config("train", False) if norm_groups is None else _training_of_two(model, norm_groups):
             logits = forward_in(model, compute)(images_NCHW)
         what = "backward"
         model.cleargrads()
         if isinstance(logits, chainer.Variable):
             chainer.functions.sum(logits).backward()
     except Exception as error:
-        what = f"{what} in {compute}" if compute in HALVES else what
-        what = f"its {what} fails on images of {size}, channels, height and width: {one_line(error)}"
+        what = f"its {what}{how} fails on images of {size}, channels, height and width: {one_line(error)}"
         way_out = "correct it, or set precision.compute to float32" if compute in HALVES else "correct it"
         raise InputRefused(f"the model, {name}: {what} ({_own_place(error)}); {way_out}") from error
+    finally:
+        if norm_groups is not None:  # a run in this process draws as if nothing had been tried
+            np.random.set_state(random)
     if getattr(logits, "shape", None) != (2, num_classes):
         raise InputRefused(
-            f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}, and "
-            f"the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes outputs"
+            f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}{how}, "
+            f"and the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes "
+            "outputs"
         )
     unreached = [path for path, parameter in sorted(model.namedparams()) if parameter.grad is None]
     if len(unreached) == len(list(model.params())):
         raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
     return unreached
+
+
+@contextmanager
+def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[None]:
+    """Forward within is that of training, of two samples in one norm group."""
+    division = divide(global_batch_size=2, norm_span=2, workers=1, micro_batch_size=2)
+    norm_groups.begin_update(division)
+    norm_groups.begin_micro_batch(division.micro_batches(0)[0])
+    indices = np.arange(2)
+    with chainer.using_config("train", True), KeyedDropout(model, seed=0, epochs=0 * indices, indices=indices):
+        yield
+
+
+def _drawn_again(paths: Sequence[str], recipe: Recipe) -> list[str]:
+    """Those of the paths whose values are not taken from the file of `recipe.init`."""
+    if recipe.init is None:
+        return [*paths]
+    from trainers.models.weight_names import is_in  # and ChainerCV
+
+    return [path for path in paths if is_in(path, recipe.init.except_)]
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    return ", ".join(paths[:_MOST_NAMED]) + more
 
 
 def _own_place(error: Exception) -> str:
@@ -330,7 +385,8 @@ def _extremes(samples: Any) -> list[int]:
 
 def _with_weights(model: chainer.Chain, recipe: Recipe, dataset: Dataset) -> chainer.Chain:
     """Draw initial weights by the recipe's seed; before, lazy layers get their shapes from a forward of one image."""
-    if any(parameter.array is None for parameter in model.params()):
+    waits = any(parameter.array is None for parameter in model.params())
+    if waits or any(getattr(link, "avg_mean", 0) is None for link in model.links()):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             model(example_image(recipe, dataset)[np.newaxis])
     draw_initial_weights(model, seed=recipe.seed)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from recipes.schema import Dataset, Recipe
 from trainers.datasets.inspection import class_names
@@ -47,7 +46,7 @@ def write_samples(
     target = folder / EVALUATION
     target.mkdir(exist_ok=True)
     for at, shown in enumerate(evaluated_samples(recipe, dataset, worst)):
-        image = Image.fromarray(shown.image_HWC[..., 0] if shown.image_HWC.shape[-1] == 1 else shown.image_HWC)
+        image = shown.picture
         image.thumbnail((_LARGEST, _LARGEST))
         image.save(target / f"worst-{at:02d}.png")
     facts = {

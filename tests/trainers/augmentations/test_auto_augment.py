@@ -87,6 +87,12 @@ def test_float32_is_rounded_to_8_bits_and_stays_float32(channels):
     assert operated(between, []) is between
 
 
+def test_float32_beyond_the_levels_is_black_or_white():
+    overshot_HWC = np.array([-40.0, -0.6, 254.4, 255.6, 300.0], np.float32).reshape(1, -1, 1)
+    result = operated(overshot_HWC, [ImageOps.invert])
+    assert result.ravel().tolist() == [255, 255, 1, 0, 0]
+
+
 def test_the_magnitudes_of_rand_augment_by_hand():
     """timm's increasing table at magnitude 9 of 10, 16 x 12 pixels."""
     actual = [described(operation) for operation in auto_augment.rand_augment_operations(0.9, -1, NEAREST, 16, 12)]

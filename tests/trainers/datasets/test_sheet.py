@@ -33,6 +33,13 @@ def test_training_samples_are_those_of_the_run_with_normalisation_undone():
         assert each.caption == str(label)
 
 
+@pytest.mark.parametrize("channels", range(1, 7))
+def test_a_picture_has_three_channels_or_the_first(channels):
+    image_HWC = np.random.default_rng(0).integers(0, 256, (4, 5, channels), dtype=np.uint8)
+    picture = np.asarray(Shown(image_HWC=image_HWC, caption="").picture)
+    np.testing.assert_array_equal(picture, image_HWC if channels == 3 else image_HWC[:, :, 0])
+
+
 def test_another_epoch_shows_other_samples_and_the_same_again():
     recipe = opened()
     first, second, again = (

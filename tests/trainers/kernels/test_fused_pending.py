@@ -108,6 +108,12 @@ def normalised_twice(net, x, of):
     return F.relu(of(net.bn(h))) + F.relu(of(net.other_bn(h)))
 
 
+def summand_added_again(net, x, of):
+    h = of(net.bn(net.conv(x)))
+    y = h + net.other_conv(x)
+    return F.relu(h + y) + F.relu(y + h)
+
+
 OTHERS = {
     "sigmoid": lambda net, x, of: F.sigmoid(of(net.bn(net.conv(x)))),
     "number": lambda net, x, of: of(net.bn(net.conv(x))) + 1.0,
@@ -120,6 +126,7 @@ OTHERS = {
     "convolution used": with_convolution,
     "convolution used before": with_convolution_before,
     "normalised twice": normalised_twice,
+    "summand added again": summand_added_again,
     "used before relu": lambda net, x, of: (lambda h: F.sigmoid(h) * F.relu(h))(of(net.bn(net.conv(x)))),
 }
 

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import onnxruntime
 import pytest
+import yaml
 from safetensors.numpy import load_file, safe_open, save_file
 
 from recipes.errors import InputRefused, RecipeError
@@ -53,6 +54,16 @@ def test_exported_weights_are_what_evaluation_scores(recipe, source):
     with safe_open(recipe.parent / "w.safetensors", "np") as file:
         assert file.metadata()["recipe"] == "digits-baseline"
         assert json.loads(file.metadata()["augmentation.eval"])[-1]["kind"] == "Normalize"
+
+
+def test_a_score_with_mirror_images_is_in_the_metadata(source, tmp_path):
+    run = shutil.copytree(source, tmp_path / "run")
+    tree = yaml.safe_load((run / "recipe.yaml").read_text())
+    tree["evaluation"]["flipped"] = True
+    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    file, *_ = export_run(run, form="safetensors", out=tmp_path / "w.safetensors")
+    with safe_open(file, "np") as opened_file:
+        assert opened_file.metadata()["evaluation.flipped"] == "true"
 
 
 def test_every_export_of_a_checkpoint_has_the_same_bytes(source, tmp_path):

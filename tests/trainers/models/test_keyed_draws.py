@@ -156,6 +156,37 @@ def test_outside_of_the_context_dropout_is_chainers_own_again(model_and_images):
     assert F.noise.dropout.Dropout.forward is before
 
 
+class Forgetful(chainer.Chain):
+    """A layer between dropouts, computed once, or again in backward."""
+
+    def __init__(self, forgets):
+        super().__init__()
+        self.forgets = forgets
+        with self.init_scope():
+            self.fc = L.Linear(6, 6)
+
+    def forward(self, x):
+        h = F.dropout(x, 0.2)
+        return F.dropout(F.forget(self.inner, h) if self.forgets else self.inner(h), 0.2)
+
+    def inner(self, h):
+        return F.dropout(self.fc(F.dropout(h, 0.3)), 0.4)
+
+
+def test_what_is_forgotten_and_computed_again_has_the_same_masks():
+    def results(forgets):
+        model = chainer.Sequential(L.Linear(5, 6), Forgetful(forgets), Forgetful(forgets))
+        draw_initial_weights(model, seed=0)
+        with chainer.using_config("train", True), KeyedDropout(model, seed=0, epochs=np.zeros(8), indices=np.arange(8)):
+            y = model(np.random.RandomState(0).rand(8, 5).astype(np.float32))
+        model.cleargrads()
+        F.sum(y**2).backward()
+        return [y.array, *(parameter.grad for _, parameter in sorted(model.namedparams()))]
+
+    for one, other in zip(results(forgets=True), results(forgets=False), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_rows_that_are_not_samples_are_refused(model_and_images):
     model, _ = model_and_images
     with pytest.raises(ValueError, match=r"dropout in the model on 3 rows for 8 samples"):

@@ -89,6 +89,28 @@ def test_functions_that_only_models_of_users_call():
     np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5 * np.abs(ours).max())
 
 
+class Scaled(chainer.Chain):
+    """Weights that are broadcast to the images, by Chainer's layer too."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.gain = chainer.Parameter(np.array([1.5, -2.0, 0.5], np.float32).reshape(1, 3, 1, 1))
+            self.shift = chainer.Parameter(np.array([0.5, 1.0, -1.0], np.float32).reshape(3, 1, 1))
+            self.scale = L.Scale(axis=1, W_shape=(3,), bias_term=True)
+        self.scale.W.array[...], self.scale.bias.b.array[...] = [0.3, 0.2, 0.1], [3, 2, 1]
+
+    def forward(self, x):
+        h = F.relu(x * F.broadcast_to(self.gain, x.shape) + F.broadcast_to(self.shift, x.shape))
+        return F.sum(self.scale(h), axis=(2, 3))
+
+
+@pytest.mark.parametrize("num_images", [1, 4])
+def test_weights_are_broadcast_to_any_number_of_images(num_images):
+    ours, theirs = both(Scaled(), (3, 5, 5), num_images)
+    np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5)
+
+
 class Refused(chainer.Chain):
     def __init__(self, forward):
         super().__init__()

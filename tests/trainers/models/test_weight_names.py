@@ -1,8 +1,10 @@
 """Weights of a file become those of a model, by the names of a checkpoint and by torchvision's."""
 
 import chainer
+import chainer.links as L
 import numpy as np
 import pytest
+from chainercv.links.model.resnet import ResNet
 from safetensors.numpy import save_file
 
 from recipes.errors import InputRefused
@@ -48,6 +50,22 @@ def test_weights_of_a_checkpoint_are_taken_but_for_the_excepted_layer(tmp_path):
     assert (model.conv2.W.array == source.conv2.W.array).all()
     assert (model.bn1.avg_var == source.bn1.avg_var).all()
     assert (model.fc.W.array == before).all()
+
+
+class WithHead(ResNet):
+    """ChainerCV's ResNet-50 with two layers in place of its last."""
+
+    def __init__(self):
+        super().__init__(50, n_class=10, arch="fb", fc_kwargs={})
+        self.pick = "pool5"
+        del self.fc6
+        with self.init_scope():
+            self.hidden, self.out = L.Linear(2048, 8), L.Linear(8, 10)
+            self.gate = chainer.Sequential(chainer.Sequential(L.Linear(10, 10)))
+
+
+def test_a_model_derived_from_a_resnet_keeps_its_own_names():
+    assert torch_names(WithHead()) == {}
 
 
 @pytest.mark.parametrize(

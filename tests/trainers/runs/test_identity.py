@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes.errors import InputRefused
 from trainers.datasets import ImageFolder
+from trainers.launch.export_run import export_run
 from trainers.runs.identity import changes, own_code, read_identity, write_identity
 
 KILOBATCH = [sys.executable, "-P", "-m", "kilobatch"]
@@ -214,6 +216,22 @@ def test_edited_code_is_refused_then_accepted_and_recorded(moved):
     assert done.returncode == 0, done.stderr
     assert "warning: goes on from update 5 with changed code: parts.py has changed" in done.stdout
     assert read_identity(moved / "b")["accepted"][0]["from_update"] == 5
+
+
+def test_edited_code_is_refused_for_onnx_and_named_for_weights(moved, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(moved)
+    written(moved, netting=NET, parts=f"{PARTS}\n# edited\n")
+    with pytest.raises(
+        InputRefused, match=r"^b was trained with other code: parts\.py has changed; b/code has the run"
+    ):
+        export_run(Path("b"), form="onnx", allow_code=True)
+    (note,) = export_run(Path("b"), form="safetensors", allow_code=True)[1]
+    assert note.endswith(
+        "code: parts.py has changed; b/code has the run's code; the weights are the run's all the same"
+    )
+    monkeypatch.chdir(moved / "b/code")
+    assert export_run(Path(".."), form="onnx", allow_code=True) == (Path("../model.onnx"), [], True)
 
 
 def test_swapped_classes_are_refused_by_name(moved):

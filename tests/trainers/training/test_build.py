@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
+from recipes.schema import Init
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
-from trainers.training.build import build, build_model, require_trainable
+from trainers.models.batch_norm import NormGroups
+from trainers.training.build import build, build_model, drawn_model, require_trainable
 
 NORMALIZE = "{kind: Normalize, with: digits}"
 
@@ -248,7 +251,34 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
             "seed=0",
             "Own, cannot be trained: parameter /lost/W has no shape yet: give its l",
         ),
+        (
+            "self.fc = self.again = L.Linear(64, num_classes)",
+            "seed=0",
+            "Own, cannot be trained: /fc/W is also /again/W, and would be",
+        ),
+        (
+            "self.fc = L.Linear(64, num_classes); self.fc.b.array[...] = -5",
+            "seed=0",
+            "Own: its constructor sets values of /fc/b, which the recipe's seed would draw again; give the layer an",
+        ),
+        (
+            "self.fc = L.Linear(64, num_classes); self.add_persistent('note', 'hello')",
+            "seed=0",
+            "Own, cannot be trained: the persistent value /note, of str, is no number and no array of numbers, which",
+        ),
         ("self.fc = L.Linear(3, num_classes)", "seed=0", "Own: its forward fails on images of 1x8x8, channels, height"),
+        (
+            "self.fc = L.Linear(64, num_classes); "
+            "self.out = lambda x: (self.fc(x), 0) if chainer.config.train else self.fc(x)",
+            "seed=0",
+            "Own, makes tuple of two images of 1x8x8 in training, and the logits of 10 classes are (2, 10)",
+        ),
+        (
+            "self.fc, F = L.Linear(64, num_classes), chainer.functions; "
+            "self.out = lambda x: self.fc(F.reshape(F.dropout(F.reshape(x, (-1, 8))), (-1, 64)))",
+            "seed=0",
+            "Own: its forward in training fails on images of 1x8x8, channels, height and width: ValueError: dropout in",
+        ),
         ("self.fc, self.forward = L.Linear(64, num_classes), None", "seed=0", "Own, has no method `forward(self"),
         (
             "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(x.astype('f'))",
@@ -291,6 +321,21 @@ def test_a_model_for_a_gpu_is_not_tried_in_16_bits_on_the_cpu(tmp_path, monkeypa
         require_startable(opened, ranks=1, files=False)
 
 
+@pytest.mark.parametrize(("init", "named"), [(None, "/a/b, /fc/b"), (("fc",), "/fc/b"), ((), None)])
+def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_replaces(
+    init, named, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    layers = "self.a, self.fc = L.Linear(64, 64), L.Linear(64, 10); self.a.b.array[...] = self.fc.b.array[...] = 1"
+    (tmp_path / "mine_set.py").write_text(OWN.format(layers=f"{layers}; self.out = lambda x: self.fc(self.a(x))"))
+    how = {"vocabulary": vocabulary(allow_code=True), "overrides": ["model={kind: mine_set.Own}"], "allow_code": True}
+    opened = open_recipe("digits/baseline", **how)
+    recipe = opened.recipe if init is None else replace(opened.recipe, init=Init(weights="w.safetensors", except_=init))
+    assert require_trainable(recipe, opened.dataset, is_new=False) == []
+    with pytest.raises(InputRefused, match=f"sets values of {named}, which") if named else nullcontext():
+        require_trainable(recipe, opened.dataset)
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "unreached"),
     [
@@ -299,6 +344,12 @@ def test_a_model_for_a_gpu_is_not_tried_in_16_bits_on_the_cpu(tmp_path, monkeypa
             "mine_cut",
             "self.a, self.fc = L.Linear(64, 9), L.Linear(9, 10); self.out = lambda x: self.fc(self.a(x).array)",
             "kilobatch: warning: no gradient reaches /a/W, /a/b: at most weight decay",
+        ),
+        (
+            "mine_normal",
+            "self.n = L.BatchNormalization(axis=(0, 2, 3), use_gamma=False, use_beta=False); "
+            "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(self.n(x))",
+            "",
         ),
     ],
 )
@@ -315,6 +366,7 @@ def test_a_model_of_ones_own_is_let_through_and_what_it_does_not_train_is_named(
     said = capsys.readouterr().err
     assert said.startswith(unreached)
     assert bool(said) == bool(unreached)
+    NormGroups(opened.recipe.evaluation).install(drawn_model(opened.recipe, opened.dataset))  # as ranks do
 
 
 def test_a_threshold_below_what_smoothing_gives_every_class_is_refused_at_once():
