@@ -135,13 +135,16 @@ def _rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def write_site(recipes: Sequence[Listed], folder: Path) -> int:
-    """Write the pages into a folder; returns their number.
+    """Write the pages into a folder, without those of recipes that are no longer listed; returns their number.
 
     Raises:
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pages = {_file(one.name): _page(one) for one in recipes} | {"index.html": _index(recipes)}
+    for old in folder.glob("recipe-*.html"):
+        if old.name not in pages:
+            old.unlink()
     for name, text in pages.items():
         (folder / name).write_text(text, encoding="utf-8", errors="replace")
     return len(pages)

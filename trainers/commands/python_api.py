@@ -140,13 +140,13 @@ class Run:
         """Score a checkpoint; the options are those of `score_run`: checkpoint, split, data, allow_code, device."""
         from trainers.launch.score_run import score_run
 
-        return score_run(self.folder, **_with_paths(options))
+        return score_run(self.folder, **_as_options(options))
 
     def export(self, form: str, **options: Any) -> Path:
         """Write `onnx` or `safetensors`; the options are those of `export_run`: out, checkpoint, allow_code."""
         from trainers.launch.export_run import export_run
 
-        file, notes, _ = export_run(self.folder, form=form, **_with_paths(options))
+        file, notes, _ = export_run(self.folder, form=form, **_as_options(options))
         print_warnings(notes)
         return file
 
@@ -239,7 +239,7 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
         if option not in known:
             raise InputRefused(f"kilobatch.train has no option {option}; {nearest(option, known, called='options')}")
     given = recipe.request if isinstance(recipe, OpenRecipe) else TrainRequest(recipe=str(recipe))
-    request = replace(given, workers=ranks, **_with_paths(options))
+    request = replace(given, workers=ranks, **_as_options(options))
     if out is None and request.resume:
         raise InputRefused("resume=True needs the folder of the run: write out=... too")
     if out is None and launched_ranks() is not None:
@@ -316,11 +316,17 @@ def _opened(recipe: OpenRecipe | str) -> OpenRecipe:
     return recipe if isinstance(recipe, OpenRecipe) else open(recipe)
 
 
-def _with_paths(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the texts of a notebook as paths where the commands take paths."""
-    return {
-        name: Path(value) if name in ("data", "out") and value is not None else value for name, value in options.items()
-    }
+def _as_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the texts of a notebook as paths or lists, where the commands take paths or lists."""
+    made = dict(options)
+    for name, value in options.items():
+        if name in ("data", "out") and value is not None:
+            made[name] = Path(value)
+        elif name == "accept_changed" and isinstance(value, str):
+            made[name] = tuple(value.replace(" ", "").split(","))
+        elif name == "overrides" and isinstance(value, str):
+            made[name] = (value,)
+    return made
 
 
 def _plain(value: Any) -> Any:

@@ -58,7 +58,9 @@ def listed():
 
 
 def test_pages_show_verdicts_differences_and_how_to_get_it(listed, tmp_path):
+    (tmp_path / "recipe-gone@1.html").touch()
     assert write_site([listed], tmp_path) == 2
+    assert not (tmp_path / "recipe-gone@1.html").exists()
     text = (tmp_path / "recipe-team~net@1.html").read_text()
     page = Page(text)
     assert {"batch.global", "32", "<script>512", "worse", "X"} <= set(page.cells)

@@ -65,8 +65,11 @@ def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_c
     (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\ndataset: own.yaml\nepochs: 1\n{own}")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     here = {"allow_code": True, "data": str(tmp_path / "data")}
-    run = kb.train("mine.yaml", ranks=1, out="run", report=False, **here)
+    run = kb.train("mine.yaml", ranks=1, out="run", report=False, overrides="seed=3", **here)
     assert run.folder.name == "run"
+    assert kb.open(run.folder / "recipe.yaml", allow_code=True).values["seed"] == 3
+    with pytest.raises(RecipeError, match="'cod' is neither code nor data"):
+        kb.train("mine.yaml", out="run", resume=True, accept_changed="data, cod", **here)
     assert run.evaluate(**here)["accuracy"] == run.accuracy
     assert run.export("safetensors", out="x.safetensors", allow_code=True) == Path("x.safetensors")
     assert Path("x.safetensors").stat().st_size > 1000
