@@ -154,10 +154,15 @@ def remove(
     from contextlib import ExitStack
 
     from recipes.errors import InputRefused
-    from trainers.runs.run_folder import lock_folder, require_run
+    from trainers.runs.run_folder import METRICS, RECIPE, RUN, lock_folder, require_run
 
     for run in runs:
         require_run(run)
+        if not any((run / name).is_file() for name in (RUN, METRICS)):
+            raise InputRefused(
+                f"{run} has a {RECIPE}, but no {RUN} and no {METRICS}: it may be a folder of yours, not a run's; "
+                "if it was a run, remove it with the system's own commands"
+            )
         if run.is_symlink():
             raise InputRefused(f"{run} is a link; name the run's folder: {run.resolve()}")
     runs = list({run.resolve(): run for run in runs}.values())
