@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -145,7 +146,8 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
     """What one checkpoint holds.
 
     Raises:
-        CheckpointError: a file is missing, differs from its checksum, or cannot be read although it does not.
+        CheckpointError: a file is missing, differs from its checksum, or cannot be read although it does not; or the
+            state is of another update than the folder's name.
     """
     try:
         manifest = (folder / _MANIFEST).read_text().splitlines()
@@ -215,11 +217,16 @@ def _state(file: Path, data: bytes) -> dict[str, Any]:
     given = state if isinstance(state, dict) else {}
     whole = {"update", "optimizer_steps"} <= given.keys()
     whole = whole and all(isinstance(given[key], kind) for key, kind in kinds.items() if key in given)
-    whole = whole and all(isinstance(count, int) for count in given["optimizer_steps"].values())
+    whole = whole and all(isinstance(count, int) and abs(count) < 2**63 for count in given["optimizer_steps"].values())
+    whole = whole and abs(given.get("epoch", 0)) < 2**63  # neither NaN nor infinite
     if best := given.get("best"):
         whole = whole and isinstance(best.get("checkpoint"), str) and isinstance(best.get("accuracy"), int | float)
     if not whole:
         raise CheckpointError(f"{file}: holds no state of a run")
+    named = re.fullmatch(r"update-(\d+)", file.parent.name)  # a user's copies have other names
+    if named and state["update"] != int(named[1]):
+        what = f"is the state after update {state['update']}, and its folder's name says {int(named[1])}"
+        raise CheckpointError(f"{file}: {what}; it was renamed or damaged")
     return state
 
 
@@ -234,7 +241,7 @@ def refuse_foreign(checkpoint: Path) -> Iterator[None]:
         yield
     except InputRefused:
         raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = f"{checkpoint}: its {_STATE} is not as a run writes it ({type(error).__name__}: {error})"
         raise CheckpointError(f"{what}; take another checkpoint") from error
 

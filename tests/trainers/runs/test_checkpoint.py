@@ -175,13 +175,33 @@ def test_a_broken_header_with_right_checksums_is_refused(write, data):
 
 
 @pytest.mark.parametrize(
-    "data", [b"[]", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"update": "3", "optimizer_steps": {}}']
+    "data",
+    [
+        *(b"[]", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"update": "3", "optimizer_steps": {}}'),
+        *(b'{"update": 3, "epoch": %s, "optimizer_steps": {}}' % epoch for epoch in (b"NaN", b"Infinity", b"9" * 400)),
+        b'{"update": 3, "optimizer_steps": {"": %s}}' % (b"9" * 400),
+    ],
+    ids=lambda data: data[:40],
 )
 def test_a_state_of_another_form_with_right_checksums_is_refused(write, data):
     folder = write(3)
     with_right_checksums(folder, "state.json", data)
     with pytest.raises(CheckpointError, match=r"state\.json: (not JSON|holds no state of a run)"):
         read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("update", [-5, 1, 1_000_000, 10**400], ids=lambda update: str(update)[:9])
+def test_a_state_of_another_update_than_its_folder_is_passed_over(tmp_path, write, update):
+    folder = write(2, 3)
+    with_right_checksums(folder, "state.json", json.dumps({"update": update, "optimizer_steps": {}}).encode())
+    newest, complaints = newest_checkpoint(tmp_path)
+    assert newest == tmp_path / "update-000002"
+    assert f"is the state after update {update}, and its folder's name says 3" in complaints[0]
+
+
+def test_a_copy_under_a_name_of_the_user_is_read(write):
+    folder = write(3)
+    assert read_checkpoint(folder.rename(folder.with_name("update-000003-good"))).state["update"] == 3
 
 
 def test_a_state_that_lacks_what_a_run_writes_is_refused_with_its_checkpoint(write):
