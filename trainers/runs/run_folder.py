@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -66,9 +66,20 @@ def require_run(folder: Path) -> None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """All checkpoints of a run's `checkpoints`, whole or not, oldest first; a user's copies have other names."""
-    named = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
-    return sorted((path for path in named if path.is_dir()), key=update_of)
+    """All checkpoints of a run's `checkpoints`, whole or not, oldest first; a user's copies have other names.
+
+    Raises:
+        FolderRefused: it is there and cannot be read.
+    """
+    try:
+        named = [name for name in os.listdir(folder) if name.startswith("update-")]
+        paths = (folder / name for name in named if name.removeprefix("update-").isdecimal())
+        return sorted((path for path in paths if path.is_dir()), key=update_of)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        what = f"{folder} cannot be read: {error.strerror}"
+        raise FolderRefused(f"{what}; check whether you may open it") from error
 
 
 def update_of(checkpoint: Path) -> int:
@@ -77,9 +88,11 @@ def update_of(checkpoint: Path) -> int:
 
 
 def newest_checkpoint_name(folder: Path) -> str | None:
-    """Path of the newest checkpoint in a run's folder, by its name alone; None if there is none."""
-    found = checkpoints_in(folder / CHECKPOINTS)
-    return str(found[-1]) if found else None
+    """Path of the newest checkpoint in a run's folder, by its name alone; None if none is seen."""
+    with suppress(FolderRefused):
+        if found := checkpoints_in(folder / CHECKPOINTS):
+            return str(found[-1])
+    return None
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
