@@ -299,10 +299,10 @@ def load_into(
 def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -> None:
     """Remove all but the newest `keep` checkpoints and the one called `best`.
 
-    Those after update `upto` do not count and stay: a resumed run has skipped them as damaged.
+    Those after update `upto` do not count and stay: a resumed run has skipped them as damaged. A link stays, too.
     """
     for old in [path for path in checkpoints_in(folder) if update_of(path) <= upto][:-keep]:
-        if old.name != best:
+        if old.name != best and not old.is_symlink():
             shutil.rmtree(old)
 
 

@@ -18,16 +18,19 @@ from typing import IO, Any
 import yaml
 
 from recipes.errors import InputRefused, printable
+from recipes.reading.open import CODE
 from recipes.reading.tree_diff import WORDS, without_place
 from recipes.reading.yaml import block_text
 from recipes.schema import Dataset
 from trainers.runs.errors import DISK_FULL, RankFailed
+from trainers.runs.stop_request import STOP_FILE
 
 RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 SESSION_START = b'"run_start"'  # in the first line of a session in METRICS
 SOURCES, EVALUATION = "sources", "evaluation"
+_WRITTEN_INTO = (LOG, METRICS, TRACE, PROFILE, CHECKPOINTS, EVALUATION, RANKS, SOURCES, CODE)  # the rest is replaced
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
@@ -112,7 +115,8 @@ def require_usable(folder: Path, *, resume: bool) -> None:
     """Refuse a folder that is not empty, unless it holds a run and `resume` is true.
 
     Raises:
-        FolderRefused: it is a file, or not empty without a run, or holds a run without `resume`.
+        FolderRefused: it is a file, or not empty without a run, or holds a run without `resume`, or one that would
+            have us write elsewhere, see `refuse_links`.
     """
     if folder.exists() and not folder.is_dir():
         raise FolderRefused(f"{folder} is a file; give --out a folder")
@@ -122,16 +126,46 @@ def require_usable(folder: Path, *, resume: bool) -> None:
         raise FolderRefused(f"{folder} is not empty, and holds no run; choose another --out")
     if not resume:
         raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
+    refuse_links(folder)
+    if (folder / STOP_FILE).is_dir():
+        raise FolderRefused(f"{folder / STOP_FILE} is a folder, and as a file asks a run to stop; rename it")
+    if (ranks := folder / RANKS).is_symlink() or (ranks.exists() and not ranks.is_dir()):
+        raise FolderRefused(f"{ranks} is no folder, and the ranks of a run write into it; remove it")
+
+
+def refuse_links(folder: Path, *names: str) -> None:
+    """Refuse a run's folder that is about to be written into where a link would lead that out of it.
+
+    A stranger's run could otherwise write to, or remove, any file of ours. `folder` may be a link itself, and so may
+    single checkpoints, which are only read.
+
+    Args:
+        names: what in the folder is to be written, with all below; by default all that a run writes into.
+    Raises:
+        FolderRefused: names the link.
+    """
+    inside = os.path.realpath(folder)
+    for top in (folder / name for name in names or _WRITTEN_INTO):
+        below = () if top.name == CHECKPOINTS or top.is_symlink() else top.rglob("*")
+        for path in (path for path in (top, *below) if path.is_symlink()):
+            if not Path(os.path.realpath(path)).is_relative_to(inside):
+                raise FolderRefused(
+                    f"{path} is a link that leads out of the run's folder, and would be written through; replace it by "
+                    "what it leads to, or give --out a folder on the other disk"
+                )
 
 
 def open_to_append(folder: Path, name: str) -> IO[bytes]:
     """Open a file for reading and appending, in a folder that is made if it does not exist.
 
     Raises:
-        FolderRefused: the folder or the file cannot be written.
+        FolderRefused: the folder or the file cannot be written, or is a link out of the folder, or no file.
     """
+    refuse_links(folder, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / name).exists() and not (folder / name).is_file():  # a named pipe would wait for its reader
+            raise FolderRefused(f"{folder / name} is no file; remove it, or choose another --out")
         return open(folder / name, "a+b")
     except OSError as error:
         raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
@@ -284,8 +318,10 @@ def write_run(
     if init := recipe.get("init"):
         own["init"] = {**init, "weights": INIT}
         if not (folder / INIT).exists() and Path(init["weights"]).exists():
-            shutil.copyfile(init["weights"], folder / f".{INIT}.partial")
-            (folder / f".{INIT}.partial").rename(folder / INIT)
+            partial = folder / f".{INIT}.partial"
+            partial.unlink(missing_ok=True)  # perhaps a stranger's link
+            shutil.copyfile(init["weights"], partial)
+            partial.rename(folder / INIT)
     names = folder / SOURCES / "paths.json"  # written last
     if not names.exists():
         names.parent.mkdir(exist_ok=True)
@@ -376,7 +412,9 @@ def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.unlink(missing_ok=True)  # of a killed process, or a stranger's link, which would be written through
+    with open(partial, "xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     partial.rename(path)
 
 
@@ -395,7 +433,12 @@ def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = F
     """From now on rank 0 logs everything, the others their warnings; with `to_file` into the run's log file as well.
 
     With `quiet` only `ENDING` and warnings are printed; the file has everything.
+
+    Raises:
+        FolderRefused: on rank 0, as `refuse_links`.
     """
+    if rank == 0:
+        refuse_links(folder)
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     handlers[0].setLevel(ENDING if quiet else logging.NOTSET)
     if to_file and rank == 0:

@@ -139,6 +139,16 @@ def test_the_newest_two_and_the_best_are_kept(tmp_path, write):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000002", "update-000005", "update-000006"]
 
 
+def test_a_link_to_a_checkpoint_elsewhere_is_not_pruned(tmp_path, write):
+    elsewhere = write(1, folder=tmp_path / "disk")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / elsewhere.name).symlink_to(elsewhere)
+    write(2, 3, folder=tmp_path / "run")
+    prune_checkpoints(tmp_path / "run", upto=3, keep=1, best=None)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["update-000001", "update-000003"]
+    assert any(elsewhere.iterdir())
+
+
 def test_damaged_ones_that_a_resumed_run_has_passed_over_do_not_count_as_the_newest(tmp_path, write):
     for update in (10, 20, 30, 40, 12, 14, 16):  # 20 to 40 were damaged, so the run went on from 10
         write(update)
