@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from recipes.errors import InputRefused
-from trainers.runs.run_folder import checkpoints_in, update_of
+from trainers.runs.run_folder import checkpoints_in, read_file, update_of
 
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
 _AVERAGES = "averages.safetensors"  # only where the recipe has a weight_average
@@ -150,10 +150,10 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
             state is of another update than the folder's name.
     """
     try:
-        manifest = (folder / _MANIFEST).read_text().splitlines()
+        manifest = read_file(folder / _MANIFEST).decode().splitlines()
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in manifest)}
         names = (_WEIGHTS, _OPTIMIZER, _STATE, *(name for name in (_AVERAGES, _PENDING, _RANKS) if name in sums))
-        data = {name: (folder / name).read_bytes() for name in names}
+        data = {name: read_file(folder / name) for name in names}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: not a whole checkpoint ({error})") from error
     for name, content in data.items():
@@ -180,7 +180,7 @@ def _of_ranks(arrays: Mapping[str, np.ndarray], file: Path) -> tuple[dict[str, n
     ranks: dict[int, dict[str, np.ndarray]] = {}
     for key, array in arrays.items():
         rank, colon, name = key.partition(":")
-        if not (colon and rank.isdecimal()):
+        if not (colon and re.fullmatch("[0-9]{1,9}", rank)):
             raise CheckpointError(f"{file}: {key} is of no rank")
         ranks.setdefault(int(rank), {})[name] = array
     if sorted(ranks) != list(range(len(ranks))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -31,6 +32,7 @@ ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "re
 SESSION_START = b'"run_start"'  # in the first line of a session in METRICS
 SOURCES, EVALUATION = "sources", "evaluation"
 _WRITTEN_INTO = (LOG, METRICS, TRACE, PROFILE, CHECKPOINTS, EVALUATION, RANKS, SOURCES, CODE)  # the rest is replaced
+_READ = (RUN, METRICS, TRACE, LOG, ENVIRONMENT, "identity.json")
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
@@ -127,10 +129,29 @@ def require_usable(folder: Path, *, resume: bool) -> None:
     if not resume:
         raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
     refuse_links(folder)
+    for name in _READ:
+        _require_file(folder / name)
     if (folder / STOP_FILE).is_dir():
         raise FolderRefused(f"{folder / STOP_FILE} is a folder, and as a file asks a run to stop; rename it")
     if (ranks := folder / RANKS).is_symlink() or (ranks.exists() and not ranks.is_dir()):
         raise FolderRefused(f"{ranks} is no folder, and the ranks of a run write into it; remove it")
+
+
+def _require_file(path: Path) -> None:
+    """Refuse a named pipe or a device in the place of a run's file: whoever opens it waits, perhaps for good."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FolderRefused(f"{path} is no file; remove it, or choose another --out")
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file of a run, which a stranger may have made.
+
+    Raises:
+        OSError: it cannot be read, or is a named pipe or a device, which could wait for good.
+    """
+    if path.is_fifo() or path.is_char_device():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return path.read_bytes()
 
 
 def refuse_links(folder: Path, *names: str) -> None:
@@ -164,8 +185,7 @@ def open_to_append(folder: Path, name: str) -> IO[bytes]:
     refuse_links(folder, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / name).exists() and not (folder / name).is_file():  # a named pipe would wait for its reader
-            raise FolderRefused(f"{folder / name} is no file; remove it, or choose another --out")
+        _require_file(folder / name)
         return open(folder / name, "a+b")
     except OSError as error:
         raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
@@ -336,7 +356,7 @@ def write_run(
 def environment_of(folder: Path) -> dict[str, Any]:
     """The environment in which a run's last session began; empty where it is lost or damaged."""
     try:
-        tree = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+        tree = json.loads(read_file(folder / ENVIRONMENT).decode())
     except (OSError, RecursionError, ValueError):
         return {}
     return tree if isinstance(tree, dict) and isinstance(tree.get("kernels", {}), dict) else {}

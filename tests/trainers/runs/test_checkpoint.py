@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import os
 
 import chainer
 import numpy as np
 import pytest
 from chainer import links as L
+from safetensors.numpy import save
 
 from trainers.runs.checkpoint import (
     CheckpointError,
@@ -212,6 +214,23 @@ def test_a_state_of_another_update_than_its_folder_is_passed_over(tmp_path, writ
 def test_a_copy_under_a_name_of_the_user_is_read(write):
     folder = write(3)
     assert read_checkpoint(folder.rename(folder.with_name("update-000003-good"))).state["update"] == 3
+
+
+@pytest.mark.parametrize("name", ["9" * 5000 + ":/fc/W", "²:/fc/W", "/fc/W"])
+def test_arrays_of_no_rank_are_refused(write, name):
+    folder = write(3, ranks=[{"/fc/W": np.zeros(1)}])
+    with_right_checksums(folder, "ranks.safetensors", save({name: np.zeros(1)}))
+    with pytest.raises(CheckpointError, match=r"ranks\.safetensors: .* is of no rank"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST", "weights.safetensors"])
+def test_a_named_pipe_in_a_checkpoint_is_not_waited_for(write, name):
+    folder = write(3)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=f"not a whole checkpoint .*it is no file.*{name}"):
+        read_checkpoint(folder)
 
 
 def test_a_state_that_lacks_what_a_run_writes_is_refused_with_its_checkpoint(write):

@@ -180,11 +180,14 @@ def test_a_file_is_not_written_through_a_link_in_place_of_its_partial_one(foreig
     [
         ("stop", Path.mkdir, lambda run: require_usable(run, resume=True)),
         ("ranks", Path.touch, lambda run: require_usable(run, resume=True)),
+        ("metrics.jsonl", os.mkfifo, lambda run: require_usable(run, resume=True)),
         ("log.txt", os.mkfifo, lock_folder),
     ],
 )
 def test_something_else_in_the_place_of_a_runs_own_file_is_refused(foreign, name, make, refuse):
     run, _ = foreign
+    (run / "run.yaml").touch()
+    (run / "metrics.jsonl").unlink()
     make(run / name)
     with pytest.raises(FolderRefused, match=f"{run / name} is (a folder|no folder|no file)"):
         refuse(run)
