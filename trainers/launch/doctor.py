@@ -21,7 +21,7 @@ from recipes.errors import InputRefused
 from trainers import compat, kernels
 from trainers.augmentations import decoders
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.cores import core_quota, usable_cores
+from trainers.runs.cores import core_quota, threads_from, usable_cores
 from trainers.runs.mpi_ranks import LOCAL_LAUNCH, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
 from trainers.training.device import INSTALL
 
@@ -234,8 +234,9 @@ def _gpus_of_driver() -> list[str]:
 def _machine(problems: list[Problem]) -> dict[str, Any]:
     cores = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS")
-    if threads and threads.isdigit() and int(threads) > cores:
+    if threads and ((number := threads_from(threads)) is None or number > cores):
         what = f"OMP_NUM_THREADS={threads} on {cores} cores: too many threads make ranks slow"
+        what = f"OMP_NUM_THREADS={threads} is no number of threads" if number is None else what
         problems.append(Problem(what=what, way_out="unset OMP_NUM_THREADS: the ranks of a run share the cores evenly"))
     return {
         "platform": platform.platform(),

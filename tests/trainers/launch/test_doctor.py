@@ -81,11 +81,12 @@ def test_under_a_launcher_no_ranks_are_started(monkeypatch):
     assert problems == []
 
 
-def test_too_many_threads_are_named_with_their_way_out(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+@pytest.mark.parametrize("threads", ["100000", "²"])
+def test_too_many_threads_are_named_with_their_way_out(monkeypatch, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     problems = []
     doctor._machine(problems)
-    assert any("OMP_NUM_THREADS=100000" in problem.what and "unset" in problem.way_out for problem in problems)
+    assert any(f"OMP_NUM_THREADS={threads}" in problem.what and "unset" in problem.way_out for problem in problems)
     assert not any(problem.stops_cpu_training for problem in problems)
 
 
