@@ -81,6 +81,15 @@ def test_under_a_launcher_no_ranks_are_started(monkeypatch):
     assert problems == []
 
 
+def test_kernels_of_an_unknown_name_are_named_once_and_not_as_packages_to_be_installed_again(monkeypatch):
+    monkeypatch.setattr(doctor, "_mpi", lambda *_: {})
+    monkeypatch.setenv("KILOBATCH_KERNELS", "x")
+    for name in ("chainer", "chainermn", "chainercv"):  # none can be imported then
+        monkeypatch.setitem(sys.modules, name, None)
+    problems = [problem for problem in doctor.examine().problems if problem.stops_cpu_training]
+    assert [problem.what for problem in problems] == ["no kernels are called x"]
+
+
 @pytest.mark.parametrize("threads", ["100000", "²"])
 def test_too_many_threads_are_named_with_their_way_out(monkeypatch, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
