@@ -114,11 +114,13 @@ def list_runs(
 
 
 def _for_people(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a run in the units in which they are read."""
+    """The facts of a run in the units in which they are read, each in one line."""
+    from recipes.errors import printable_line
     from recipes.reports.wording import percent
 
     epoch, accuracy, size = (facts[key] for key in ("epoch", "accuracy", "bytes"))
-    return facts | {
+    texts = {key: printable_line(fact) if isinstance(fact, str) else fact for key, fact in facts.items()}
+    return texts | {
         "epoch": None if epoch is None else f"{epoch:.2f}",
         "accuracy": None if accuracy is None else percent(accuracy),
         "bytes": f"{size / 1e6:.1f} MB",
@@ -136,11 +138,11 @@ def show(
     from trainers.runs.run_folder import require_run
 
     require_run(run)
-    facts = Run(run).facts | {"files": sorted(path.name for path in run.iterdir())}
+    facts, files = Run(run).facts, sorted(path.name for path in run.iterdir())
     if as_json:
-        print_json(facts)
+        print_json(facts | {"files": files})
     else:
-        texts = _for_people(facts) | {"files": ", ".join(facts["files"])}
+        texts = _for_people(facts | {"files": ", ".join(files)})
         print(printable("\n".join(f"{key}: {value}" for key, value in texts.items())))
 
 

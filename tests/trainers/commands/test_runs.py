@@ -77,6 +77,17 @@ def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
     assert "damaged: metrics.jsonl:2" in capsys.readouterr().out
 
 
+def test_a_line_break_in_a_name_breaks_no_table(run, capsys):
+    run = run.rename(run.with_name("a\nb"))
+    (run / "metrics.jsonl").write_text('{"key": "run_start", "value": "r", "time_ms": 1}\n')
+    (run / "c\nd").touch()
+    list_runs(run.parent)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    show(run)
+    shown = capsys.readouterr().out
+    assert ("a\\nb" in shown, "c\\nd" in shown) == (True, True)
+
+
 @pytest.mark.parametrize(("epoch", "value"), [("1", '"high"'), ('"one"', "0.5"), ("1", "1" + "0" * 400)])
 def test_a_figure_that_is_no_number_is_damage(run, capsys, epoch, value):
     text = f'{{"key": "eval_accuracy", "value": {value}, "time_ms": 1, "update": 1, "epoch": {epoch}}}\n'
