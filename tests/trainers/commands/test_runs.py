@@ -62,6 +62,17 @@ def test_a_folder_with_a_recipe_but_no_record_of_a_run_is_not_removed(run):
     assert [path.name for path in run.iterdir()] == ["recipe.yaml"]
 
 
+def test_a_line_break_in_a_name_breaks_no_table(run, capsys):
+    run = run.rename(run.with_name("a\nb"))
+    (run / "metrics.jsonl").write_text('{"key": "run_start", "value": "r", "time_ms": 1}\n')
+    (run / "c\nd").touch()
+    list_runs(run.parent)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    show(run)
+    shown = capsys.readouterr().out
+    assert ("a\\nb" in shown, "c\\nd" in shown) == (True, True)
+
+
 def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
     whole = run.with_name("whole")
     for folder, more in ((run, "\0\0\0\n"), (whole, "")):
@@ -75,17 +86,6 @@ def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
     assert {*rows[str(run)]} == {*rows[str(whole)]}
     list_runs(run.parent)
     assert "damaged: metrics.jsonl:2" in capsys.readouterr().out
-
-
-def test_a_line_break_in_a_name_breaks_no_table(run, capsys):
-    run = run.rename(run.with_name("a\nb"))
-    (run / "metrics.jsonl").write_text('{"key": "run_start", "value": "r", "time_ms": 1}\n')
-    (run / "c\nd").touch()
-    list_runs(run.parent)
-    assert len(capsys.readouterr().out.splitlines()) == 2
-    show(run)
-    shown = capsys.readouterr().out
-    assert ("a\\nb" in shown, "c\\nd" in shown) == (True, True)
 
 
 @pytest.mark.parametrize(("epoch", "value"), [("1", '"high"'), ('"one"', "0.5"), ("1", "1" + "0" * 400)])

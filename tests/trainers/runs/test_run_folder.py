@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recipes.errors import RecipeError
@@ -29,6 +30,7 @@ from trainers.runs.run_folder import (
     write_run,
 )
 from trainers.training.extensions.metrics import JsonLines
+from trainers.training.scored_samples import write_samples
 
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
 
@@ -164,6 +166,13 @@ def test_no_log_is_written_through_a_link(foreign, write):
     with pytest.raises(FolderRefused, match="is a link that leads out"):
         write(run)
     assert not (other / "new").exists()
+
+
+def test_scored_samples_are_not_written_through_a_link(foreign):
+    run, other = foreign
+    (run / "evaluation").symlink_to(other)
+    with pytest.raises(FolderRefused, match="evaluation is a link that leads out of the run's folder"):
+        write_samples(run, np.zeros((1, 3)), recipe=None, dataset=None, reached={})
 
 
 @pytest.mark.parametrize("name", ["init.safetensors", "recipe.yaml"])
