@@ -43,7 +43,11 @@ def __dir__() -> list[str]:
 def main() -> None:
     """Runs the command line."""
     gc.set_threshold(100_000)  # imports leave next to no garbage, and looking for it takes a tenth of their time
-    import_module("trainers.commands.command_line").main()
+    try:
+        command_line = import_module("trainers.commands.command_line")
+    except KeyboardInterrupt:
+        sys.exit(130)  # as Typer ends on a Ctrl-C later
+    command_line.main()
 
 
 if __name__ == "__main__":

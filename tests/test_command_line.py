@@ -104,6 +104,15 @@ def test_closed_streams_end_no_command_and_no_file_takes_their_place(tmp_path, c
     assert copied == (ROOT / "recipes/papers/digits/baseline.yaml").read_text()
 
 
+def test_a_ctrl_c_while_the_commands_are_imported_has_no_traceback(monkeypatch):
+    def import_module(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kilobatch, "import_module", import_module)
+    with pytest.raises(SystemExit, match="130"):
+        kilobatch.main()
+
+
 def test_an_unknown_recipe_is_not_answered_with_all_of_the_library(run):
     _, _, (problem,) = run("recipes", "show", "nothing-like-it")
     assert problem.endswith("; `kilobatch recipes list` has the names; a path ends in .yaml")

@@ -47,7 +47,7 @@ def read_scored(folder: Path) -> Scored | None:
     """The record in `evaluation/` of a run's folder; None where there is none, or another program has written it."""
     try:
         file = folder / "evaluation" / "classes.json"
-        if file.stat().st_size > _LARGEST_FILE:
+        if not file.is_file() or file.stat().st_size > _LARGEST_FILE:
             return None
         tree = parse_json(file.read_text(encoding="utf-8"))
         counts = np.array(tree["counts"], dtype=np.int64).reshape(-1, 3).T

@@ -37,7 +37,10 @@ def write_page(runs: Sequence[Run], path: str | Path) -> None:
     path = Path(path)
     partial = path.parent / f"{path.name}.partial"
     try:
-        partial.write_text(page_text(runs), encoding="utf-8", errors="replace")  # paths may be no UTF-8
+        text = page_text(runs)
+        partial.unlink(missing_ok=True)  # perhaps a stranger's link, which would be written through
+        with open(partial, "x", encoding="utf-8", errors="replace") as file:  # paths may be no UTF-8
+            file.write(text)
         os.replace(partial, path)
     except OSError:
         with suppress(OSError):

@@ -386,6 +386,8 @@ def open_run(path: str | Path) -> Run:
 
 def _bytes(path: Path) -> bytes:
     try:
+        if path.is_fifo() or path.is_char_device():  # a stranger's, which could wait for good
+            raise RunError(f"{path}: cannot be read: it is no file")
         return path.read_bytes()
     except FileNotFoundError:
         raise RunError(f"{path}: missing; is {path.parent} the folder of a run?") from None

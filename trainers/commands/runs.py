@@ -115,11 +115,13 @@ def list_runs(
 
 
 def _for_people(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a run in the units in which they are read."""
+    """The facts of a run in the units in which they are read, each in one line."""
+    from recipes.errors import printable_line
     from recipes.reports.wording import percent
 
     epoch, accuracy, size = (facts[key] for key in ("epoch", "accuracy", "bytes"))
-    return facts | {
+    texts = {key: printable_line(fact) if isinstance(fact, str) else fact for key, fact in facts.items()}
+    return texts | {
         "epoch": None if epoch is None else f"{epoch:.2f}",
         "accuracy": None if accuracy is None else percent(accuracy),
         "bytes": f"{size / 1e6:.1f} MB",
@@ -138,11 +140,11 @@ def show(
     from trainers.runs.run_folder import require_run
 
     require_run(run)
-    facts = Run(run).facts | {"files": sorted(path.name for path in run.iterdir())}
+    facts, files = Run(run).facts, sorted(path.name for path in run.iterdir())
     if as_json:
-        print_json(facts)
+        print_json(facts | {"files": files})
     else:
-        texts = _for_people(facts) | {"files": ", ".join(facts["files"])}
+        texts = _for_people(facts | {"files": ", ".join(files)})
         print(printable("\n".join(f"{key}: {value}" for key, value in texts.items())))
 
 
@@ -157,10 +159,15 @@ def remove(
     from contextlib import ExitStack
 
     from recipes.errors import InputRefused
-    from trainers.runs.run_folder import lock_folder, require_run
+    from trainers.runs.run_folder import METRICS, RECIPE, RUN, lock_folder, require_run
 
     for run in runs:
         require_run(run)
+        if not any((run / name).is_file() for name in (RUN, METRICS)):
+            raise InputRefused(
+                f"{run} has a {RECIPE}, but no {RUN} and no {METRICS}: it may be a folder of yours, not a run's; "
+                "if it was a run, remove it with the system's own commands"
+            )
         if run.is_symlink():
             raise InputRefused(f"{run} is a link; name the run's folder: {run.resolve()}")
     runs = list({run.resolve(): run for run in runs}.values())

@@ -91,7 +91,7 @@ def use(kind: str | None) -> str:
         ValueError: there is no such kind, or it lacks something on this machine.
     """
     global _in_use
-    kind = kind or _of_the_cpu(asked())
+    kind = kind or of_the_cpu(asked())
     if (lacks := missing(kind)) is not None:
         raise ValueError(f"{'; '.join(lacks)} ({VARIABLE})")
     chainer_hooks.operators = None
@@ -198,6 +198,6 @@ def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
     return None
 
 
-def _of_the_cpu(kind: str) -> str:
+def of_the_cpu(kind: str) -> str:
     """The CPU kernels for a kind that may be one of GPU kernels only."""
     return KINDS[0] if kind in GPU_KINDS and kind not in KINDS else kind

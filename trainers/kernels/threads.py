@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 
 from trainers.kernels.cpu.compiled import LIBRARY, Threads, address
-from trainers.runs.cores import usable_cores
+from trainers.runs.cores import threads_from, usable_cores
 
 _VARIABLES = ("KILOBATCH_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -35,8 +35,8 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def _of_environment() -> int:
-    values = (os.environ.get(name, "") for name in _VARIABLES)
-    return next((int(text) for text in values if text.isdigit() and int(text)), usable_cores())
+    numbers = (threads_from(os.environ.get(name, "")) for name in _VARIABLES)
+    return next(filter(None, numbers), usable_cores())
 
 
 def shared(task: Callable[[int, int], None], count: int, *, worth: bool) -> None:

@@ -21,7 +21,7 @@ from recipes.errors import InputRefused
 from trainers import compat, kernels
 from trainers.augmentations import decoders
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.cores import core_quota, usable_cores
+from trainers.runs.cores import core_quota, threads_from, usable_cores
 from trainers.runs.mpi_ranks import LOCAL_LAUNCH, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
 from trainers.training.device import INSTALL
 
@@ -77,15 +77,18 @@ def examine(*, mpi_timeout_seconds: float = 60.0) -> Diagnosis:
     """
     problems: list[Problem] = []
     sections = {"mpi": _mpi(problems, mpi_timeout_seconds)}  # before an import here initialises MPI in this process
-    sections = {"versions": _versions(problems), **sections, "gpu": _gpu(problems), "machine": _machine(problems)}
+    imports = kernels.missing(kernels.of_the_cpu(kernels.asked())) is None  # else Chainer cannot be imported, see below
+    sections = {"versions": _versions(problems, imports=imports), **sections, "gpu": _gpu(problems)}
+    sections["machine"] = _machine(problems)
     sections["machine"]["kernels"] = _kernels(problems)
     sections["machine"]["decoder"] = _decoder(problems)
-    _one_update(problems)
+    if imports:
+        _one_update(problems)
     problems.sort(key=lambda problem: not problem.stops_cpu_training)
     return Diagnosis(sections=sections, patches=compat.patches(), problems=problems)
 
 
-def _versions(problems: list[Problem]) -> dict[str, Any]:
+def _versions(problems: list[Problem], *, imports: bool) -> dict[str, Any]:
     distributions = packages_distributions()  # cupy comes as cupy-cuda13x and the like, chainermn inside chainer
     facts: dict[str, Any] = {"python": platform.python_version()}
     for name in _PACKAGES:
@@ -93,7 +96,7 @@ def _versions(problems: list[Problem]) -> dict[str, Any]:
             facts[name] = version(distributions.get(name, [name])[0])
         except PackageNotFoundError:
             facts[name] = None
-    for name in ("chainer", "chainermn", "chainercv"):
+    for name in ("chainer", "chainermn", "chainercv") if imports else ():
         try:
             importlib.import_module(name)
         except Exception as error:  # of any kind: it belongs in the report
@@ -199,7 +202,7 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
 
 def _kernels(problems: list[Problem]) -> str:
     """The kernels that compute on the CPU, in words."""
-    asked = kernels.of_runs()
+    asked = kernels.of_the_cpu(kernels.of_runs())
     if (lacks := kernels.missing(asked)) is None:
         return kernels.described(asked)
     problems.append(Problem(what=lacks[0], way_out=lacks[1], stops_cpu_training=True))
@@ -234,8 +237,9 @@ def _gpus_of_driver() -> list[str]:
 def _machine(problems: list[Problem]) -> dict[str, Any]:
     cores = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS")
-    if threads and threads.isdigit() and int(threads) > cores:
+    if threads and ((number := threads_from(threads)) is None or number > cores):
         what = f"OMP_NUM_THREADS={threads} on {cores} cores: too many threads make ranks slow"
+        what = f"OMP_NUM_THREADS={threads} is no number of threads" if number is None else what
         problems.append(Problem(what=what, way_out="unset OMP_NUM_THREADS: the ranks of a run share the cores evenly"))
     return {
         "platform": platform.platform(),

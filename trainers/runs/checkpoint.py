@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from recipes.errors import InputRefused
-from trainers.runs.run_folder import checkpoints_in, update_of
+from trainers.runs.run_folder import checkpoints_in, read_file, update_of
 
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
 _AVERAGES = "averages.safetensors"  # only where the recipe has a weight_average
@@ -146,13 +147,14 @@ def read_checkpoint(folder: Path) -> CheckpointContent:
     """What one checkpoint holds.
 
     Raises:
-        CheckpointError: a file is missing, differs from its checksum, or cannot be read although it does not.
+        CheckpointError: a file is missing, differs from its checksum, or cannot be read although it does not; or the
+            state is of another update than the folder's name.
     """
     try:
-        manifest = (folder / _MANIFEST).read_text().splitlines()
+        manifest = read_file(folder / _MANIFEST).decode().splitlines()
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in manifest)}
         names = (_WEIGHTS, _OPTIMIZER, _STATE, *(name for name in (_AVERAGES, _PENDING, _RANKS) if name in sums))
-        data = {name: (folder / name).read_bytes() for name in names}
+        data = {name: read_file(folder / name) for name in names}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: not a whole checkpoint ({error})") from error
     for name, content in data.items():
@@ -179,7 +181,7 @@ def _of_ranks(arrays: Mapping[str, np.ndarray], file: Path) -> tuple[dict[str, n
     ranks: dict[int, dict[str, np.ndarray]] = {}
     for key, array in arrays.items():
         rank, colon, name = key.partition(":")
-        if not (colon and rank.isdecimal()):
+        if not (colon and re.fullmatch("[0-9]{1,9}", rank)):
             raise CheckpointError(f"{file}: {key} is of no rank")
         ranks.setdefault(int(rank), {})[name] = array
     if sorted(ranks) != list(range(len(ranks))):
@@ -216,11 +218,16 @@ def _state(file: Path, data: bytes) -> dict[str, Any]:
     given = state if isinstance(state, dict) else {}
     whole = {"update", "optimizer_steps"} <= given.keys()
     whole = whole and all(isinstance(given[key], kind) for key, kind in kinds.items() if key in given)
-    whole = whole and all(isinstance(count, int) for count in given["optimizer_steps"].values())
+    whole = whole and all(isinstance(count, int) and abs(count) < 2**63 for count in given["optimizer_steps"].values())
+    whole = whole and abs(given.get("epoch", 0)) < 2**63  # neither NaN nor infinite
     if best := given.get("best"):
         whole = whole and isinstance(best.get("checkpoint"), str) and isinstance(best.get("accuracy"), int | float)
     if not whole:
         raise CheckpointError(f"{file}: holds no state of a run")
+    named = re.fullmatch(r"update-(\d+)", file.parent.name)  # a user's copies have other names
+    if named and state["update"] != int(named[1]):
+        what = f"is the state after update {state['update']}, and its folder's name says {int(named[1])}"
+        raise CheckpointError(f"{file}: {what}; it was renamed or damaged")
     return state
 
 
@@ -235,7 +242,7 @@ def refuse_foreign(checkpoint: Path) -> Iterator[None]:
         yield
     except InputRefused:
         raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = f"{checkpoint}: its {_STATE} is not as a run writes it ({type(error).__name__}: {error})"
         raise CheckpointError(f"{what}; take another checkpoint") from error
 
@@ -293,10 +300,10 @@ def load_into(
 def prune_checkpoints(folder: Path, *, upto: int, keep: int, best: str | None) -> None:
     """Remove all but the newest `keep` checkpoints and the one called `best`.
 
-    Those after update `upto` do not count and stay: a resumed run has skipped them as damaged.
+    Those after update `upto` do not count and stay: a resumed run has skipped them as damaged. A link stays, too.
     """
     for old in [path for path in checkpoints_in(folder) if update_of(path) <= upto][:-keep]:
-        if old.name != best:
+        if old.name != best and not old.is_symlink():
             shutil.rmtree(old)
 
 

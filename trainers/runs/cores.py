@@ -1,14 +1,27 @@
-"""How many cores this process may use: those it may run on, within the CPU quota of its control groups."""
+"""How many cores this process may use: those it may run on, within the CPU quota of its control groups; threads."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def threads_from(text: str) -> int | None:
+    """The number of threads that a variable such as OMP_NUM_THREADS gives; None where it gives none, or less than one.
+
+    Of OpenMP's list, a number for each level of nested regions, it is the first.
+
+    >>> threads_from("4,2"), threads_from(" 01"), threads_from("0"), threads_from("many")
+    (4, 1, None, None)
+    """
+    first = text.partition(",")[0].strip()
+    return int(first) or None if re.fullmatch("[0-9]{1,9}", first) else None
 
 
 def usable_cores(groups: Path = _GROUPS, own: Path = _OWN_GROUPS) -> int:

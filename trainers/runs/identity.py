@@ -12,7 +12,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.reading.open import CODE
 from recipes.schema import Dataset
-from trainers.runs.run_folder import write_whole
+from trainers.runs.run_folder import read_file, write_whole
 
 IDENTITY = "identity.json"
 WHATS = ("code", "data")
@@ -92,8 +92,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]
 def read_identity(folder: Path) -> dict[str, Any] | None:
     """What was recorded in a run's folder; None where nothing was, or it is damaged."""
     try:
-        tree = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        tree = json.loads(read_file(folder / IDENTITY).decode())
+    except (OSError, RecursionError, ValueError):
         return None
     return tree if isinstance(tree, dict) else None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from recipes.errors import InputRefused
-from trainers.runs.cores import usable_cores
+from trainers.runs.cores import threads_from, usable_cores
 from trainers.runs.rank_exits import EXIT_SOCKET, RankExits
 from trainers.runs.storage_url import without_passwords
 
@@ -27,6 +27,7 @@ _LOCAL_SIZE_NAMES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_TAS
 _RANK_NAMES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 KERNEL_THREADS = "KILOBATCH_THREADS"  # of our own kernels and of loading, whose bits do not depend on their number
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_MOST_THREADS = 1024  # a number with more digits than was meant would end in "can't start new thread"
 _NUMPYS_BLAS = "OPENBLAS_NUM_THREADS"
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 _PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `_process_mark`
@@ -132,7 +133,16 @@ def limit_threads(
             thread: OpenBLAS's threads spin, and beside a busy process an update took twenty times as long.
     Returns:
         threads a rank, the larger number of both.
+    Raises:
+        LaunchError: the user has set a variable to something else than a number of threads, see `threads_from`.
     """
+    for name in (*THREADS, KERNEL_THREADS):
+        if text := os.environ.get(name, "").strip():
+            given = threads_from(text)
+            if given is None or given > _MOST_THREADS:
+                what = f"{name}={text} is no number of threads from 1 to {_MOST_THREADS:,}"
+                raise LaunchError(f"{what}; write 1, say, or unset it: the ranks of a run share the cores evenly")
+            os.environ[name] = str(given)
     if local_ranks is None:
         sizes = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
         local_ranks = next((int(size) for size in sizes if size.isdigit()), launched_ranks() or 1)

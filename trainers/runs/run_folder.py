@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -10,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -18,16 +19,20 @@ from typing import IO, Any
 import yaml
 
 from recipes.errors import InputRefused, printable
+from recipes.reading.open import CODE
 from recipes.reading.tree_diff import WORDS, without_place
 from recipes.reading.yaml import block_text
 from recipes.schema import Dataset
 from trainers.runs.errors import DISK_FULL, RankFailed
+from trainers.runs.stop_request import STOP_FILE
 
 RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.safetensors"
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 SESSION_START = b'"run_start"'  # in the first line of a session in METRICS
 SOURCES, EVALUATION = "sources", "evaluation"
+_WRITTEN_INTO = (LOG, METRICS, TRACE, PROFILE, CHECKPOINTS, EVALUATION, RANKS, SOURCES, CODE)  # the rest is replaced
+_READ = (RUN, METRICS, TRACE, LOG, ENVIRONMENT, "identity.json")
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
@@ -66,9 +71,20 @@ def require_run(folder: Path) -> None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """All checkpoints of a run's `checkpoints`, whole or not, oldest first; a user's copies have other names."""
-    named = (path for path in folder.glob("update-*") if path.name.removeprefix("update-").isdecimal())
-    return sorted((path for path in named if path.is_dir()), key=update_of)
+    """All checkpoints of a run's `checkpoints`, whole or not, oldest first; a user's copies have other names.
+
+    Raises:
+        FolderRefused: it is there and cannot be read.
+    """
+    try:
+        named = [name for name in os.listdir(folder) if name.startswith("update-")]
+        paths = (folder / name for name in named if name.removeprefix("update-").isdecimal())
+        return sorted((path for path in paths if path.is_dir()), key=update_of)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        what = f"{folder} cannot be read: {error.strerror}"
+        raise FolderRefused(f"{what}; check whether you may open it") from error
 
 
 def update_of(checkpoint: Path) -> int:
@@ -77,9 +93,11 @@ def update_of(checkpoint: Path) -> int:
 
 
 def newest_checkpoint_name(folder: Path) -> str | None:
-    """Path of the newest checkpoint in a run's folder, by its name alone; None if there is none."""
-    found = checkpoints_in(folder / CHECKPOINTS)
-    return str(found[-1]) if found else None
+    """Path of the newest checkpoint in a run's folder, by its name alone; None if none is seen."""
+    with suppress(FolderRefused):
+        if found := checkpoints_in(folder / CHECKPOINTS):
+            return str(found[-1])
+    return None
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
@@ -99,7 +117,8 @@ def require_usable(folder: Path, *, resume: bool) -> None:
     """Refuse a folder that is not empty, unless it holds a run and `resume` is true.
 
     Raises:
-        FolderRefused: it is a file, or not empty without a run, or holds a run without `resume`.
+        FolderRefused: it is a file, or not empty without a run, or holds a run without `resume`, or one that would
+            have us write elsewhere, see `refuse_links`.
     """
     if folder.exists() and not folder.is_dir():
         raise FolderRefused(f"{folder} is a file; give --out a folder")
@@ -109,16 +128,64 @@ def require_usable(folder: Path, *, resume: bool) -> None:
         raise FolderRefused(f"{folder} is not empty, and holds no run; choose another --out")
     if not resume:
         raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
+    refuse_links(folder)
+    for name in _READ:
+        _require_file(folder / name)
+    if (folder / STOP_FILE).is_dir():
+        raise FolderRefused(f"{folder / STOP_FILE} is a folder, and as a file asks a run to stop; rename it")
+    if (ranks := folder / RANKS).is_symlink() or (ranks.exists() and not ranks.is_dir()):
+        raise FolderRefused(f"{ranks} is no folder, and the ranks of a run write into it; remove it")
+
+
+def _require_file(path: Path) -> None:
+    """Refuse a named pipe or a device in the place of a run's file: whoever opens it waits, perhaps for good."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FolderRefused(f"{path} is no file; remove it, or choose another --out")
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file of a run, which a stranger may have made.
+
+    Raises:
+        OSError: it cannot be read, or is a named pipe or a device, which could wait for good.
+    """
+    if path.is_fifo() or path.is_char_device():
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return path.read_bytes()
+
+
+def refuse_links(folder: Path, *names: str) -> None:
+    """Refuse a run's folder that is about to be written into where a link would lead that out of it.
+
+    A stranger's run could otherwise write to, or remove, any file of ours. `folder` may be a link itself, and so may
+    single checkpoints, which are only read.
+
+    Args:
+        names: what in the folder is to be written, with all below; by default all that a run writes into.
+    Raises:
+        FolderRefused: names the link.
+    """
+    inside = os.path.realpath(folder)
+    for top in (folder / name for name in names or _WRITTEN_INTO):
+        below = () if top.name == CHECKPOINTS or top.is_symlink() else top.rglob("*")
+        for path in (path for path in (top, *below) if path.is_symlink()):
+            if not Path(os.path.realpath(path)).is_relative_to(inside):
+                raise FolderRefused(
+                    f"{path} is a link that leads out of the run's folder, and would be written through; replace it by "
+                    "what it leads to, or give --out a folder on the other disk"
+                )
 
 
 def open_to_append(folder: Path, name: str) -> IO[bytes]:
     """Open a file for reading and appending, in a folder that is made if it does not exist.
 
     Raises:
-        FolderRefused: the folder or the file cannot be written.
+        FolderRefused: the folder or the file cannot be written, or is a link out of the folder, or no file.
     """
+    refuse_links(folder, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _require_file(folder / name)
         return open(folder / name, "a+b")
     except OSError as error:
         raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
@@ -271,8 +338,10 @@ def write_run(
     if init := recipe.get("init"):
         own["init"] = {**init, "weights": INIT}
         if not (folder / INIT).exists() and Path(init["weights"]).exists():
-            shutil.copyfile(init["weights"], folder / f".{INIT}.partial")
-            (folder / f".{INIT}.partial").rename(folder / INIT)
+            partial = folder / f".{INIT}.partial"
+            partial.unlink(missing_ok=True)  # perhaps a stranger's link
+            shutil.copyfile(init["weights"], partial)
+            partial.rename(folder / INIT)
     names = folder / SOURCES / "paths.json"  # written last
     if not names.exists():
         names.parent.mkdir(exist_ok=True)
@@ -287,7 +356,7 @@ def write_run(
 def environment_of(folder: Path) -> dict[str, Any]:
     """The environment in which a run's last session began; empty where it is lost or damaged."""
     try:
-        tree = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+        tree = json.loads(read_file(folder / ENVIRONMENT).decode())
     except (OSError, RecursionError, ValueError):
         return {}
     return tree if isinstance(tree, dict) and isinstance(tree.get("kernels", {}), dict) else {}
@@ -363,7 +432,9 @@ def run_identity(recipe: dict[str, Any]) -> dict[str, Any]:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    partial.unlink(missing_ok=True)  # of a killed process, or a stranger's link, which would be written through
+    with open(partial, "xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     partial.rename(path)
 
 
@@ -382,7 +453,12 @@ def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = F
     """From now on rank 0 logs everything, the others their warnings; with `to_file` into the run's log file as well.
 
     With `quiet` only `ENDING` and warnings are printed; the file has everything.
+
+    Raises:
+        FolderRefused: on rank 0, as `refuse_links`.
     """
+    if rank == 0:
+        refuse_links(folder)
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     handlers[0].setLevel(ENDING if quiet else logging.NOTSET)
     if to_file and rank == 0:

@@ -12,7 +12,7 @@ import numpy as np
 from recipes.schema import Dataset, Recipe
 from trainers.datasets.inspection import class_names
 from trainers.datasets.sheet import evaluated_samples
-from trainers.runs.run_folder import EVALUATION, write_whole
+from trainers.runs.run_folder import EVALUATION, refuse_links, write_whole
 from trainers.training.extensions.evaluation import Score
 
 _NUM_WORST = 24
@@ -38,7 +38,10 @@ def write_samples(
         samples: as in `Score.samples`, of the whole evaluation set.
         recipe, dataset: of the run.
         reached: update, epoch and split of the evaluation.
+    Raises:
+        FolderRefused: `evaluation/`, or a file in it, is a link that leads out of the folder.
     """
+    refuse_links(folder, EVALUATION)
     labels, taken_for = (samples[:, column].astype(np.int64) for column in (0, 1))
     losses = np.nan_to_num(samples[:, 2], nan=math.inf)
     worst = np.argsort(-losses, kind="stable")[:_NUM_WORST].tolist()

@@ -33,7 +33,7 @@ from trainers.datasets.loader_workers import LoaderWorkers, choose_workers
 from trainers.kernels.threads import num_threads
 from trainers.models.batch_norm import NormGroups
 from trainers.optimizers.weight_average import AveragedWeights
-from trainers.runs.checkpoint import load_into, read_newest, refuse_foreign
+from trainers.runs.checkpoint import load_into, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
 from trainers.runs.identity import identity_of, own_code, sha256_of_tree, write_identity
@@ -65,7 +65,7 @@ from trainers.training.environment import (
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
 from trainers.training.evaluation_point import EvaluationPoint, OptimizersPoint
 from trainers.training.exact_mode import broken_since, hold_on_gpu, unlike_hosts
-from trainers.training.extensions.checkpoints import Checkpoints, share_checkpoint
+from trainers.training.extensions.checkpoints import Checkpoints, read_together
 from trainers.training.extensions.evaluation import Evaluation, Every, score
 from trainers.training.extensions.gpu_profile import GpuProfile, nsys_command
 from trainers.training.extensions.gradient_exchange import GradientExchange
@@ -287,15 +287,14 @@ class _Run:
 
     def _resumed_state(self) -> tuple[dict[str, Any] | None, list[str]]:
         """Rank 0 reads the newest whole checkpoint, all ranks load it; returns its state, and notes for the user."""
-        content, notes, folder = None, [], self.folder / CHECKPOINTS
+        path, content, own, complaints = read_together(self.folder, self.mpi)
+        notes, folder = [], self.folder / CHECKPOINTS
         if self.leads:
-            path, content, complaints = read_newest(folder)
             notes = [f"warning: passed over {complaint}" for complaint in complaints]
             if path is None:
                 notes.append(f"nothing to resume: no whole checkpoint in {folder}; starting at update 0")
             else:
                 notes += [f"resuming from {path.name}", *changed_warnings(self.folder)]
-        content, own = share_checkpoint(content, self.mpi)
         if content is None:
             return None, notes
         averages = self.averaged and self.averaged.arrays

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from PIL import Image
@@ -60,3 +61,10 @@ def test_numbers_that_no_class_has_are_shown_as_they_are(scored_run):
 
 def test_a_run_without_an_evaluation_has_no_classes(write_run):
     assert read_scored(write_run()) is None
+
+
+def test_a_named_pipe_in_the_place_of_the_evaluation_is_not_waited_for(scored_run):
+    run = scored_run()
+    (run.folder / "evaluation" / "classes.json").unlink()
+    os.mkfifo(run.folder / "evaluation" / "classes.json")
+    assert read_scored(run.folder) is None

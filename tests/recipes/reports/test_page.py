@@ -256,6 +256,13 @@ def test_file_is_written_whole(write_run, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
 
 
+def test_a_page_is_not_written_through_a_link_in_place_of_its_partial_file(write_run, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "report.html.partial").symlink_to("mine")
+    write_page([open_run(write_run())], tmp_path / "report.html")
+    assert ((tmp_path / "mine").read_text(), (tmp_path / "report.html").is_symlink()) == ("mine", False)
+
+
 @pytest.fixture
 def outside():
     """A proxy that notes what a browser asks of the world, and answers nothing."""

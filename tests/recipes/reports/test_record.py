@@ -1,5 +1,6 @@
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -231,6 +232,15 @@ def test_damaged_file_is_named_with_its_line(write_run, name, text, message):
     folder = write_run()
     (folder / name).write_text(text, encoding="latin-1")
     with pytest.raises(RunError, match=message):
+        open_run(folder)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.yaml", "environment.json"])
+def test_a_named_pipe_is_not_waited_for(write_run, name):
+    folder = write_run()
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(RunError, match=f"{name}: cannot be read: it is no file"):
         open_run(folder)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from recipes.errors import InputRefused
 from recipes.reports.record import RunError
 from trainers.commands.runs import list_runs, remove, show
 from trainers.runs.run_folder import FolderRefused, lock_folder
@@ -17,7 +18,8 @@ def run(tmp_path):
     """A folder that counts as a run's."""
     run = tmp_path / "run"
     run.mkdir()
-    (run / "recipe.yaml").touch()
+    for name in ("recipe.yaml", "run.yaml"):
+        (run / name).touch()
     return run
 
 
@@ -47,10 +49,29 @@ def test_the_working_directory_is_removed_as_a_run(run, monkeypatch, capsys):
 def test_a_run_and_one_inside_it_are_removed_together(run, capsys):
     inner = run / "runs" / "b"
     inner.mkdir(parents=True)
-    (inner / "recipe.yaml").touch()
+    for name in ("recipe.yaml", "metrics.jsonl"):
+        (inner / name).touch()
     remove([run, inner], yes=True)
     assert capsys.readouterr().out == f"removed {inner}\nremoved {run}\n"
     assert not run.exists()
+
+
+def test_a_folder_with_a_recipe_but_no_record_of_a_run_is_not_removed(run):
+    (run / "run.yaml").unlink()
+    with pytest.raises(InputRefused, match=r"has a recipe\.yaml, but no run\.yaml and no metrics\.jsonl"):
+        remove([run], yes=True)
+    assert [path.name for path in run.iterdir()] == ["recipe.yaml"]
+
+
+def test_a_line_break_in_a_name_breaks_no_table(run, capsys):
+    run = run.rename(run.with_name("a\nb"))
+    (run / "metrics.jsonl").write_text('{"key": "run_start", "value": "r", "time_ms": 1}\n')
+    (run / "c\nd").touch()
+    list_runs(run.parent)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    show(run)
+    shown = capsys.readouterr().out
+    assert ("a\\nb" in shown, "c\\nd" in shown) == (True, True)
 
 
 def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):

@@ -81,11 +81,21 @@ def test_under_a_launcher_no_ranks_are_started(monkeypatch):
     assert problems == []
 
 
-def test_too_many_threads_are_named_with_their_way_out(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+def test_kernels_of_an_unknown_name_are_named_once_and_not_as_packages_to_be_installed_again(monkeypatch):
+    monkeypatch.setattr(doctor, "_mpi", lambda *_: {})
+    monkeypatch.setenv("KILOBATCH_KERNELS", "x")
+    for name in ("chainer", "chainermn", "chainercv"):  # none can be imported then
+        monkeypatch.setitem(sys.modules, name, None)
+    problems = [problem for problem in doctor.examine().problems if problem.stops_cpu_training]
+    assert [problem.what for problem in problems] == ["no kernels are called x"]
+
+
+@pytest.mark.parametrize("threads", ["100000", "²"])
+def test_too_many_threads_are_named_with_their_way_out(monkeypatch, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     problems = []
     doctor._machine(problems)
-    assert any("OMP_NUM_THREADS=100000" in problem.what and "unset" in problem.way_out for problem in problems)
+    assert any(f"OMP_NUM_THREADS={threads}" in problem.what and "unset" in problem.way_out for problem in problems)
     assert not any(problem.stops_cpu_training for problem in problems)
 
 

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import os
 
 import chainer
 import numpy as np
 import pytest
 from chainer import links as L
+from safetensors.numpy import save
 
 from trainers.runs.checkpoint import (
     CheckpointError,
@@ -139,6 +141,16 @@ def test_the_newest_two_and_the_best_are_kept(tmp_path, write):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000002", "update-000005", "update-000006"]
 
 
+def test_a_link_to_a_checkpoint_elsewhere_is_not_pruned(tmp_path, write):
+    elsewhere = write(1, folder=tmp_path / "disk")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / elsewhere.name).symlink_to(elsewhere)
+    write(2, 3, folder=tmp_path / "run")
+    prune_checkpoints(tmp_path / "run", upto=3, keep=1, best=None)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["update-000001", "update-000003"]
+    assert any(elsewhere.iterdir())
+
+
 def test_damaged_ones_that_a_resumed_run_has_passed_over_do_not_count_as_the_newest(tmp_path, write):
     for update in (10, 20, 30, 40, 12, 14, 16):  # 20 to 40 were damaged, so the run went on from 10
         write(update)
@@ -175,12 +187,49 @@ def test_a_broken_header_with_right_checksums_is_refused(write, data):
 
 
 @pytest.mark.parametrize(
-    "data", [b"[]", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"update": "3", "optimizer_steps": {}}']
+    "data",
+    [
+        *(b"[]", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"update": "3", "optimizer_steps": {}}'),
+        *(b'{"update": 3, "epoch": %s, "optimizer_steps": {}}' % epoch for epoch in (b"NaN", b"Infinity", b"9" * 400)),
+        b'{"update": 3, "optimizer_steps": {"": %s}}' % (b"9" * 400),
+    ],
+    ids=lambda data: data[:40],
 )
 def test_a_state_of_another_form_with_right_checksums_is_refused(write, data):
     folder = write(3)
     with_right_checksums(folder, "state.json", data)
     with pytest.raises(CheckpointError, match=r"state\.json: (not JSON|holds no state of a run)"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("update", [-5, 1, 1_000_000, 10**400], ids=lambda update: str(update)[:9])
+def test_a_state_of_another_update_than_its_folder_is_passed_over(tmp_path, write, update):
+    folder = write(2, 3)
+    with_right_checksums(folder, "state.json", json.dumps({"update": update, "optimizer_steps": {}}).encode())
+    newest, complaints = newest_checkpoint(tmp_path)
+    assert newest == tmp_path / "update-000002"
+    assert f"is the state after update {update}, and its folder's name says 3" in complaints[0]
+
+
+def test_a_copy_under_a_name_of_the_user_is_read(write):
+    folder = write(3)
+    assert read_checkpoint(folder.rename(folder.with_name("update-000003-good"))).state["update"] == 3
+
+
+@pytest.mark.parametrize("name", ["9" * 5000 + ":/fc/W", "²:/fc/W", "/fc/W"])
+def test_arrays_of_no_rank_are_refused(write, name):
+    folder = write(3, ranks=[{"/fc/W": np.zeros(1)}])
+    with_right_checksums(folder, "ranks.safetensors", save({name: np.zeros(1)}))
+    with pytest.raises(CheckpointError, match=r"ranks\.safetensors: .* is of no rank"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["MANIFEST", "weights.safetensors"])
+def test_a_named_pipe_in_a_checkpoint_is_not_waited_for(write, name):
+    folder = write(3)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=f"not a whole checkpoint .*it is no file.*{name}"):
         read_checkpoint(folder)
 
 

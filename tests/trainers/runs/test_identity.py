@@ -117,7 +117,7 @@ def test_changes_are_said_in_words_and_recorded_with_their_update(tmp_path):
     assert write_identity(tmp_path, now, {}, update=9) == []
     (accepted,) = read_identity(tmp_path)["accepted"]
     assert accepted["from_update"] == 7
-    for damaged in ("", "[]", "{"):
+    for damaged in ("", "[]", "{", "[" * 100_000):
         (tmp_path / "identity.json").write_text(damaged)
         assert read_identity(tmp_path) is None
 

@@ -98,8 +98,10 @@ def test_cores_are_divided_and_nobody_gets_none():
         ({"OMP_NUM_THREADS": "7"}, 7, "7"),
         ({"OPENBLAS_NUM_THREADS": "7"}, 1, "7"),
         (dict.fromkeys(THREADS, ""), 1, "1"),
+        ({"OMP_NUM_THREADS": "4,2"}, 4, "4"),
+        ({"OMP_NUM_THREADS": " 01"}, 1, "1"),
     ],
-    ids=["OpenMP's holds for BLAS too", "BLAS's not for OpenMP", "an empty one is none"],
+    ids=["OpenMP's holds for BLAS too", "BLAS's not for OpenMP", "an empty one is none", "OpenMP's list", "spaces"],
 )
 def test_a_users_own_setting_is_kept(monkeypatch, settings, threads, blas_threads):
     for name in (KERNEL_THREADS, *THREADS):
@@ -108,6 +110,14 @@ def test_a_users_own_setting_is_kept(monkeypatch, settings, threads, blas_thread
         monkeypatch.setenv(name, value)
     assert limit_threads(10_000) == threads
     assert os.environ["OPENBLAS_NUM_THREADS"] == blas_threads
+
+
+@pytest.mark.parametrize("name", [KERNEL_THREADS, *THREADS])
+@pytest.mark.parametrize("text", ["many", "0", "-1", "²", ",2", "99999", "9" * 5000])
+def test_what_is_no_number_of_threads_is_refused_by_name(monkeypatch, name, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(LaunchError, match=f"{name}=.* is no number of threads"):
+        limit_threads(1)
 
 
 @pytest.mark.parametrize("users", ["1", None])

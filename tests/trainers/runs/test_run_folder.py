@@ -3,9 +3,11 @@
 import errno
 import json
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recipes.errors import RecipeError
@@ -15,6 +17,7 @@ from trainers.launch.start_ranks import start_or_join
 from trainers.runs.errors import RankFailed
 from trainers.runs.run_folder import (
     FolderRefused,
+    checkpoints_in,
     claimed,
     configure_logging,
     folder_required,
@@ -27,6 +30,7 @@ from trainers.runs.run_folder import (
     write_run,
 )
 from trainers.training.extensions.metrics import JsonLines
+from trainers.training.scored_samples import write_samples
 
 RECIPE = {"name": "r", "title": "t", "epochs": 20.0, "batch": {"global": 96}, "claims": []}
 
@@ -54,6 +58,13 @@ def test_a_copy_of_a_checkpoint_or_a_file_beside_it_is_none(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     (tmp_path / "checkpoints" / "update-000011").touch()
     assert newest_checkpoint_name(tmp_path) == str(tmp_path / "checkpoints" / "update-000010")
+
+
+def test_checkpoints_that_cannot_be_listed_are_refused_and_not_taken_for_none(tmp_path):
+    (tmp_path / "checkpoints").symlink_to("checkpoints")
+    with pytest.raises(FolderRefused, match="checkpoints cannot be read: Too many levels of symbolic links"):
+        checkpoints_in(tmp_path / "checkpoints")
+    assert newest_checkpoint_name(tmp_path) is None
 
 
 def test_sources_that_a_kill_cut_off_are_written_by_the_next_session(tmp_path):
@@ -104,6 +115,91 @@ def test_resume_without_a_folder_is_refused_and_begins_no_run(tmp_path, monkeypa
     with pytest.raises(RecipeError, match="--resume: goes on in a run's folder, and none is named; name it: --out"):
         start_or_join(TrainRequest(recipe="digits/ramp", resume=True))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """A run's folder with a record, and beside it what belongs to somebody else."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("mine")
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    return run, other
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        *((name, "file") for name in ("log.txt", "trace.jsonl", "profile.json", "ranks")),
+        *((name, "not there") for name in ("log.txt", "trace.jsonl")),
+        *((name, "") for name in ("checkpoints", "evaluation", "ranks", "code", "code/pack", "sources")),
+        ("evaluation/worst-00.png", "file"),
+    ],
+)
+def test_a_link_out_of_a_run_is_refused_before_anything_is_written(foreign, name, to):
+    run, other = foreign
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(other / to)
+    with pytest.raises(FolderRefused, match=f"{run / name} is a link that leads out of the run's folder.*; replace it"):
+        require_usable(run, resume=True)
+    assert [path.read_text() for path in other.iterdir()] == ["mine"]
+
+
+def test_links_that_stay_inside_or_to_a_checkpoint_or_to_the_folder_are_used(foreign):
+    run, other = foreign
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "update-000003").symlink_to(other)
+    (run / "log.txt").symlink_to("session-1.log")
+    (run / "evaluation").symlink_to("scores")
+    link = run.with_name("link")
+    link.symlink_to(run)
+    require_usable(link, resume=True)
+    lock_folder(link).close()
+    assert (run / "session-1.log").is_file()
+
+
+@pytest.mark.parametrize("write", [lambda run: lock_folder(run), lambda run: configure_logging(run, rank=0, to_file=1)])
+def test_no_log_is_written_through_a_link(foreign, write):
+    run, other = foreign
+    (run / "log.txt").symlink_to(other / "new")
+    with pytest.raises(FolderRefused, match="is a link that leads out"):
+        write(run)
+    assert not (other / "new").exists()
+
+
+def test_scored_samples_are_not_written_through_a_link(foreign):
+    run, other = foreign
+    (run / "evaluation").symlink_to(other)
+    with pytest.raises(FolderRefused, match="evaluation is a link that leads out of the run's folder"):
+        write_samples(run, np.zeros((1, 3)), recipe=None, dataset=None, reached={})
+
+
+@pytest.mark.parametrize("name", ["init.safetensors", "recipe.yaml"])
+def test_a_file_is_not_written_through_a_link_in_place_of_its_partial_one(foreign, name):
+    run, other = foreign
+    (other / "weights").write_bytes(b"w")
+    (run / f".{name}.partial").symlink_to(other / "file")
+    begun(run, RECIPE | {"init": {"weights": str(other / "weights")}})
+    assert ((other / "file").read_text(), (run / name).is_symlink()) == ("mine", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "refuse"),
+    [
+        ("stop", Path.mkdir, lambda run: require_usable(run, resume=True)),
+        ("ranks", Path.touch, lambda run: require_usable(run, resume=True)),
+        ("metrics.jsonl", os.mkfifo, lambda run: require_usable(run, resume=True)),
+        ("log.txt", os.mkfifo, lock_folder),
+    ],
+)
+def test_something_else_in_the_place_of_a_runs_own_file_is_refused(foreign, name, make, refuse):
+    run, _ = foreign
+    (run / "run.yaml").touch()
+    (run / "metrics.jsonl").unlink()
+    make(run / name)
+    with pytest.raises(FolderRefused, match=f"{run / name} is (a folder|no folder|no file)"):
+        refuse(run)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

@@ -11,7 +11,15 @@ from chainer.training import Extension, Trainer
 
 from recipes.reports.wording import percent
 from trainers.gradients.power_sgd import shared_out
-from trainers.runs.checkpoint import CheckpointContent, checkpoint_name, prune_checkpoints, write_checkpoint
+from trainers.runs.checkpoint import (
+    CheckpointContent,
+    checkpoint_name,
+    prune_checkpoints,
+    read_newest,
+    write_checkpoint,
+)
+from trainers.runs.errors import RunFailed
+from trainers.runs.run_folder import CHECKPOINTS, METRICS
 from trainers.training.extensions.evaluation import Evaluation
 from trainers.training.extensions.metrics import Metrics
 
@@ -19,14 +27,39 @@ log = logging.getLogger("kilobatch")
 _KEPT = 2
 
 
-def share_checkpoint(content: CheckpointContent | None, mpi: Any) -> tuple[CheckpointContent | None, dict[str, Any]]:
-    """The checkpoint that rank 0 has read, on all ranks, and what is this rank's own of it; all call this together.
+def read_together(run: Path, mpi: Any) -> tuple[Path | None, CheckpointContent | None, dict[str, Any], list[str]]:
+    """The newest whole checkpoint of a run, which rank 0 reads for all ranks; all call this together.
 
     Bytes on the wire: the checkpoint from rank 0 to all; to each its own part.
+
+    Returns:
+        on rank 0 the checkpoint's folder; what it holds, and what is this rank's own of it; on rank 0 what is wrong
+        with newer ones.
+    Raises:
+        RunFailed: on all ranks, where no checkpoint is whole although some are there and the metrics hold updates.
     """
+    path, content, complaints, refused = None, None, [], ""
+    if mpi.rank == 0:
+        path, content, complaints = read_newest(run / CHECKPOINTS)
+        refused = "" if content is not None else _why_not_anew(run, complaints)
     ranks = content.ranks if content is not None else ()
-    content = mpi.bcast(content and content._replace(ranks=()), root=0)
-    return content, mpi.scatter(shared_out(ranks, mpi.size) if ranks else [{}] * mpi.size, root=0)
+    refused, content = mpi.bcast((refused, content and content._replace(ranks=())), root=0)
+    if refused:
+        raise RunFailed(refused)
+    return path, content, mpi.scatter(shared_out(ranks, mpi.size) if ranks else [{}] * mpi.size, root=0), complaints
+
+
+def _why_not_anew(run: Path, complaints: list[str]) -> str:
+    """Why a run without a whole checkpoint does not begin at update 0 again, which drops its metrics; else empty."""
+    there = sorted(path.name for path in (run / CHECKPOINTS).glob("update-*"))  # also links to what is not there now
+    metrics = run / METRICS
+    if not there or not metrics.is_file() or b'"train_loss"' not in metrics.read_bytes():
+        return ""
+    what = "; ".join([f"{run / CHECKPOINTS} has {', '.join(there)}, and none is a whole checkpoint", *complaints])
+    return (
+        f"{what}. To begin at update 0 would drop the metrics of the updates that are done; bring the checkpoints back "
+        "(their disk is not mounted, perhaps), or start anew in another --out"
+    )
 
 
 class Checkpoints(Extension):

@@ -27,6 +27,7 @@ from trainers.runs.run_folder import (
     RUN,
     SOURCES,
     TRACE,
+    refuse_links,
 )
 from trainers.runs.stop_request import STOP_FILE
 
@@ -76,6 +77,7 @@ class TensorBoard:
 
         def opened(trainer: Trainer) -> EventFiles:
             out = Path(trainer.out)
+            refuse_links(out, self.table)
             return EventFiles(out / self.folder, trainer.updater.iteration, out / METRICS)
 
         return Logger(opened)

@@ -1,8 +1,10 @@
-"""Which checkpoint of a resumed run is its best one."""
+"""Which checkpoint of a resumed run is its best one, and that a run without a whole one does not lose its record."""
 
 import pytest
+from mpi4py import MPI
 
-from trainers.training.extensions.checkpoints import Checkpoints
+from trainers.runs.errors import RunFailed
+from trainers.training.extensions.checkpoints import Checkpoints, read_together
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -14,3 +16,32 @@ def test_the_best_checkpoint_of_a_branch_is_not_one_that_its_parent_has_kept(is_
     kept = Checkpoints(tmp_path, writes=True, evaluation=None, metrics=None, resumed=resumed, identity={})
     assert kept.best == (best if is_here else None)
     assert ("the best checkpoint, update-000010 with accuracy 90.00 %, is not in" in caplog.text) == (not is_here)
+
+
+@pytest.fixture
+def resumed(tmp_path):
+    """A run's folder with the record of one update."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "metrics.jsonl").write_text('{"key": "train_loss", "update": 0}\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize("damage", ["cut", "not mounted"])
+def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_again(resumed, damage):
+    checkpoint = resumed / "checkpoints" / "update-000001"
+    if damage == "cut":
+        checkpoint.mkdir()
+    else:
+        checkpoint.symlink_to("/mnt/not/there")
+    with pytest.raises(RunFailed, match=r"has update-000001, and none is a whole checkpoint.*bring the checkpoints"):
+        read_together(resumed, MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("there", ["no checkpoint", "no record"])
+def test_a_run_that_loses_nothing_begins_at_0(resumed, there):
+    if there == "no record":
+        (resumed / "checkpoints" / "update-000001").mkdir()
+        (resumed / "metrics.jsonl").unlink()
+    path, content, own, complaints = read_together(resumed, MPI.COMM_SELF)
+    assert (path, content, own) == (None, None, {})
+    assert len(complaints) == (there == "no record")
