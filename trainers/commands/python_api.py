@@ -305,6 +305,8 @@ def _began(folder: Path) -> tuple[float, list[str | int]]:
     """When a run began, and its path with the numbers in it as numbers: all branches of a run began when it did."""
     parts = re.split("([0-9]+)", str(folder))
     path = [int(part) if index % 2 else part for index, part in enumerate(parts)]
+    if (folder / METRICS).is_fifo():  # a stranger's, which could wait for good
+        return math.inf, path
     try:
         with (folder / METRICS).open(encoding="utf-8") as file:
             return float(json.loads(file.readline())["time_ms"]), path

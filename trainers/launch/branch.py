@@ -363,7 +363,7 @@ def _begin(run: Path, folder: Path, checkpoint: Path, record: dict[str, Any]) ->
     """A folder with the run's checkpoint, and its records up to there, that `train --resume` goes on with."""
     partial = folder.with_name(f".{folder.name}.partial")
     for left in (partial, folder):  # of a call that was killed before its first update
-        shutil.rmtree(left, ignore_errors=True)
+        left.unlink() if left.is_symlink() else shutil.rmtree(left, ignore_errors=True)
     shutil.copytree(checkpoint, partial / CHECKPOINTS / checkpoint.name)
     for name in (METRICS, ENVIRONMENT, IDENTITY):
         if (run / name).is_file():

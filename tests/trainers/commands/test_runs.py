@@ -91,8 +91,8 @@ def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
 
 @pytest.mark.parametrize(
     "metrics",
-    ["[" * 100_000, '{"key": "run_start", "value": "r", "time_ms": 1%s}' % ("0" * 400), Path("none"), Path("loop")],
-    ids=["brackets", "time", "dangling", "loop"],
+    ["[" * 100_000, '{"key": "run_start", "value": 1, "time_ms": 1%s}' % ("0" * 400), Path("none"), Path("loop"), None],
+    ids=["brackets", "time", "dangling", "loop", "pipe"],
 )
 def test_a_run_whose_beginning_cannot_be_read_is_listed_beside_the_others(run, capsys, metrics):
     whole = run.with_name("whole")
@@ -102,7 +102,9 @@ def test_a_run_whose_beginning_cannot_be_read_is_listed_beside_the_others(run, c
         (folder / "metrics.jsonl").write_text('{"key": "run_start", "value": "r", "time_ms": 1}\n')
         (folder / "loop").symlink_to("loop")
     (run / "metrics.jsonl").unlink()
-    if isinstance(metrics, Path):
+    if metrics is None:
+        os.mkfifo(run / "metrics.jsonl")
+    elif isinstance(metrics, Path):
         (run / "metrics.jsonl").symlink_to(metrics)
     else:
         (run / "metrics.jsonl").write_text(metrics + "\n")
