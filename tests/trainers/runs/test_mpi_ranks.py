@@ -26,6 +26,16 @@ from trainers.runs.mpi_ranks import (
 )
 
 
+@pytest.fixture(autouse=True)
+def same_environment(monkeypatch):
+    """`limit_threads` sets variables of this process, which later tests would find."""
+    before = dict(os.environ)
+    monkeypatch.setattr(mpi_ranks, "_limited", set(mpi_ranks._limited))
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
