@@ -203,6 +203,9 @@ def _normalization(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -
 def _max_pooling(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
     f = function
     pads = _pads(inputs[0].shape[2:], f.ksize, f.stride, f.pad, f.cover_all)
+    if any(pad >= size for pad, size in zip(pads, (*f.ksize, *f.ksize), strict=True)):
+        what = f"a max pooling of {f.ksize} needs {pads} pixels of padding, and ONNX takes less than a window"
+        raise InputRefused(f"{what}; write cover_all=False, or another stride or padding")
     return "MaxPool", (), {"kernel_shape": f.ksize, "strides": f.stride, "pads": pads}
 
 
@@ -247,8 +250,11 @@ def _axes(function: Any, x: np.ndarray) -> list[int]:
 
 def _slice(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
     slices = function.slices
+    if all(each is None or each is Ellipsis or each == slice(None) for each in slices):  # x[:, :, None, None]
+        return _reshape(function, inputs, y)
     if not all(isinstance(each, slice) for each in slices):
-        raise InputRefused("indexing by anything but slices cannot be exported; write x[:, :, ::2]")
+        way_out = "write x[:, :, ::2], x[:, :, None] alone, or F.squeeze(x[:, :1], axis=1) for x[:, 0]"
+        raise InputRefused(f"indexing by numbers, arrays, or None beside slices cannot be exported; {way_out}")
     bounds = []
     for s in slices:
         first, last = (_END, -_END) if (step := s.step or 1) < 0 else (0, _END)
@@ -288,6 +294,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Sequence[np.ndarray], np.ndarray], Opera
     "Div": _plain("Div"),
     "ELU": _plain("Elu", alpha="alpha"),
     "Exp": _plain("Exp"),
+    "ExpandDims": _reshape,
     "FixedBatchNormalization": _normalization,
     "GetItem": _slice,
     "LeakyReLU": _plain("LeakyRelu", alpha="slope"),
@@ -304,6 +311,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Sequence[np.ndarray], np.ndarray], Opera
     "Reshape": _reshape,
     "Sigmoid": _plain("Sigmoid"),
     "Softmax": _plain("Softmax", axis="axis"),
+    "Squeeze": _reshape,
     "Sub": _plain("Sub"),
     "Sum": _sum,
     "Tanh": _plain("Tanh"),

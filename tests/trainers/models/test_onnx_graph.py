@@ -120,6 +120,19 @@ class Refused(chainer.Chain):
         return self.own(x)
 
 
+@pytest.mark.parametrize(
+    "spread", [lambda x: x[:, :, None, None], lambda x: x[..., None, None], lambda x: F.expand_dims(x[:, :, None], 3)]
+)
+def test_axes_that_come_and_go_are_exported(spread):
+    def excited(x):
+        h = F.relu(x)
+        factors = F.squeeze(F.sum(h, axis=(2, 3), keepdims=True)[:, :, :1], axis=3)
+        return F.sum(h * F.broadcast_to(spread(F.sigmoid(F.squeeze(factors, axis=2))), h.shape), axis=(2, 3))
+
+    ours, theirs = both(Refused(excited), (3, 4, 4))
+    np.testing.assert_allclose(theirs, ours, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 1), (3, 1, 1), (3,)])
 def test_a_constant_array_is_none_of_the_images_whatever_its_length(shape):
     shift = np.arange(shape[0], dtype=np.float32).reshape(shape)
@@ -133,7 +146,7 @@ def test_a_constant_array_is_none_of_the_images_whatever_its_length(shape):
         (lambda x: F.sum(F.erf(x), axis=(2, 3)), "function Erf, which has no operator of ONNX here; those that have"),
         (lambda x: F.sum(F.relu(x - x.mean(axis=(2, 3), keepdims=True)), axis=(2, 3)), "without functions of Chainer"),
         (lambda x: x[:, :, 0, 0], "does not compute its logits by functions of Chainer"),
-        (lambda x: F.relu(x)[:, :, 0, 0], "by anything but slices cannot be exported"),
+        (lambda x: F.relu(x)[:, :, 0, 0], "by numbers, arrays, or None beside slices"),
         (lambda x: F.reshape(F.sum(x, axis=3), (2, len(x), 12)), "Reshape differs between 2 and 3 images; write -1"),
         (lambda x: F.sum(x, axis=(2, 3)) / len(x), "the number of images, or on images without functions of Chainer"),
         (lambda x: F.sum(x, axis=(2, 3)) + np.full(3, len(x), np.float32), "Add differs between"),
@@ -144,6 +157,7 @@ def test_a_constant_array_is_none_of_the_images_whatever_its_length(shape):
         (lambda x: [F.exp(h := F.sum(x, axis=(2, 3))), F.tanh(h)][len(x) - 2], "what it returns differs between"),
         (lambda x: F.broadcast_to(F.sum(x, axis=(0, 2, 3)), (len(x), 3)), "BroadcastTo differs between"),
         (lambda x: F.mean(x, axis=(0, 2)), "what it returns differs between"),
+        (lambda x: F.sum(F.max_pooling_2d(x, 2, 4), axis=(2, 3)), "ONNX takes less than a window; write cover_all"),
     ],
 )
 def test_models_that_cannot_be_followed_are_refused(forward, message):
