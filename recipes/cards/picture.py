@@ -113,7 +113,7 @@ def _line(heights: Sequence[float], width: float) -> str:
 def _epoch_axis(end: float, top: float) -> Iterator[str]:
     width = _WIDTH - _LEFT - _RIGHT
     step = next(
-        factor * 10.0**power for power in range(-2, 7) for factor in (1, 2, 5) if end / (factor * 10.0**power) <= 10
+        factor * 10.0**power for power in range(-2, 16) for factor in (1, 2, 5) if end / (factor * 10.0**power) <= 10
     )
     for number in range(int(end / step + 1e-9) + 1):
         across = _LEFT + width * number * step / end

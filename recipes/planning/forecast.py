@@ -19,6 +19,7 @@ from recipes.planning.update_time import UpdateTime
 from recipes.schema.image_size import sides_by_size
 from recipes.schema.vocabulary import kind_of
 
+_COUNTED = 10**5  # evaluations up to which each is looked up
 PARTS = ("compute", "exposed", "contention", "straggling", "waiting_for_input", "coordination")
 Range = tuple[float, float]  # low, high
 
@@ -308,4 +309,6 @@ def num_evaluations(plan: Plan) -> int:
     every, offset = plan.recipe.evaluation.every, plan.recipe.evaluation.offset
     if every == "update":  # may be millions
         return plan.timeline.num_updates - max(0, plan.timeline.first_update_at(offset) - 1)
+    if (most := (plan.recipe.epochs - offset) / every) > _COUNTED:
+        return min(plan.timeline.num_updates, math.ceil(most))
     return sum(1 for _ in plan.timeline.all_due(every, offset=offset))

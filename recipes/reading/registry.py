@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 
 from recipes.errors import InputRefused, Problem, RecipeError, nearest, refuse_unreachable
 from recipes.sharing.cache import cache_folder
@@ -196,13 +197,25 @@ def shown(path: Path) -> str:
 
 
 def entry_points(*, group: str) -> Iterable[metadata.EntryPoint]:
-    """Those of installed packages. Looking through these takes 10 ms, so it is done once while Python's path stays."""
-    return _all_entry_points(tuple(sys.path)).select(group=group)
+    """Those of installed packages. Looking through these takes 10 ms, so it is done once until one is installed."""
+    return _all_entry_points(tuple((folder, _changed(folder)) for folder in sys.path)).select(group=group)
 
 
 @lru_cache(maxsize=1)
-def _all_entry_points(path: tuple[str, ...]) -> metadata.EntryPoints:
+def _all_entry_points(path: tuple[tuple[str, int], ...]) -> metadata.EntryPoints:
     return metadata.entry_points()
+
+
+def _changed(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def typed(path: Path) -> str:
+    """A path as a word of a command that is shown to be typed."""
+    return quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def _some(kind: str, name: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from recipes.errors import InputRefused, Problem, RecipeError
@@ -23,6 +22,7 @@ from recipes.reading.registry import (
     library_name,
     require_suffix,
     shown,
+    typed,
     versioned_name,
 )
 from recipes.scale.batch import batch_changes, with_positions
@@ -301,7 +301,7 @@ def scaled_text(scaled: Scaled, as_json: bool = False, *, allow_code: bool = Fal
     lines += ["", *(f"[{number}] {source}" for number, source in enumerate(sources, 1)), "", "Not promised:"]
     for text in scaled.not_promised:
         lines += textwrap.wrap(text, _WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-    look = f"kilobatch recipes lint {quote(str(scaled.file))}{' --allow-code' if allow_code else ''}"
+    look = f"kilobatch recipes lint {typed(scaled.file)}{' --allow-code' if allow_code else ''}"
     lines += ["", f"wrote {scaled.file}; look at it: {look}"]
     return "\n".join(lines) + "\n"
 

@@ -188,6 +188,8 @@ def _halvings(request: Request, doublings: int, share: float) -> _Stairs:
         low, high = grid[index - 1], grid[index]
         while high - low > 1e-6:
             middle = (low + high) / 2
+            if middle in (low, high):  # in a run of billions of epochs floats lie further apart than that
+                break
             low, high = (low, middle) if share_at(middle) <= limit else (middle, high)
         further = number - doublings
         if further > _FURTHER or (further > 0 and high > _CURVE_ENDS * recipe.epochs):

@@ -269,9 +269,10 @@ def copy(
     The copy names the same files: paths in a run's recipe are adapted, and other recipes are refused if they need that.
     """
     from recipes.reading.library import copy_recipe
+    from recipes.reading.registry import typed
 
     target = copy_recipe(recipe, file)
-    print(f"wrote {target}; change it, then: kilobatch recipes validate {quote(str(target))}")
+    print(f"wrote {target}; change it, then: kilobatch recipes validate {typed(target)}")
     print("Its name, title, claims and card are still those of the original: what you change no longer is.")
 
 

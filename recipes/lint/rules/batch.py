@@ -79,7 +79,7 @@ def few_updates(case: Case) -> Iterator[Fault]:
         yield Fault(
             keys=("batch.global", "epochs"),
             what=f"{updates} updates in all",
-            way_out=f"write a batch of at most {fits:,}, or more epochs",
+            way_out=f"write a batch of at most {fits:,}, or more epochs" if fits else "write more epochs",
         )
 
 
@@ -165,7 +165,7 @@ def idle_after_end(case: Case) -> Iterator[Fault]:
         timeline = timeline_of(recipe, case.opened.dataset)
         alone, updates = timeline.first_update_at(local.from_), timeline.num_updates
         if alone // local.every == updates // local.every and updates - alone > 1:
-            what = f"no multiple of {local.every:,} from update {alone:,} to the last, {updates:,}: nothing is averaged"
+            what = f"no multiple of {local.every:,} after update {alone:,} of {updates:,}: none averages weights later"
             yield Fault(
                 keys=("updater.local_steps.every", "epochs"),
                 what=what,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from lr_schedules import ConstantWarmup
+from lr_schedules import ConstantWarmup, Product
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of
 from recipes.schema.vocabulary import is_layerwise
@@ -74,9 +74,14 @@ def short_warmup(case: Case) -> Iterator[Fault]:
 
 
 def _rise_over(case: Case) -> str:
-    epochs = min(5.0, max(1.0, case.recipe.epochs / 4))
-    start = "reference" if case.recipe.learning_rate.rule != "none" and case.growth > 2 else 0
-    return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply}}`"
+    recipe, formula, ramp = case.recipe, case.recipe.learning_rate, case.recipe.batch.global_
+    epochs = min(5.0, max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4))
+    start = "reference" if formula.rule != "none" and case.growth > 2 else 0
+    target = ""
+    if inside := [size for begin, size in zip(ramp.boundaries, ramp.sizes, strict=True) if 0 < begin < epochs]:
+        follows = formula.scale_with == "current" and formula.rule != "none"
+        target = f", target_batch: {inside[-1] if follows else ramp.sizes[0]}"
+    return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
 
 
 def decay_after_end(case: Case) -> Iterator[Fault]:
@@ -99,16 +104,17 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
     schedules = {"learning_rate.schedule": (formula.schedule, clock_starts)}
     schedules |= {f"schedules.{name}": (getattr(moving, name), 0) for name in ("momentum", "weight_decay")}
     for key, (schedule, starts) in schedules.items():
-        boundaries = getattr(schedule, "boundaries", None) or ()
-        late = [starts + each for each in boundaries if starts + each >= case.recipe.epochs]
-        if late:
-            length = case.recipe.epochs - starts
-            shares = (boundary * length / (max(boundaries) * 90 / 80) for boundary in boundaries)
-            yield Fault(
-                keys=("epochs", f"{key}.boundaries"),
-                what=f"steps at {', '.join(f'{each:g}' for each in late)} of a run of {case.recipe.epochs:g} epochs",
-                way_out=f"write boundaries such as [{', '.join(f'{share:.3g}' for share in shares)}]",
-            )
+        is_product = isinstance(schedule, Product)
+        for part in schedule.factors if is_product else (schedule,):
+            boundaries = getattr(part, "boundaries", None) or ()
+            late = [starts + each for each in boundaries if starts + each >= case.recipe.epochs]
+            if late:
+                steps = ", ".join(f"{each:g}" for each in late)
+                yield Fault(
+                    keys=("epochs", f"{key}.{'factors' if is_product else 'boundaries'}"),
+                    what=f"{key} steps at {steps} of a run of {case.recipe.epochs:g} epochs",
+                    way_out=_boundaries_within(boundaries, case.recipe.epochs - starts),
+                )
     ends = clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
     if ends <= case.recipe.epochs:
         return
@@ -119,6 +125,16 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
             what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: the schedule ends at {ends:g}",
             way_out="write `epochs: null` in `schedule`, which then ends with the run",
         )
+
+
+def _boundaries_within(boundaries: Sequence[float], length: float) -> str:
+    """A way out: boundaries at the same shares of so many epochs, with as many digits as keep them apart."""
+    if length <= 0:
+        return "shorten the warmup, which leaves the schedule no time, or lengthen `epochs`"
+    shares = [boundary * length / (max(boundaries) * 90 / 80) for boundary in boundaries]
+    texts = ([f"{share:.{digits}g}" for share in shares] for digits in range(3, 18))
+    apart = next((each for each in texts if len({*each}) == len(each)), [f"{share!r}" for share in shares])
+    return f"write boundaries such as [{', '.join(apart)}]"
 
 
 def constant_warmup(case: Case) -> Iterator[Fault]:

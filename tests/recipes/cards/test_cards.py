@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -167,6 +168,8 @@ def test_picture_shows_a_panel_for_each_thing_that_moves():
     assert {"global batch size", "2,048", "4,096"} <= set(words("suzuki2018"))
     assert {"image size", "160", "192"} <= set(words("ffcv2022"))
     assert "momentum 0.9, stand-ins for what nobody published" in words("mikami2018")
+    long = replace(opened("digits/baseline").recipe, epochs=6e7)
+    assert ">6e+07<" in curve_picture(long), "a stranger's recipe of so many epochs too"
 
 
 def test_a_markdown_card_escapes_html_links_and_tables_of_a_stranger(tmp_path):

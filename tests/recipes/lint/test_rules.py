@@ -67,6 +67,10 @@ RISING = "learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points
 WARM = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 2, start: reference, joins: multiply}}\n"
 LOCAL = "updater: {local_steps: {every: %d, replicas: 2, from: %s}}\n"
 MOVING = "schedules: {%s: {kind: MultiStep, boundaries: [%d], factor: 0.5}}\n"
+LATE_STEP = """\
+learning_rate:
+  schedule: {kind: Product, factors: [{kind: Cosine, epochs: 90}, {kind: MultiStep, boundaries: [90]}]}
+"""
 UNSCALED = "learning_rate: {rule: none}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
@@ -122,6 +126,7 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", LOCAL % (14_000, "0.99run"), []),
         ("goyal2017", MOVING % ("weight_decay", 90), ["decay-after-end"]),
         ("goyal2017", MOVING % ("momentum", 89), []),
+        ("goyal2017", LATE_STEP, ["decay-after-end"]),
         # gradients one update late
         ("goyal2017", RAMP + "updater: {double_buffering: true}\n", ["double-buffering"]),
         ("goyal2017", LATER.replace("16384", "4096") % 30 + "updater: {double_buffering: true}\n", []),
@@ -166,3 +171,37 @@ def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_ou
     assert finding.way_out == f"write `{written}`"
     after = lint(f"{text}{written}\n")
     assert "lagging-statistics" not in [finding.rule for finding in after]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "way_out"),
+    [
+        (
+            "extends: digits/batch_256\nepochs: 20\n"
+            "learning_rate: {warmup: {epochs: 20, joins: before}, schedule: {kind: MultiStep, boundaries: [1, 2]}}\n",
+            "decay-after-end",
+            "shorten the warmup",
+        ),
+        (
+            "extends: digits/batch_256\nepochs: 20\n"
+            "learning_rate:\n  warmup: {epochs: 10, joins: before}\n"
+            "  schedule: {kind: MultiStep, boundaries: [10, 10.001]}\n",
+            "decay-after-end",
+            "[8.888, 8.889]",
+        ),
+        (
+            "extends: digits/baseline\nepochs: 0.5\nbatch: {global: 512}\n",
+            "no-warmup",
+            "epochs: 0.125, start: reference, joins: multiply}",
+        ),
+        (
+            "extends: digits/baseline\nbatch: {global: [{from: 0, size: 512}, {from: 2, size: 1024}]}\n",
+            "no-warmup",
+            "epochs: 5, start: reference, joins: multiply, target_batch: 1024}",
+        ),
+        ("extends: digits/baseline\nepochs: 0.01\n", "few-updates", "write more epochs"),
+    ],
+)
+def test_ways_out_are_recipes_that_open(lint, text, rule, way_out):
+    (finding,) = (each for each in lint(f"kilobatch: 1\n{text}") if each.rule == rule)
+    assert way_out in str(finding), finding

@@ -124,6 +124,9 @@ def test_evaluations_are_those_of_the_run() -> None:
         assert (
             num_evaluations(made) == number == len([*made.timeline.all_due(evaluation.every, offset=evaluation.offset)])
         )
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=["epochs=6000000000000"])
+    made = plan(recipe=opened.recipe, dataset=opened.dataset, cluster=cluster, workers=1)
+    assert num_evaluations(made) == 6_000_000_000_000, "a stranger's recipe is not counted one by one"
 
 
 def test_a_hundred_thousand_devices_are_scanned_as_arrays(planned: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from recipes.reading import registry
-from recipes.reading.registry import UnknownNameError, find, find_or_refuse, names, shown
+from recipes.reading.registry import UnknownNameError, find, find_or_refuse, names, shown, typed
 
 
 def test_library_comes_before_the_working_directory(write):
@@ -62,6 +63,23 @@ def test_recipes_of_an_installed_package_are_found_without_running_it(install, w
     assert find("recipes", "acme/deep/fast") == path
     assert "acme/deep/fast" in names("recipes")
     assert "acme" not in sys.modules
+
+
+def test_a_package_that_is_installed_meanwhile_is_found(write, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(write("", "site/acme/__init__.py").parent.parent)
+    write(name="site/acme/fast.yaml")
+    assert "acme/fast" not in names("recipes")
+    write("Metadata-Version: 2.1\nName: acme\nVersion: 1\n", "site/acme-1.dist-info/METADATA")
+    write("[kilobatch.recipes]\nacme = acme\n", "site/acme-1.dist-info/entry_points.txt")
+    assert "acme/fast" in names("recipes")
+
+
+def test_a_path_that_begins_with_a_dash_can_be_typed():
+    assert [typed(Path(name)) for name in ("-c.yaml", "a b.yaml", "/-c.yaml")] == [
+        "./-c.yaml",
+        "'a b.yaml'",
+        "/-c.yaml",
+    ]
 
 
 @pytest.mark.parametrize("value", ["nowhere.recipes", "acme.recipes"])

@@ -58,9 +58,7 @@ def test_cosine_is_drawn_on_a_linear_axis(make_recipe, imagenet):
     assert figure.axes[0].get_yscale() == "linear"
 
 
-@pytest.mark.parametrize(
-    "title", ["$\\frac{ <script>alert(1)</script>", "_hidden \N{SNOWMAN} & co \u753b\u50cf", ""]
-)
+@pytest.mark.parametrize("title", ["$\\frac{ <script>alert(1)</script>", "_hidden \N{SNOWMAN} & co \u753b\u50cf", ""])
 def test_any_title_is_drawn_as_it_is(make_recipe, imagenet, tmp_path, title):
     figure = curve_figure(make_recipe(title=title), imagenet)
     save_figure(figure, tmp_path / "curve.svg")

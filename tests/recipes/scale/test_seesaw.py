@@ -96,6 +96,11 @@ def test_a_curve_to_0_is_halved_up_to_the_last_hundredth_of_the_run(seesaw):
     assert scaled.not_promised[-1].endswith(f"after epoch {last:g}")
 
 
+def test_a_run_of_more_epochs_than_a_float_tells_apart_comes_to_an_end(seesaw):
+    _, after, _ = seesaw(f"{ADAM}epochs: 20000000000\n", 64)
+    assert after.recipe.learning_rate.schedule.boundaries[0] == pytest.approx(1e10, rel=1e-6)
+
+
 @pytest.mark.parametrize("joins", ["over", "before", "multiply"])
 def test_the_warmup_keeps_its_rate_or_the_file_says_so(seesaw, joins):
     rate = f"warmup: {{kind: GradualWarmup, epochs: 5, start: 0, joins: {joins}}}, schedule: {{kind: Polynomial}}"
