@@ -21,12 +21,13 @@ from trainers.search.outcome import has_ended
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 KILLS, MOST_SECONDS, UPDATES, REPORTS = 30, 1800, 176, 5
 ENDS = ("success", "stopped", "failed")
+# A slow machine makes no checkpoint between two kills: the trial that is hit at each start must not use up its retries.
 TEXT = f"""\
 space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
 fixed: {{epochs: 30, model.blocks: [1], model.width: 4}}
 ranks_per_trial: 2
 reports: {REPORTS}
-retries: 5
+retries: {KILLS}
 """
 
 
