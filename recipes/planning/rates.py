@@ -11,7 +11,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import Any
 
-from lr_schedules import Product, linear_scaling, no_scaling, power_scaling, sqrt_scaling
+from lr_schedules import BatchRamp, Product, linear_scaling, no_scaling, power_scaling, sqrt_scaling
 from lr_schedules.units import Schedule
 from recipes.schema import Evaluation, LearningRate, Recipe
 from recipes.schema.positions import last_multiple
@@ -143,6 +143,15 @@ def _factor_at(schedule: Schedule, recipe: Recipe, epoch: float) -> float:
         if epoch < recipe.epochs:
             raise
         return schedule(recipe.epochs * _JUST_BEFORE)
+
+
+def target_inside(formula: LearningRate, ramp: BatchRamp, *, epochs: float) -> int | None:
+    """The batch that a warmup of so many epochs aims at where the batch moves within it; None where it does not."""
+    inside = [size for start, size in zip(ramp.boundaries, ramp.sizes, strict=True) if 0 < start < epochs]
+    if not inside:
+        return None
+    follows = formula.scale_with == "current" and formula.rule != "none"  # else the rate would fall when the rise ends
+    return inside[-1] if follows else ramp.sizes[0]
 
 
 def first_step_of(schedule: Schedule) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -24,6 +24,7 @@ from recipes.planning.rates import (
     full_rate,
     largest_linear_batch,
     momentum_at,
+    target_inside,
 )
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
@@ -308,13 +309,9 @@ def _five_epochs(request: Request) -> dict[str, Any]:
     epochs = min(_WARMUP_EPOCHS, request.recipe.epochs / 4, first_step_of(request.recipe.learning_rate.schedule))
     whole = int(epochs) if epochs == int(epochs) else rounded(epochs)
     made = {"kind": "GradualWarmup", "epochs": whole, "start": "reference", "joins": "multiply"}
-    steps = zip(request.recipe.batch.global_.boundaries, request.sizes, strict=True)
-    inside = [size for start, size in steps if 0 < start < epochs]
-    if not inside:
-        return made
-    formula = request.recipe.learning_rate
-    follows = formula.scale_with == "current" and formula.rule != "none"  # else the rate would fall when the rise ends
-    return {**made, "target_batch": inside[-1] if follows else request.sizes[0]}
+    ramp = replace(request.recipe.batch.global_, sizes=tuple(request.sizes))
+    inside = target_inside(request.recipe.learning_rate, ramp, epochs=epochs)
+    return made if inside is None else {**made, "target_batch": inside}
 
 
 def _why_so_long(request: Request, epochs: float) -> str:

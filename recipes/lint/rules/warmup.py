@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lr_schedules import ConstantWarmup, Product
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of
+from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, target_inside
 from recipes.schema.vocabulary import is_layerwise
 
 _SMALLEST_PUBLISHED = 1632
@@ -74,13 +74,11 @@ def short_warmup(case: Case) -> Iterator[Fault]:
 
 
 def _rise_over(case: Case) -> str:
-    recipe, formula, ramp = case.recipe, case.recipe.learning_rate, case.recipe.batch.global_
+    recipe, formula = case.recipe, case.recipe.learning_rate
     epochs = min(5.0, max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4))
     start = "reference" if formula.rule != "none" and case.growth > 2 else 0
-    target = ""
-    if inside := [size for begin, size in zip(ramp.boundaries, ramp.sizes, strict=True) if 0 < begin < epochs]:
-        follows = formula.scale_with == "current" and formula.rule != "none"
-        target = f", target_batch: {inside[-1] if follows else ramp.sizes[0]}"
+    inside = target_inside(formula, recipe.batch.global_, epochs=epochs)
+    target = "" if inside is None else f", target_batch: {inside}"
     return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
 
 

@@ -19,7 +19,7 @@ from trainers.runs.checkpoint import (
     write_checkpoint,
 )
 from trainers.runs.errors import RunFailed
-from trainers.runs.run_folder import CHECKPOINTS, METRICS
+from trainers.runs.run_folder import CHECKPOINTS, METRICS, FolderRefused
 from trainers.training.extensions.evaluation import Evaluation
 from trainers.training.extensions.metrics import Metrics
 
@@ -36,12 +36,16 @@ def read_together(run: Path, mpi: Any) -> tuple[Path | None, CheckpointContent |
         on rank 0 the checkpoint's folder; what it holds, and what is this rank's own of it; on rank 0 what is wrong
         with newer ones.
     Raises:
-        RunFailed: on all ranks, where no checkpoint is whole although some are there and the metrics hold updates.
+        RunFailed: on all ranks, where no checkpoint is whole although some are there and the metrics hold updates, or
+            they cannot be listed.
     """
     path, content, complaints, refused = None, None, [], ""
     if mpi.rank == 0:
-        path, content, complaints = read_newest(run / CHECKPOINTS)
-        refused = "" if content is not None else _why_not_anew(run, complaints)
+        try:
+            path, content, complaints = read_newest(run / CHECKPOINTS)
+            refused = "" if content is not None else _why_not_anew(run, complaints)
+        except FolderRefused as error:  # the other ranks wait for a word
+            refused = str(error)
     ranks = content.ranks if content is not None else ()
     refused, content = mpi.bcast((refused, content and content._replace(ranks=())), root=0)
     if refused:

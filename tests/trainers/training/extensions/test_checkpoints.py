@@ -45,3 +45,10 @@ def test_a_run_that_loses_nothing_begins_at_0(resumed, there):
     path, content, own, complaints = read_together(resumed, MPI.COMM_SELF)
     assert (path, content, own) == (None, None, {})
     assert len(complaints) == (there == "no record")
+
+
+def test_checkpoints_that_cannot_be_listed_end_all_ranks(resumed):
+    (resumed / "checkpoints").rmdir()
+    (resumed / "checkpoints").symlink_to("checkpoints")
+    with pytest.raises(RunFailed, match="checkpoints cannot be read: Too many levels of symbolic links"):
+        read_together(resumed, MPI.COMM_SELF)
