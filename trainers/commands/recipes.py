@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from trainers.commands.options import (
+    EXIT_FOUND,
     NAME,
     NAMES,
     OPTIONS_OF_GROUPS,
@@ -113,7 +114,7 @@ def lint(
     options = {"vocabulary": known, "overrides": overrides or (), "allow_code": allow_code, "data_root": data}
     findings = {name: lint_recipe(name, workers=workers, **options) for name in recipes}
     print(findings_text(findings, as_json), end="")
-    raise typer.Exit(5 if any(findings.values()) else 0)
+    raise typer.Exit(EXIT_FOUND if any(findings.values()) else 0)
 
 
 @app.command("id")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainers.commands.options import (
+    EXIT_FOUND,
     AllowCode,
     ClusterName,
     Data,
@@ -114,7 +115,7 @@ def rehearse(
         print_json(rehearsed.as_tree() | more)
     else:
         print(f"{rehearsal_text(rehearsed)}\n{time}")
-    raise typer.Exit(0 if rehearsed.holds else 5)
+    raise typer.Exit(0 if rehearsed.holds else EXIT_FOUND)
 
 
 def failures_of(texts: list[str], made: Plan, then: Plan) -> list[Failure]:
