@@ -215,9 +215,16 @@ def train_together(
         prepared = prepared or prepare(request, workers=mpi.size)
         from trainers.training.train import train_as_rank  # and Chainer
 
-        how = {"mpi": mpi, "launched_by_us": checked and not served, "threads": threads, "heartbeat": heartbeat}
         with folder_required(folder):
-            code = train_as_rank(prepared, request, folder, **how)
+            code = train_as_rank(
+                prepared,
+                request,
+                folder,
+                mpi=mpi,
+                launched_by_us=checked and not served,
+                threads=threads,
+                heartbeat=heartbeat,
+            )
     except RunFailed:
         heartbeat.finish()
         raise

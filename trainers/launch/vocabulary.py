@@ -138,8 +138,11 @@ def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
 
     Other packages add to them by the groups `kilobatch.samplers` and `kilobatch.ranges`.
     """
-    groups = {name: _group(name, allow_code=False) for name in ("ranges", "samplers")}
-    return SearchVocabulary(**vars(vocabulary(allow_code=allow_code)), **groups)
+    return SearchVocabulary(
+        **vars(vocabulary(allow_code=allow_code)),
+        ranges=_group("ranges", allow_code=False),
+        samplers=_group("samplers", allow_code=False),
+    )
 
 
 def _group(name: str, *, allow_code: bool) -> _Group:

@@ -445,8 +445,9 @@ def build_exchange(
     full = settings.wire == "float32" or connection.sends_nothing()
     wire = FullWire(next(parts.model.params()).dtype) if full else WIRES[settings.wire]()
     if updater.power_sgd_rank is not None:
-        how = {"wire": wire, "rank": updater.power_sgd_rank, "seed": recipe.seed}
-        return PowerExchange(parts.model, images_NCHW, connection, **how)
+        return PowerExchange(
+            parts.model, images_NCHW, connection, wire=wire, rank=updater.power_sgd_rank, seed=recipe.seed
+        )
     copies = 2 if updater.double_buffering else 1
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
     if updater.local_steps is not None:
