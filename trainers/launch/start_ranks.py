@@ -37,6 +37,7 @@ from trainers.runs.run_folder import (
     FolderRefused,
     claimed,
     default_folder,
+    last_line,
     lock_folder,
     newest_checkpoint_name,
     require_another_end,
@@ -88,7 +89,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
     lock_folder(folder).close()  # rank 0 holds it while they train
-    before = _last_line(folder / METRICS)
+    before = last_line(folder)
     earlier = session_starts(folder / METRICS) if request.resume else None
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
@@ -211,7 +212,7 @@ class _StopSignals:
 def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, ended_at_once_by: str | None) -> int:
     """The exit code of a run: good only if mpiexec says so and the ranks wrote a last line, other than that before."""
     errors = ranks.errors()
-    last = _last_line(folder / METRICS)
+    last = last_line(folder)
     ended = last.get("key") == "run_stop" and last != before
     records = [read_heartbeat(folder, rank) for rank in range(ranks.num_ranks)]
     finished = {record.rank for record in records if record is not None and record.finished}
@@ -247,11 +248,3 @@ def _way_on(folder: Path) -> str:
     if newest is None:
         return "no checkpoint was written yet" if folder.is_dir() else f"{folder} is not there any more"
     return f"newest checkpoint: {newest}; to go on from it: --out {quote(str(folder))} --resume"
-
-
-def _last_line(path: Path) -> dict[str, Any]:
-    try:
-        line = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-    except (OSError, IndexError, ValueError, RecursionError):
-        return {}
-    return line if isinstance(line, dict) else {}

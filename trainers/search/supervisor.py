@@ -20,7 +20,7 @@ from recipes.search_space.ranges import suggested, values_text
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name, session_starts
+from trainers.runs.run_folder import LOG, METRICS, ending_of, newest_checkpoint_name, session_starts
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
 from trainers.search import outcome
 from trainers.search import study as studies
@@ -245,7 +245,7 @@ class Supervisor:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
         trial, folders = work.trial, work.folders
         values = suggested(self.search.space, trial)
-        index = [*(outcome.has_ended(folder, "success") for folder in folders), False].index(False)
+        index = [*(ending_of(folder) == "success" for folder in folders), False].index(False)
         try:
             last = min(index, len(folders) - 1)
             own, stop_after = self._pace(work)
