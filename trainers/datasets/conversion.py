@@ -21,8 +21,9 @@ from PIL import Image
 
 from recipes.errors import InputRefused
 from trainers.augmentations import decoders
+from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.datasets.manifest import MANIFEST, read_manifest
-from trainers.datasets.samples import EncodedSamples, ImageFiles, evenly, sha256_of
+from trainers.datasets.samples import EncodedSamples, ImageFiles, evenly
 from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of, digest_of
 from trainers.runs.errors import RunFailed
 from trainers.runs.run_folder import write_whole
@@ -179,7 +180,7 @@ def _identity(samples: Any) -> str:
     sizes: Iterable[int] = getattr(samples, "sizes", ())
     if isinstance(samples, ImageFiles):
         sizes = (os.stat(os.path.join(samples.folder, path)).st_size for path in paths)
-    return sha256_of(f"{label} {size} {path}" for label, size, path in zip_longest(labels, sizes, paths))
+    return sha256_of_parts(f"{label} {size} {path}" for label, size, path in zip_longest(labels, sizes, paths))
 
 
 def _paths(samples: Any) -> Sequence[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from recipes.errors import InputRefused
-from trainers.datasets.samples import sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
 
 _ROWS = 100  # of a group of Parquet's rows
 
@@ -164,7 +164,7 @@ def digest_of(path: Path) -> str:
         return hashlib.sha256(np.load(file, mmap_mode="r")[start:stop]).hexdigest()
     if path.is_dir():
         names = sorted(os.listdir(path), key=os.fsencode)
-        return sha256_of(part for name in names for part in (name, (path / name).read_bytes()))
+        return sha256_of_parts(part for name in names for part in (name, (path / name).read_bytes()))
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
