@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial
 
 from recipes.frontiers.fit import Fit, fit, interval
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
-from recipes.frontiers.proposals import EDGE, Optimum, share_of
+from recipes.frontiers.proposals import Optimum, at_edge
 from recipes.search_space.ranges import Space
 from trainers.launch.verdict import Claimed, judge
 from trainers.runs.run_folder import has_diverged
@@ -174,8 +174,7 @@ class Point:
     def edges(self) -> list[str]:
         """The paths whose best value lies on an edge of its range."""
         space, values = self.space, {} if self.optimum is None else self.optimum.values
-        shares = {path: share_of(space[path], value) for path, value in values.items()}
-        return [path for path, share in shares.items() if share is not None and not EDGE < share < 1 - EDGE]
+        return [path for path, value in values.items() if at_edge(space[path], value)]
 
     def accuracy_at(self, *, epochs: float = math.inf, updates: float = math.inf) -> float | None:
         """The best accuracy of all trials within a budget; None before there is an evaluation in it."""

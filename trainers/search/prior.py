@@ -69,10 +69,8 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
                 value *= 2.0**u
             elif path in _MOMENTUM:
                 value = 1 - min(1.0, (1 - value) * 2.0 ** (noise / 2))
-            elif range_.log and value > 0:
-                value *= (range_.high / range_.low) ** (_WIDTH * noise)
             else:
-                value += _WIDTH * noise * (range_.high - range_.low)
+                value = range_.moved(value, _WIDTH * noise)
             values[path] = range_.nearest(value)
     return active_values(search.space, values.__getitem__)
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FixedTrial, FrozenTrial, TrialState
 
 from recipes.planning.random_bits import draws, word
 from recipes.schema import Search
-from recipes.search_space.ranges import in_order, suggested
+from recipes.search_space.ranges import Categorical, Space, in_order, suggested
 
 # User attributes of a trial.
 REASON, SECONDS = "reason", "seconds"
@@ -212,7 +211,7 @@ class _SeededSampler(BaseSampler):
             for path in [path for path in search_space if path not in values]:
                 own.params = values
                 values[path] = sampler.sample_independent(study, own, path, search_space[path])
-            distances = [_distance(search_space, values, it.params) for it in seen]
+            distances = [_distance(self._search.space, search_space, values, it.params) for it in seen]
             if not seen or DIVERGED not in seen[distances.index(min(distances))].user_attrs:
                 return values
             proposed.append((min(distances), values))
@@ -251,15 +250,12 @@ def distributions(search: Search, *, conditional: bool = False) -> dict[str, Any
     return any_trial.distributions
 
 
-def _distance(search_space: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def _distance(space: Space, paths: Iterable[str], one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """The squared distance of two trials' values, each as a part of its range; a choice differs by 1."""
     total = 0.0
-    for path, distribution in search_space.items():
-        if path not in other or isinstance(distribution, CategoricalDistribution):
+    for path in paths:
+        if path not in other or isinstance(space[path], Categorical):
             total += path not in other or one[path] != other[path]
-            continue
-        low, high, a, b = distribution.low, distribution.high, one[path], other[path]
-        if distribution.log:
-            low, high, a, b = map(math.log, (low, high, a, b))
-        total += ((a - b) / (high - low)) ** 2
+        else:
+            total += space[path].share_between(one[path], other[path]) ** 2
     return total
