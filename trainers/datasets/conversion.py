@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 from recipes.errors import InputRefused
+from recipes.reports.wording import listed
 from trainers.augmentations import decoders
 from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.datasets.manifest import MANIFEST, read_manifest
@@ -154,9 +155,8 @@ def verify(root: Path, add: Callable[[int], None]) -> None:
         wrong += [] if right else [name]
         add(line["samples"])
     if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise RunFailed(
-            f"{root}: not as they were written: {', '.join(wrong[:5])}{more}; remove their lines from {MANIFEST}, then "
+            f"{root}: not as they were written: {listed(wrong)}; remove their lines from {MANIFEST}, then "
             "the same command writes them again"
         )
 
