@@ -16,7 +16,7 @@ from recipes.reports.html import joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.style import MUTED
 from recipes.scale import scale_recipe
-from trainers.frontier.report import beside, conclusions, how_to_read, rows_of
+from trainers.frontier.report import baseline, conclusions, how_to_read, rows_of
 from trainers.frontier.results import Point, fit_of
 from trainers.runs.run_folder import REPORT, write_whole
 from trainers.search.results import BEST
@@ -34,7 +34,7 @@ def write_report(folder: Path, opened: OpenedFrontier, points: Sequence[Point], 
     body += [tag("p", line) for line in conclusions(opened, points)]
     body.append(charts.drawn(_charts(by_method)))
     for method, own in by_method.items():
-        rows = rows_of(own, beside=beside(by_method, method), cluster=cluster)
+        rows = rows_of(own, baseline=baseline(by_method, method), cluster=cluster)
         body += [tag("h2", method), table([*rows[0]], [[*row.values()] for row in rows])]
         _write_recipes(folder / RECIPES, own)
     body.append(tag("p", how_to_read(opened), class_="muted"))

@@ -95,11 +95,11 @@ def _batch_and_scale(recipe: Mapping[str, Any]) -> tuple[int, float]:
 
 def _known_recipes(opened: OpenedSearch) -> list[Mapping[str, Any]]:
     """The known recipe, resolved; or those of the best fifth of an earlier search's finished trials, at least three."""
-    prior, beside = opened.search.prior, opened.path.parent
+    prior, parent = opened.search.prior, opened.path.parent
     if prior.recipe is not None:
-        named = beside / prior.recipe if prior.recipe.endswith((".yaml", ".yml")) else prior.recipe
+        named = parent / prior.recipe if prior.recipe.endswith((".yaml", ".yml")) else prior.recipe
         return [open_recipe(named, **opened.options).tree]
-    folder = beside / prior.search
+    folder = parent / prior.search
     if not (folder / SEARCH).is_file():
         raise InputRefused(f"prior: there is no search in {folder}; a search's folder has a file {SEARCH}")
     with read_study(folder) as study:

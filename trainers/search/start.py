@@ -65,12 +65,13 @@ def search(request: SearchRequest) -> int:
         begun = (folder / SEARCH).is_file() and not request.dry_run
     groups, first = _groups(request, opened, folder), [] if begun else first_values(opened)
     _require_proposals(opened.search)
-    own = prepare(trial_request(opened, 0, opened.beside, Path("trial"), request), workers=each)  # as the recipe is
+    own = trial_request(opened, 0, opened.valid_point, Path("trial"), request)  # as the recipe is
+    device = prepare(own, workers=each).plan.cluster.device
     if request.dry_run:
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
     record = folder_record(folder, opened, resume=request.resume, storage=request.storage)
-    require_startable(opened.base, ranks=1, files=not request.resume, device=own.plan.cluster.device)
+    require_startable(opened.base, ranks=1, files=not request.resume, device=device)
     storage_name = request.storage or record["storage"]
     with lock_folder(folder):
         (folder / STOP_FILE).unlink(missing_ok=True)

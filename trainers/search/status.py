@@ -50,7 +50,8 @@ class Display:
         self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int, epochs: float
     ) -> None:
         self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
-        # Filled by the supervisor: number of a trial -> how far it is; host or group -> why; why it stopped.
+        # Filled by the supervisor: number of a trial -> how far it is; name of a group -> why it is set aside; why the
+        # search ended early; what fresh seeds say of the best trials.
         self.running: dict[int, Running] = {}
         self.set_aside: dict[str, str] = {}
         self.stopped_by = ""
