@@ -97,8 +97,12 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
         threads = 1 if prepared.plan.exact else None
         started = signals.ranks = start_ranks(workers, as_rank, log=folder / LOG, threads=threads)
-        limits = {"seconds": startup_seconds(request.watchdog_seconds), "stopped_seconds": request.watchdog_seconds}
-        watch = ParentWatch(folder, started, **limits)
+        watch = ParentWatch(
+            folder,
+            started,
+            seconds=startup_seconds(request.watchdog_seconds),
+            stopped_seconds=request.watchdog_seconds,
+        )
         from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
         console = Screen()
@@ -109,10 +113,16 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}: more are no faster here"
             console.print(f"{text}; -n takes another number", markup=False, highlight=False, soft_wrap=True)
         end = prepared.stop_after_update or timeline.num_updates
-        totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
-        totals |= {"num_train": timeline.num_train}
-        totals |= {"earlier": earlier, "verbosity": request.verbosity}
-        code = follow(folder, started.process, console=console, **totals)
+        code = follow(
+            folder,
+            started.process,
+            console,
+            total_updates=timeline.num_updates,
+            total_samples=timeline.samples_at(end),
+            num_train=timeline.num_train,
+            earlier=earlier,
+            verbosity=request.verbosity,
+        )
     failure = watch.close()
     if failure is None and (left := started.left_behind()):
         failure = f"mpiexec's process beside the ranks was killed, and {len(left)} ranks trained on; they are ended"

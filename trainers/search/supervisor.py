@@ -73,8 +73,9 @@ class _Work:
         self._began = self.last_news = time.monotonic()
         self.hung = False  # it was ended for that
         timeline = prepared.plan.timeline
-        totals = {"total_samples": timeline.num_samples, "num_train": timeline.num_train}
-        self.state = RunState(total_updates=timeline.num_updates, **totals)
+        self.state = RunState(
+            total_updates=timeline.num_updates, total_samples=timeline.num_samples, num_train=timeline.num_train
+        )
         file = self.folder / METRICS
         self._tail = Tail(file, session_starts(file) if request.resume else None)
         group.train(request)
