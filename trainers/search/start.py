@@ -47,8 +47,10 @@ def search(request: SearchRequest) -> int:
         InputRefused: before anything was started or written.
     """
     words = search_vocabulary(allow_code=request.allow_code)
-    how = {"vocabulary": words, "allow_code": request.allow_code, "data_root": request.data}
-    opened = folders.opened_or_begun_before(partial(open_search, request.search, **how), partial(_begun_in, request))
+    opened = folders.opened_or_begun_before(
+        partial(open_search, request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data),
+        partial(_begun_in, request),
+    )
     folder = _folder(request, opened)
     each, launched = opened.search.ranks_per_trial, launched_ranks()
     if launched is not None and not request.dry_run:
@@ -82,8 +84,8 @@ def search(request: SearchRequest) -> int:
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
                 return _search_study(opened, study, request, folder, groups)
         except StorageInternalError as error:
-            what = f"the study in {record['storage']} does not answer any more: {folders.one_line(error, storage_name)}"
-            print_error(f"kilobatch: {what}; the same command goes on with it")
+            what = f"does not answer any more: {folders.root_cause(error, storage_name)}"
+            print_error(f"kilobatch: the study in {record['storage']} {what}; the same command goes on with it")
             return EXIT_FAILED
 
 
