@@ -127,8 +127,9 @@ def write_parquet(path: Path, images: Iterator[StoredImage]) -> None:
     path.parent.mkdir(exist_ok=True)
     image_type = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema([("image", image_type), ("label", pyarrow.int64())])
-    options = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
-    with ParquetWriter(_part(path), schema, **options) as writer:
+    with ParquetWriter(
+        _part(path), schema, compression="none", use_dictionary=False, write_statistics=["label"]
+    ) as writer:
         for group in _groups(images, _ROWS):
             column = [{"bytes": image.file, "path": image.name.rpartition("/")[2]} for image in group]
             table = pyarrow.table({"image": column, "label": [image.label for image in group]}, schema=schema)

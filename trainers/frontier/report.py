@@ -54,8 +54,9 @@ def rows_of(
         if cluster:
             row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), "-")
             if point.updates is not None and math.isfinite(point.updates):
-                how = {"values": values, "updates": point.updates}
-                row |= planned_time(point.opened, point.method, point.batch, cluster, **how)
+                row |= planned_time(
+                    point.opened, point.method, point.batch, cluster, values=values, updates=point.updates
+                )
         rows.append(row)
     return rows
 

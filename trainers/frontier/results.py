@@ -231,8 +231,14 @@ def difference(point: Point, other: Point) -> tuple[float, float, float] | None:
     if len(point.runs) < 2 or len(other.runs) < 2:
         return None
     one_sample = 1 / point.opened.bases[point.method].dataset.num_eval  # runs that all diverged do not differ at all
-    spread = {"deviation": stdev(other.runs), "runs": len(other.runs), "margin": 0.0, "resolution": one_sample}
-    judged = judge(Claimed(value=fmean(other.runs), **spread), point.runs, level=0.025)
+    claimed = Claimed(
+        value=fmean(other.runs),
+        deviation=stdev(other.runs),
+        runs=len(other.runs),
+        margin=0.0,
+        resolution=one_sample,
+    )
+    judged = judge(claimed, point.runs, level=0.025)
     return judged.difference, judged.lower, judged.upper
 
 

@@ -185,8 +185,16 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
             if all(map(math.isfinite, values)):
                 half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
             most = 1.0 if objective.metric == "accuracy" else math.inf
-            ends = {"low": max(0.0, mean - half), "high": min(most, mean + half)}
-            confirmed.append(Confirmed(trial=trial.number, values=values, mean=mean, broken=broken, **ends))
+            confirmed.append(
+                Confirmed(
+                    trial=trial.number,
+                    values=values,
+                    mean=mean,
+                    broken=broken,
+                    low=max(0.0, mean - half),
+                    high=min(most, mean + half),
+                )
+            )
     sign = -1 if objective.direction == "maximize" else 1
     return sorted(confirmed, key=lambda one: (one.broken, sign * one.mean, one.trial))
 

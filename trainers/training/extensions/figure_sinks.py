@@ -206,8 +206,10 @@ class MLflowRun:
 def _mlflow_metrics(line: dict[str, Any], found: dict[str, float]) -> list[Any]:
     from mlflow.entities import Metric
 
-    about = {"timestamp": line["time_ms"], "step": line["update"]}
-    return [Metric(key=name, value=float(value), **about) for name, value in found.items()]
+    return [
+        Metric(key=name, value=float(value), timestamp=line["time_ms"], step=line["update"])
+        for name, value in found.items()
+    ]
 
 
 class Table:
