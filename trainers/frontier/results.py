@@ -20,8 +20,8 @@ from recipes.search_space.ranges import Space
 from trainers.launch.verdict import Claimed, judge
 from trainers.runs.run_folder import has_diverged
 from trainers.search.folder import SEARCH, read_study, run_folders
-from trainers.search.outcome import evaluations, has_ended, metrics_lines
-from trainers.search.results import confirm_folder
+from trainers.search.outcome import evaluations, metrics_lines
+from trainers.search.results import ended_confirmations
 from trainers.search.study import DIVERGED, finished, state_of
 
 FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
@@ -208,8 +208,7 @@ def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
         part = Part(folder=search, file=file, trials=tuple(trials), seeds=())
         figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal
         while (best := part.best) is not None:
-            runs = sorted(confirm_folder(search, best.number).glob("seed-*"))
-            part = replace(part, seeds=tuple(figure(run) for run in runs if has_ended(run)))
+            part = replace(part, seeds=tuple(map(figure, ended_confirmations(search, best.number))))
             may_count = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
             if may_count or best.number in part.missed:  # in it only once all trials are
                 break
