@@ -104,7 +104,9 @@ def _ending(folder: Path, prepared: Prepared) -> str:
     if not lines or lines[-1]["key"] != "run_stop" or lines[-1]["value"] != "success":
         return ""
     timeline = prepared.plan.timeline
-    state = RunState(total_updates=timeline.num_updates, total_samples=None, num_train=timeline.num_train)
+    state = RunState(
+        total_updates=timeline.num_updates, total_samples=timeline.num_samples, num_train=timeline.num_train
+    )
     for line in lines:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
