@@ -16,24 +16,34 @@
   const isLog = (which, chart) => chart.mayBe.includes(which)
     && (logarithmic.get(scaleKey(which, chart)) ?? chart.logarithmic.includes(which));
 
-  const short = value => value == null ? "–" : String(+value.toPrecision(4));
-  function clock(seconds) {
-    const two = part => String(Math.floor(part)).padStart(2, "0");
-    if (seconds < 60) return `${+seconds.toFixed(1)} s`;
-    return seconds < 3600 ? `${Math.floor(seconds / 60)}:${two(seconds % 60)} min`
-      : `${Math.floor(seconds / 3600)}:${two(seconds / 60 % 60)} h`;
+  function short(value, step = Infinity) { // a number, with enough digits to differ from others at this distance
+    if (value == null) return "–";
+    const size = Math.abs(value), whole = size < 1e6 ? Math.ceil(Math.log10(size || 1)) : 0;
+    const rounded = +value.toPrecision(Math.min(15, Math.max(4, whole, 2 + Math.ceil(Math.log10(size / step)))));
+    if (size >= 1e6) return rounded.toExponential().replace("+", "");
+    return size >= 1e4 ? rounded.toLocaleString("en") : String(rounded);
   }
-  function place(axis, value) {
-    if (axis === "time") return clock(value);
-    const whole = Math.round(value);
-    return COUNTS.includes(axis) || Math.abs(value - whole) < 1e-6 * value ? whole.toLocaleString("en") : short(value);
+  function clock(seconds, step = Infinity) {
+    const two = part => String(Math.floor(part)).padStart(2, "0");
+    if (seconds < 60) return `${+seconds.toFixed(step < 0.1 ? 3 : 1)} s`;
+    const minutes = Math.floor(seconds / 60), hours = Math.floor(seconds / 3600), second = two(seconds % 60);
+    if (seconds < 3600) return `${minutes}:${second} min`;
+    return `${hours}:${two(minutes % 60)}${step < 60 ? `:${second}` : ""} h`;
+  }
+  function place(axis, value, step) {
+    if (axis === "time") return clock(value, step);
+    const whole = Math.round(value), isWhole = COUNTS.includes(axis) || Math.abs(value - whole) < 1e-6 * value;
+    return isWhole ? whole.toLocaleString("en") : short(value, step);
   }
 
   const COUNTS = ["updates", "samples", "trial"]; // axes of whole numbers
   const STEPS = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map(step => step * 10 ** power)).flat();
   const sorted = values => values.map((_, at) => at).sort((a, b) => values[a] - values[b]); // the places
-  const named = words => (_, ticks) => ticks.map(tick => tick == null ? "" : words(tick)); // log axes have empty ones
-  const height = value => value >= 1e4 ? value.toLocaleString("en") : short(value);
+  const named = words => (_, ticks) => { // log axes have empty ones
+    const known = ticks.filter(tick => tick != null);
+    const step = Math.min(...known.slice(1).map((tick, at) => tick - known[at]));
+    return ticks.map(tick => tick == null ? "" : words(tick, step));
+  };
 
   function mean(values, share) { // running, centred, over this share of all points
     const half = Math.ceil(share * values.length / 2), sums = [0], counts = [0];
@@ -49,7 +59,11 @@
 
   function drawn(chart, axis, share, logX, logY) { // one table of uPlot for all curves, and a series each
     const spot = (_, value) => value == null ? "–" : chart.ticks[Math.round(value)] ?? place(axis, value);
-    const legend = (_, value) => height(value);
+    const elsewhere = (u, at) => { // where a value is from, if not from near the pointer
+      const [here, there] = [u.cursor.idx, at].map(index => u.data[0][index]), { min, max } = u.scales.x;
+      return Math.abs(there - here) > 0.01 * (max - min) ? ` at ${place(axis, there)}` : "";
+    };
+    const legend = (u, value, _, at) => short(value) + elsewhere(u, at);
     const tables = [], series = [{ label: axis, value: spot }], below = [], groups = new Set();
     const add = (x, y, look) => {
       const order = sorted(x).filter(at => x[at] != null && (!logX || x[at] > 0));
@@ -59,7 +73,8 @@
         if (look.names) names.set(xs[at], Array.isArray(look.names) ? look.names[from] : look.names);
       });
       tables.push([xs, order.map(at => logY && !(y[at] > 0) ? null : y[at])]);
-      series.push({ spanGaps: true, width: 2, points: { show: false }, value: legend, ...look, names });
+      const points = { show: y.filter(value => value != null).length === 1, size: 5, fill: look.stroke };
+      series.push({ spanGaps: true, width: 2, points, value: legend, ...look, names });
     };
     const curves = chart.curves.map((curve, at) => ({ ...curve, key: `${chart.title}/${curve.group ?? at}` }));
     if (chart.stacked) {
@@ -83,14 +98,15 @@
       };
       if (chart.stacked) {
         const back = new Map(x.map((value, i) => [value, values[i]]));
-        const value = (u, _, s, i) => short(back.get(u.data[0][i]));
+        const value = (u, _, s, i) => short(back.get(u.data[0][i])) + elsewhere(u, i);
         add(x, curve.top, { ...one, fill: stroke, width: 0, value });
       } else if (look === "smooth") {
         add(x, values, { stroke, show, width: 1, alpha: 0.3, class: "raw", key, label: "" });
         const raw = tables.length;
         add(x, mean(values, share), {
           ...one,
-          value: (u, value, _, i) => value == null ? "–" : `${short(value)} (${short(u.data[raw][i])})`
+          value: (u, value, _, i) =>
+            value == null ? "–" : `${short(value)} (${short(u.data[raw][i])})${elsewhere(u, i)}`
         });
       } else if (["points", "hollow", "top", "bottom"].includes(look)) {
         const points = { show: true, size: 6, width: 1.5, stroke, fill: look === "hollow" ? ink("--paper") : stroke };
@@ -105,8 +121,7 @@
       } else if (look === "step") {
         add(x, values, { ...one, paths: uPlot.paths.stepped({ align: 1 }) });
       } else {
-        const dots = look === "dots" && values.length <= 60 || values.length === 1;
-        add(x, values, { ...one, points: { show: dots, size: 5, fill: stroke } });
+        add(x, values, look === "dots" && values.length <= 60 ? { ...one, points: { size: 5, fill: stroke } } : one);
       }
     }
     return { series, table: uPlot.join(tables) };
@@ -139,7 +154,45 @@
     return ends[0] < ends[1] ? ends : [low / 2, 2 * high];
   }
 
-  const ends = log => log ? decades : undefined;
+  function marks(_, __, low, high) { // of a logarithmic axis
+    const [first, last] = [low, high].map(end => Math.floor(Math.log10(end) + 1e-9)), found = [];
+    const many = last - first, step = Math.max(1, Math.ceil(many / 8)); // of many powers of ten only some
+    for (let power = Math.ceil(first / step) * step; power <= last; power += step) {
+      for (let digit = 1; digit < (many > 4 ? 2 : 10); digit++) found.push(+`${digit}e${power}`);
+    }
+    const inside = ticks => ticks.filter(tick => low * (1 - 1e-9) <= tick && tick <= high * (1 + 1e-9));
+    if (inside(found).length > 2) return inside(found);
+    const power = 10 ** Math.floor(Math.log10(high - low)); // the axis is too short for these
+    const even = [0.1, 0.2, 0.5, 1].map(part => part * power).find(one => 6 * one >= high - low) ?? 2 * power;
+    const from = Math.ceil(low / even - 1e-9);
+    return inside(Array.from({ length: 8 }, (_, at) => +((from + at) * even).toPrecision(12)));
+  }
+
+  function across(end, log) { // the limits of the x axis: all of the run where its end is known, else what is zoomed to
+    return (u, low, high) => {
+      const xs = u.data[0], whole = low <= xs[0] && high >= xs.at(-1);
+      if (whole && end != null) [low, high] = [log ? xs[0] : Math.min(0, xs[0]), Math.max(end, xs.at(-1))];
+      return u.view = log ? decades(u, low, high) : [low, high];
+    };
+  }
+
+  function upright(log, percent) { // those of the y axis: of all in view, and of what lines lead to outside of it
+    return (u, low, high) => {
+      const xs = u.data[0], { view: [first, last] } = u, found = low == null ? [] : [low, high];
+      for (const one of u.series.slice(1).filter(one => one.show && one.auto && one.scale === "y" && !one.scattered)) {
+        const values = u.data[u.series.indexOf(one)];
+        const before = values.findLast((value, at) => value != null && xs[at] < first);
+        const after = values.find((value, at) => value != null && xs[at] > last);
+        found.push(...[before, after].filter(value => value != null));
+      }
+      if (!found.length) return log ? decades(u) : [0, 1];
+      [low, high] = [Math.min(...found), Math.max(...found)];
+      if (log) return decades(u, low, high);
+      const pad = low === high ? 0.03 * Math.abs(low) || 1 : 0;
+      const limits = uPlot.rangeNum(low - pad, high + pad, 0.1, true);
+      return percent ? [Math.max(0, limits[0]), Math.min(100, limits[1])] : limits;
+    };
+  }
 
   function written(_, ticks) { // those of a logarithmic axis that have a number
     const growth = ticks.at(-1) / ticks[0], kept = growth > 30 ? /^1/ : growth > 5 ? /^[125]/ : /./;
@@ -155,7 +208,8 @@
     const font = "12px system-ui, sans-serif", words = ticks.map(tick => tick.split("\n")[0]);
     const letters = Math.max(0, ...words.map(word => word.length));
     const rotated = 7 * letters * ticks.length > box.clientWidth - 60; // the names have no room beside each other
-    const places = (_, __, low, high) => ticks.map((_, at) => at).filter(at => low <= at && at <= high);
+    const places = u => u.view = [-0.5, ticks.length - 0.5];
+    const numbered = (_, __, low, high) => ticks.map((_, at) => at).filter(at => low <= at && at <= high);
     const u = new uPlot({
       width: Math.max(200, box.clientWidth), height: 230, padding: [8, 20, 0, 0], series,
       cursor: {
@@ -165,17 +219,20 @@
       focus: { alpha: scattered ? 1 : 0.25 },
       legend: { markers: { width: 3 } },
       scales: {
-        x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? [-0.5, ticks.length - 0.5] : ends(logX) },
-        y: { distr: logY ? 3 : 1, range: ends(logY) }, edge: { range: [0, 1] }
+        x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? places : across(data.ends?.[axis], logX) },
+        y: { distr: logY ? 3 : 1, range: upright(logY, chart.title.endsWith("(%)")) }, edge: { range: [0, 1] }
       },
       axes: [
         {
           ...lines, font, space: 60, size: rotated ? 12 + 4 * letters : 26, rotate: rotated ? -35 : 0,
-          splits: ticks.length ? places : undefined, incrs: COUNTS.includes(axis) ? STEPS : undefined,
+          splits: ticks.length ? numbered : logX ? marks : undefined, incrs: COUNTS.includes(axis) ? STEPS : undefined,
           filter: logX ? written : undefined,
-          values: named(tick => words[tick] ?? place(axis, tick))
+          values: named((tick, step) => words[tick] ?? place(axis, tick, step))
         },
-        { ...lines, font, size: 56, values: named(height), filter: logY ? written : undefined }
+        {
+          ...lines, font, size: 64, splits: logY ? marks : undefined, filter: logY ? written : undefined,
+          values: named(short)
+        }
       ],
       hooks: {
         setSeries: [(self, index, how) => {
