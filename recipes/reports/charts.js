@@ -90,7 +90,8 @@
       const x = data.points[curve.at][axis] ?? [], stroke = ink(`--k${curve.colour.slice(1)}`), show = !off.has(key);
       const label = groups.has(key) ? "" : curve.label;
       const one = { label, stroke, show, dash, key, width, names, auto: curve.scales ?? true };
-      if (!label) one.class = "raw";
+      const isScattered = ["points", "hollow", "top", "bottom"].includes(look);
+      one.class = !label ? "raw" : chart.stacked || isScattered ? "spot" : "line";
       groups.add(key);
       if (names) one.value = (u, _, s) => { // of the one that is pointed at
         const at = u.focused ?? 0, i = u.cursor.idxs?.[at], own = at && i != null && u.series[at].key === key;
@@ -101,14 +102,14 @@
         const value = (u, _, s, i) => short(back.get(u.data[0][i])) + elsewhere(u, i);
         add(x, curve.top, { ...one, fill: stroke, width: 0, value });
       } else if (look === "smooth") {
-        add(x, values, { stroke, show, width: 1, alpha: 0.3, class: "raw", key, label: "" });
+        add(x, values, { ...one, dash: [], width: 1, alpha: 0.3, class: "raw", label: "" });
         const raw = tables.length;
         add(x, mean(values, share), {
           ...one,
           value: (u, value, _, i) =>
             value == null ? "–" : `${short(value)} (${short(u.data[raw][i])})${elsewhere(u, i)}`
         });
-      } else if (["points", "hollow", "top", "bottom"].includes(look)) {
+      } else if (isScattered) {
         const points = { show: true, size: 6, width: 1.5, stroke, fill: look === "hollow" ? ink("--paper") : stroke };
         const how = { ...one, scattered: true, paths: () => null, points }, edge = { top: 0.97, bottom: 0.03 }[look];
         if (edge === undefined) add(x, values, how);
@@ -199,6 +200,8 @@
     return ticks.map(tick => kept.test(tick.toExponential()) ? tick : null);
   }
 
+  const dashing = ({ dash }) => !dash?.length ? "solid" : dash[0] > 6 ? "dashed" : "dotted"; // in the words of CSS
+
   function plot(chart, box) {
     const axis = axisOf(chart), logX = isLog("x", chart), logY = isLog("y", chart), { ticks } = chart;
     const { series, table } = drawn(chart, axis, id("smoothing").value / 100, logX, logY);
@@ -217,7 +220,7 @@
         points: { size: 7, one: names }, focus: { prox: 24, dist: distance }
       },
       focus: { alpha: scattered ? 1 : 0.25 },
-      legend: { markers: { width: 3 } },
+      legend: { markers: { width: 3, dash: (_, s) => dashing(series[s]) } },
       scales: {
         x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? places : across(data.ends?.[axis], logX) },
         y: { distr: logY ? 3 : 1, range: upright(logY, chart.title.endsWith("(%)")) }, edge: { range: [0, 1] }
@@ -257,6 +260,21 @@
       }
     }, table, box);
     for (const [scale, limits] of Object.entries(zoomed.get(key) ?? {})) u.setScale(scale, limits);
+    u.root.setAttribute("role", "group");
+    u.root.setAttribute("aria-label", `${chart.title} over ${axis}: curves and their values`);
+    u.root.querySelectorAll(".u-series").forEach((row, s) => {
+      const name = row.querySelector("th");
+      if (!s || !series[s].label) return;
+      for (const [key, value] of [["role", "button"], ["tabindex", "0"], ["aria-pressed", series[s].show]]) {
+        name.setAttribute(key, value);
+      }
+      name.dataset.key = series[s].key;
+      name.onkeydown = event => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        name.click();
+      };
+    });
     u.spots = new Map(series.flatMap((one, s) => [...one.names ?? []].map(([x, name]) => [name, [s, x]])));
     return u;
   }
@@ -288,6 +306,7 @@
   }
 
   function redraw() {
+    const focused = document.activeElement?.dataset.key;
     for (const one of plots) one.destroy();
     plots = [];
     id("controls").hidden = !data.charts.length;
@@ -298,6 +317,7 @@
     const one = choices.size === 1; // for all charts
     data.charts.forEach((chart, at) => {
       const figure = element("figure", homes[at < 2 || !homes[1] ? 0 : 1]), head = element("div", figure);
+      figure.setAttribute("aria-label", chart.title);
       head.className = "head";
       element("h3", head, chart.title);
       const scales = element("span", head);
@@ -305,6 +325,7 @@
         const select = element("select", element("label", one ? id("axes") : scales, "over "));
         for (const axis of chart.axes) element("option", select, axis);
         select.value = axisOf(chart);
+        select.dataset.key = chart.axes;
         select.onchange = () => { chosen.set(String(chart.axes), select.value); fresh(); };
       }
       scales.append(chart.mayBe && " logarithmic");
@@ -312,6 +333,8 @@
         const label = element("label", scales), box = element("input", label);
         label.append(which);
         box.type = "checkbox";
+        box.setAttribute("aria-label", `${chart.title}: logarithmic ${which} axis`);
+        box.dataset.key = `${which}/${chart.title}`;
         box.checked = isLog(which, chart);
         box.onchange = () => { logarithmic.set(scaleKey(which, chart), box.checked); fresh(); };
       }
@@ -319,6 +342,7 @@
       element("figcaption", figure, chart.caption);
     });
     plots = boxes.map(([chart, box]) => plot(chart, box)); // when all have their places, and so their widths
+    if (focused) all("[data-key]").find(one => one.dataset.key === focused)?.focus({ preventScroll: true });
   }
 
   const fresh = () => { zoomed.clear(); redraw(); };
@@ -344,6 +368,13 @@
   }
   if (kept.scrolls) scrollAs(kept.scrolls);
 
+  function take(old, made) { // what another page has in place of this element; open folds stay open
+    const folds = new Map([...old?.querySelectorAll("details") ?? []].map(fold => [wordsOf(fold), fold.open]));
+    for (const fold of made?.querySelectorAll("details") ?? []) fold.open = folds.get(wordsOf(fold)) ?? false;
+    if (old && !(made && old.isEqualNode(made))) old.replaceChildren(...made?.childNodes ?? []);
+  }
+  const wordsOf = fold => fold.querySelector("summary").textContent;
+
   async function refresh() {
     if (document.hidden || String(getSelection())) return again();
     if (location.protocol === "file:") return reload();
@@ -358,9 +389,7 @@
       return setTimeout(refresh, 3000);
     }
     const before = scrolls(), text = next.getElementById("curves").textContent, seen = picked;
-    for (const name of ["state", "now", "tiles"]) {
-      if (id(name)) id(name).replaceChildren(...next.getElementById(name)?.childNodes ?? []);
-    }
+    for (const name of ["state", "now", "tiles", "numbers", "details"]) take(id(name), next.getElementById(name));
     if (text !== id("curves").textContent) {
       id("curves").textContent = text;
       data = JSON.parse(text);

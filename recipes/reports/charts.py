@@ -89,7 +89,7 @@ def chart(
     """A chart.
 
     Args:
-        title: unlike that of any other chart of the page.
+        title: unlike that of any other chart of the page; if it ends in `(%)`, the axis stays within 0 and 100.
         axes: those that its points have, the first by default.
         logarithmic: `x`, `y` or `xy`: at first.
         may_be: which of them the reader may make logarithmic.
@@ -247,7 +247,7 @@ def _loss_chart(on: _Maker, title: str, caption: str, *, training: bool, evaluat
         losses += [run.updates.loss] * (training and counts) + [run.evaluations.loss] * (evaluation and counts)
     known = np.concatenate(losses)
     known = known[np.isfinite(known) & (known > 0)]
-    caption += " A run that failed may leave the chart." if len(counted) < len(on.runs) else ""
+    caption += " The axis fits the runs that did not fail." if len(counted) < len(on.runs) else ""
     return on.chart(title, caption, logarithmic=bool(len(known) and known.max() > 20 * known.min()))
 
 
