@@ -166,7 +166,9 @@ def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
 
 
 def _comparison_table(runs: Sequence[Run]) -> Markup:
-    heads = ("run", "", "final accuracy", "best", "final loss", "epochs", "updates", "workers", "time", "samples/s")
+    when = sections.final_or_last(runs)
+    heads = ("run", "", f"{when} accuracy", "best", f"{when} loss")
+    heads = (*heads, "epochs", "updates", "workers", "time", "samples/s")
     rows = [
         (
             joined([_swatch(index), _label(run, runs)]),
