@@ -139,16 +139,23 @@ class _Maker:
         self.curves: list[dict[str, Any]] = []
 
     def add(
-        self, index: int, points: tuple[str, np.ndarray], values: np.ndarray, label: str, look: str, **more: Any
+        self,
+        index: int,
+        points: tuple[str, np.ndarray],
+        values: np.ndarray,
+        label: str,
+        look: str,
+        *,
+        scales: bool = True,
     ) -> None:
         """A curve of the run of this index; of several runs each has its own colour, of one run each curve."""
         at = f"{index} {points[0]}"
         self._points.setdefault(at, positions(self.runs[index], points[1]))
         wider = {} if self.alone else {"width": 1.5 + 1.5 * min(3, len(self.runs) - 1 - index)}  # seen below others
         label, style = (label, len(self.curves)) if self.alone else (self.labels[index], index)
-        self.curves.append(curve(at, values, label, style=style, look=look, **wider, **more))
+        self.curves.append(curve(at, values, label, style=style, look=look, scales=scales, **wider))
 
-    def updates(self, index: int, values: np.ndarray, label: str, look: str, **more: Any) -> None:
+    def updates(self, index: int, values: np.ndarray, label: str, look: str, *, scales: bool = True) -> None:
         """A curve over the updates of a run: the mean over equal stretches where there are many."""
         run = self.runs[index]
         most = max(_FEWEST_POINTS, _MOST_POINTS // len(self.runs))
@@ -158,7 +165,7 @@ class _Maker:
             means = values[first] if look == "step" else np.array([values[one].mean() for one in stretches])
             end = values[-1] if look == "step" else np.nan  # the last update has a width too
             places = np.append(run.updates.epoch[first], run.epochs_done)
-            self.add(index, ("updates", places), np.append(means, end), label, look, **more)
+            self.add(index, ("updates", places), np.append(means, end), label, look, scales=scales)
 
     def chart(self, title: str, caption: str, *, logarithmic: bool = False, stacked: bool = False) -> Chart:
         return chart(
@@ -240,20 +247,20 @@ def _evaluation_loss(on: _Maker) -> Chart:
 
 def _loss_chart(on: _Maker, title: str, caption: str, *, training: bool, evaluation: bool) -> Chart:
     """Logarithmic if the losses span more than a factor of 20; of several runs those that failed do not count."""
-    counted = [run for run in on.runs if run.outcome != "failed"] or on.runs
+    ended = [run.outcome != "failed" for run in on.runs]
     losses = [np.empty(0)]
     for index, run in enumerate(on.runs):
-        counts = any(run is one for one in counted)
-        how = {} if counts else {"scales": False}
+        counts = ended[index] or not any(ended)
         if training:
-            on.updates(index, run.updates.loss, "training", "smooth", **how)
+            on.updates(index, run.updates.loss, "training", "smooth", scales=counts)
+            losses += [run.updates.loss] if counts else []
         if evaluation and np.isfinite(run.evaluations.loss).any():
             points = ("evaluations", run.evaluations.epoch)
-            on.add(index, points, run.evaluations.loss, "evaluation", "dots", **how)
-        losses += [run.updates.loss] * (training and counts) + [run.evaluations.loss] * (evaluation and counts)
+            on.add(index, points, run.evaluations.loss, "evaluation", "dots", scales=counts)
+            losses += [run.evaluations.loss] if counts else []
     known = np.concatenate(losses)
     known = known[np.isfinite(known) & (known > 0)]
-    caption += " The axis fits the runs that did not fail." if len(counted) < len(on.runs) else ""
+    caption += " The axis fits the runs that did not fail." if any(ended) and not all(ended) else ""
     return on.chart(title, caption, logarithmic=bool(len(known) and known.max() > 20 * known.min()))
 
 
