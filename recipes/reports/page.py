@@ -174,7 +174,7 @@ def _comparison_table(runs: Sequence[Run]) -> Markup:
             sections.OUTCOMES.get(run.outcome, run.outcome),
             percent(run.final_accuracy),
             percent(run.evaluations.accuracy[run.best]) if run.best is not None else "–",
-            number(run.final_loss),
+            sections.loss_text(run.final_loss),
             number(run.epochs_done),
             number(len(run.updates)),
             sections.workers(run),

@@ -49,6 +49,15 @@ def verdict(run: Run) -> Markup:
     return tag("p", badge(run), " ", "".join(words), class_="verdict")
 
 
+def loss_text(loss: float | None) -> str:
+    """A loss as a number, or that it is none.
+
+    >>> loss_text(0.71234), loss_text(float("inf")), loss_text(None)
+    ('0.7123', 'not finite', '–')
+    """
+    return number(loss) if loss is None or math.isfinite(loss) else "not finite"
+
+
 def final_or_last(runs: Iterable[Run]) -> str:
     """How to call the last scores of runs."""
     return "final" if all(run.outcome == "success" for run in runs) else "last"
@@ -65,7 +74,7 @@ def tiles(run: Run) -> Markup:
     when = final_or_last([run])
     facts = [
         (percent(run.final_accuracy), f"{when} accuracy", best),
-        (number(run.final_loss), f"{when} evaluation loss", f"last training loss {number(last)}"),
+        (loss_text(run.final_loss), f"{when} evaluation loss", f"last training loss {loss_text(last)}"),
         (duration(run.seconds), "time", f"on {_counted(workers(run))}"),
         (number(run.samples_per_second, digits=3), "samples per second", "while updating"),
         (number(len(run.updates)), "updates", f"of {shown or 'no'} samples"),

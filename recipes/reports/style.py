@@ -144,5 +144,6 @@ summary {{ cursor: pointer; font-weight: 600; padding: .4rem 0; overflow-wrap: a
 @media (max-width: 30rem) {{
   body {{ padding: 1.25rem .9rem 3rem; }} h1 {{ font-size: 1.4rem; }} .tile b {{ font-size: 1.2rem; }}
   table.confusion :is(td, th) {{ padding: .2rem; min-width: 1.75rem; }} }}
-@media print {{ body {{ max-width: none; }} figure, tr {{ break-inside: avoid; }} }}
+@media print {{ body {{ max-width: none; }} figure, tr {{ break-inside: avoid; }} h2, h3 {{ break-after: avoid; }}
+  #controls, .head span {{ display: none; }} .u-legend {{ max-height: none; }} }}
 """
