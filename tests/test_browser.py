@@ -334,13 +334,14 @@ def test_live_page_follows_a_run_of_two_ranks(browser, started, tmp_path):
     first = browser.wait(f"document.querySelector('.tile') && {updates}")
     browser.evaluate(f"window.same = true; {OVER.format('updates')}")
     shown = browser.evaluate("[details, numbers].map(part => part.textContent)")
-    browser.evaluate("details.querySelector('details').open = true")
+    browser.evaluate("details.querySelector('details').open = true; details.querySelector('summary').focus()")
     later = browser.wait(f"{updates} > {first} && {updates}")
     assert browser.evaluate("window.same && axes.querySelector('select').value") == "updates", "was loaded anew"
     assert later < 177
     assert run.poll() is None
     browser.wait(f"[details, numbers].every((part, at) => part.textContent !== {json.dumps(shown)}[at])")
     assert browser.evaluate("details.querySelector('details').open && window.same")
+    assert browser.evaluate("document.activeElement === details.querySelector('summary')")
     browser.wait("document.body?.innerText.includes('Finished') && document.body.dataset.live === undefined")
     assert browser.evaluate(updates) == 176
 

@@ -172,7 +172,8 @@
   function across(end, log) { // the limits of the x axis: all of the run where its end is known, else what is zoomed to
     return (u, low, high) => {
       const xs = u.data[0], whole = low <= xs[0] && high >= xs.at(-1);
-      if (whole && end != null) [low, high] = [log ? xs[0] : Math.min(0, xs[0]), Math.max(end, xs.at(-1))];
+      if (whole && log) [low, high] = [xs[0], Math.max(end ?? 0, xs.at(-1))]; // uPlot gives one point three decades
+      else if (whole && end != null) [low, high] = [Math.min(0, xs[0]), Math.max(end, xs.at(-1))];
       return u.view = log ? decades(u, low, high) : [low, high];
     };
   }
@@ -368,10 +369,14 @@
   }
   if (kept.scrolls) scrollAs(kept.scrolls);
 
-  function take(old, made) { // what another page has in place of this element; open folds stay open
+  function take(old, made) { // what another page has in place of this element; open folds and the focus stay
+    const held = old?.contains(document.activeElement) && document.activeElement.closest("details");
     const folds = new Map([...old?.querySelectorAll("details") ?? []].map(fold => [wordsOf(fold), fold.open]));
     for (const fold of made?.querySelectorAll("details") ?? []) fold.open = folds.get(wordsOf(fold)) ?? false;
-    if (old && !(made && old.isEqualNode(made))) old.replaceChildren(...made?.childNodes ?? []);
+    if (!old || made && old.isEqualNode(made)) return;
+    old.replaceChildren(...made?.childNodes ?? []);
+    const fold = held && [...old.querySelectorAll("details")].find(one => wordsOf(one) === wordsOf(held));
+    if (fold) fold.querySelector("summary").focus({ preventScroll: true });
   }
   const wordsOf = fold => fold.querySelector("summary").textContent;
 
