@@ -21,6 +21,7 @@ from recipes.reports.curves import reads_better_in_decades
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run
+from recipes.reports.sections import loss_text
 from recipes.reports.style import DASHES, SERIES
 from recipes.reports.wording import number, percent
 
@@ -89,7 +90,7 @@ def chart(
     """A chart.
 
     Args:
-        title: unlike that of any other chart of the page; if it ends in `(%)`, the axis stays within 0 and 100.
+        title: unlike that of any other chart of the page; with `(%)` in it, the axis stays within 0 and 100.
         axes: those that its points have, the first by default.
         logarithmic: `x`, `y` or `xy`: at first.
         may_be: which of them the reader may make logarithmic.
@@ -211,8 +212,8 @@ def numbers(run: Run) -> Markup:
             number(float(scored.epoch[at])),
             number(int(scored.update[at])),
             percent(float(scored.accuracy[at])),
-            number(float(scored.loss[at])),
-            "–" if losses is None else number(float(losses[row])),
+            "–" if np.isnan(scored.loss[at]) else loss_text(float(scored.loss[at])),  # it may not have been written
+            loss_text(None if losses is None else float(losses[row])),
         )
         for row, at in enumerate(chosen)
     ]
