@@ -80,7 +80,7 @@ def write_search_page(
     ]
     body = [
         tag("div", f"search over {search.recipe}", class_="muted"),
-        tag("p", "", id="state", class_="muted"),
+        tag("p", "", id="state", class_="muted", role="status"),
         tag("div", *now, id="now"),
         charts.drawn(search_charts(study, search, epochs=epochs)),
         tag("div", *tables, id="tiles"),
