@@ -250,11 +250,10 @@ class MeanGradient:
         """Forward and backward of a micro-batch, eager or by a CUDA graph; its losses, and its norm where measured."""
         send, flat, groups = self._model.device.send, self._exchange.flat, self._norm_groups
         images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
-        keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         if self._exact and self._model.device.xp is np:
             with by_group.apart(micro_batch.part.num_groups):
-                return self._backward_by_group(keyed, factor, measure, images, targets)
-        work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
+                return self._backward_by_group(self._masks_of(micro_batch), factor, measure, images, targets)
+        work = functools.partial(self._backward, micro_batch, float(micro_batch.part.size) * factor, measure)
         if self._graphs is None or groups.team is not None:
             self._warn_eager()
             loss, norm = work(images, targets, finished)
@@ -272,9 +271,13 @@ class MeanGradient:
             log.warning("cuda_graph: %s; forward and backward of such updates stay eager", why)
             self._warned_eager = True
 
+    def _masks_of(self, micro_batch: LoadedMicroBatch) -> KeyedDropout:
+        """Masks for one forward: a second forward with them would draw those of further calls."""
+        return KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
+
     def _backward(
         self,
-        keyed: KeyedDropout,
+        micro_batch: LoadedMicroBatch,
         factor: float,
         measure: bool,
         images: Any,
@@ -282,6 +285,7 @@ class MeanGradient:
         finished: Callable[[int], None] | None,
     ) -> tuple[Any, SquaredNorm]:
         """Add `factor` times the gradient of the mean loss; returns that loss (array) and the norm of what it added."""
+        keyed = self._masks_of(micro_batch)
         collected = self._exchange.flat.collect(finished, ends=self._ends, measure=measure)
         with collected as norm, computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:

@@ -10,6 +10,7 @@ import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
+import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -175,6 +176,19 @@ class Small(Cpu):
         assert self._computed() is None
 
 
+class NoRoomForBackward(Cpu):
+    """Runs out of memory between forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.rehearsal = NoBackward
+
+
+class NoBackward(chainer.FunctionHook):
+    def backward_preprocess(self, function, inputs, gradients):
+        raise MemoryError("out of memory")
+
+
 class Full(np.ndarray):
     """Flags for whose `last` copy there is no memory."""
 
@@ -244,6 +258,13 @@ def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
     dropout = "model={kind: SmallCNN, width: 4, dropout: 0.5}"
     actual = run(dropout, device=Cpu())
     assert "a replay is not the eager computation: the loss" in caplog.text
+    assert_same(actual, run(dropout))
+
+
+def test_what_runs_out_of_memory_behind_a_forward_is_done_again_with_the_same_masks(run, caplog):
+    dropout = "model={kind: SmallCNN, width: 4, dropout: 0.5}"
+    actual = run(dropout, device=NoRoomForBackward())
+    assert "memory for a graph ran out" in caplog.text
     assert_same(actual, run(dropout))
 
 
