@@ -268,6 +268,82 @@ def test_what_runs_out_of_memory_behind_a_forward_is_done_again_with_the_same_ma
     assert_same(actual, run(dropout))
 
 
+class Tight(Cpu):
+    """Has memory for `room` samples; graphs keep that of the largest micro-batch."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room, self.held, self.in_graph = room, 0, False
+
+    def record(self, work):
+        def held(cut):
+            self.in_graph = True
+            try:
+                return work(cut)
+            finally:
+                self.in_graph = False
+
+        return super().record(held)
+
+    def forget(self):
+        super().forget()
+        self.held = 0
+
+    def take(self, samples):
+        if self.in_graph:
+            self.held = max(self.held, samples)
+        elif self.held + samples > self.room:
+            raise MemoryError("out of memory")
+
+
+class LastLayer(chainer.FunctionHook):
+    """Takes memory at the end of a forward."""
+
+    def __init__(self, device):
+        self.take = device.take
+
+    def forward_preprocess(self, function, inputs):
+        if function.label == "LinearFunction":
+            self.take(len(inputs[0]))
+
+
+@pytest.mark.parametrize(
+    ("override", "micro_batch_size", "room", "stays"),
+    [
+        (RAMP, 128, 150, True),  # 64 beside a graph of 64, or 128 alone; not 128 beside a graph of 64
+        ("batch={global: 128, norm_span: 32}", 32, 48, False),  # the first of an update comes beside a graph of others
+    ],
+    ids=["ramp", "no room beside a graph"],
+)
+def test_graphs_give_up_their_memory_before_a_micro_batch_has_none(
+    run, caplog, override, micro_batch_size, room, stays
+):
+    device = Tight(room)
+    with LastLayer(device):
+        actual = run(override, device=device, micro_batch_size=micro_batch_size)
+    assert not any(record.ran_out for record in actual[0])
+    assert ("half the --micro-batch-size would leave room for one; forward" in caplog.text) is not stays
+    assert device.launched
+    assert_same(actual, run(override, micro_batch_size=micro_batch_size))
+
+
+class ImagesOfGraphs(chainer.LinkHook):
+    def __init__(self, device):
+        self.device, self.addresses = device, []
+
+    def forward_preprocess(self, args):
+        if self.device.in_graph and args.link.name is None:
+            self.addresses.append(args.args[0].ctypes.data)
+
+
+def test_graphs_of_several_kinds_read_their_images_from_one_array(run):
+    device = Tight(room=10**6)
+    with ImagesOfGraphs(device) as seen:
+        run("batch={global: 64, norm_span: 32}", device=device)  # an update has a first one and another
+    assert device.launched < len(seen.addresses)  # by captures
+    assert len(set(seen.addresses)) == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not has_gpu(), reason="needs a GPU with CuPy")
 def test_a_replay_writes_nothing_that_eager_work_beside_it_gave():
