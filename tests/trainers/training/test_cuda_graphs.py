@@ -148,6 +148,14 @@ def test_a_replayed_run_is_the_eager_run(run, caplog, overrides, options):
     assert "stay eager" not in caplog.text
 
 
+def test_statistics_by_group_have_one_graph_wherever_a_micro_batch_lies_in_its_update(run, monkeypatch):
+    monkeypatch.setitem(globals(), "UPDATES", 3)
+    by_group = ("evaluation.norm_statistics=by_group", "batch={global: 136, norm_span: 8}", "epochs=1")
+    actual = run(*by_group, device=(device := Cpu()), micro_batch_size=8)
+    assert device.launched == 1 + 3 * 16 - 2  # the first of an update has one of its own
+    assert_same(actual, run(*by_group, micro_batch_size=8))
+
+
 class Refusing(Cpu):
     def record(self, work):
         work(lambda: None)
