@@ -10,13 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_MESSAGES = (  # in RuntimeErrors of CUDA, cuBLAS and PyTorch's operators; CuPy's pool raises MemoryError
+_MESSAGES = (  # in RuntimeErrors of CUDA, cuBLAS, cuDNN and PyTorch's operators; CuPy's pool raises MemoryError
     "cudaErrorMemoryAllocation",
     "CUDA_ERROR_OUT_OF_MEMORY",  # of the driver, which loads kernels
     "CUDA out of memory",  # PyTorch's pool, CuPy's too with the kernels `torch`
     "CUDA error: out of memory",  # PyTorch, beside its pool
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "_STATUS_ALLOC_FAILED",  # of cuBLAS and cuDNN
+    "_ALLOCATION_FAILED",  # of cuDNN since 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED, and of the host
     "DefaultCPUAllocator: can't allocate memory",
+)
+_ENDS = (  # of oneDNN's, in PyTorch's operators on CPUs; "could not create a primitive descriptor" is something else
+    "could not create a primitive",
+    "could not create a memory object",
 )
 _THRESHOLD = 700  # new objects, as in Python 3.11
 _PROC = Path("/proc/self")
@@ -32,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     (True, False)
     """
     if isinstance(error, RuntimeError):
-        return any(message in str(error) for message in _MESSAGES)
+        return str(error).endswith(_ENDS) or any(message in str(error) for message in _MESSAGES)
     return isinstance(error, MemoryError)
 
 
