@@ -282,7 +282,7 @@ class MicroBatchGraphs:
                 finished(number)
         outputs = known.outputs.copy()  # the next replay overwrites them
         self._flat.written = known.written
-        return outputs[0], SquaredNorm(outputs[1:])
+        return outputs[0], SquaredNorm([outputs[1:]])
 
     def _state(self) -> tuple[list[Any], Any]:
         return [array.copy() for array in self._arrays()], self._flat.written

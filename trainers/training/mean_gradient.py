@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +127,7 @@ class MeanGradient:
     def begin(self, share: UpdateShare, *, hold: bool = False, also: Sequence[Any] = ()) -> Gradient:
         """Compute this worker's part and start its exchange; with `hold` nothing is sent before `round.send_rest`.
 
-        Losses, flags and the arrays of `also` are read in one transfer: a GPU is waited for once.
+        Losses, flags, norms and the arrays of `also` are read in one transfer: a GPU is waited for once.
 
         Raises:
             OutOfMemory: on this worker alone, where no smaller micro-batch is possible.
@@ -150,9 +149,9 @@ class MeanGradient:
                 size, whole = division.micro_batches(self._mpi.rank)[0].size, division.team_size == 1
                 raise OutOfMemory(update=share.update, samples=size, whole=whole, error=error) from error
             ran_out = one_line(error)
-            if shares is not None:
-                shares.add(size=1, squared=math.nan)
         if ran_out is not None:
+            if shares is not None:
+                shares.fail()
             sent.fail()
             self.close()
             release(self._model.device)  # not in `except`: the error's frames would keep their arrays alive
@@ -166,9 +165,12 @@ class MeanGradient:
         on_gpu = self._model.device.xp is not np  # which may still run backward
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             checked = [] if self._mixed is None else [flat.flags]
-            read = iter(read_together([*checked, *also, *(loss for loss, _ in losses)]))
+            squares = [] if shares is None else shares.unread
+            read = iter(read_together([*checked, *also, *squares, *(loss for loss, _ in losses)]))
         overflowed = flat.first_flagged(next(read)) if checked else None
         also = [next(read) for _ in also]
+        if shares is not None:
+            shares.read([next(read) for _ in squares])
         own_losses = [float(mean) * part for mean, (_, part) in zip(read, losses, strict=True)]
         found = {"ran_out": ran_out, "overflowed": overflowed, "also": also}
         return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, **found)
@@ -222,7 +224,7 @@ class MeanGradient:
         fraction = part.size / len(own_losses) / share.segment.global_batch_size
         losses += [(loss, fraction) for loss in own_losses]
         if shares is not None:
-            shares.add(size=part.size, squared=norm.value)
+            shares.add(size=part.size, norm=norm)
 
     def close(self) -> None:
         """Free the memory of CUDA graphs."""

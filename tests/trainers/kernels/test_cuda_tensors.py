@@ -135,7 +135,7 @@ def taken(compute, bad=None):
             images[:] = bad
         with chainer.using_config("train", True), flat.collect(finished, ends=ends, measure=True) as norm:
             F.sum(forward_in(model, compute)(images) ** 2).backward()
-    return flat, told, norm.value
+    return flat, told, float(norm.terms.sum())
 
 
 def not_finite(flat):
