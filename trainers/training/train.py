@@ -161,7 +161,7 @@ class _Run:
         if self.device.xp is not np:
             chainer.global_config.cudnn_deterministic = plan.exact
             if plan.exact:
-                hold_on_gpu(mpi)
+                hold_on_gpu(mpi, folder if request.resume else None)
         parts = build(opened.recipe, opened.dataset)
         parts.model.to_device(self.device)
         self.parts = replace(parts, loss=heartbeat.marking(parts.loss))
