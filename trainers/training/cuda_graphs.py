@@ -16,7 +16,7 @@ from trainers.kernels.cuda import launcher
 from trainers.kernels.cuda.images import copied
 from trainers.models.batch_norm import NormGroups
 from trainers.runs.errors import one_line
-from trainers.runs.memory import count_pool, is_out_of_memory
+from trainers.runs.memory import count_pool, free_blocks, is_out_of_memory
 
 log = logging.getLogger("kilobatch")
 
@@ -71,7 +71,7 @@ class GraphRecorder:
     def _clear(self) -> None:
         """Wait for the GPU and free the unused blocks of the default pool: graphs have a pool of their own."""
         self._cupy.cuda.get_current_stream().synchronize()
-        self._cupy.get_default_memory_pool().free_all_blocks()
+        free_blocks(self._cupy.get_default_memory_pool(), self._cupy)
 
     def record(self, work: Callable[[Callable[[], None]], Any]) -> tuple[Any, list[Callable[[], None]]]:
         """Capture `work`: what it returns, and the launches that replay it, in order.
@@ -101,7 +101,7 @@ class GraphRecorder:
     def forget(self) -> None:
         """No graph will be launched any more: free their memory."""
         self._cupy.cuda.Device().synchronize()
-        self.pool.free_all_blocks()
+        free_blocks(self.pool, self._cupy)
         self.lost = False
 
 

@@ -153,7 +153,8 @@ def install(folder):
     cupy.fuse = lambda **how: lambda function: function
     cupy.memoize = lambda for_each_device=False: functools.cache
     cupy.asnumpy = lambda array, **how: array.get()
-    cupy.get_default_memory_pool = cupy.get_default_pinned_memory_pool = lambda: SimpleNamespace(free_all_blocks=int)
+    pool = SimpleNamespace(free_all_blocks=int, total_bytes=int)
+    cupy.get_default_memory_pool = cupy.get_default_pinned_memory_pool = lambda: pool
     cuda = _Anything("cupy.cuda")
     vars(cuda).update(Device=Device, Stream=Stream, Event=Event, get_device_id=lambda: 0)
     cuda.alloc_pinned_memory = bytearray
