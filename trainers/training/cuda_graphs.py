@@ -136,7 +136,8 @@ class MicroBatchGraphs:
 
     The third and the fourth of a kind are computed twice on the same inputs: eagerly, whose results are used, and by a
     replay of the graph, which is captured at the third. If gradients, statistics or loss differ by more than rounding,
-    or anything fails, no graphs are used from then on.
+    or anything fails, no graphs are used from then on. Where memory runs out in eager work beside graphs, that work is
+    done again without them.
 
     A capture freezes what the host did, so a replay is right only where the host would do the same again. The caller
     puts all that this depends on into the kind; a model whose Python code depends on anything else is not covered, and

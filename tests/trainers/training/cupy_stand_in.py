@@ -112,14 +112,8 @@ def _on_gpu(function):
     return call
 
 
-ELEMENTWISE = {  # kernels of Chainer's own that a run launches once, before its first update
-    "bn_fwd": lambda x, mean, inv_std, gamma, beta: gamma * (x - mean) * inv_std + beta,
-}
-
-
-def _kernel(in_params, out_params, operation, name="", **how):
-    """cupy.ElementwiseKernel, ReductionKernel."""
-    return ELEMENTWISE.get(name)
+def _kernel(*given, **how):
+    """cupy.ElementwiseKernel, ReductionKernel: of Chainer's own a run launches none."""
 
 
 class _Module(ModuleType):

@@ -76,7 +76,7 @@ def updater_of(*overrides, mpi, exact=False, micro_batch_size=32, measure_noise=
     from trainers.datasets.loader import StreamIterator
     from trainers.launch.request import TrainRequest, prepare
     from trainers.models.batch_norm import NormGroups
-    from trainers.training.build import build, build_exchange, build_feed
+    from trainers.training.build import build, build_exchange, build_feed, ordered
     from trainers.training.updater import RecipeUpdater
 
     net = ("model={kind: SmallResNet, width: 8}", "learning_rate.warmup=null", "batch.global=64", "batch.norm_span=16")
@@ -84,7 +84,7 @@ def updater_of(*overrides, mpi, exact=False, micro_batch_size=32, measure_noise=
     request = TrainRequest(recipe="digits/large_batch", overrides=(*net, *overrides), **how)
     plan, device = prepare(request, workers=mpi.size).plan, chainer.get_device("@cupy:0")
     recipe = plan.recipe
-    parts, groups = build(recipe, plan.dataset), NormGroups(recipe.evaluation, TreeSum(mpi) if exact else None)
+    parts, groups = ordered(build(recipe, plan.dataset)), NormGroups(recipe.evaluation, TreeSum(mpi) if exact else None)
     groups.install(parts.model)
     parts.model.to_device(device)
     iterator = StreamIterator(
@@ -108,7 +108,9 @@ def waits():
     for name, changed in RECIPES.items():
         options = {key: value for key, value in changed.items() if key in ("measure_noise", "micro_batch_size")}
         overrides = (f"{key}={value}" for key, value in changed.items() if key not in options)
+        cupy_stand_in.counts.clear()
         updater, _ = updater_of(*overrides, mpi=MPI.COMM_SELF, **options)
+        assert not cupy_stand_in.counts["launches"]
         found[name] = []
         for _ in range(UPDATES):
             cupy_stand_in.counts.clear()
