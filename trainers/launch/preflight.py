@@ -131,9 +131,7 @@ def require_data(dataset: Dataset) -> None:
     try:
         wrong = next(other_counts(dataset), None)
     except (LookupError, OSError, ValueError) as error:
-        way_out = "" if dataset.root is None else "; another folder is given with --data"
-        way_out += f"; {dataset.obtain}" if dataset.obtain else ""
-        raise DataRefused(f"data set {dataset.name}: {error}{way_out}") from error
+        raise refused_data(dataset, error) from error
     if wrong is not None:
         raise DataRefused(
             f"data set {dataset.name}: its file says {wrong}; correct it there, or give the right folder with --data"
@@ -143,6 +141,13 @@ def require_data(dataset: Dataset) -> None:
         raise DataRefused(
             f"data set {dataset.name}: {what}: the largest label is one less; number the classes from 0, without gaps"
         )
+
+
+def refused_data(dataset: Dataset, error: Exception) -> DataRefused:
+    """The refusal of data that cannot be read, with what to do about it."""
+    way_out = "" if dataset.root is None else "; another folder is given with --data"
+    way_out += f"; {dataset.obtain}" if dataset.obtain else ""
+    return DataRefused(f"data set {dataset.name}: {error}{way_out}")
 
 
 def require_room(dataset: Dataset, *, ranks: int) -> None:

@@ -215,7 +215,7 @@ def test_data_that_are_not_there_are_refused_by_train_and_evaluate(own, folder):
     Path("run").mkdir()
     Path("mine.yaml").rename("run/recipe.yaml")
     Path("own.yaml").rename("run/own.yaml")
-    with pytest.raises(DataRefused, match="train: no such folder"):
+    with pytest.raises(DataRefused, match="val: no such folder"):  # what it trained on is not looked at
         score_run(Path("run"), data=folder)
 
 
