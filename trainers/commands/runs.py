@@ -37,8 +37,15 @@ def evaluate(
     """
     from trainers.launch.score_run import score_run, scored_text
 
-    how = {"checkpoint": checkpoint, "split": split, "device": device, "data": data, "predictions": predictions}
-    scored = score_run(run, **how, allow_code=allow_code)
+    scored = score_run(
+        run,
+        checkpoint=checkpoint,
+        split=split,
+        data=data,
+        predictions=predictions,
+        allow_code=allow_code,
+        device=device,
+    )
     print_json(scored) if as_json else print(scored_text(scored))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.reading.open import OpenedRecipe
+from recipes.reports.wording import listed
 from recipes.schema import Dataset
 from trainers.datasets.one_split import OneSplit, reader_of_one
 from trainers.launch.identity import classes_of
@@ -51,14 +52,14 @@ def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
         names = OneSplit(reader=reader).class_names(dataset.root)
     except (LookupError, OSError, ValueError) as error:
         raise refused_data(dataset, error) from error
-    counts = {"num_train": dataset.num_train, "num_eval": dataset.num_eval}
+    num_train, num_eval = dataset.num_train, dataset.num_eval
     if reader is not dataset.reader and not held_out:
-        counts = dict.fromkeys(counts, found["num_train"])
+        num_train = num_eval = found["num_train"]
     elif not held_out:
-        counts |= {key: found[key] for key in counts if key in found}
-    elif (there := found.get("num_train")) != sum(counts.values()):
+        num_train, num_eval = found.get("num_train", num_train), found.get("num_eval", num_eval)
+    elif (there := found.get("num_train")) != num_train + num_eval:
         raise DataRefused(
-            f"data set {dataset.name}: {file} says num_train and num_eval together: {sum(counts.values()):,}, and "
+            f"data set {dataset.name}: {file} says num_train and num_eval together: {num_train + num_eval:,}, and "
             f"there are {there:,}; from another number others are held out, also such as were trained on; give "
             "the run's own data with --data"
         )
@@ -67,7 +68,7 @@ def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
     if not (names and trained) and found.get("num_classes", 0) > dataset.num_classes:
         what = f"{file} says num_classes: {dataset.num_classes:,}, and there are {found['num_classes']:,}"
         raise DataRefused(f"data set {dataset.name}: {what}; the model knows no others: give other data with --data")
-    scored = replace(dataset, **counts, reader=OneSplit(reader=reader, labels=labels))
+    scored = replace(dataset, num_train=num_train, num_eval=num_eval, reader=OneSplit(reader=reader, labels=labels))
     classes = trained or names or list(map(str, range(dataset.num_classes)))
     return ScoredData(dataset=scored, classes=classes, differences=_differences(opened, reader, run))
 
@@ -77,14 +78,10 @@ def _labels(dataset: Dataset, names: Sequence[str], trained: Sequence[str]) -> t
     if not names or not trained or names == trained:
         return None
     if unknown := [name for name in names if name not in trained]:
-        what = f"there are classes that the run was not trained on: {_some(unknown)}; it knows {_some(trained)}"
+        strange, known = (listed(map(repr, each), most=_MOST_NAMED) for each in (unknown, trained))
+        what = f"there are classes that the run was not trained on: {strange}; it knows {known}"
         raise DataRefused(f"data set {dataset.name}: {what}; rename them, or give other data with --data")
     return tuple(map(trained.index, names))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(map(repr, names[:_MOST_NAMED])) + more
 
 
 def _differences(opened: OpenedRecipe, reader: Any, run: Path) -> list[str]:
