@@ -179,15 +179,18 @@ def require_readable(dataset: Dataset) -> None:
     """
     opened = (open_split(dataset, split) for split in ("train", "eval"))
     errors = [error for samples in opened for error in _unreadable(samples)]
-    if dataset.on_bad_image != "refuse":
+    way_out = "replace or remove them"
+    if dataset.on_bad_image == "refuse":
+        skip = ", or write `on_bad_image: skip` in the data set's file to pass over those that cannot be decoded"
+        way_out += skip if any(map(can_skip, errors)) else ""
+    else:
         skips, limit = sum(map(can_skip, errors)), limit_of(dataset)
         errors = [error for error in errors if not can_skip(error) or (limit is not None and skips > limit)]
     if complaints := list(map(str, errors)):
         more = f"\nand {len(complaints) - _MAX_NAMED:,} more" if len(complaints) > _MAX_NAMED else ""
         named = "\n".join(complaints[:_MAX_NAMED])
         raise DataRefused(
-            f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; replace or remove them\n"
-            f"{named}{more}"
+            f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; {way_out}\n{named}{more}"
         )
 
 
