@@ -7,10 +7,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
+from safetensors import safe_open
 
 from recipes.errors import InputRefused
+from trainers.launch.export_run import export_run
 from trainers.launch.score_run import score_run, scored_text
 from trainers.runs.run_folder import write_whole
 
@@ -130,3 +133,12 @@ def test_a_table_that_cannot_be_written_is_refused_before_the_model_runs(run, tm
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(InputRefused, match="^--predictions "):
         score_run(run, predictions=tmp_path / name)
+
+
+def test_an_exported_model_names_its_classes(run, tmp_path):
+    weights, model = (export_run(run, form=form, out=tmp_path / f"m.{form}")[0] for form in ("safetensors", "onnx"))
+    with safe_open(weights, "np") as file:
+        assert json.loads(file.metadata()["classes"]) == CLASSES
+    metadata = {pair.key: pair.value for pair in onnx.load(model).metadata_props}
+    assert json.loads(metadata["classes"]) == CLASSES
+    assert json.loads(metadata["augmentation.eval"])[0]["mean"] == [0.5, 0.4, 0.3]
