@@ -128,6 +128,18 @@ def test_the_table_has_the_figures_of_the_score(run, tmp_path, flipped):
     assert f", top-5 {100 * scored['top5_accuracy']:.2f} %, loss" in scored_text(scored)
 
 
+def test_the_table_does_not_depend_on_the_samples_of_a_forward(run, tmp_path, monkeypatch):
+    score_run(run, predictions=tmp_path / "whole.csv")
+    monkeypatch.setattr("trainers.training.extensions.evaluation._CHUNK", 3)
+    score_run(run, predictions=tmp_path / "parts.csv")
+    for one, other in zip(table(tmp_path / "whole.csv"), table(tmp_path / "parts.csv"), strict=True):
+        for column in ("probability", "loss"):
+            assert float(one.pop(column)) == pytest.approx(float(other.pop(column)), rel=1e-4)
+        shares = (list(map(float, each.pop("top5_probabilities").split())) for each in (one, other))
+        np.testing.assert_allclose(*shares, rtol=1e-4)
+        assert one == other
+
+
 @pytest.mark.parametrize("name", ["p.parquet", "nowhere/p.csv"])
 def test_a_table_that_cannot_be_written_is_refused_before_the_model_runs(run, tmp_path, name):
     shutil.rmtree(run / "checkpoints")
