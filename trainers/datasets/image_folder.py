@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from recipes.errors import printable_line
 from recipes.reports.wording import listed
 from trainers.datasets.fingerprints import FingerprintOfFiles, sha256_of_parts
 from trainers.datasets.index_file import indexed, state_of
@@ -146,7 +147,7 @@ class ImageFolder(FingerprintOfFiles):
 
     def _refuse_others(self, place: Place) -> None:
         others = self._others(place)
-        what = f"not files called {', '.join(_SUFFIXES)}: {listed(others, most=_MOST_NAMED)}"
+        what = f"not files called {', '.join(_SUFFIXES)}: {listed(map(printable_line, others), most=_MOST_NAMED)}"
         way_out = "move them away, or write `others: skip` in the reader"
         raise ValueError(f"{place.shown(place.folder)}: {what}; {way_out}")
 
