@@ -60,12 +60,19 @@ def sha256_of_tree(tree: Mapping[str, Any]) -> str:
 
 
 def identity_of(trees: Iterable[Any], folders: Sequence[Path], dataset: Dataset) -> dict[str, Any]:
-    """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data."""
-    files = own_code(trees, folders)
-    reader = dataset.reader
+    """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data.
+
+    Beside them `classes`, the names of the classes in the order of their labels, where the reader knows names.
+    """
+    reader, code = dataset.reader, sha256_of_files(own_code(trees, folders))
+    names = {"classes": list(reader.class_names(dataset.root))} if hasattr(reader, "class_names") else {}
+    return {"code": code, "data": digests_of_data(reader, dataset), **names}
+
+
+def digests_of_data(reader: Any, dataset: Dataset) -> dict[str, str]:
+    """SHA-256 of each part of the data that a reader finds in the data set's root; of all where it has no parts."""
     parts = getattr(reader, "fingerprints", None)
-    data = parts(dataset.root) if parts else {dataset.name: reader.fingerprint(dataset.root)}
-    return {"code": sha256_of_files(files), "data": data}
+    return parts(dataset.root) if parts else {dataset.name: reader.fingerprint(dataset.root)}
 
 
 def sha256_of_files(files: Mapping[str, Path]) -> dict[str, str]:
