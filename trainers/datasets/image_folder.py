@@ -14,7 +14,7 @@ import numpy as np
 
 from recipes.errors import printable_line
 from recipes.reports.wording import listed
-from trainers.datasets.fingerprints import FingerprintOfFiles, sha256_of_parts
+from trainers.datasets.fingerprints import fingerprint_of_files, sha256_of_parts
 from trainers.datasets.index_file import indexed, state_of
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
@@ -39,7 +39,7 @@ _MOST_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder(FingerprintOfFiles):
+class ImageFolder:
     """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, JPEG or PNG, turned as stored (not by EXIF).
 
     The classes are the folders, numbered from 0 in the order of their names as bytes; both splits must have the same.
@@ -106,6 +106,10 @@ class ImageFolder(FingerprintOfFiles):
             for split in splits_of(self)
         }
         return {**counts, "num_classes": len(classes)}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """See `fingerprint_of_files`."""
+        return fingerprint_of_files(self, root)
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each `SPLIT/CLASS`: names and sizes of its files, by the index, and the bytes of some.
