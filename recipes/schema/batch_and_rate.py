@@ -120,7 +120,7 @@ class RateFactor:
 
     Args:
         parameters: `norm` (scales and shifts of normalisation), `bias`, or patterns of paths such as `/fc/*`, where `*`
-            is any text; together they must name a parameter of the model.
+            is any text. Each pattern must name a parameter of the model, and so must the list.
         factor: at least 0; 0 leaves them as they are, but for decay that does not follow the rate.
     """
 

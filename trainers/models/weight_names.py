@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import chainer
 import numpy as np
@@ -51,6 +53,18 @@ def _torch_layer(model: chainer.Link, layer: Sequence[str]) -> str:
         return place
     stage, block = inside
     return f"layer{int(stage.removeprefix('res')) - 1}.{model[stage].layer_names.index(block)}.{place}"
+
+
+def pattern_here(model: chainer.Link, pattern: str) -> str | None:
+    """The paths of what a pattern such as /layer1/* names in torchvision, as a pattern; None for nothing, or too much.
+
+    >>> from trainers.models import ResNet18
+    >>> pattern_here(ResNet18().build(num_classes=10, channels=3, image_size=None), "/layer1/*")
+    '/res2/*'
+    """
+    named = [path for path, name in torch_names(model).items() if fnmatchcase(f"/{name.replace('.', '/')}", pattern)]
+    inside = posixpath.commonpath(named) if named else "/"
+    return None if inside == "/" else inside if inside in named else f"{inside}/*"
 
 
 def why_not_torch(model: chainer.Link) -> str | None:

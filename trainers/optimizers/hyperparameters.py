@@ -14,6 +14,8 @@ from trainers.optimizers.weight_decay import parameters_without_decay
 if TYPE_CHECKING:
     import chainer
 
+_MOST_LAYERS = 16  # in a message; VGG16 has so many
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
@@ -81,3 +83,16 @@ def parameters_named(words: Sequence[str], model: chainer.Link) -> list[str]:
     return [
         path for path, _ in model.namedparams() if path in paths or any(fnmatchcase(path, each) for each in patterns)
     ]
+
+
+def words_without_parameters(words: Sequence[str], model: chainer.Link) -> list[str]:
+    """What of `RateFactor.parameters` is refused: each pattern that names no parameter, or all where none names one."""
+    if not parameters_named(words, model):
+        return [", ".join(words)]
+    return [word for word in words if word.startswith("/") and not parameters_named([word], model)]
+
+
+def patterns_of_layers(model: chainer.Link) -> list[str]:
+    """A pattern for each of a model's outermost layers, such as /conv1/*; not all of many."""
+    paths = (path.split("/")[1:] for path, _ in sorted(model.namedparams()))
+    return [*dict.fromkeys(f"/{layer}/*" if inside else f"/{layer}" for layer, *inside in paths)][:_MOST_LAYERS]

@@ -39,7 +39,7 @@ from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
 from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
-from trainers.optimizers.hyperparameters import parameters_named, set_rate_factors
+from trainers.optimizers.hyperparameters import patterns_of_layers, set_rate_factors, words_without_parameters
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
 from trainers.runs.identity import is_of_the_user
@@ -219,17 +219,19 @@ def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def require_named_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
-    """Refuse entries of `learning_rate.factors` that name no parameter of the model, and `others` of Muon no matrix.
+    """Refuse patterns of `learning_rate.factors` that name no parameter of the model, and `others` of Muon no matrix.
 
     Raises:
         RecipeError: with the places of all such entries.
     """
+    from trainers.models.weight_names import pattern_here  # and ChainerCV
+
     model = drawn_model(recipe, dataset)
-    shown = ", ".join(sorted(path for path, _ in model.namedparams())[:_MOST_NAMED])
-    way_out = f"write what it has, with paths such as {shown}, or take the entry out"
+    way_out = f"write what it has, such as {', '.join(patterns_of_layers(model))}, or take it out"
     for index, entry in enumerate(recipe.learning_rate.factors):
-        if not parameters_named(entry.parameters, model):
-            what = f"{', '.join(entry.parameters)} names no parameter of the model, {type(recipe.model).__name__}"
+        for words in words_without_parameters(entry.parameters, model):
+            what = f"{words} names no parameter of the model, {type(recipe.model).__name__}"
+            what += f" (torchvision's name; here {here})" if (here := pattern_here(model, words)) else ""
             reading.refuse(("learning_rate", "factors", index, "parameters"), what, way_out)
     for index, pattern in enumerate(getattr(recipe.optimizer, "required_matrices", ())):
         if not any(fnmatchcase(path, pattern) and each.ndim >= 2 for path, each in model.namedparams()):
