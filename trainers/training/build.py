@@ -97,7 +97,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
-    set_rate_factors(optimizer, recipe.learning_rate.factors)
+    set_rate_factors(optimizer, recipe.learning_rate.factors, freezes=recipe.init is not None)
     return Parts(
         model=model,
         optimizer=optimizer,
