@@ -9,7 +9,9 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -165,6 +167,23 @@ def test_validate_shows_the_problems_of_all_files(run, tmp_path):
     assert code == 2
     assert out.startswith("goyal2017: valid")
     assert [problem.split(": ")[0] for problem in problems] == ["a.yaml:4:1", "b.yaml:4:7"]
+
+
+def test_validate_looks_whether_initial_weights_and_patterns_fit_the_model(run, tmp_path):
+    (tmp_path / "w.onnx").write_bytes(b"of another format")
+    save_file({"/fc/b": np.zeros(3, np.float32)}, tmp_path / "w.safetensors")
+    patterns = "learning_rate: {factors: [{parameters: [/fc/*, /head/*], factor: 0}]}\n"
+    (tmp_path / "a.yaml").write_text(MINE + "init: {weights: w.onnx}\n" + patterns)
+    (tmp_path / "b.yaml").write_text(MINE + "init: {weights: w.safetensors, except: [head]}\n")
+    code, out, problems = run("recipes", "validate", "a.yaml", "b.yaml")
+    assert (code, out) == (2, "")
+    assert [" ".join(problem.split()[:2]) for problem in problems] == [
+        "a.yaml:4:17: init.weights:",
+        "a.yaml:5:40: learning_rate.factors.0.parameters:",
+        "b.yaml:4:40: init.except:",
+    ]
+    (tmp_path / "b.yaml").write_text(MINE + "init: {weights: w.safetensors}\n")
+    assert "w.safetensors lacks /blocks/0/bn1/N, " in run("recipes", "validate", "b.yaml")[2][0]
 
 
 def test_show_prints_every_value_with_its_origin(run, tmp_path):

@@ -207,24 +207,13 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     return unreached
 
 
-def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
-    """Give a model the weights of `recipe.init`, to learn now whether they fit.
+def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
+    """Build the model, to learn now whether it has what `learning_rate.factors`, `init` and `others` of Muon name.
 
     Raises:
-        InputRefused: the file is not here, or its weights do not fit; see `begin_with`.
+        RecipeError: a pattern names no parameter, or of Muon no matrix; initial weights do not fit, see `begin_with`.
     """
-    from trainers.models.weight_names import begin_with  # and ChainerCV
-
-    begin_with(drawn_model(recipe, dataset), recipe.init)
-
-
-def require_named_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
-    """Refuse patterns of `learning_rate.factors` that name no parameter of the model, and `others` of Muon no matrix.
-
-    Raises:
-        RecipeError: with the places of all such entries.
-    """
-    from trainers.models.weight_names import pattern_here  # and ChainerCV
+    from trainers.models.weight_names import UnfitWeights, begin_with, pattern_here  # and ChainerCV
 
     model = drawn_model(recipe, dataset)
     way_out = f"write what it has, such as {', '.join(patterns_of_layers(model))}, or take it out"
@@ -237,6 +226,11 @@ def require_named_parameters(recipe: Recipe, dataset: Dataset, reading: Reading)
         if not any(fnmatchcase(path, pattern) and each.ndim >= 2 for path, each in model.namedparams()):
             what = f"{pattern} names no matrix of the model, {type(recipe.model).__name__}"
             reading.refuse(("optimizer", "others", index), what, way_out)
+    if recipe.init is not None:
+        try:
+            begin_with(model, recipe.init)
+        except UnfitWeights as error:
+            reading.refuse(("init", error.key), error.what, error.way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
 
