@@ -14,8 +14,6 @@ from trainers.optimizers.weight_decay import parameters_without_decay
 if TYPE_CHECKING:
     import chainer
 
-_MOST_LAYERS = 16  # in a message; VGG16 has so many
-
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
@@ -100,6 +98,6 @@ def words_without_parameters(words: Sequence[str], model: chainer.Link) -> list[
 
 
 def patterns_of_layers(model: chainer.Link) -> list[str]:
-    """A pattern for each of a model's outermost layers, such as /conv1/*; not all of many."""
+    """A pattern for each of a model's outermost layers, such as /conv1/*."""
     paths = (path.split("/")[1:] for path, _ in sorted(model.namedparams()))
-    return [*dict.fromkeys(f"/{layer}/*" if inside else f"/{layer}" for layer, *inside in paths)][:_MOST_LAYERS]
+    return [*dict.fromkeys(f"/{layer}/*" if inside else f"/{layer}" for layer, *inside in paths)]
