@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import kilobatch
 from recipes.errors import RecipeError
+from recipes.extras import install
 from trainers.commands import command_line
 from trainers.commands.options import print_json
 from trainers.runs.errors import exit_on_error
@@ -82,9 +83,7 @@ def test_a_command_whose_extra_is_not_installed_names_it(tmp_path, missing, word
     code = f"import sys; sys.modules['{missing}'] = None; sys.argv[1:] = {words!r}; import kilobatch; kilobatch.main()"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"kilobatch: this needs {missing}, which is not installed; in the checkout, pip install '.[{extra}]'"
-    ]
+    assert done.stderr.splitlines() == [f"kilobatch: this needs {missing}, which is not installed; {install(extra)}"]
 
 
 def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_program_its_name(tmp_path):
