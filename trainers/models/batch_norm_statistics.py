@@ -159,7 +159,8 @@ class FixedStatistics(_OtherStatistics):
 
     def _repeat(self, groups, shape):
         xp = chainer.backend.get_array_module(*self._given)
-        self.mean, self.var = (xp.stack([part.reshape(shape)] * groups) for part in self._given)
+        given = (part.reshape(shape) for part in self._given)
+        self.mean, self.var = (xp.broadcast_to(part, (groups, *part.shape)).copy() for part in given)
 
     def whole_sums(self, ggamma, gbeta, _):
         """Nothing of both gradients, of one value."""
