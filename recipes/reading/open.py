@@ -228,6 +228,8 @@ def _open_dataset(
         resolved.pop("validation", None)
     elif dataset is not REFUSED:
         dataset = dataclasses.replace(dataset, reader=_without_evaluation(dataset.reader))
+    if dataset is not REFUSED and dataset.reader is not None and "channels" not in tree["reader"]:
+        dataset = _with_channels(dataset, resolved["reader"], reading)
     if dataset is not REFUSED and (gives := getattr(dataset.reader, "channels", dataset.channels)) != dataset.channels:
         what = f"is {dataset.channels}, and {type(dataset.reader).__name__} gives images of {gives}"
         way_out = f"write channels: {dataset.channels} in `reader` too, or {gives} here"
@@ -283,6 +285,18 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading, counting: 
         reading.refuse(("reader",), f"cannot count: {error}", way_out)
         facts = dict.fromkeys(missing, 1)
     tree.update({key: facts[key] for key in missing if key in facts})
+
+
+def _with_channels(dataset: Dataset, reader: dict[str, Any], reading: Reading) -> Any:
+    """The data set, whose reader gives as many channels if it has a key for them, also in its tree `reader`."""
+    if all(field.name != "channels" for field in dataclasses.fields(dataset.reader)):
+        return dataset
+    try:
+        given = dataclasses.replace(dataset.reader, channels=dataset.channels)
+    except ValueError as error:
+        return reading.refuse_error(error, type(dataset.reader), ("reader",))
+    reader["channels"] = dataset.channels
+    return dataclasses.replace(dataset, reader=given)
 
 
 def _without_evaluation(reader: Any) -> Any:

@@ -348,6 +348,9 @@ def read_recipe(
     if "name" not in given:
         given["name"] = stem
         reading.notes[("name",)] = "rule: the name of the file"
+    if "loss" not in given:
+        given["loss"] = {"kind": "SoftmaxCrossEntropy"}
+        reading.notes[("loss",)] = "default"
     reading.lacks = names_in(given.get("lacks"))
     evaluation = given.get("evaluation")
     held_out = evaluation.get("held_out") if isinstance(evaluation, dict) else None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes.extras import install
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.fingerprints import fingerprint_of_files, sha256_of_parts
 from trainers.datasets.index_file import indexed
@@ -278,7 +279,7 @@ class RowGroups(EncodedSamples):
 def _opened(source: Any, shown: str) -> Any:
     """An opened file as one of pyarrow's."""
     if find_spec("pyarrow") is None:
-        raise ValueError(f"{shown}: Parquet is read with pyarrow; type in the checkout: pip install '.[parquet]'")
+        raise ValueError(f"{shown}: Parquet is read with pyarrow; {install('parquet')}")
     import pyarrow
     from pyarrow.parquet import ParquetFile
 

@@ -38,6 +38,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from recipes.extras import install
 from trainers.kernels import chainer_convolution, chainer_hooks
 from trainers.runs.memory import keep_freed_memory
 
@@ -211,12 +212,12 @@ def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
     if kind not in kinds:
         return f"no kernels{'' if device == 'cpu' else ' of GPUs'} are called {kind}", f"there are {', '.join(kinds)}"
     if kind == "torch" and importlib.util.find_spec("torch") is None:
-        return "torch kernels need PyTorch, not installed", 'in the checkout, pip install ".[torch]", or take numpy'
+        return "torch kernels need PyTorch, not installed", f"{install('torch')}, or take numpy"
     if kind == "cudnn":
         try:
             importlib.import_module("trainers.kernels.cuda.operators")
         except Exception as error:  # of the loader as well, where a library does not fit
-            way_out = 'in the checkout, pip install ".[gpu]" (for CUDA 12: .[gpu12]), or take chainer'
+            way_out = f"{install('gpu')}, or take chainer"
             return f"cudnn kernels need NVIDIA's front end of cuDNN: {type(error).__name__}: {error}", way_out
     return None
 

@@ -80,8 +80,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
             trained, the recipe names parameters that the model does not have, or initial weights do not fit; see
-            `require_images`, `require_trainable`, `require_named_parameters` and `require_initial_weights` of
-            `trainers.training.build`.
+            `require_images`, `require_trainable` and `require_parameters` of `trainers.training.build`.
     """
     print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
@@ -111,14 +110,21 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             named = listed(unreached, most=_MAX_NAMED)
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"
             print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
-    if files and (opened.recipe.learning_rate.factors or getattr(opened.recipe.optimizer, "required_matrices", ())):
-        from trainers.training.build import require_named_parameters
+    if files:
+        require_fit(opened)
 
-        require_named_parameters(opened.recipe, opened.dataset, opened.reading)
-    if files and opened.recipe.init is not None:
-        from trainers.training.build import require_initial_weights
 
-        require_initial_weights(opened.recipe, opened.dataset)
+def require_fit(opened: OpenedRecipe) -> None:
+    """Check that the model has what the recipe names of it, and that initial weights fit; the data may be elsewhere.
+
+    Raises:
+        RecipeError: see `trainers.training.build.require_parameters`.
+    """
+    recipe = opened.recipe
+    if recipe.init or recipe.learning_rate.factors or getattr(recipe.optimizer, "required_matrices", ()):
+        from trainers.training.build import require_parameters
+
+        require_parameters(recipe, opened.dataset, opened.reading)
 
 
 def require_data(dataset: Dataset) -> None:

@@ -19,7 +19,7 @@ from trainers.communicators.tree_sum import TreeSum
 from trainers.kernels import chainer_hooks
 from trainers.kernels.by_group import tree_sum
 from trainers.kernels.fused_normalization import Pending, as_rows, covers
-from trainers.models.batch_norm_statistics import GroupStatistics, Seen, TeamStatistics
+from trainers.models.batch_norm_statistics import FixedStatistics, GroupStatistics, Seen, TeamStatistics
 from trainers.runs.phase_clock import PhaseClock
 
 if TYPE_CHECKING:
@@ -228,9 +228,13 @@ class NormGroupBatchNormalization(L.BatchNormalization):
 
     Not made by its constructor: `NormGroups.install` turns a `BatchNormalization` into one, in place, so that its
     parameters, its path and every reference to it stay.
+
+    Attributes:
+        is_frozen: training too normalises by the running statistics, which stay as they are.
     """
 
     norm_groups: NormGroups
+    is_frozen = False
     _seen: Any  # weights of the groups; weighted sums of their means, variances, squared means
 
     def forward(self, x):
@@ -272,6 +276,8 @@ class NormGroupBatchNormalization(L.BatchNormalization):
 
     def _statistics(self) -> GroupStatistics:
         """What computes the statistics of one forward and adds them to what this layer has seen."""
+        if self.is_frozen:
+            return FixedStatistics(self.avg_mean, self.avg_var)
         groups = self.norm_groups
         unbiased = groups.evaluation.norm_statistics != "pooled"
         sums = self._seen if groups._tree is None else self._seen[: groups.num_groups]

@@ -40,14 +40,14 @@ from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
 from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
-from trainers.optimizers.hyperparameters import parameters_named, set_rate_factors
+from trainers.optimizers.hyperparameters import patterns_of_layers, set_rate_factors, words_without_parameters
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
 from trainers.runs.identity import is_of_the_user
 
 AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
 _LOOKED = 2000  # samples whose size is looked at before a run
-_MOST_NAMED = 5  # paths of parameters in a message
+_MOST_LAYERS = 16  # in a message; VGG16 has so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
-    set_rate_factors(optimizer, recipe.learning_rate.factors)
+    set_rate_factors(optimizer, recipe.learning_rate.factors, freezes=recipe.init is not None)
     return Parts(
         model=model,
         optimizer=optimizer,
@@ -220,34 +220,30 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     return unreached
 
 
-def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
-    """Give a model the weights of `recipe.init`, to learn now whether they fit.
+def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
+    """Build the model, to learn now whether it has what `learning_rate.factors`, `init` and `others` of Muon name.
 
     Raises:
-        InputRefused: the file is not here, or its weights do not fit; see `begin_with`.
+        RecipeError: a pattern names no parameter, or of Muon no matrix; initial weights do not fit, see `begin_with`.
     """
-    from trainers.models.weight_names import begin_with  # and ChainerCV
+    from trainers.models.weight_names import UnfitWeights, begin_with, pattern_here  # and ChainerCV
 
-    begin_with(drawn_model(recipe, dataset), recipe.init)
-
-
-def require_named_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
-    """Refuse entries of `learning_rate.factors` that name no parameter of the model, and `others` of Muon no matrix.
-
-    Raises:
-        RecipeError: with the places of all such entries.
-    """
     model = drawn_model(recipe, dataset)
-    shown = ", ".join(sorted(path for path, _ in model.namedparams())[:_MOST_NAMED])
-    way_out = f"write what it has, with paths such as {shown}, or take the entry out"
+    way_out = f"write what it has, such as {listed(patterns_of_layers(model), most=_MOST_LAYERS)}, or take it out"
     for index, entry in enumerate(recipe.learning_rate.factors):
-        if not parameters_named(entry.parameters, model):
-            what = f"{', '.join(entry.parameters)} names no parameter of the model, {type(recipe.model).__name__}"
+        for words in words_without_parameters(entry.parameters, model):
+            what = f"{words} names no parameter of the model, {type(recipe.model).__name__}"
+            what += f" (torchvision's name; here {here})" if (here := pattern_here(model, words)) else ""
             reading.refuse(("learning_rate", "factors", index, "parameters"), what, way_out)
     for index, pattern in enumerate(getattr(recipe.optimizer, "required_matrices", ())):
         if not any(fnmatchcase(path, pattern) and each.ndim >= 2 for path, each in model.namedparams()):
             what = f"{pattern} names no matrix of the model, {type(recipe.model).__name__}"
             reading.refuse(("optimizer", "others", index), what, way_out)
+    if recipe.init is not None:
+        try:
+            begin_with(model, recipe.init)
+        except UnfitWeights as error:
+            reading.refuse(("init", error.key), error.what, error.way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
 

@@ -26,7 +26,7 @@ def test_kernels_that_are_not_there_are_refused_with_a_way_out(monkeypatch):
     with pytest.raises(ValueError, match="no kernels are called fast; there are numpy, torch, chainer"):
         kernels.use("fast")
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'not installed; .*pip install "\.\[torch\]", or take numpy'):
+    with pytest.raises(ValueError, match=r"not installed; pip install .*, or take numpy"):
         kernels.use("torch")
 
 
@@ -48,7 +48,7 @@ def test_without_nvidias_front_end_chainer_serves_on_gpus_and_says_why(monkeypat
     kind, why_not = kernels.use_on_gpu(None)
     assert kind == "chainer"
     assert why_not.startswith("cudnn kernels need NVIDIA's front end of cuDNN: ")
-    assert 'pip install ".[gpu]"' in why_not
+    assert "pip install '.[gpu]'" in why_not
     monkeypatch.setenv("KILOBATCH_KERNELS", "cudnn")
     with pytest.raises(ValueError, match="cudnn kernels need"):
         kernels.use_on_gpu(None)
