@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 from recipes.errors import InputRefused, nearest, refuse_unreachable
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
+from recipes.reading.registry import is_of_library, library_name, shown
+from recipes.reading.tree_diff import compare
 from recipes.reports.record import number_of, read_metrics
 from recipes.reports.wording import percent
+from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import kind_of
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import refuse_folder
@@ -32,6 +36,7 @@ from trainers.training.request import TrainRequest
 __all__ = ["OpenRecipe", "Run", "open", "plan", "runs", "train"]
 
 _OF_EACH_RUN = ("train_loss", "eval_accuracy", "eval_loss")  # keys, sooner or later
+_MOST_NAMED = 3  # values in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +53,8 @@ class OpenRecipe:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every value of the recipe, as `kilobatch recipes show` prints it."""
-        return self.opened.tree
+        """Every value of the recipe, as `kilobatch recipes show` prints it; a copy, which changes nothing."""
+        return deepcopy(self.opened.tree)
 
     @property
     def origins(self) -> dict[str, str]:
@@ -179,15 +184,17 @@ def open(
         InputRefused: a value of `set` is none that YAML can hold.
     """
     request = TrainRequest(
-        recipe=str(recipe),
+        recipe=_name_of(recipe),
         overrides=tuple(f"{path}={json.dumps(value, default=_plain)}" for path, value in (set or {}).items()),
         overrides_from="kilobatch.open",
-        data=None if data is None else Path(data),
+        data=None if data is None else _path_of(data),
         allow_code=allow_code,
     )
     opened = open_request(request, looks=True)
     print_warnings(opened.warnings)
-    return OpenRecipe(opened=opened, request=request)
+    opened = replace(opened, path=opened.path.absolute())
+    found = library_name(opened.path) if is_of_library(opened.path) else str(opened.path)
+    return OpenRecipe(opened=opened, request=replace(request, recipe=found))
 
 
 def plan(
@@ -231,14 +238,17 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
     Returns:
         the run; also where a signal or the file `stop` ended it.
     Raises:
-        InputRefused: before anything was started; or an option is unknown.
+        InputRefused: before anything was started; or an option is unknown, or the recipe's files have changed since
+            `open`.
         RunFailed: the run failed; the message names its log.
     """
     known = [field.name for field in fields(TrainRequest) if field.name not in ("recipe", "out", "workers")]
     for option in options:
         if option not in known:
             raise InputRefused(f"kilobatch.train has no option {option}; {nearest(option, known, called='options')}")
-    given = recipe.request if isinstance(recipe, OpenRecipe) else TrainRequest(recipe=str(recipe))
+    if isinstance(recipe, OpenRecipe):
+        _require_unchanged(recipe)
+    given = recipe.request if isinstance(recipe, OpenRecipe) else TrainRequest(recipe=_name_of(recipe))
     request = replace(given, workers=ranks, **_as_options(options))
     if out is None and request.resume:
         raise InputRefused("resume=True needs the folder of the run: write out=... too")
@@ -316,6 +326,28 @@ def _began(folder: Path) -> tuple[float, list[str | int]]:
 
 def _opened(recipe: OpenRecipe | str) -> OpenRecipe:
     return recipe if isinstance(recipe, OpenRecipe) else open(recipe)
+
+
+def _name_of(recipe: object) -> str:
+    if isinstance(recipe, Run):
+        raise InputRefused(f"{recipe!r} is no recipe; name its folder, which has one: {str(recipe.folder)!r}")
+    if not isinstance(recipe, str | Path):
+        raise InputRefused(f"recipe is {recipe!r}; write a name, or the path of a file or a run's folder")
+    return str(recipe)
+
+
+def _require_unchanged(recipe: OpenRecipe) -> None:
+    """Refuse to train a recipe whose files say something else by now: its ranks would read them anew."""
+    opened, now = recipe.opened, open_request(recipe.request, looks=True)
+    trees = [{"recipe": each.tree, "data set": each.dataset_tree} for each in (opened, now)]
+    if differences := compare(trees):
+        what = ", ".join(".".join(each.path[1:]) for each in differences[:_MOST_NAMED])
+        raise InputRefused(f"{shown(opened.path)} has changed since kilobatch.open, in {what}; open it again")
+
+
+def _path_of(given: str | Path) -> Path:
+    """A path as it leads to the same place from every folder; a URL as it is."""
+    return Path(given) if url_of(given) else Path(given).expanduser().absolute()
 
 
 def _as_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import kilobatch as kb
 from recipes.errors import InputRefused, RecipeError
 from recipes.reports import record
 from trainers.commands import python_api
+from trainers.runs.errors import RunFailed
 
 pytestmark = pytest.mark.mpi
 
@@ -36,6 +37,38 @@ def test_a_recipe_opens_with_changed_values():
     assert "FutureNet, 20 epochs" in repr(
         kb.open("digits/baseline", set={"model": {"kind": "FutureNet"}, "lacks": ["FutureNet"]})
     )
+
+
+def test_a_recipe_that_was_opened_is_the_one_that_is_trained(tmp_path, monkeypatch):
+    """Ranks open it anew: from another folder, where a file has the same name, and after its file has changed."""
+    started = []
+    monkeypatch.setattr(python_api, "start_or_join", lambda request, **how: started.append(request) or 3)
+    for folder, epochs in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\nepochs: {epochs}\n")
+    monkeypatch.chdir(tmp_path / "a")
+    recipe = kb.open("mine.yaml", data=".")
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(RunFailed):
+        kb.train(recipe, out="run")
+    assert (started[0].recipe, started[0].data) == (str(tmp_path / "a" / "mine.yaml"), tmp_path / "a")
+    (tmp_path / "a" / "mine.yaml").write_text("kilobatch: 1\nextends: digits/baseline\nepochs: 3\n")
+    with pytest.raises(InputRefused, match=r"a/mine.yaml has changed since kilobatch.open, in epochs, .*; open it"):
+        kb.train(recipe, out="run")
+    assert kb.open("digits/baseline").request.recipe == "digits/baseline"
+
+
+def test_values_of_a_recipe_are_a_copy():
+    recipe = kb.open("digits/baseline")
+    recipe.values["batch"]["global"] = 999
+    assert recipe.values["batch"]["global"] != 999
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "opened"])
+def test_what_names_no_recipe_is_refused(wrong):
+    wrong = kb.open("digits/baseline") if wrong == "opened" else wrong
+    with pytest.raises(InputRefused, match=r"^recipe is .*; write a name, or the path of a file or a run"):
+        kb.open(wrong)
 
 
 def test_values_of_numpy_count_as_pythons():
