@@ -6,14 +6,15 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused, nearest, refuse_unreachable
+from recipes.errors import InputRefused, RecipeError, nearest, refuse_unreachable
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
 from recipes.reading.registry import is_of_library, library_name, shown
@@ -27,8 +28,9 @@ from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.timed_plan import timed_plan
-from trainers.launch.vocabulary import vocabulary
+from trainers.launch.vocabulary import changed_modules, vocabulary
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, print_warnings
+from trainers.runs.identity import own_code
 from trainers.runs.mpi_ranks import launched_ranks
 from trainers.runs.run_folder import METRICS, RECIPE, claimed, default_folder, require_run
 from trainers.training.request import TrainRequest
@@ -190,7 +192,7 @@ def open(
         data=None if data is None else _path_of(data),
         allow_code=allow_code,
     )
-    opened = open_request(request, looks=True)
+    opened = _open_with_its_code(request)
     print_warnings(opened.warnings)
     opened = replace(opened, path=opened.path.absolute())
     found = library_name(opened.path) if is_of_library(opened.path) else str(opened.path)
@@ -250,6 +252,8 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
         _require_unchanged(recipe)
     given = recipe.request if isinstance(recipe, OpenRecipe) else TrainRequest(recipe=_name_of(recipe))
     request = replace(given, workers=ranks, **_as_options(options))
+    if request.allow_code and not isinstance(recipe, OpenRecipe):
+        _open_with_its_code(replace(request, out=None if out is None else Path(out)))
     if out is None and request.resume:
         raise InputRefused("resume=True needs the folder of the run: write out=... too")
     if out is None and launched_ranks() is not None:
@@ -338,11 +342,39 @@ def _name_of(recipe: object) -> str:
 
 def _require_unchanged(recipe: OpenRecipe) -> None:
     """Refuse to train a recipe whose files say something else by now: its ranks would read them anew."""
-    opened, now = recipe.opened, open_request(recipe.request, looks=True)
+    opened, now = recipe.opened, _open_with_its_code(recipe.request)
     trees = [{"recipe": each.tree, "data set": each.dataset_tree} for each in (opened, now)]
     if differences := compare(trees):
         what = ", ".join(".".join(each.path[1:]) for each in differences[:_MOST_NAMED])
         raise InputRefused(f"{shown(opened.path)} has changed since kilobatch.open, in {what}; open it again")
+
+
+def _open_with_its_code(request: TrainRequest) -> OpenedRecipe:
+    """Open a recipe, and refuse modules of one's own that this process has imported and ranks would not.
+
+    Raises:
+        InputRefused: a module's file has changed since it was imported, or it was imported from another folder.
+    """
+    try:
+        opened = open_request(request, looks=True)
+    except RecipeError:  # perhaps of the code as it was
+        _require_unchanged_code(changed_modules())
+        raise
+    files = own_code([opened.tree, opened.dataset_tree], opened.code_folders)
+    _require_unchanged_code({path.resolve() for path in files.values()}.intersection(changed_modules()))
+    for name, path in files.items():
+        module = sys.modules.get(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        imported = getattr(module, "__file__", None)
+        if imported is not None and Path(imported).is_file() and Path(imported).read_bytes() != path.read_bytes():
+            what = f"this program has imported {shown(Path(imported))}, and the recipe's code is {shown(path)}"
+            raise InputRefused(f"{what}; restart the program, or the notebook's kernel")
+    return opened
+
+
+def _require_unchanged_code(changed: Iterable[Path]) -> None:
+    if first := next(iter(changed), None):
+        what = f"{shown(first)} has changed since this program imported it"
+        raise InputRefused(f"{what}; restart the program, or the notebook's kernel")
 
 
 def _path_of(given: str | Path) -> Path:

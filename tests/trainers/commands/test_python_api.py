@@ -58,6 +58,51 @@ def test_a_recipe_that_was_opened_is_the_one_that_is_trained(tmp_path, monkeypat
     assert kb.open("digits/baseline").request.recipe == "digits/baseline"
 
 
+SCHEDULE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Same:
+    def __call__(self, epoch):
+        return %s
+"""
+
+
+@pytest.fixture
+def with_own_schedule(tmp_path, monkeypatch):
+    """In a folder with a recipe and the module of its schedule; two folders that have both."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "api_schedule.py").write_text(SCHEDULE % (0.5 if folder == "a" else 1))
+        own = "learning_rate: {schedule: {kind: api_schedule.Same}}"
+        (tmp_path / folder / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\n{own}\n")
+    monkeypatch.chdir(tmp_path / "a")
+    yield tmp_path
+    sys.modules.pop("api_schedule", None)
+
+
+def test_an_own_module_that_has_changed_since_it_was_imported_is_refused(with_own_schedule):
+    """Ranks would train with the new one, and this process plan with the old one."""
+    recipe = kb.open("mine.yaml", allow_code=True)
+    kb.open("mine.yaml", allow_code=True)
+    Path("api_schedule.py").write_text(SCHEDULE % 0.25)
+    for again in (
+        lambda: kb.open("mine.yaml", allow_code=True),
+        lambda: kb.train(recipe, out="run"),
+        lambda: kb.train("mine.yaml", out="run", allow_code=True),
+    ):
+        with pytest.raises(InputRefused, match="^api_schedule.py has changed since this program imported it; restart"):
+            again()
+
+
+def test_an_own_module_that_was_imported_from_another_folder_is_refused(with_own_schedule, monkeypatch):
+    kb.open("mine.yaml", allow_code=True)
+    monkeypatch.chdir(with_own_schedule / "b")
+    with pytest.raises(InputRefused, match="has imported .*/a/api_schedule.py, and the recipe's code is api_sch"):
+        kb.open("mine.yaml", allow_code=True)
+
+
 def test_values_of_a_recipe_are_a_copy():
     recipe = kb.open("digits/baseline")
     recipe.values["batch"]["global"] = 999
