@@ -20,6 +20,7 @@ from lr_schedules import shapes
 from recipes.errors import InputRefused
 from recipes.reading.registry import entry_points
 from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
+from recipes.search_space import ranges
 from trainers.datasets.own_data import is_own_data, reader_methods
 from trainers.runs.identity import own_code
 
@@ -167,10 +168,13 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
 def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
     """All names a search may use, including those of its recipe; for `allow_code` see `vocabulary`.
 
-    Other packages add to them by the groups `kilobatch.samplers` and `kilobatch.ranges`.
+    Other packages add samplers by the group `kilobatch.samplers`. All ranges are ours.
     """
-    groups = {"ranges": _group("ranges", allow_code=False), "samplers": _group("samplers", allow_code=allow_code)}
-    return SearchVocabulary(**vars(vocabulary(allow_code=allow_code)), **groups)
+    return SearchVocabulary(
+        **vars(vocabulary(allow_code=allow_code)),
+        ranges={kind: getattr(ranges, kind) for kind in ranges.__all__},
+        samplers=_group("samplers", allow_code=allow_code),
+    )
 
 
 def _group(name: str, *, allow_code: bool) -> _Group:

@@ -105,6 +105,15 @@ def test_a_word_of_another_package_is_imported_when_it_is_used(monkeypatch):
         models["Acme"]
 
 
+def test_other_packages_add_samplers_and_no_ranges(monkeypatch):
+    groups = ("kilobatch.samplers", "kilobatch.ranges")
+    entries = {group: EntryPoint(name="Acme", value="acme:Acme", group=group) for group in groups}
+    monkeypatch.setattr(vocabulary_module, "entry_points", lambda group: [entries[group]] if group in entries else [])
+    words = search_vocabulary()
+    assert "Acme" in words.samplers
+    assert sorted(words.ranges) == ["Categorical", "Float", "Int"]
+
+
 def test_a_word_of_a_package_that_is_broken_is_refused_where_it_stands(opened, monkeypatch):
     entry = EntryPoint(name="Acme", value="broken_code_of_a_test:Net", group="kilobatch.models")
     monkeypatch.setattr(vocabulary_module, "entry_points", lambda group: [entry] if group == entry.group else [])
