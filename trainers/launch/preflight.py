@@ -79,9 +79,10 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
-            trained, the recipe names parameters that the model does not have, or initial weights do not fit; see
-            `require_images`, `require_trainable`, `require_named_parameters` and `require_initial_weights` of
-            `trainers.training.build`.
+            trained, nor a loss or an optimizer of one's own train it, the recipe names parameters that the model does
+            not have, or initial weights do not fit; see `require_images`, `require_trainable`,
+            `require_named_parameters` and `require_initial_weights` of `trainers.training.build`, and `require_update`
+            of `trainers.training.trial_update`.
     """
     print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
@@ -111,6 +112,10 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             named = listed(unreached, most=_MAX_NAMED)
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"
             print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
+    if is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer):
+        from trainers.training.trial_update import require_update
+
+        require_update(opened.recipe, opened.dataset)
     if files and (opened.recipe.learning_rate.factors or getattr(opened.recipe.optimizer, "required_matrices", ())):
         from trainers.training.build import require_named_parameters
 
