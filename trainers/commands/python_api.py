@@ -8,8 +8,7 @@ import math
 import os
 import re
 import signal
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
@@ -26,13 +25,13 @@ from recipes.reports.wording import percent
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import kind_of
 from trainers.launch.model_costs import model_of
+from trainers.launch.own_modules import open_with_its_code
 from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.timed_plan import timed_plan
-from trainers.launch.vocabulary import changed_modules, vocabulary
+from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, print_warnings
-from trainers.runs.identity import own_code
 from trainers.runs.mpi_ranks import launched_ranks
 from trainers.runs.run_folder import LOG, METRICS, RECIPE, claimed, default_folder, require_run
 from trainers.training.request import TrainRequest
@@ -216,7 +215,7 @@ def open(
         data=None if data is None else _path_of(data),
         allow_code=allow_code,
     )
-    opened = _open_with_its_code(request)
+    opened = open_with_its_code(request)
     print_warnings(opened.warnings)
     opened = replace(opened, path=opened.path.absolute())
     found = library_name(opened.path) if is_of_library(opened.path) else str(opened.path)
@@ -281,7 +280,7 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
         changed["overrides"] = (*given.overrides, *changed["overrides"])
     request = replace(given, workers=ranks, **changed)
     if request.allow_code and not isinstance(recipe, OpenRecipe):
-        _open_with_its_code(replace(request, out=None if out is None else Path(out).expanduser()))
+        open_with_its_code(replace(request, out=None if out is None else Path(out).expanduser()))
     if out is None and request.resume:
         raise InputRefused("resume=True needs the folder of the run: write out=... too")
     if out is None and launched_ranks() is not None:
@@ -399,39 +398,11 @@ def _name_of(recipe: object) -> str:
 
 def _require_unchanged(recipe: OpenRecipe) -> None:
     """Refuse to train a recipe whose files say something else by now: its ranks would read them anew."""
-    opened, now = recipe.opened, _open_with_its_code(recipe.request)
+    opened, now = recipe.opened, open_with_its_code(recipe.request)
     trees = [{"recipe": each.tree, "data set": each.dataset_tree} for each in (opened, now)]
     if differences := compare(trees):
         what = ", ".join(".".join(each.path[1:]) for each in differences[:_MOST_NAMED])
         raise InputRefused(f"{shown(opened.path)} has changed since kilobatch.open, in {what}; open it again")
-
-
-def _open_with_its_code(request: TrainRequest) -> OpenedRecipe:
-    """Open a recipe, and refuse modules of one's own that this process has imported and ranks would not.
-
-    Raises:
-        InputRefused: a module's file has changed since it was imported, or it was imported from another folder.
-    """
-    try:
-        opened = open_request(request, looks=True)
-    except RecipeError:  # perhaps of the code as it was
-        _require_unchanged_code(changed_modules())
-        raise
-    files = own_code([opened.tree, opened.dataset_tree], opened.code_folders)
-    _require_unchanged_code({path.resolve() for path in files.values()}.intersection(changed_modules()))
-    for name, path in files.items():
-        module = sys.modules.get(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
-        imported = getattr(module, "__file__", None)
-        if imported is not None and Path(imported).is_file() and Path(imported).read_bytes() != path.read_bytes():
-            what = f"this program has imported {shown(Path(imported))}, and the recipe's code is {shown(path)}"
-            raise InputRefused(f"{what}; restart the program, or the notebook's kernel")
-    return opened
-
-
-def _require_unchanged_code(changed: Iterable[Path]) -> None:
-    if first := next(iter(changed), None):
-        what = f"{shown(first)} has changed since this program imported it"
-        raise InputRefused(f"{what}; restart the program, or the notebook's kernel")
 
 
 def _shown(path: Path) -> str:

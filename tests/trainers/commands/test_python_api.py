@@ -109,6 +109,16 @@ def test_an_own_module_that_was_imported_from_another_folder_is_refused(with_own
         kb.open("mine.yaml", allow_code=True)
 
 
+def test_an_own_module_that_only_the_program_finds_is_refused(with_own_schedule, monkeypatch):
+    """It lies beside the program; ranks look in the working directory and beside the recipe."""
+    (with_own_schedule / "script.py").touch()
+    (with_own_schedule / "a" / "api_schedule.py").rename(with_own_schedule / "api_schedule.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(with_own_schedule / "script.py"))
+    monkeypatch.syspath_prepend(with_own_schedule)
+    with pytest.raises(InputRefused, match="api_schedule.py lies beside the program, where ranks do not look; move it"):
+        kb.open("mine.yaml", allow_code=True)
+
+
 def test_values_of_a_recipe_are_a_copy():
     recipe = kb.open("digits/baseline")
     recipe.values["batch"]["global"] = 999
