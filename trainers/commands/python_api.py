@@ -96,9 +96,7 @@ class Run:
 
     @refuse_unreachable()
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | Path):
-            raise InputRefused(f"folder is {self.folder!r}; write the path of a run's folder")
-        object.__setattr__(self, "folder", _path_of(self.folder))
+        object.__setattr__(self, "folder", _absolute(self.folder))
         require_run(self.folder)
 
     @property
@@ -212,7 +210,7 @@ def open(
         recipe=_name_of(recipe),
         overrides=tuple(f"{path}={json.dumps(value, default=_plain)}" for path, value in (set or {}).items()),
         overrides_from="kilobatch.open",
-        data=None if data is None else _path_of(data),
+        data=None if data is None else _absolute(data),
         allow_code=allow_code,
     )
     opened = open_with_its_code(request)
@@ -243,11 +241,18 @@ def plan(
     """
     given = _opened(recipe)
     opened = given.opened
-    request = replace(given.request, workers=ranks, micro_batch_size=micro_batch_size)
+    request = replace(given.request, workers=ranks, cluster=cluster, micro_batch_size=micro_batch_size, exact=exact)
     refuse_folder(opened.dataset, request.data)
     _, overrides = overrides_by_file(request.overrides, "cluster")
-    where, _ = cluster_of(cluster, workers=ranks, vocabulary=vocabulary(), overrides=overrides)
-    made = planned(opened, where, workers=ranks, model=model_of(opened), exact=exact, micro_batch_size=micro_batch_size)
+    where, _ = cluster_of(request.cluster, workers=request.workers, vocabulary=vocabulary(), overrides=overrides)
+    made = planned(
+        opened,
+        where,
+        workers=request.workers,
+        model=model_of(opened),
+        exact=request.exact,
+        micro_batch_size=request.micro_batch_size,
+    )
     return timed_plan(made, is_this_machine=cluster is None).tree
 
 
@@ -280,12 +285,12 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
         changed["overrides"] = (*given.overrides, *changed["overrides"])
     request = replace(given, workers=ranks, **changed)
     if request.allow_code and not isinstance(recipe, OpenRecipe):
-        open_with_its_code(replace(request, out=None if out is None else Path(out).expanduser()))
+        open_with_its_code(replace(request, out=None if out is None else _path_of(out)))
     if out is None and request.resume:
         raise InputRefused("resume=True needs the folder of the run: write out=... too")
     if out is None and launched_ranks() is not None:
         raise InputRefused("ranks of a launcher need one folder for the run: write out=..., the same on all")
-    folder = claimed(default_folder(open_request(request).recipe.name)) if out is None else Path(out).expanduser()
+    folder = claimed(default_folder(open_request(request).recipe.name)) if out is None else _path_of(out)
     signals: list[int] = []
     try:
         code = start_or_join(replace(request, out=folder), on_signal=signals.append)
@@ -330,7 +335,7 @@ def runs(folder: str | Path = "runs") -> list[Run]:
     Raises:
         InputRefused: there is no such folder.
     """
-    folder = Path(folder).expanduser()
+    folder = _path_of(folder)
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.is_file() else "is no folder"
         raise InputRefused(f"{folder} {what}; name one that holds runs")
@@ -410,9 +415,16 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _path_of(given: str | Path) -> Path:
-    """A path as it leads to the same place from every folder; a URL as it is."""
-    return Path(given) if url_of(given) else Path(given).expanduser().absolute()
+def _path_of(given: object) -> Path:
+    if not isinstance(given, str | Path):
+        raise InputRefused(f"{given!r} is no path; write one as a text or a Path")
+    return Path(given).expanduser()
+
+
+def _absolute(given: object) -> Path:
+    """A path that leads to the same place from every folder; a URL as it is."""
+    path = _path_of(given)
+    return path if url_of(path) else path.absolute()
 
 
 def _as_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -420,7 +432,7 @@ def _as_options(options: Mapping[str, Any]) -> dict[str, Any]:
     made = dict(options)
     for name, value in options.items():
         if name in ("data", "out") and value is not None:
-            made[name] = _path_of(value) if name == "data" else Path(value).expanduser()
+            made[name] = _absolute(value) if name == "data" else _path_of(value)
         elif name == "accept_changed" and isinstance(value, str):
             made[name] = tuple(value.replace(" ", "").split(","))
         elif name == "overrides" and isinstance(value, str):

@@ -223,6 +223,13 @@ def test_numbers_of_numpy_and_paths_are_options_too(tmp_path, monkeypatch):
     expected = {"workers": 2, "cluster": "laptop", "micro_batch_size": 8, "report": False}
     assert {name: json.loads(json.dumps(started[0]))[name] for name in expected} == expected
     assert started[0]["overrides"] == ("seed=3", "epochs=1")  # on top of those of `open`
+    plans = [
+        kb.plan("digits/baseline", ranks=two, cluster=where)
+        for two, where in ((2, "laptop"), (np.int64(2), Path("laptop")))
+    ]
+    assert plans[0] == plans[1]
+    with pytest.raises(InputRefused, match="^3 is no path; write one"):
+        kb.open("digits/baseline", data=3)
     with pytest.raises(InputRefused, match=r"^set is \['epochs=4'\]; write values by dotted path"):
         kb.open("digits/baseline", set=["epochs=4"])
 
@@ -264,7 +271,7 @@ def test_a_run_is_found_from_every_folder_and_says_how_it_ended(tmp_path, monkey
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"key": "run_stop", "value": "stopped", "time_ms": 1}\n')
     assert run.ended == run.facts["ended"] == "stopped"
-    with pytest.raises(InputRefused, match="^folder is None; write the path of a run's folder"):
+    with pytest.raises(InputRefused, match="^None is no path; write one as a text or a Path"):
         kb.Run(None)
     with pytest.raises(InputRefused, match="is no recipe; name its folder"):
         kb.train(run)
