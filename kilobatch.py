@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "main"]
+    return [*__all__, "__version__", "main"]
 
 
 def main() -> None:
