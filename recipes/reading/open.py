@@ -145,18 +145,28 @@ def open_dataset(
     *,
     vocabulary: Vocabulary,
     allow_code: bool | None = False,
+    overrides: Sequence[str] = (),
     data_root: Path | None = None,
     counting: bool = True,
 ) -> Dataset:
     """A data set's facts by its name or path.
 
     Args:
+        overrides: `a.b=c`, of its file.
         counting: let the reader count what the file leaves out; else these counts are of no data.
     Raises:
         RecipeError: with all that is wrong.
     """
     file = find_or_refuse("datasets", name)
-    return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root, counting=counting)[0]
+    dataset, _ = _open_dataset(
+        file,
+        vocabulary=vocabulary,
+        allow_code=allow_code,
+        data_root=data_root,
+        counting=counting,
+        overrides=overrides,
+    )
+    return dataset
 
 
 def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> Cluster:
@@ -185,9 +195,15 @@ def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
 
 
 def _open_dataset(
-    path: Path, *, vocabulary: Vocabulary, allow_code: bool | None, data_root: Path | None, counting: bool = True
+    path: Path,
+    *,
+    vocabulary: Vocabulary,
+    allow_code: bool | None,
+    data_root: Path | None,
+    counting: bool = True,
+    overrides: Sequence[str] = (),
 ) -> tuple[Dataset, dict[str, Any]]:
-    tree, origins = load_tree(path, kind="data set")
+    tree, origins = load_tree(path, kind="data set", overrides=overrides)
     tree.pop("kilobatch", None)
     lacks = names_in(tree.get("lacks"))
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, lacks=lacks)

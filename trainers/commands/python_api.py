@@ -162,7 +162,9 @@ class Run:
         }
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
-        """Score a checkpoint; the options are those of `score_run`: checkpoint, split, data, allow_code, device."""
+        """Score a checkpoint; the options are those of `score_run`: checkpoint, split, data, predictions, device, and
+        allow_code.
+        """
         from trainers.launch.score_run import score_run
 
         return score_run(self.folder, **_as_options(options))
@@ -431,7 +433,7 @@ def _as_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options with the texts of a notebook as paths or lists, where the commands take paths or lists."""
     made = dict(options)
     for name, value in options.items():
-        if name in ("data", "out") and value is not None:
+        if name in ("data", "out", "predictions") and value is not None:
             made[name] = _absolute(value) if name == "data" else _path_of(value)
         elif name == "accept_changed" and isinstance(value, str):
             made[name] = tuple(value.replace(" ", "").split(","))

@@ -136,9 +136,7 @@ def require_data(dataset: Dataset) -> None:
     try:
         wrong = next(other_counts(dataset), None)
     except (LookupError, OSError, ValueError) as error:
-        way_out = "" if dataset.root is None else "; another folder is given with --data"
-        way_out += f"; {dataset.obtain}" if dataset.obtain else ""
-        raise DataRefused(f"data set {dataset.name}: {error}{way_out}") from error
+        raise refused_data(dataset, error) from error
     if wrong is not None:
         raise DataRefused(
             f"data set {dataset.name}: its file says {wrong}; correct it there, or give the right folder with --data"
@@ -148,6 +146,13 @@ def require_data(dataset: Dataset) -> None:
         raise DataRefused(
             f"data set {dataset.name}: {what}: the largest label is one less; number the classes from 0, without gaps"
         )
+
+
+def refused_data(dataset: Dataset, error: Exception) -> DataRefused:
+    """The refusal of data that cannot be read, with what to do about it."""
+    way_out = "" if dataset.root is None else "; another folder is given with --data"
+    way_out += f"; {dataset.obtain}" if dataset.obtain else ""
+    return DataRefused(f"data set {dataset.name}: {error}{way_out}")
 
 
 def require_room(dataset: Dataset, *, ranks: int) -> None:
@@ -179,15 +184,18 @@ def require_readable(dataset: Dataset) -> None:
     """
     opened = (open_split(dataset, split) for split in ("train", "eval"))
     errors = [error for samples in opened for error in _unreadable(samples)]
-    if dataset.on_bad_image != "refuse":
+    way_out = "replace or remove them"
+    if dataset.on_bad_image == "refuse":
+        skip = ", or write `on_bad_image: skip` in the data set's file to pass over those that cannot be decoded"
+        way_out += skip if any(map(can_skip, errors)) else ""
+    else:
         skips, limit = sum(map(can_skip, errors)), limit_of(dataset)
         errors = [error for error in errors if not can_skip(error) or (limit is not None and skips > limit)]
     if complaints := list(map(str, errors)):
         more = f"\nand {len(complaints) - _MAX_NAMED:,} more" if len(complaints) > _MAX_NAMED else ""
         named = "\n".join(complaints[:_MAX_NAMED])
         raise DataRefused(
-            f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; replace or remove them\n"
-            f"{named}{more}"
+            f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; {way_out}\n{named}{more}"
         )
 
 

@@ -97,14 +97,22 @@ def sha256_of_tree(tree: Mapping[str, Any]) -> str:
 def identity_of(trees: Iterable[Any], folders: Sequence[Path], dataset: Dataset) -> dict[str, Any]:
     """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data.
 
-    Also `installed`, see `installed_code`, where there is any.
+    Beside them `classes`, the names of the classes in the order of their labels, where the reader knows names, and
+    `installed`, see `installed_code`, where there is any.
     """
-    trees = [*trees]
-    files, installed = own_code(trees, folders), installed_code(trees)
-    reader = dataset.reader
+    trees, reader = [*trees], dataset.reader
+    made_of = {"code": sha256_of_files(own_code(trees, folders)), "data": digests_of_data(reader, dataset)}
+    if hasattr(reader, "class_names"):
+        made_of["classes"] = list(reader.class_names(dataset.root))
+    if installed := installed_code(trees):
+        made_of["installed"] = installed
+    return made_of
+
+
+def digests_of_data(reader: Any, dataset: Dataset) -> dict[str, str]:
+    """SHA-256 of each part of the data that a reader finds in the data set's root; of all where it has no parts."""
     parts = getattr(reader, "fingerprints", None)
-    data = parts(dataset.root) if parts else {dataset.name: reader.fingerprint(dataset.root)}
-    return {"code": sha256_of_files(files), "data": data} | ({"installed": installed} if installed else {})
+    return parts(dataset.root) if parts else {dataset.name: reader.fingerprint(dataset.root)}
 
 
 def sha256_of_files(files: Mapping[str, Path]) -> dict[str, str]:

@@ -96,7 +96,7 @@ class RunState:
         parts = [
             f"batch {number(self.global_batch_size)}",
             f"rate {number(self.learning_rate)}",
-            f"loss {self.loss:.4f}",
+            f"loss {self.loss:.4f}" if self.loss < 1e6 else f"loss {self.loss:.4g}",
         ]
         parts += [f"accuracy {percent(self.accuracy)}"] if self.accuracy is not None else []
         parts += [f"loss scale {number(self.loss_scale)}"] if self.loss_scale is not None else []

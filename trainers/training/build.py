@@ -33,7 +33,7 @@ from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.own_data import OwnSamples, WrongSample
 from trainers.datasets.samples import SamplesInMemory, UnreadableImage, evenly, innermost
 from trainers.gradients.exchange import ExactExchange, Exchange
-from trainers.gradients.flat_gradients import FlatGradients
+from trainers.gradients.flat_gradients import BackwardOrder, FlatGradients, backward_order
 from trainers.gradients.local_steps import LocalExchange
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in, images_dtype
 from trainers.gradients.power_sgd import PowerExchange
@@ -65,6 +65,7 @@ class Parts:
         mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
         skipped: of each split whose bad images are skipped, those that were so far, by their index.
+        order: in which backward finishes the parameters, of `ordered`; None: not known yet.
     """
 
     model: chainer.Chain
@@ -78,6 +79,7 @@ class Parts:
     mixing: GroupMixing | None
     num_eval: int
     skipped: tuple[Mapping[int, SkippedImage], ...]
+    order: BackwardOrder | None = None
 
 
 def build(recipe: Recipe, dataset: Dataset) -> Parts:
@@ -112,6 +114,16 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         num_eval=dataset.num_eval,
         skipped=tuple(load.samples.skipped for load in (train, evaluated) if isinstance(load.samples, SkippingSamples)),
     )
+
+
+def ordered(parts: Parts) -> Parts:
+    """The same, with the order in which backward finishes the parameters of the model, where it is now.
+
+    A GPU builds and times cuDNN's plans for that one image, and never uses them again: ask before the model goes there.
+    """
+    image, _ = parts.load_eval(0, 0)
+    images_NCHW = parts.model.device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
+    return replace(parts, order=backward_order(parts.model, images_NCHW))
 
 
 def _late(recipe: Recipe, dataset: Dataset, train: AugmentedSamples) -> AugmentedSamples | None:
@@ -435,17 +447,15 @@ def build_exchange(
         connection = (Direct() if exact else settings.communicator or Auto()).connect(mpi.Dup())
     else:
         connection = connect_on_gpu(Auto() if exact else settings.communicator or Auto(), mpi.Dup())
-    image, _ = parts.load_eval(0, 0)
-    images_NCHW = device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
+    order = parts.order or ordered(parts).order
     updater = Updater() if recipe is None else recipe.updater
     full = settings.wire == "float32" or connection.sends_nothing()
     wire = FullWire(next(parts.model.params()).dtype) if full else WIRES[settings.wire]()
     if updater.power_sgd_rank is not None:
-        return PowerExchange(
-            parts.model, images_NCHW, connection, wire=wire, rank=updater.power_sgd_rank, seed=recipe.seed
-        )
+        rank, seed = updater.power_sgd_rank, recipe.seed
+        return PowerExchange(parts.model, order, connection, wire=wire, rank=rank, seed=seed)
     copies = 2 if updater.double_buffering else 1
-    flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
+    flat = FlatGradients(order, connection.allocate, copies=copies)
     if updater.local_steps is not None:
         return LocalExchange(flat, connection, parts.optimizer)
     bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1)

@@ -53,7 +53,7 @@ from trainers.runs.run_folder import (
     write_run,
 )
 from trainers.runs.stop_request import StopRequest
-from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
+from trainers.training.build import Parts, build, build_exchange, build_feed, ordered, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import (
     changed_warnings,
@@ -161,8 +161,8 @@ class _Run:
         if self.device.xp is not np:
             chainer.global_config.cudnn_deterministic = plan.exact
             if plan.exact:
-                hold_on_gpu(mpi)
-        parts = build(opened.recipe, opened.dataset)
+                hold_on_gpu(mpi, folder if request.resume else None)
+        parts = ordered(build(opened.recipe, opened.dataset))
         parts.model.to_device(self.device)
         self.parts = replace(parts, loss=heartbeat.marking(parts.loss))
         self.loader, self.loads_by = self._loader(parts)

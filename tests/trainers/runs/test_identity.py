@@ -270,14 +270,15 @@ def test_edited_code_is_refused_for_onnx_and_named_for_weights(moved, monkeypatc
 
 
 def test_swapped_classes_are_refused_by_name(moved):
-    train = moved / "data" / "train"
-    for name, new in (("cat", "x"), ("dog", "cat"), ("x", "dog")):
-        (train / name).rename(train / new)
+    for split in ("train", "val"):
+        folder = moved / "data" / split
+        for name, new in (("cat", "x"), ("dog", "cat"), ("x", "dog")):
+            (folder / name).rename(folder / new)
     done = typed(moved, "train b/recipe.yaml --out b --resume --allow-code --data data --no-report -n 1")
     assert done.returncode == 2
-    assert "was trained with other data; data: train/cat has changed, train/dog has changed; put back" in done.stderr
+    assert "was trained with other data; data: train/cat has changed, train/dog has changed, val/cat has" in done.stderr
     scored = typed(moved, "evaluate b --allow-code --data data")
-    assert "was trained with other data: train/cat has changed, train/dog has changed" in scored.stderr
+    assert "was trained with other data: val/cat has changed, val/dog has changed; this score" in scored.stderr
 
 
 def test_diff_of_runs_names_code_and_data_that_differ(run, moved):

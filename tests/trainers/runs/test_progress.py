@@ -100,6 +100,12 @@ def test_log_has_a_line_after_the_first_update_one_an_evaluation_and_one_at_the_
     assert lines[4] == "finished: 6 of 6 updates, epoch 3.00, accuracy 75.00 %"
 
 
+def test_a_loss_without_bounds_is_written_in_a_few_digits():
+    state = RunState(total_updates=6, total_samples=600, num_train=200)
+    state.take(train(0, loss=690400245392.3301))
+    assert "loss 6.904e+11  " in state.figures
+
+
 def test_mixed_precision_shows_its_scale_and_what_was_done_again(played):
     scales = [{"loss_scale": 65536.0 / 2 ** min(update, 2), "overflows": int(0 < update < 3)} for update in range(6)]
     text, _ = played([{**train(update), **scale} for update, scale in enumerate(scales)], verbosity=1)
