@@ -41,9 +41,9 @@ class RunState:
         if key == "train_loss":
             self._take_update(line)
         elif key == "eval_accuracy":
-            self.accuracy, self.epoch = value, line["epoch"]
+            self.accuracy, self.epoch = value, line.get("epoch", self.epoch)
         elif key == "eval_loss":
-            self.epoch = line["epoch"]
+            self.epoch = line.get("epoch", self.epoch)
         elif key == "run_stop":
             words = {"success": "finished"}.get(value, value)
             done = f"{number(line.get('update', self.updates))} of {number(self.total_updates)} updates"

@@ -193,7 +193,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         raise
     except Exception as error:
         what = f"the model, {name}, cannot be built: {one_line(error)}"
-        raise InputRefused(f"{what} ({_own_place(error)}); correct it") from error
+        raise InputRefused(f"{what} ({own_place(error)}); correct it") from error
     if next(model.params(), None) is None:
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
@@ -276,7 +276,7 @@ def _require_gradients(
     except Exception as error:
         what = f"its {what}{how} fails on images of {size}, channels, height and width: {one_line(error)}"
         way_out = "correct it, or set precision.compute to float32" if compute in HALVES else "correct it"
-        raise InputRefused(f"the model, {name}: {what} ({_own_place(error)}); {way_out}") from error
+        raise InputRefused(f"the model, {name}: {what} ({own_place(error)}); {way_out}") from error
     finally:
         if norm_groups is not None:  # a run in this process draws as if nothing had been tried
             np.random.set_state(random)
@@ -312,7 +312,7 @@ def _drawn_again(paths: Sequence[str], recipe: Recipe) -> list[str]:
     return [path for path in paths if is_in(path, recipe.init.except_)]
 
 
-def _own_place(error: Exception) -> str:
+def own_place(error: Exception) -> str:
     """File and line of the user's own code in which an error was raised; else where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
@@ -352,10 +352,10 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
                     raise InputRefused(f"{error}") from error
                 except Exception as error:
                     if own_data and not own:
-                        what = f"{one_line(error)} ({_own_place(error)})"
+                        what = f"{one_line(error)} ({own_place(error)})"
                         raise InputRefused(f"sample {index} of {split} cannot be loaded: {what}") from error
                     raise InputRefused(
-                        f"{key} cannot be applied to sample {index}: {one_line(error)} ({_own_place(error)}); an "
+                        f"{key} cannot be applied to sample {index}: {one_line(error)} ({own_place(error)}); an "
                         "augmentation is called with (image_HWC, draws) and returns an image, uint8 or float32"
                     ) from error
                 _require_channels(len(image_CHW), dataset, f"sample {index} of {split}")

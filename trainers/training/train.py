@@ -271,7 +271,7 @@ class _Run:
         training = f"training {name} on {workers}, {threads} each, {self.loads_by}, {kernels.in_use()} kernels, "
         end = max(self.end_update, self.updater.iteration)  # a checkpoint may lie behind --stop-after
         training += f"updates {self.updater.iteration} to {end} of {self.plan.timeline.num_updates}"
-        self.metrics.write("run_start", name, **self._reached, workers=self.mpi.size, notes=notes, training=training)
+        self.metrics.record("run_start", name, **self._reached, workers=self.mpi.size, notes=notes, training=training)
         for note in (*notes, training):
             log.info("%s", note)
 
@@ -445,7 +445,7 @@ class _Run:
         """The error for the user: the cause, and where the last good checkpoint is."""
         last = self.checkpoints.last and self.folder / CHECKPOINTS / self.checkpoints.last
         update, cause = self.updater.iteration, type(error).__name__
-        self.metrics.write("run_stop", "failed", update=update, reason=str(error), cause=cause, **self._peaks())
+        self.metrics.record("run_stop", "failed", update=update, reason=str(error), cause=cause, **self._peaks())
         self.close()
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 
@@ -461,7 +461,7 @@ class _Run:
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         more = self._peaks() | ({} if goal is None else {"goal": goal})
         self._write_samples()
-        self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **self._reached, **more)
+        self.metrics.record("run_stop", how, reason=reason, best=self.checkpoints.best, **self._reached, **more)
         log.log(ENDING, "%s at update %d; run: %s", how, self.updater.iteration, self.folder)
         return EXIT_STOPPED if stopped else 0
 

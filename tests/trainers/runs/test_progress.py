@@ -267,3 +267,10 @@ def test_ctrl_c_gives_the_terminal_back(tmp_path):
         process.kill()
         timer.join()
     assert shown.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+def test_an_evaluation_that_an_extension_wrote_without_an_epoch_leaves_the_epoch_as_it_was():
+    state = RunState(total_updates=10, total_samples=None, num_train=200)
+    for line in (train(0), {"key": "eval_accuracy", "value": 0.25}, {"key": "eval_loss", "value": 1.0}):
+        state.take(line)
+    assert (state.accuracy, state.epoch) == (0.25, 0.5)

@@ -87,11 +87,11 @@ class Evaluation(Extension):
             "epoch": updater.epoch_detail,
             "samples": updater.plan.timeline.samples_at(updater.iteration),
         }
-        self._metrics.write("eval_accuracy", score.accuracy, **reached)
-        self._metrics.write("eval_loss", score.loss, **reached)
+        self._metrics.record("eval_accuracy", score.accuracy, **reached)
+        self._metrics.record("eval_loss", score.loss, **reached)
         if self._stop_at and self.goal is None and self._stop_at.reached(accuracy=score.accuracy, loss=score.loss):
             self.goal = {"accuracy": score.accuracy, "loss": score.loss, **reached}
-            self._metrics.write("goal", score.accuracy, loss=score.loss, **reached)
+            self._metrics.record("goal", score.accuracy, loss=score.loss, **reached)
         self._metrics.restart_clock()
 
 
