@@ -12,8 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from recipes.errors import printable_line
-from recipes.reports.wording import listed
+from recipes.errors import listed, printable_line
 from trainers.datasets.fingerprints import fingerprint_of_files, sha256_of_parts
 from trainers.datasets.index_file import indexed, state_of
 from trainers.datasets.manifest import preparation, refuse_unfinished

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from recipes.errors import listed
 from recipes.reading.open import OpenedRecipe
-from recipes.reports.wording import listed
 from recipes.schema import Dataset
 from trainers.datasets.samples import splits_of
 from trainers.launch.identity import classes_of

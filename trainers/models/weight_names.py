@@ -10,8 +10,7 @@ import chainer
 import numpy as np
 from chainercv.links.model.resnet import ResNet
 
-from recipes.errors import InputRefused
-from recipes.reports.wording import listed
+from recipes.errors import InputRefused, listed
 from recipes.schema import Init
 from trainers.models.imagenet_networks import BasicNetwork, BlurredConvolution2D, pooled_with_padding
 from trainers.runs.checkpoint import CheckpointContent, CheckpointError, load_into, read_arrays, weights_of

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.reading.open import CODE
 from recipes.reading.registry import entry_points
-from recipes.reports.wording import listed
 from recipes.schema import Dataset
 from recipes.schema.vocabulary import Vocabulary
 from trainers.runs.run_folder import read_file, write_whole

@@ -13,12 +13,11 @@ from typing import Any
 import chainer
 import numpy as np
 
-from recipes.errors import InputRefused, RecipeError
+from recipes.errors import InputRefused, RecipeError, listed
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.division import divide
 from recipes.planning.memory import Model
 from recipes.reading.read import Reading
-from recipes.reports.wording import listed
 from recipes.schema import Dataset, Recipe, Updater
 from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.augmentations.mixing import GroupMixing

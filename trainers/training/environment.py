@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.reports.wording import listed
+from recipes.errors import listed
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.runs.cores import core_quota, usable_cores, within_quotas
