@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -20,6 +22,7 @@ from trainers.runs.errors import (
     RunFailed,
     abort_on_exception,
     error_text,
+    log_failures,
     print_error,
     remove_shared_memory,
 )
@@ -29,6 +32,7 @@ from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import (
     CHECKPOINTS,
+    LOG,
     METRICS,
     REPORT,
     RUN,
@@ -46,7 +50,7 @@ from trainers.runs.run_folder import (
     write_report,
 )
 from trainers.runs.stop_request import STOP_FILE
-from trainers.runs.watchdog import start_watchdog
+from trainers.runs.watchdog import start_watchdog, watch_next_rank
 from trainers.training.exact_mode import require_same_machine
 
 
@@ -202,12 +206,25 @@ def train_together(
         RunFailed: on all ranks, where the run cannot go on.
     """
     checked = served or launched_by_us()
+    over = threading.Event() if checked else watch_next_rank(mpi, "--resume goes on from the newest checkpoint")
+    try:
+        code, folder, report = _train_checked(request, mpi, threads, served=served, checked=checked, orphaned=orphaned)
+    finally:
+        over.set()
+    return _report_alone(folder, leads=mpi.rank == 0, code=code) if report and not checked else code
+
+
+def _train_checked(
+    request: TrainRequest, mpi: Any, threads: int, *, served: bool, checked: bool, orphaned: Callable[[], bool]
+) -> tuple[int, Path, bool]:
+    """The exit code of the run, its folder, and whether its report is due; see `train_together`."""
     prepared, folder, held, done = _checked_together(request, mpi, checked=checked, alone=not served)
     if done:
         if mpi.rank == 0:
             print(printable(done))
-        asked = request.report and not (folder / REPORT).exists()
-        return _report_alone(folder, leads=mpi.rank == 0, code=0) if asked else 0
+        return 0, folder, request.report and not (folder / REPORT).exists()
+    if not checked:  # else the parent process writes the log
+        log_failures(folder / LOG)
     heartbeat = Heartbeat(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
     try:
         heartbeat.start()
@@ -220,6 +237,8 @@ def train_together(
             code = train_as_rank(prepared, request, folder, **how)
     except RunFailed:
         heartbeat.finish()
+        if mpi.rank == 0 and request.report and not checked:
+            report_failure(folder)
         raise
     except InputRefused as error:  # on this rank alone, perhaps: others must not wait for it
         raise RankFailed(str(error)) from error
@@ -228,9 +247,7 @@ def train_together(
     heartbeat.finish()
     if held is not None:
         held.close()
-    if not checked and request.report:
-        return _report_alone(folder, leads=mpi.rank == 0, code=code)
-    return code
+    return code, folder, request.report
 
 
 def report_run(folder: Path) -> int:
@@ -243,6 +260,16 @@ def report_run(folder: Path) -> int:
         print_error(f"kilobatch: the run has ended, but its report cannot be written; to try again: {way_on}")
         return EXIT_FAILED
     return 0
+
+
+def report_failure(folder: Path) -> None:
+    """Write the report of a run that failed after an update, else that of the session before would stay."""
+    from recipes.reports.page import write_page
+    from recipes.reports.record import open_run
+
+    with suppress(InputRefused, OSError, TypeError):  # the failure, which may be that of the folder, is told already
+        if len((run := open_run(folder)).updates):
+            write_page([run], folder / REPORT)
 
 
 def _report_alone(folder: Path, *, leads: bool, code: int) -> int:

@@ -13,7 +13,14 @@ from typing import Any
 
 from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
-from trainers.launch.join_ranks import check_folder, join_world, nothing_left, report_run, train_together
+from trainers.launch.join_ranks import (
+    check_folder,
+    join_world,
+    nothing_left,
+    report_failure,
+    report_run,
+    train_together,
+)
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.cores import usable_cores
@@ -123,7 +130,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             + f"kilobatch: {failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}"
         )
         if request.report:
-            _report_failure(folder)
+            report_failure(folder)
         return EXIT_FAILED
     code = _verdict(code, folder, before, started, ended_at_once_by=signals.ended_at_once_by)
     if request.measure_noise and code in (0, EXIT_STOPPED):
@@ -136,21 +143,11 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     if request.report and code in (0, EXIT_STOPPED):
         code = report_run(folder) or code
     elif request.report and code == EXIT_FAILED:
-        _report_failure(folder)
+        report_failure(folder)
     if code == 0:
         report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
-
-
-def _report_failure(folder: Path) -> None:
-    """Write the report of a run that failed after an update, else that of the session before would stay."""
-    from recipes.reports.page import write_page
-    from recipes.reports.record import open_run
-
-    with suppress(InputRefused, OSError, TypeError):  # the failure, which may be that of the folder, is told already
-        if len((run := open_run(folder)).updates):
-            write_page([run], folder / REPORT)
 
 
 def _join(request: TrainRequest, ranks: int) -> int:

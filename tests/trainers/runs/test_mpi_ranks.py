@@ -13,7 +13,6 @@ from trainers.runs.mpi_ranks import (
     KERNEL_THREADS,
     THREADS,
     LaunchError,
-    _process_mark,
     _tee,
     find_mpiexec,
     in_slurm_shell,
@@ -21,6 +20,7 @@ from trainers.runs.mpi_ranks import (
     launched_ranks,
     limit_threads,
     process_fields,
+    process_mark,
     start_ranks,
     threads_per_rank,
 )
@@ -85,11 +85,11 @@ def test_in_such_a_shell_only_ranks_are_taken_for_ranks(tmp_path, monkeypatch, e
 
 
 def test_a_process_whose_name_is_cut_within_a_character_is_known():
-    name, mark = Path("/proc/self/comm"), _process_mark(os.getpid())
+    name, mark = Path("/proc/self/comm"), process_mark(os.getpid())
     before = name.read_bytes()
     name.write_bytes("ein Lauf ) mit\u00e4".encode()[:-1])
     try:
-        assert _process_mark(os.getpid()) == mark
+        assert process_mark(os.getpid()) == mark
         assert process_fields(os.getpid())[0] == "R"
     finally:
         name.write_bytes(before)

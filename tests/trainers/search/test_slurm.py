@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -123,7 +124,7 @@ def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all
         assert "type `export SLURM_MPI_TYPE=pmi2` before the same command" in output
     assert {trial.state for trial in search.trials()} == {TrialState.RUNNING}  # none is spent on it
     output = search.kill_launched_rank(*launcher)
-    assert re.search(r"a rank on \S+ \(process \d+\) has ended; the same command goes on", output)
+    assert re.search(r"rank \d on \S+ \(process \d+\) has ended; the same command goes on", output)
     search.resume_launched(*launcher)
 
 
@@ -140,3 +141,19 @@ def test_a_run_is_trained_by_ranks_that_srun_started(slurm, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "on 2 workers" in done.stdout
     assert "success at update 36; run: " in done.stdout
+
+
+def test_a_killed_rank_ends_the_others_that_srun_started_and_the_log_says_why(slurm, tmp_path):
+    slurm(1)
+    folder = tmp_path / "out"
+    command = ["salloc", "--quiet", "--ntasks=2", "srun", sys.executable, "-P", "-m", "kilobatch", "train"]
+    with subprocess.Popen([*command, "digits/batch_256", "--set", "epochs=600", "--out", folder]) as process:
+        end = time.monotonic() + 60
+        while not (folder / "metrics.jsonl").exists() or "train_loss" not in (folder / "metrics.jsonl").read_text():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        pid = json.loads((folder / "environment.json").read_text())["ranks"][1]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        process.wait(timeout=20)  # the watchdog would take 120 s
+    assert process.returncode != 0
+    assert f"kilobatch: rank 1 on node1 (process {pid}) has ended; " in (folder / "log.txt").read_text()
