@@ -13,9 +13,12 @@ STOP_FILE = "stop"  # in the run's folder: requests a stop at the next update, f
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Signals that ask a run to stop: Ctrl-C, `kill`, and a terminal that was closed, unless `nohup` ignores that."""
+    """Signals that ask a run to stop: Ctrl-C, `kill`, Slurm's warning of the time limit (`--signal=USR1@120`).
+
+    A terminal that was closed, too, unless `nohup` ignores that.
+    """
     closed = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *closed]
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *closed]
 
 
 @contextmanager
@@ -60,7 +63,7 @@ class StopRequest:
     def __init__(self, run: Path, *, watches_file: bool) -> None:
         self._file = run / STOP_FILE if watches_file else None
         self._signalled = False
-        self._before = {number: signal.signal(number, self._note) for number in (*stop_signals(), signal.SIGUSR1)}
+        self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
 
     def close(self) -> None:
         """The run is over: signals mean what they did before."""

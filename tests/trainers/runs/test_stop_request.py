@@ -1,5 +1,6 @@
 """Who requested a run to stop is printed and recorded."""
 
+import os
 import signal
 import threading
 
@@ -44,3 +45,16 @@ def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_
     finally:
         request.close()
     assert (requester_text("signal", file), requester_text("stop file", file)) == ("a signal", f"the file {file}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_the_signals_of_a_terminal_and_of_slurm_ask_a_parent_and_a_rank_to_stop(tmp_path, number, capfd):
+    with _StopSignals(tmp_path):
+        os.kill(os.getpid(), number)
+        assert (tmp_path / STOP_FILE).read_text() == "signal"
+    request = StopRequest(tmp_path, watches_file=False)
+    try:
+        os.kill(os.getpid(), number)
+        assert request()
+    finally:
+        request.close()
