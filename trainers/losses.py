@@ -152,8 +152,13 @@ class SoftmaxCrossEntropy:
         from trainers.kernels.fused_loss import fused_cross_entropy
 
         smoothed = functools.partial(soft_targets, targets, like=logits, label_smoothing=self.label_smoothing)
-        given = {"label_smoothing": self.label_smoothing, "soft_targets": smoothed, "groups": norm_groups}
-        fused = fused_cross_entropy(logits, targets, **given)
+        fused = fused_cross_entropy(
+            logits,
+            targets,
+            label_smoothing=self.label_smoothing,
+            soft_targets=smoothed,
+            groups=norm_groups,
+        )
         if fused is not None or norm_groups > 1:
             return fused
         if self.label_smoothing == 0 and targets.ndim == 1:

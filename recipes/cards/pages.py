@@ -180,8 +180,12 @@ def _words(facts: CardFacts) -> Markup:
 
 def _picture(recipe: Recipe) -> Markup:
     drawn = base64.b64encode(curve_picture(recipe).encode()).decode()
-    words = {"alt": "Learning rate and batch against epochs", "style": "width: 100%; max-width: 45rem"}
-    image = tag("img", src=f"data:image/svg+xml;base64,{drawn}", **words).removesuffix("</img>")
+    image = tag(
+        "img",
+        src=f"data:image/svg+xml;base64,{drawn}",
+        alt="Learning rate and batch against epochs",
+        style="width: 100%; max-width: 45rem",
+    ).removesuffix("</img>")
     return joined([tag("h2", "Curves"), tag("figure", Markup(image))])
 
 

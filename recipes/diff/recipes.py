@@ -230,8 +230,7 @@ def compare_recipes(
     for label, name in zip(labels, names_or_paths, strict=False):
         try:
             file = _file_of(name)
-            how = {"allow_code": allow_code, "data_root": data_root, "of_run": None}
-            opened = open_recipe(file, vocabulary=vocabulary, **how)
+            opened = open_recipe(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root, of_run=None)
         except RecipeError as error:
             problems += error.problems
         else:

@@ -144,11 +144,11 @@ def open_frontier(
         for batch in (None, frontier.sizes[0], frontier.sizes[-1]):
             search, _ = read_search(view, opened.search_tree(method, batch))
             checks = SearchChecks(reading=view, search=search, recipe=recipe, options=options)
-            base = checks.base()
+            base, point = checks.base()
             if batch is None:
                 bases[method] = base
             else:
-                checks.ends()
+                checks.ends(point)
             if reading.problems:
                 raise RecipeError(reading.problems)
     return opened

@@ -9,10 +9,10 @@ from typing import Any
 
 from recipes.frontiers.open_frontier import RATE
 from recipes.planning.random_bits import draws, word
-from recipes.search_space.ranges import Categorical, Int, Space, active_values
+from recipes.search_space.ranges import Categorical, Float, Int, Space, active_values
 
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
-EDGE = 0.05  # of a range: an optimum in there lies on its edge. Assumed.
+_EDGE = 0.05  # of a range: an optimum in there lies on its edge. Assumed.
 _WIDER = 1 / 3  # of a range, by which it grows beyond its edge. Assumed.
 
 
@@ -76,19 +76,15 @@ def value_at(range_: Any, share: float) -> Any:
     """
     if isinstance(range_, Categorical):
         return range_.choices[int(share * len(range_.choices))]
-    low, high = range_.low, range_.high
     if isinstance(range_, Int):
-        low, high = low - 0.5, high + 0.5
-    value = low * (high / low) ** share if range_.log else low + (high - low) * share
-    return range_.nearest(round(value) if isinstance(range_, Int) else float(f"{value:.6g}"))
+        wide = Float(low=range_.low - 0.5, high=range_.high + 0.5, log=range_.log)
+        return range_.nearest(round(wide.moved(wide.low, share)))
+    return range_.nearest(float(f"{range_.moved(range_.low, share):.6g}"))
 
 
-def share_of(range_: Any, value: Any) -> float | None:
-    """Where a value lies in its range, from 0 to 1; None for a choice."""
-    if isinstance(range_, Categorical):
-        return None
-    low, high = range_.low, range_.high
-    return math.log(value / low) / math.log(high / low) if range_.log else (value - low) / (high - low)
+def at_edge(range_: Any, value: Any) -> bool:
+    """Whether a number lies within a twentieth of its range of one of its ends; a choice never does."""
+    return not isinstance(range_, Categorical) and not _EDGE < range_.share_between(range_.low, value) < 1 - _EDGE
 
 
 def beyond_edge(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,13 +97,12 @@ def beyond_edge(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     made = {}
     for path, value in values.items():
-        range_, share = space[path], share_of(space[path], value)
-        if share is None or EDGE < share < 1 - EDGE or range_.step != (1 if isinstance(range_, Int) else None):
+        range_ = space[path]
+        if not at_edge(range_, value) or range_.step != range_.unstepped:
             continue
-        ends = (-_WIDER, EDGE) if share <= EDGE else (1 - EDGE, 1 + _WIDER)
-        over = range_.high / range_.low if range_.log else 0.0
-        width = range_.high - range_.low
-        low, high = (range_.low * over**at if range_.log else range_.low + width * at for at in ends)
+        at_low = range_.share_between(range_.low, value) <= _EDGE
+        shares = (-_WIDER, _EDGE) if at_low else (1 - _EDGE, 1 + _WIDER)
+        low, high = (range_.moved(range_.low, share) for share in shares)
         if isinstance(range_, Int):
             low, high = max(math.floor(low), 1) if range_.log else math.floor(low), math.ceil(high)
         if low < range_.low or high > range_.high:

@@ -205,8 +205,12 @@ def _page(one: Listed) -> str:
         parts.append(tag("h2", f"What differs from {one.parent}"))
         heads = ("key", one.parent, "here")
         parts.append(table(heads, one.differences, class_="differences") if one.differences else tag("p", "Nothing."))
-    draws = {"style": charts.style() + _STYLE, "script": charts.script()} if one.runs else {"style": _STYLE}
-    return document(facts.title or one.name, joined(parts), **draws)
+    return document(
+        facts.title or one.name,
+        joined(parts),
+        style=charts.style() + _STYLE if one.runs else _STYLE,
+        script=charts.script() if one.runs else "",
+    )
 
 
 def _rerun(rerun: Mapping[str, Any]) -> tuple[object, ...]:

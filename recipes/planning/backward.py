@@ -186,8 +186,11 @@ def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
 
     return Scan(
         devices=numbers,
-        **{name: rising(getattr(each, name) for each in found) for name in ("seconds", "fast", "slow", "other")},
+        seconds=rising(each.seconds for each in found),
+        fast=rising(each.fast for each in found),
+        slow=rising(each.slow for each in found),
         parts={part: rising(each.parts[part] for each in found) for part in PARTS},
+        other=rising(each.other for each in found),
     )
 
 

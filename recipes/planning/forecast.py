@@ -267,8 +267,10 @@ def forecast(plan: Plan) -> Forecast:
         timing = timing_of(
             case_of(plan, planned.segment), micro_batch_size=division["micro_batch_size"], devices=plan.workers
         )
-        how = {"devices": plan.workers, "samples": planned.segment.global_batch_size, **division}
-        made, fast, slow = (timing.update(**how, end=end) for end in ("expected", "fast", "slow"))
+        made, fast, slow = (
+            timing.update(devices=plan.workers, samples=planned.segment.global_batch_size, **division, end=end)
+            for end in ("expected", "fast", "slow")
+        )
         segments.append(SegmentForecast(planned=planned, update=made, fast=fast, slow=slow, timing=timing))
     evaluations = num_evaluations(plan)
     each = -(-plan.dataset.num_eval // plan.workers)

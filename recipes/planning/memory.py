@@ -210,8 +210,10 @@ def largest_that_fits(division: Division, total_of: Callable[[Division], int], r
             return replace(division, groups_per_micro_batch=groups).largest
     # A part of a group: the span in even parts for a team, of which the first worker has the largest.
     span, limit = division.norm_span, division.largest if division.team_size > 1 else division.norm_span - 1
-    team = {"groups_per_micro_batch": 1, "workers": span, "aligned": False}
-    part = _most(limit, lambda part: fits(**team, team_size=-(-span // part)))
+    part = _most(
+        limit,
+        lambda part: fits(groups_per_micro_batch=1, workers=span, aligned=False, team_size=-(-span // part)),
+    )
     return -(-span // -(-span // part)) if part else 0
 
 

@@ -70,8 +70,15 @@ class Plan:
 
     def without_exact(self, why: str, micro_batch_size: int | None) -> Plan:
         """The same run divided without equal bits on any number of workers; `micro_batch_size` as for `plan`."""
-        same = {name: getattr(self, name) for name in ("recipe", "dataset", "cluster", "workers", "model")}
-        return plan(**same, micro_batch_size=micro_batch_size, why_not_exact=why)
+        return plan(
+            recipe=self.recipe,
+            dataset=self.dataset,
+            cluster=self.cluster,
+            workers=self.workers,
+            model=self.model,
+            micro_batch_size=micro_batch_size,
+            why_not_exact=why,
+        )
 
     @property
     def busy(self) -> float:
@@ -82,8 +89,12 @@ class Plan:
 
     def memory_of(self, planned: PlannedSegment, division: Division | None = None) -> dict[str, int | None]:
         """Bytes of a device in the updates of a segment, by what they are; as if it were divided as `division`."""
-        how = {"compute": self.recipe.precision.compute, "exact": self.exact}
-        return self.model.memory_with(division or planned.division, image_size=planned.segment.image_size, **how)
+        return self.model.memory_with(
+            division or planned.division,
+            image_size=planned.segment.image_size,
+            compute=self.recipe.precision.compute,
+            exact=self.exact,
+        )
 
     def most_samples(self, planned: PlannedSegment) -> int:
         """The largest micro-batch of a segment that fits a device; 0: not even one sample."""
@@ -244,11 +255,13 @@ def plan(
     if micro_batch_size is not None and micro_batch_size < 1:
         raise PlanError(f"a micro-batch of {micro_batch_size} samples holds nothing; ask for at least 1")
     largest = micro_batch_size or cluster.micro_batch_size
-    how = {"exact": exact, "by_group": by_group}
 
     def planned(sizes: Sequence[int | str]) -> tuple[PlannedSegment, ...]:
         return tuple(
-            PlannedSegment(segment=segment, division=_division(recipe, segment, workers, size, **how))
+            PlannedSegment(
+                segment=segment,
+                division=_division(recipe, segment, workers, size, exact=exact, by_group=by_group),
+            )
             for segment, size in zip(whole.segments, sizes, strict=True)
         )
 
@@ -312,7 +325,7 @@ def _division(
     recipe: Recipe, segment: Segment, workers: int, largest: int | str, *, exact: bool, by_group: bool
 ) -> Division:
     """How the updates of a segment are divided, at most `largest` samples a forward."""
-    parts = {"global_batch_size": segment.global_batch_size, "norm_span": segment.norm_span, "workers": workers}
+    batch, span = segment.global_batch_size, segment.norm_span
     size = largest_micro_batch(largest, recipe, segment)
     who = None
     if getattr(recipe.optimizer, "needs_group_gradients", False):
@@ -320,14 +333,15 @@ def _division(
     elif exact:
         who = "to have the same bits on any number of ranks takes"
     if who is None:
-        return divide(**parts, micro_batch_size=size)
-    span = parts["norm_span"]
+        return divide(global_batch_size=batch, norm_span=span, workers=workers, micro_batch_size=size)
     if size < span:
         raise NormGroupTooLarge(
             f"{who} each norm group of {span} samples from one worker, whose micro-batch is {size}; what fits: "
             f"norm_span {largest_divisor(size, [span])}, or a micro-batch of {span}"
         )
-    divided = divide(**parts, micro_batch_size=span if by_group else size)
+    divided = divide(
+        global_batch_size=batch, norm_span=span, workers=workers, micro_batch_size=span if by_group else size
+    )
     return replace(divided, team_size=1, aligned=exact)
 
 

@@ -69,8 +69,7 @@ def _checked(reading: Reading, entries: Sequence[object], path: Path, dataset: D
             if hasattr(entry, "require_channels"):
                 entry.require_channels(dataset.channels)
             if hasattr(entry, "bound"):
-                numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
-                entry = entry.bound(**numbers)
+                entry = entry.bound(name=dataset.name, mean=dataset.mean, std=dataset.std, subset_of=dataset.subset_of)
         except ValueError as error:
             if hasattr(entry, "bound") and reading.is_later(("dataset",), place):
                 what = f"does not go with the inherited `augmentation`, {reading.origin(place)}: {error}"

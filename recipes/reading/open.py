@@ -156,8 +156,7 @@ def open_dataset(
         RecipeError: with all that is wrong.
     """
     file = find_or_refuse("datasets", name)
-    options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root, "counting": counting}
-    return _open_dataset(file, **options)[0]
+    return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root, counting=counting)[0]
 
 
 def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> Cluster:

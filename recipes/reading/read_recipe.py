@@ -263,8 +263,9 @@ class RateReading:
             return None, None
         if not isinstance(raw, dict) or self.time.ramp is None or self.time.epochs is None:
             using = {"start": lambda tree, *_: (REFUSED, tree)}
-            options = {"beside": _BESIDE, "using": using, "optional": True}
-            return REFUSED, self.reading.component(Component("warmups"), raw, path, **options)[1]
+            return REFUSED, self.reading.component(
+                Component("warmups"), raw, path, beside=_BESIDE, using=using, optional=True
+            )[1]
         options = {"shape": {key: value for key, value in raw.items() if key not in _BESIDE}}
         options |= {key: raw[key] for key in _BESIDE if key in raw}
         if "target_batch" not in raw:

@@ -154,8 +154,14 @@ class _Maker:
             self.add(index, ("updates", run.updates.epoch[first]), means, label, look)
 
     def chart(self, title: str, caption: str, *, logarithmic: bool = False, stacked: bool = False) -> Chart:
-        how = {"logarithmic": "y" if logarithmic else "", "stacked": stacked, "may_be": "x" if stacked else "xy"}
-        return chart(title, caption, self.curves, **how)
+        return chart(
+            title,
+            caption,
+            self.curves,
+            logarithmic="y" if logarithmic else "",
+            stacked=stacked,
+            may_be="x" if stacked else "xy",
+        )
 
 
 def run_style(index: int) -> tuple[str, list[float]]:

@@ -128,8 +128,9 @@ def parse_at(text: str | None, opened: OpenedRecipe) -> list[float]:
                 raise ValueError(f"{part.strip()} lies after the end of the run, {end:g}")
         except ValueError as error:
             way_out = f"write {UNITS}, with commas between"
-            index = {"file": "command line", "line": 1, "column": column, "path": "--at"}
-            problems.append(Problem(**index, what=str(error), way_out=way_out))
+            problems.append(
+                Problem(file="command line", line=1, column=column, path="--at", what=str(error), way_out=way_out)
+            )
         column += len(part) + 1
     if problems:
         raise RecipeError(problems)

@@ -72,8 +72,7 @@ def page_text(runs: Sequence[Run], *, live: bool = False) -> str:
         ]
     )
     goes_on = live and any(run.outcome == "unfinished" for run in runs)
-    how = {"live": _LIVE_SECONDS} if goes_on else {}
-    return document(title, body, style=charts.style(), script=charts.script(), **how)
+    return document(title, body, style=charts.style(), script=charts.script(), live=_LIVE_SECONDS if goes_on else 0.0)
 
 
 def document(title: str, body: Markup, *, style: str = "", script: str = "", live: float = 0.0) -> str:

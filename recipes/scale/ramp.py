@@ -10,6 +10,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate_at
 from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reports.wording import listed
 from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request, by_hand
@@ -68,8 +69,7 @@ def _stays(opened: OpenedRecipe, measured: Sequence[Measured], by: str, largest:
     """Where the batch does not grow although no measurement forbids it; `largest` is the ramp's."""
     gaps = [each.epoch for each in measured if each.batch is None]
     if gaps:
-        more = f" and {len(gaps) - 8} more" if len(gaps) > 8 else ""
-        where = ", ".join(f"{epoch:.2f}" for epoch in gaps[:8]) + more
+        where = listed((f"{epoch:.2f}" for epoch in gaps), most=8)
         yield f"a batch where {by} is unresolved, at epoch {where}: it stays there as it was before"
     twice, num_train = 2 * largest, opened.dataset.num_train
     known = [each.batch for each in measured if each.batch is not None and each.epoch < opened.recipe.epochs]

@@ -44,7 +44,7 @@ class StopAt:
 
     Args:
         accuracy: evaluated accuracy of at least this, above 0 and up to 1; null for none.
-        loss: evaluated loss of at most this, above 0; null for none.
+        loss: evaluated loss of at most this, above 0, label smoothing included; null for none.
     """
 
     accuracy: float | None = None
@@ -142,6 +142,8 @@ class NormMomentum:
 class Evaluation:
     """When and how the model is scored on the samples of `eval`.
 
+    `eval_loss` is the recipe's own loss, label smoothing included: of two recipes with another one it is no comparison.
+
     Args:
         every: `update`, or a duration such as `1ep`: after the first update that reaches each multiple.
         norm_statistics: of batch normalisation: `moving_average` over updates, `pooled` (the same, of the statistics of
@@ -238,7 +240,8 @@ class Precision:
         loss_scale: with mixed16, the initial factor on the mean loss of a norm group, so that small gradients do not
             vanish in float16: a power of two, at least 1. When a gradient overflows it is halved, and the update is
             repeated.
-        double_after: updates without an overflow until the scale is doubled, at least 1.
+        double_after: updates without an overflow until the scale is doubled, at least 1. An update that is done again
+            at half the scale is the first of them.
     """
 
     compute: Literal["float32", "tf32", "mixed16", "bfloat16"] = "float32"

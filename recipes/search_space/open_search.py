@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from recipes.schema.constraints import Expression
 from recipes.schema.vocabulary import Component, SearchVocabulary
 from recipes.search_space.ranges import active_values, condition_values, is_active, refuse_conditions, values_text
 
-_REST = "1 - "  # before a path: the range is that of what its value lacks of 1
+_COMPLEMENT = "1 - "  # before a path: the range is that of what its value lacks of 1
 
 # Paths that a search may not have.
 _NOT_SEARCHED = {
@@ -39,20 +39,20 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
     ['optimizer.momentum=0.875']
     """
     return [
-        f"{plain_path(path)}={flow_text(1 - values[path] if path.startswith(_REST) else values[path])}"
+        f"{plain_path(path)}={flow_text(1 - values[path] if path.startswith(_COMPLEMENT) else values[path])}"
         for path in _kinds_first(values)
     ]
 
 
 def plain_path(path: str) -> str:
     """The path in the recipe of a path of the space, which may begin with `1 - `."""
-    return path.removeprefix(_REST)
+    return path.removeprefix(_COMPLEMENT)
 
 
 def value_in(recipe: Mapping[str, Any], path: str) -> Any:
     """What a resolved recipe has for a path of the space; LookupError where it has none, or after `1 - ` no number."""
     value = value_at(recipe, plain_path(path))
-    if not path.startswith(_REST):
+    if not path.startswith(_COMPLEMENT):
         return value
     if not _is_number(value):
         raise LookupError(path)
@@ -70,8 +70,8 @@ class OpenedSearch:
     search: Search
     tree: dict[str, Any]  # resolved: every default filled in
     enqueued: tuple[dict[str, Any], ...]  # the trials to try first, each with values for some or all paths
-    base: OpenedRecipe  # its recipe, with the fixed values and those of `beside`
-    beside: dict[str, Any]  # a point of the space, where the fixed values are valid only together with one
+    base: OpenedRecipe  # its recipe, with the fixed values and those of `valid_point`
+    valid_point: dict[str, Any]  # of the space, where the fixed values are valid only together with one
     path: Path
     options: dict[str, Any]  # of `open_recipe` and `open_search`: vocabulary, allow_code, data_root
 
@@ -98,15 +98,21 @@ def open_search(
     options |= {"of_run": True} if of_run else {}
     recipe = recipe_file(reading, search.recipe, path)
     checks = SearchChecks(reading=reading, search=search, recipe=recipe, options=options)
-    base = checks.base()
+    base, point = checks.base()
     checks.constraints(base)
-    checks.ends()
-    enqueued = checks.enqueued(base)
+    checks.ends(point)
+    enqueued = checks.enqueued(base, point)
     if reading.problems:
         raise RecipeError(reading.problems)
-    tree = {"kilobatch": 1, **resolved}
-    made = {"enqueued": enqueued, "base": base, "beside": active_values(search.space, checks.beside.__getitem__)}
-    return OpenedSearch(search=search, tree=tree, path=path, options=options, **made)
+    return OpenedSearch(
+        search=search,
+        tree={"kilobatch": 1, **resolved},
+        enqueued=enqueued,
+        base=base,
+        valid_point=active_values(search.space, point.__getitem__),
+        path=path,
+        options=options,
+    )
 
 
 def read_search(reading: Reading, tree: Mapping[str, Any]) -> tuple[Search, dict[str, Any]]:
@@ -154,17 +160,19 @@ def recipe_file(reading: Reading, name: str, path: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchChecks:
-    """The checks, in their order, with the options of `open_recipe`; problems go to `reading`."""
+    """The checks, in their order, with the options of `open_recipe`; problems go to `reading`.
+
+    Their `point` is the first end of each range, where the fixed values are valid only with such values; else empty.
+    """
 
     reading: Reading
     search: Search
     recipe: Path
     options: dict[str, Any]
-    beside: dict[str, Any] = field(default_factory=dict)  # the first end of each range, where `base` needs them
 
-    def base(self) -> OpenedRecipe:
-        """The recipe with the fixed values, or RecipeError: it does not open, or a path is given twice."""
-        search = self.search
+    def base(self) -> tuple[OpenedRecipe, dict[str, Any]]:
+        """The recipe with the fixed values, and the point; RecipeError: it does not open, or a path is given twice."""
+        search, point = self.search, {}
         for key in ("space", "fixed"):
             for path in getattr(search, key):
                 self._require_free(key, path)
@@ -173,9 +181,9 @@ class SearchChecks:
         try:
             base = self._opened({})
         except RecipeError as error:
-            self.beside.update({path: next(iter(range_.ends.values())) for path, range_ in search.space.items()})
+            point = {path: next(iter(range_.ends.values())) for path, range_ in search.space.items()}
             try:
-                base = self._opened({})
+                base = self._opened(point)
             except RecipeError:
                 for problem in error.problems:
                     if problem.file == "command line":
@@ -186,16 +194,16 @@ class SearchChecks:
         if base.recipe.stop_at is not None:
             way_out = "give `fixed: {stop_at: null}`; for a goal `objective: {metric: updates_to, target: 0.9}`"
             self.reading.refuse(("recipe",), "ends at its `stop_at`, where trials cannot be compared", way_out)
-        return base
+        return base, point
 
-    def ends(self) -> None:
+    def ends(self, point: Mapping[str, Any]) -> None:
         """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions."""
         for path, range_ in self.search.space.items():
             problems = {}
             for index, value in range_.ends.items():
                 for given in condition_values(self.search.space, path):
                     try:
-                        self._opened({**given, path: value})
+                        self._opened({**point, **given, path: value})
                     except RecipeError as error:
                         first, with_ = error.problems[0], f" with {values_text(given)}" if given else ""
                         problems[index] = replace(first, what=first.what + with_)
@@ -219,12 +227,12 @@ class SearchChecks:
                 except ValueError as error:
                     self.reading.refuse(at, str(error), "name a path that holds a number")
 
-    def enqueued(self, base: OpenedRecipe) -> tuple[dict[str, Any], ...]:
+    def enqueued(self, base: OpenedRecipe, point: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         """The values of each trial that is tried first."""
         trials, space = [], self.search.space
         for index, given in enumerate(self.search.enqueue):
             at = ("enqueue", index)
-            if given == "recipe" and self.beside:
+            if given == "recipe" and point:
                 self.reading.refuse(at, "the recipe is not valid with `fixed`", "enqueue values of your own")
             values = active_values(space, partial(value_in, base.tree)) if given == "recipe" else dict(given)
             for path in space if given == "recipe" else ():
@@ -244,8 +252,8 @@ class SearchChecks:
         return tuple(trials)
 
     def _opened(self, values: Mapping[str, Any]) -> OpenedRecipe:
-        """The recipe with the fixed values, those of `beside`, and these."""
-        active = active_values(self.search.space, {**self.beside, **values}.__getitem__)
+        """The recipe with the fixed values, and those of these that are active."""
+        active = active_values(self.search.space, values.__getitem__)
         return open_recipe(self.recipe, overrides=assignments({**self.search.fixed, **active}), **self.options)
 
     def _require_free(self, key: str, path: str) -> None:
@@ -253,7 +261,7 @@ class SearchChecks:
         at, own, path, space = (key, path), path, plain_path(path), self.search.space
         values = space[own].ends.values() if key == "space" else [self.search.fixed[own]]
         if own != path and not all(map(_is_number, values)):
-            self.reading.refuse(at, "takes numbers only", f"write {path}, without `{_REST}`", at_key=True)
+            self.reading.refuse(at, "takes numbers only", f"write {path}, without `{_COMPLEMENT}`", at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
             clash = key == "space" or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):

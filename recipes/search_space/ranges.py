@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, ClassVar
 
 from recipes.reading.read import Reading
 from recipes.schema.batch_and_rate import require
@@ -35,7 +35,7 @@ class _Numbers:
     when: Conditions = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        name, unstepped = type(self).__name__, 1 if isinstance(self, Int) else None
+        name, unstepped = type(self).__name__, self.unstepped
         require(self.low < self.high, f"{name}.high must be above low, got {self.high}")
         require(not self.log or self.low > 0, f"{name}.low must be above 0 where log is true, got {self.low}")
         stepped = self.step is None or 0 < self.step <= self.high - self.low < math.inf
@@ -65,6 +65,28 @@ class _Numbers:
             return inside
         return min(self.low + self.step * round((inside - self.low) / self.step), self.high)
 
+    def share_between(self, one: float, other: float) -> float:
+        """Which part of the range lies between two numbers; negative if the second is the lower one.
+
+        With `log` in the logarithm.
+
+        >>> Float(low=0.01, high=10, log=True).share_between(0.1, 1)
+        0.3333333333333333
+        """
+        low, high = self.low, self.high
+        if self.log:
+            low, high, one, other = map(math.log, (low, high, one, other))
+        return (other - one) / (high - low)
+
+    def moved(self, number: float, share: float) -> float:
+        """A number, moved by a part of the range, and perhaps out of it: the inverse of `share_between`.
+
+        With `log` in the logarithm, if the number is above 0.
+        """
+        if self.log and number > 0:
+            return number * (self.high / self.low) ** share
+        return number + (self.high - self.low) * share
+
     def suggest(self, trial: Any, name: str) -> Any:
         """A value from Optuna's trial."""
         drawn = trial.suggest_int if isinstance(self, Int) else trial.suggest_float
@@ -83,6 +105,7 @@ class Float(_Numbers):
             recipe's own value, or that of `fixed`.
     """
 
+    unstepped: ClassVar[None] = None  # the `step` with which all numbers between the ends are possible
     low: float
     high: float
     step: float | None = None
@@ -99,6 +122,7 @@ class Int(_Numbers):
         when: as for `Float`.
     """
 
+    unstepped: ClassVar[int] = 1
     low: int
     high: int
     step: int = 1

@@ -120,8 +120,7 @@ def gloo_way(num_values: int, world: Any) -> Iterator[Way]:
 
     torch.set_num_threads(1)
     folder = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
-    where = {"init_method": f"file://{folder}/gloo", "rank": world.rank, "world_size": world.size}
-    distributed.init_process_group("gloo", **where)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=world.rank, world_size=world.size)
     values = torch.zeros(num_values)
 
     def average() -> None:

@@ -66,10 +66,18 @@ def updater(
     groups.install(parts.model)
     shares = timing.load_shares(prepared, world.rank, updates)
     exchange = build_exchange(prepared.plan.cluster.exchange, parts, world, exact=prepared.plan.exact)
-    given = {"loss": parts.loss, "plan": prepared.plan, "exchange": exchange, "mpi": world, "norm_groups": groups}
+    updater = RecipeUpdater(
+        {"main": Replay(shares)},
+        parts.optimizer,
+        loss=parts.loss,
+        plan=prepared.plan,
+        exchange=exchange,
+        mpi=world,
+        norm_groups=groups,
+    )
     division = prepared.plan.segments[0].division
     sizes = {"micro_batches": division.num_micro_batches(0), "micro_batch_size": division.largest}
-    return RecipeUpdater({"main": Replay(shares)}, parts.optimizer, **given).update, sizes
+    return updater.update, sizes
 
 
 def measure(case: str, world: Any, *, rounds: int, updates: int, clock: str, size: int | None) -> dict[str, Any]:
@@ -117,11 +125,22 @@ def main() -> None:
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--micro-batch-size", type=int, help="samples of a forward at most; left out: `auto`")
     options = parser.parse_args()
-    how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
-    how["size"] = options.micro_batch_size
+
+    def measure_cases(world: Any) -> list[dict[str, Any]]:
+        return [
+            measure(
+                case,
+                world,
+                rounds=options.rounds,
+                updates=options.updates,
+                clock=options.clock,
+                size=options.micro_batch_size,
+            )
+            for case in options.cases
+        ]
+
     if launched_ranks() is not None:
-        measures = lambda world: [measure(case, world, **how) for case in options.cases]  # noqa: E731
-        return timing.as_rank(measures, options.json, threads=1)
+        return timing.as_rank(measure_cases, options.json, threads=1)
     print(head(["case", "ranks", *(f"{mode} forwards" for mode in MODES), *(f"{mode} ms" for mode in MODES), "ratio"]))
     results = []
     for case in options.cases:

@@ -157,8 +157,14 @@ def torch_loader(root: Path, workers: int, stack: ExitStack, *, own_decoder: boo
     else:
         loader, transform = (lambda path: Image.open(path).convert("RGB")), v2.Compose([*steps, v2.PILToTensor()])
     data = ImageFolder(str(root / "train"), transform=transform, loader=loader)
-    how = {"batch_size": BATCH, "shuffle": True, "num_workers": workers, "persistent_workers": True}
-    batches = DataLoader(data, multiprocessing_context="fork", **how)
+    batches = DataLoader(
+        data,
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=workers,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
     return lambda: of_batches((images for images, _ in batches), len(batches))
 
 

@@ -128,8 +128,15 @@ def train(request: Any, updates: int, when_built: Callable[[], None]) -> None:
     stream = Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats)
     iterator = StreamIterator(plan=plan, rank=0, stream=stream, load=parts.load_train)
     exchange = build_exchange(plan.cluster.exchange, parts, world, exact=plan.exact)
-    given = {"loss": parts.loss, "plan": plan, "exchange": exchange, "mpi": world, "norm_groups": groups}
-    updater = RecipeUpdater(iterator, parts.optimizer, **given)
+    updater = RecipeUpdater(
+        iterator,
+        parts.optimizer,
+        loss=parts.loss,
+        plan=plan,
+        exchange=exchange,
+        mpi=world,
+        norm_groups=groups,
+    )
     when_built()
     for _ in range(updates):
         updater.update()

@@ -90,8 +90,9 @@ class Program:
         command = [sys.executable, __file__, "--serve", name, "--batch", str(batch), "--side", str(options.side)]
         command += ["--clock", options.clock, "--device", options.device, "--precision", precision]
         command += ["--norm-span", str(options.norm_span or batch)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env={**os.environ, **kernels}, **pipes)
+        self.process = subprocess.Popen(
+            command, env={**os.environ, **kernels}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def step(self, word: str = "") -> dict[str, Any]:
         """Seconds, loss and peak memory of one step, or the answer to another request."""

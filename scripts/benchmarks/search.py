@@ -59,8 +59,10 @@ def finished(search: Search, count: int) -> list[optuna.trial.FrozenTrial]:
     for _ in range(count):
         params = {path: drawn(search.space[path], random_) for path in of_path}
         reports = {number: random_.random() for number in range(1, REPORTS + 1)}
-        how = {"params": params, "distributions": of_path, "intermediate_values": reports}
-        trials.append(optuna.trial.create_trial(value=reports[REPORTS], **how))
+        trial = optuna.trial.create_trial(
+            value=reports[REPORTS], params=params, distributions=of_path, intermediate_values=reports
+        )
+        trials.append(trial)
     return trials
 
 

@@ -58,8 +58,15 @@ def our_update(mode: str, batch: int) -> tuple[Callable[[], float], Any]:
     stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
     iterator = StreamIterator(plan=prepared.plan, rank=0, stream=stream, load=parts.load_train)
     exchange = build_exchange(prepared.plan.cluster.exchange, parts, world, exact=prepared.plan.exact)
-    given = {"loss": parts.loss, "plan": prepared.plan, "exchange": exchange, "mpi": world, "norm_groups": groups}
-    updater = RecipeUpdater({"main": iterator}, parts.optimizer, **given)
+    updater = RecipeUpdater(
+        {"main": iterator},
+        parts.optimizer,
+        loss=parts.loss,
+        plan=prepared.plan,
+        exchange=exchange,
+        mpi=world,
+        norm_groups=groups,
+    )
 
     def update() -> float:
         updater.update()
@@ -165,8 +172,7 @@ def main() -> None:
     print(head(["batch", *(f"{mode}, samples/s" for mode in (*OURS, *THEIRS)), *ratio_names]))
     results = []
     for batch in options.batches:
-        how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
-        results.append(measure(batch, **how))
+        results.append(measure(batch, rounds=options.rounds, updates=options.updates, clock=options.clock))
         print(table_line(results[-1]), flush=True)
     timing.write_json(options.json, results)
 

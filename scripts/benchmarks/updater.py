@@ -180,9 +180,15 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=6, help="turns of a round")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     options = parser.parse_args()
-    how = {"rounds": options.rounds, "updates": options.updates, "clock": options.clock}
+
+    def measure_cases(world: Any) -> list[dict[str, Any]]:
+        return [
+            measure(case, world, rounds=options.rounds, updates=options.updates, clock=options.clock)
+            for case in options.cases
+        ]
+
     if launched_ranks() is not None:
-        return timing.as_rank(lambda world: [measure(case, world, **how) for case in options.cases], options.json)
+        return timing.as_rank(measure_cases, options.json)
     adds = [f"{name} adds, %" for name in ("updater", "noise", "groups")]
     print(head(["case", "ranks", "micro-batches", *(f"{name} ms" for name in LOOPS), *adds]), flush=True)
     results = []

@@ -37,8 +37,16 @@ def main():
     print("|---|---|---|---|---|---|---|")
     for runs, seeds in ((5, 5), (10, 5), (5, 10), (10, 10)):
         for difference in (0.0, -0.005, -0.01, -0.015, -0.02):
-            how = {"deviation": 0.006, "rerun_deviation": asked.rerun_deviation, "samples": 297, "margin": 0.01}
-            shares, used = shares_of_verdicts(difference, seeds=seeds, runs=runs, number=asked.number, **how)
+            shares, used = shares_of_verdicts(
+                difference,
+                deviation=0.006,
+                rerun_deviation=asked.rerun_deviation,
+                seeds=seeds,
+                runs=runs,
+                samples=297,
+                margin=0.01,
+                number=asked.number,
+            )
             cells = " | ".join(f"{100 * shares[verdict]:.1f} %" for verdict in (AS_GOOD, WORSE, UNDECIDED))
             print(f"| {runs} | {seeds} | {100 * difference:+.1f} points | {cells} | {used:.1f} |")
 

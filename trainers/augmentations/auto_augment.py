@@ -211,8 +211,13 @@ def rotated(image: Image.Image, degrees: float, sampling: Sampling) -> Image.Ima
 
 def moved(image: Image.Image, matrix: tuple[float, ...], sampling: Sampling) -> Image.Image:
     """Pixel (x, y) from (a x + b y + c, d x + e y + f), with `matrix` (a, b, c, d, e, f)."""
-    affine = {"resample": sampling.filter_, "fillcolor": sampling.fill_of(image)}
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, **affine)
+    return image.transform(
+        image.size,
+        Image.Transform.AFFINE,
+        matrix,
+        resample=sampling.filter_,
+        fillcolor=sampling.fill_of(image),
+    )
 
 
 def _moves(sampling: Sampling, *, degrees: float, shear: float, x: float, y: float) -> tuple[Operation, ...]:

@@ -331,8 +331,9 @@ def _nvimgcodec() -> Callable[[bytes, _Rectangle], np.ndarray]:
     from nvidia import nvimgcodec
 
     backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
-    on_cpu = {"device_id": nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, "max_num_cpu_threads": 1}
-    decoder = nvimgcodec.Decoder(backends=backends, **on_cpu)
+    decoder = nvimgcodec.Decoder(
+        backends=backends, device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, max_num_cpu_threads=1
+    )
     as_stored = nvimgcodec.DecodeParams(apply_exif_orientation=False)
 
     def part(file: bytes, rectangle: _Rectangle) -> np.ndarray:
@@ -353,8 +354,16 @@ def _dali() -> Callable[[bytes, _Rectangle], np.ndarray]:
     with pipeline:
         file = fn.external_source(name="file", dtype=types.UINT8, ndim=1)
         place, shape = (fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("place", "shape"))
-        how = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False, "adjust_orientation": False}
-        pipeline.set_outputs(fn.decoders.image_slice(file, place, shape, **how))
+        image = fn.decoders.image_slice(
+            file,
+            place,
+            shape,
+            axes=[0, 1],
+            normalized_anchor=False,
+            normalized_shape=False,
+            adjust_orientation=False,
+        )
+        pipeline.set_outputs(image)
     pipeline.build()
 
     def part(file: bytes, rectangle: _Rectangle) -> np.ndarray:

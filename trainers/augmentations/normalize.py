@@ -42,8 +42,8 @@ class Normalize:
             if not isinstance(values, tuple):
                 raise ValueError(f"Normalize.{name} must be a tuple of one number a channel, got {values!r}")
             for value in values:
-                at_least = {"above": 0} if name == "std" else {"at_least": 0}
-                require_number(f"Normalize.{name}", value, **at_least, at_most=1)
+                above, at_least = (0, None) if name == "std" else (None, 0)
+                require_number(f"Normalize.{name}", value, above=above, at_least=at_least, at_most=1)
         if len(self.mean) != len(self.std):
             raise ValueError(f"Normalize.std must be as long as mean, got {self.std!r} for {self.mean!r}")
         if not self.with_ and not self.mean:

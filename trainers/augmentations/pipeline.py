@@ -125,8 +125,12 @@ class Pipeline:
     def __init__(
         self, *, parts: Sequence[Augmentation], dataset: NamedStatistics, seed: int, has_end: bool = True
     ) -> None:
-        numbers = {key: getattr(dataset, key) for key in ("name", "mean", "std", "subset_of")}
-        self.parts = [part.bound(**numbers) if isinstance(part, Normalize) else part for part in parts]
+        self.parts = [
+            part.bound(name=dataset.name, mean=dataset.mean, std=dataset.std, subset_of=dataset.subset_of)
+            if isinstance(part, Normalize)
+            else part
+            for part in parts
+        ]
         self._end = _end_of(self.parts) if has_end else len(self.parts)
         normalize = next((part for part in self.parts[self._end :] if isinstance(part, Normalize)), None)
         scaled = any(getattr(part, "scales_pixels", False) for part in parts)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trainers.commands.options import (
+    EXIT_FOUND,
     OPTIONS_OF_GROUPS,
     AllowCode,
     Data,
@@ -54,11 +55,10 @@ def verify(
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Decode every image and name the bad ones. Exit code 3 if there are any, or the counts differ."""
+    """Decode every image and name the bad ones. Exit code 5 if there are any, or the counts differ."""
     from trainers.augmentations import decoders
     from trainers.datasets.image_check import num_images, verified_text, verify_images, write_names
     from trainers.datasets.progress_bar import showing_progress
-    from trainers.runs.errors import EXIT_FAILED
 
     decoders.use(decoder)
     opened = opened_dataset(dataset, data, allow_code)
@@ -67,7 +67,7 @@ def verify(
     print_json(verified.as_tree()) if as_json else print(verified_text(verified))
     if write_list is not None:
         written(lambda: write_names(verified.bad, write_list), "--write-list")
-    raise typer.Exit(0 if verified.holds else EXIT_FAILED)
+    raise typer.Exit(0 if verified.holds else EXIT_FOUND)
 
 
 @app.command()

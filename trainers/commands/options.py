@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+EXIT_FOUND = 5  # of a command that looks for mistakes, and found one
 OPTIONS_OF_GROUPS = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 NAME = "A name of `kilobatch recipes list`, a path, or the folder of a run."

@@ -215,8 +215,7 @@ def plan(
     refuse_folder(opened.dataset, request.data)
     _, overrides = overrides_by_file(request.overrides, "cluster")
     where, _ = cluster_of(cluster, workers=ranks, vocabulary=vocabulary(), overrides=overrides)
-    how = {"exact": exact, "workers": ranks, "micro_batch_size": micro_batch_size}
-    made = planned(opened, where, model=model_of(opened), **how)
+    made = planned(opened, where, workers=ranks, model=model_of(opened), exact=exact, micro_batch_size=micro_batch_size)
     return timed_plan(made, is_this_machine=cluster is None).tree
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from trainers.commands.options import (
+    EXIT_FOUND,
     NAME,
     NAMES,
     OPTIONS_OF_GROUPS,
@@ -110,10 +111,19 @@ def lint(
     known = vocabulary(allow_code=allow_code)
     if cluster is not None:
         workers = workers or open_cluster(cluster, vocabulary=known).num_workers
-    options = {"vocabulary": known, "overrides": overrides or (), "allow_code": allow_code, "data_root": data}
-    findings = {name: lint_recipe(name, workers=workers, **options) for name in recipes}
+    findings = {
+        name: lint_recipe(
+            name,
+            vocabulary=known,
+            overrides=overrides or (),
+            allow_code=allow_code,
+            data_root=data,
+            workers=workers,
+        )
+        for name in recipes
+    }
     print(findings_text(findings, as_json), end="")
-    raise typer.Exit(5 if any(findings.values()) else 0)
+    raise typer.Exit(EXIT_FOUND if any(findings.values()) else 0)
 
 
 @app.command("id")
@@ -216,8 +226,13 @@ def diff(
     from trainers.launch.identity import code_of
     from trainers.launch.vocabulary import vocabulary
 
-    how = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code or None, "data_root": data}
-    comparison = compare_recipes([first, *others], code_of=code_of, **how)
+    comparison = compare_recipes(
+        [first, *others],
+        vocabulary=vocabulary(allow_code=allow_code),
+        allow_code=allow_code or None,
+        data_root=data,
+        code_of=code_of,
+    )
     if as_json:
         print_json(comparison.as_tree())
     else:

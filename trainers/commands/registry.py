@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainers.commands.options import OPTIONS_OF_GROUPS, Json, print_json
+from trainers.commands.options import EXIT_FOUND, OPTIONS_OF_GROUPS, Json, print_json
 
 EXAMPLES = """\b
 Examples:
@@ -167,7 +167,7 @@ def verify(name: Name) -> None:
     print(f"signed by {by}" if by else "signed by nobody whose key is known here" if entry.signature else "not signed")
     for rerun in registry.reruns(entry.digest):
         print(_line(f"rerun {rerun.get('date')}: {rerun.get('verdict')}"))
-    raise typer.Exit(5 if registry.signers and by is None else 0)
+    raise typer.Exit(EXIT_FOUND if registry.signers and by is None else 0)
 
 
 @app.command()

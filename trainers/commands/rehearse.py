@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainers.commands.options import (
+    EXIT_FOUND,
     AllowCode,
     ClusterName,
     Data,
@@ -84,9 +85,11 @@ def rehearse(
         raise refused("--restart-on", "is for a run in which a rank dies", "name it: --fail 3@epoch12")
     most = workers and max(workers, restart_on or 0)
     where, _ = cluster_of(cluster, workers=most, vocabulary=vocabulary(), overrides=of_cluster)
-    how: dict[str, Any] = {"exact": exact, "micro_batch_size": micro_batch_size}
-    made = planned(opened, where, workers=workers, model=model_of(opened), **how)
-    then = made if restart_on is None else planned(opened, where, workers=restart_on, **how)
+    made = then = planned(
+        opened, where, workers=workers, model=model_of(opened), exact=exact, micro_batch_size=micro_batch_size
+    )
+    if restart_on is not None:
+        then = planned(opened, where, workers=restart_on, exact=exact, micro_batch_size=micro_batch_size)
     every = checkpoint_every_of(checkpoint_every, made)
     failures = failures_of(fail or [], made, then)
     needed, installed = least_memory(made), installed_bytes()
@@ -114,7 +117,7 @@ def rehearse(
         print_json(rehearsed.as_tree() | more)
     else:
         print(f"{rehearsal_text(rehearsed)}\n{time}")
-    raise typer.Exit(0 if rehearsed.holds else 5)
+    raise typer.Exit(0 if rehearsed.holds else EXIT_FOUND)
 
 
 def failures_of(texts: list[str], made: Plan, then: Plan) -> list[Failure]:

@@ -185,10 +185,12 @@ class Auto:
             connection.choices = ["SharedWindow: all workers share memory"]
             return connection
         sockets, why = _sockets_are_cheaper(mpi)
-        per_node = {"ranks_per_node": self.ranks_per_node, "sockets": sockets}
-        components: list[Any] = [SharedWindow(**per_node)] if len(set(sizes)) == 1 and sizes[0] > 1 else []
+        components: list[Any] = []
+        if len(set(sizes)) == 1 and sizes[0] > 1:
+            components.append(SharedWindow(ranks_per_node=self.ranks_per_node, sockets=sockets))
         components += [Ring(sockets=sockets), HalvingDoubling(), Direct(), MpiAllreduce(), Torus(sockets=sockets)]
-        components.append(Hierarchical(**per_node))  # not first: the first one's memory serves all of them
+        # Not first: the first one's memory serves all of them.
+        components.append(Hierarchical(ranks_per_node=self.ranks_per_node, sockets=sockets))
         candidates = {type(component).__name__: _connected(component, mpi.Dup()) for component in components}
         connection = Fastest(mpi, candidates)
         connection.choices = [why]

@@ -63,10 +63,9 @@ class ChainerMN:
             communicator.multi_node_mean_grad(_link_of(values))
             values *= values.dtype.type(mpi.size)
 
-        how = {"num_roundings": 0, "sums_16_bits": False}
         if gpu is None:
-            return Connection(mpi, sum_of, wait_mode="spins", **how)
-        return GpuConnection(mpi, sum_of, gpu=gpu, **how)
+            return Connection(mpi, sum_of, wait_mode="spins", num_roundings=0, sums_16_bits=False)
+        return GpuConnection(mpi, sum_of, gpu=gpu, num_roundings=0, sums_16_bits=False)
 
 
 def _link_of(values: np.ndarray) -> Any:

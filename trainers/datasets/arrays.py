@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from trainers.datasets.fingerprints import FingerprintOfFiles, sha256_of_parts
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.remote import CannotFetch, Mirror, Piece
-from trainers.datasets.samples import SamplesInMemory, require_names, require_root, require_split, sha256_of, splits_of
+from trainers.datasets.samples import SamplesInMemory, require_names, require_root, require_split, splits_of
 
 _WHOLE_BYTES = 2**30  # arrays of more bytes are not read whole for the fingerprint
 _NUM_READ = 4096  # images of a larger array whose bytes are in the fingerprint
@@ -23,7 +24,7 @@ _THREADS_PAY_BYTES = 64 * 64 * 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrays:
+class Arrays(FingerprintOfFiles):
     """Images of one size in NumPy's files: `SPLIT_images.npy` and `SPLIT_labels.npy`, or both in `SPLIT.npz`.
 
         images      uint8, (samples, height, width, channels), or (samples, height, width) where they are grey
@@ -78,16 +79,12 @@ class Arrays:
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
 
-    def fingerprint(self, root: Path | None) -> str:
-        """SHA-256 over `fingerprints`, in order, and the fields."""
-        return sha256_of([repr(self), *(word for pair in self.fingerprints(root).items() for word in pair)])
-
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each split: its shape, its labels and its images; of more than 1 GiB, 4,096 evenly spaced ones."""
         opened = {getattr(self, split): self.open(root, split) for split in splits_of(self)}
         return {
             **preparation(self._place(root).folder),
-            **{name: sha256_of(_identity(samples)) for name, samples in opened.items()},
+            **{name: sha256_of_parts(_identity(samples)) for name, samples in opened.items()},
         }
 
     def _place(self, root: Path | None) -> Place:

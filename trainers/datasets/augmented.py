@@ -95,8 +95,9 @@ class AugmentedSamples:
         if not isinstance(images, np.ndarray) or images.dtype not in (np.uint8, np.float32) or images[0].size > SMALL:
             return None
         try:
-            how = {"epochs": epochs, "indices": indices, "image_size": image_size}
-            pixels = self.pipeline.stack(np.asarray(images), rows, **how)
+            pixels = self.pipeline.stack(
+                np.asarray(images), rows, epochs=epochs, indices=indices, image_size=image_size
+            )
         except UnfitImage:  # which one by one says which it is
             return None
         if pixels is None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.datasets.place import Place
 from trainers.datasets.remote import Mirror, Piece
-from trainers.datasets.samples import EncodedSamples, FilePaths, UnreadableImage, evenly, sha256_of
+from trainers.datasets.samples import EncodedSamples, FilePaths, UnreadableImage, evenly
 
 _MOST_OPEN = 512  # files that stay open; many systems allow 1,024 to a process
 _NUM_READ = 16  # images of a file whose bytes are in the fingerprint
@@ -87,7 +88,7 @@ class ByteRanges(EncodedSamples):
         for samples in ranges:
             self.will_need(samples[number] for number in evenly(len(samples), _NUM_READ))
         return {
-            self.place.name(path): sha256_of(self._identity(samples))
+            self.place.name(path): sha256_of_parts(self._identity(samples))
             for path, samples in zip(self.files, ranges, strict=True)
         }
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from recipes.arguments import require_count
-from trainers.datasets.samples import SamplesInMemory, require_root, require_split, sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
+from trainers.datasets.samples import SamplesInMemory, require_root, require_split
 
 _SIDE = 32
 _PIXEL_BYTES = 3 * _SIDE * _SIDE  # red, green and blue pixels, row by row
@@ -53,7 +54,7 @@ class Cifar10:
 
     def fingerprint(self, root: Path | None) -> str:
         """SHA-256 over the bytes of all files, and the fields."""
-        return sha256_of([repr(self), *self._files().digests(root)])
+        return sha256_of_parts([repr(self), *self._files().digests(root)])
 
     def _files(self) -> _Files:
         train = {f"data_batch_{number}.bin": self.num_per_file for number in range(1, 6)}
@@ -105,7 +106,7 @@ class Cifar100:
 
     def fingerprint(self, root: Path | None) -> str:
         """SHA-256 over the bytes of all files, and the fields."""
-        return sha256_of([repr(self), *self._files().digests(root)])
+        return sha256_of_parts([repr(self), *self._files().digests(root)])
 
     def _files(self) -> _Files:
         return _Files(
@@ -149,7 +150,7 @@ class _Files:
         return {**counts, "num_classes": self.num_classes}
 
     def digests(self, root: Path | None) -> list[str]:
-        return [sha256_of([path.read_bytes()]) for split in self.records for path in self._paths(root, split)]
+        return [sha256_of_parts([path.read_bytes()]) for split in self.records for path in self._paths(root, split)]
 
     def _paths(self, root: Path | None, split: str) -> list[Path]:
         """The files of a split, each there and of the right size."""

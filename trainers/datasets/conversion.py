@@ -20,9 +20,11 @@ import numpy as np
 from PIL import Image
 
 from recipes.errors import InputRefused
+from recipes.reports.wording import listed
 from trainers.augmentations import decoders
+from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.datasets.manifest import MANIFEST, read_manifest
-from trainers.datasets.samples import EncodedSamples, ImageFiles, evenly, sha256_of
+from trainers.datasets.samples import EncodedSamples, ImageFiles, evenly
 from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of, digest_of
 from trainers.runs.errors import RunFailed
 from trainers.runs.run_folder import write_whole
@@ -153,9 +155,8 @@ def verify(root: Path, add: Callable[[int], None]) -> None:
         wrong += [] if right else [name]
         add(line["samples"])
     if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise RunFailed(
-            f"{root}: not as they were written: {', '.join(wrong[:5])}{more}; remove their lines from {MANIFEST}, then "
+            f"{root}: not as they were written: {listed(wrong)}; remove their lines from {MANIFEST}, then "
             "the same command writes them again"
         )
 
@@ -179,7 +180,7 @@ def _identity(samples: Any) -> str:
     sizes: Iterable[int] = getattr(samples, "sizes", ())
     if isinstance(samples, ImageFiles):
         sizes = (os.stat(os.path.join(samples.folder, path)).st_size for path in paths)
-    return sha256_of(f"{label} {size} {path}" for label, size, path in zip_longest(labels, sizes, paths))
+    return sha256_of_parts(f"{label} {size} {path}" for label, size, path in zip_longest(labels, sizes, paths))
 
 
 def _paths(samples: Any) -> Sequence[str]:

@@ -10,7 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from recipes.arguments import require_count
-from trainers.datasets.samples import SamplesInMemory, require_split, sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
+from trainers.datasets.samples import SamplesInMemory, require_split
 
 _NUM_SAMPLES = 1797
 
@@ -60,7 +61,7 @@ class Digits:
     def fingerprint(self, root: Path | None) -> str:
         """SHA-256 over the bytes of all images and labels, and the division."""
         images_NHWC, labels = _load()
-        return sha256_of([images_NHWC.astype("<f4").tobytes(), labels.astype("<i8").tobytes(), repr(self)])
+        return sha256_of_parts([images_NHWC.astype("<f4").tobytes(), labels.astype("<i8").tobytes(), repr(self)])
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from recipes.reports.wording import counted
-from trainers.datasets.samples import SamplesInMemory, require_root, require_split, sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
+from trainers.datasets.samples import SamplesInMemory, require_root, require_split
 
 _PREFIXES = {"train": "train", "eval": "t10k"}
 _PARTS = {"images": 3, "labels": 1}  # and their dimensions
@@ -58,7 +59,7 @@ class Idx:
     def fingerprint(self, root: Path | None) -> str:
         """SHA-256 over the values of all files, whether they are compressed or not."""
         paths = [path for split in _PREFIXES for path in self._paths(root, split).values()]
-        return sha256_of([repr(self), *(_bytes(path) for path in paths)])
+        return sha256_of_parts([repr(self), *(_bytes(path) for path in paths)])
 
     def _paths(self, root: Path | None, split: str) -> dict[str, Path]:
         """The files of images and of labels."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainers.datasets.fingerprints import FingerprintOfFiles, sha256_of_parts
 from trainers.datasets.index_file import indexed, state_of
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
@@ -23,7 +24,6 @@ from trainers.datasets.samples import (
     require_names,
     require_root,
     require_split,
-    sha256_of,
     splits_of,
 )
 
@@ -35,7 +35,7 @@ _QUIET_SECONDS = 2.0  # of listing, before it shows its progress
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder:
+class ImageFolder(FingerprintOfFiles):
     """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, JPEG or PNG, turned as stored (not by EXIF).
 
     The classes are the folders, numbered from 0 in the order of their names as bytes; both splits must have the same.
@@ -98,10 +98,6 @@ class ImageFolder:
         }
         return {**counts, "num_classes": len(classes)}
 
-    def fingerprint(self, root: Path | None) -> str:
-        """SHA-256 over `fingerprints`, in order, and the fields."""
-        return sha256_of([repr(self), *(word for pair in self.fingerprints(root).items() for word in pair)])
-
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each `SPLIT/CLASS`: names and sizes of its files, by the index, and the bytes of some.
 
@@ -120,7 +116,7 @@ class ImageFolder:
                 mirror.will_need((f"{split}/{paths[number]}", 0, None) for number in _all_read(index["counts"]))
             for name, count in zip(_in_order(classes), index["counts"].tolist(), strict=True):
                 samples = range(start, start + count)
-                found[f"{split}/{name}"] = sha256_of(_identity(bytes_of, paths, sizes, samples))
+                found[f"{split}/{name}"] = sha256_of_parts(_identity(bytes_of, paths, sizes, samples))
                 start += count
         return found
 

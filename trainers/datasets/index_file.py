@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from recipes.sharing.cache import cache_folder
-from trainers.datasets.samples import sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
 
 _SETTLED_NS = 2_000_000_000  # the clock of some file systems ticks once in two seconds
 
@@ -32,9 +32,9 @@ def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str,
         state: of the data; the index is made again if it differs.
         make: gives the arrays.
     """
-    stamp = sha256_of(["kilobatch index 3", *(str(word) for path, now in state.items() for word in (path, *now))])
+    stamp = sha256_of_parts(["kilobatch index 3", *(str(word) for path, now in state.items() for word in (path, *now))])
     file = f".kilobatch-index-{name.replace('/', '-')}"
-    places = [root / file, cache_folder() / "indexes" / f"{sha256_of([os.path.realpath(root)])[:16]}{file}"]
+    places = [root / file, cache_folder() / "indexes" / f"{sha256_of_parts([os.path.realpath(root)])[:16]}{file}"]
     for place in places:
         # What is damaged is made anew: zipfile checks the CRC of each array.
         with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), place.open("rb") as opened:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes.reports.wording import listed
 from trainers.augmentations.pipeline import Pixels
 from trainers.datasets.augmented import AugmentedSamples, Split
 from trainers.runs.errors import RankFailed
@@ -112,9 +113,8 @@ class LoaderProcess:
             process.wait(_END_SECONDS)
         code = process.returncode
         self.close()
-        named = ", ".join(str(index) for _, index in samples[:_MOST_NAMED])
-        more = f" and {len(samples) - _MOST_NAMED} more" if len(samples) > _MOST_NAMED else ""
-        how = f"{self._name}, process {process.pid}, {_end_text(code)}; it had samples {named}{more}"
+        named = listed((str(index) for _, index in samples), most=_MOST_NAMED)
+        how = f"{self._name}, process {process.pid}, {_end_text(code)}; it had samples {named}"
         self._deaths += 1
         if self._deaths > 1:
             raise RankFailed(

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from trainers.datasets.samples import Sample, evenly, require_root, require_split, sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
+from trainers.datasets.samples import Sample, evenly, require_root, require_split
 
 _NUM_READ = 256  # samples of a split whose bytes are in the fingerprint
 
@@ -53,7 +54,7 @@ def reader_methods(cls: type) -> dict[str, Any]:
 
     def fingerprint(self: Any, root: Path | None) -> str:
         """SHA-256 over the fields, the number of samples, and up to 256 evenly spaced samples of each split."""
-        return sha256_of([repr(self), *_parts(self.open(root, "train")), *_parts(self.open(root, "eval"))])
+        return sha256_of_parts([repr(self), *_parts(self.open(root, "train")), *_parts(self.open(root, "eval"))])
 
     reads_folder = "root" in parameters
     methods = {"open": open_split, "facts": facts, "fingerprint": fingerprint}

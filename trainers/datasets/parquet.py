@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
+from trainers.datasets.fingerprints import FingerprintOfFiles, sha256_of_parts
 from trainers.datasets.index_file import indexed
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
@@ -27,7 +28,6 @@ from trainers.datasets.samples import (
     require_names,
     require_root,
     require_split,
-    sha256_of,
     splits_of,
 )
 
@@ -37,7 +37,7 @@ _NEEDLE = 32  # bytes of an image that are searched for; the others are compared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet:
+class Parquet(FingerprintOfFiles):
     """Rows of an image and its class, in the files in which ImageNet-1k is published for download.
 
         ROOT/data/train-00000-of-00294.parquet ..., ROOT/data/validation-00000-of-00014.parquet ...
@@ -117,10 +117,6 @@ class Parquet:
         labels = {split: self._index(place, split)[0]["labels"] for split in splits_of(self)}
         counts = {f"num_{split}": len(values) for split, values in labels.items()}
         return {**counts, "num_classes": 1 + max(int(values.max()) for values in labels.values())}
-
-    def fingerprint(self, root: Path | None) -> str:
-        """SHA-256 over `fingerprints`, in order, and the fields."""
-        return sha256_of([repr(self), *(word for pair in self.fingerprints(root).items() for word in pair)])
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each file, see `ByteRanges` and `RowGroups`."""
@@ -251,7 +247,7 @@ class RowGroups(EncodedSamples):
             groups = np.flatnonzero(self.file_of_group == number)
             start, stop = int(self.starts[groups[0]]), int(self.starts[groups[-1] + 1])
             labels = self.labels[start:stop].astype("<i8").tobytes()
-            found[self.place.name(path)] = sha256_of([labels, _footer(self.place, path), self.encoded(start)])
+            found[self.place.name(path)] = sha256_of_parts([labels, _footer(self.place, path), self.encoded(start)])
         return found
 
     def __getstate__(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 from recipes.errors import InputRefused
 from recipes.schema.dataset import url_of
 from recipes.sharing.cache import cache_folder
-from trainers.datasets.samples import sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.runs.errors import RankFailed
 from trainers.runs.mpi_ranks import launched_by_us
 
@@ -90,7 +90,7 @@ class Mirror:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         place = os.environ.get(FOLDER_VARIABLE)
-        self.folder = (Path(place) if place else cache_folder() / "data") / sha256_of([self.url])[:16]
+        self.folder = (Path(place) if place else cache_folder() / "data") / sha256_of_parts([self.url])[:16]
         self.folder.mkdir(parents=True, exist_ok=True)
         self._limit = _bytes_of(os.environ.get(SIZE_VARIABLE) or "200GB")
         self._fetched = 0  # bytes since the cache was last made to fit
@@ -255,7 +255,7 @@ class Mirror:
             if not sizes:
                 raise InputRefused(f"{self.url}: no file there; check the address, and who may list it")
             self._drop_changed(place, sizes, marks)
-            version = sha256_of([word for name in sizes for word in (name, str(sizes[name]), marks[name])])
+            version = sha256_of_parts([word for name in sizes for word in (name, str(sizes[name]), marks[name])])
             part = place.with_name(f"{place.name}.part")
             part.write_text(json.dumps({"sizes": sizes, "marks": marks, "version": version}), encoding="utf-8")
             part.replace(place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from recipes.schema.dataset import url_of
 from trainers.augmentations.decoders import EncodedImage, UndecodableImage, decode, format_of, size_of
+from trainers.datasets.remote import local_root
 from trainers.runs.errors import RankFailed
 from trainers.runs.identity import is_of_the_user
 
@@ -57,8 +57,6 @@ def require_root(kind: str, root: Path | None, layout: str, *, whole: bool = Tru
             "in the data set's file"
         )
     if whole and url_of(root) is not None:
-        from trainers.datasets.remote import local_root  # which needs this file
-
         return local_root(root)
     return root
 
@@ -121,19 +119,6 @@ def evenly(count: int, most: int) -> list[int]:
     """Up to `most` evenly spaced indices of `count` samples."""
     chosen = min(count, most)
     return [count * number // chosen for number in range(chosen)]
-
-
-def sha256_of(parts: Iterable[str | bytes]) -> str:
-    """SHA-256, in hexadecimal, of the parts, each preceded by its length, so that no two lists give the same bytes.
-
-    Names of files may have bytes that are no UTF-8, as `os.fsdecode` gives them.
-    """
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode(errors="surrogateescape") if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()
 
 
 class UnreadableImage(RankFailed, ValueError):

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from recipes.errors import InputRefused
-from trainers.datasets.samples import sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
 
 _ROWS = 100  # of a group of Parquet's rows
 
@@ -127,8 +127,9 @@ def write_parquet(path: Path, images: Iterator[StoredImage]) -> None:
     path.parent.mkdir(exist_ok=True)
     image_type = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     schema = pyarrow.schema([("image", image_type), ("label", pyarrow.int64())])
-    options = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
-    with ParquetWriter(_part(path), schema, **options) as writer:
+    with ParquetWriter(
+        _part(path), schema, compression="none", use_dictionary=False, write_statistics=["label"]
+    ) as writer:
         for group in _groups(images, _ROWS):
             column = [{"bytes": image.file, "path": image.name.rpartition("/")[2]} for image in group]
             table = pyarrow.table({"image": column, "label": [image.label for image in group]}, schema=schema)
@@ -164,7 +165,7 @@ def digest_of(path: Path) -> str:
         return hashlib.sha256(np.load(file, mmap_mode="r")[start:stop]).hexdigest()
     if path.is_dir():
         names = sorted(os.listdir(path), key=os.fsencode)
-        return sha256_of(part for name in names for part in (name, (path / name).read_bytes()))
+        return sha256_of_parts(part for name in names for part in (name, (path / name).read_bytes()))
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from recipes.arguments import require_count, require_share
 from recipes.planning.random_bits import draws
-from trainers.datasets.samples import Sample, require_split, sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
+from trainers.datasets.samples import Sample, require_split
 
 _KEPT_BYTES = 1 << 28  # images of a split, at most, are kept once they are computed
 
@@ -71,7 +72,7 @@ class Synthetic:
 
     def fingerprint(self, root: Path | None) -> str:
         """SHA-256 over the fields."""
-        return sha256_of([repr(self)])
+        return sha256_of_parts([repr(self)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,19 +12,12 @@ from typing import BinaryIO
 import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
+from trainers.datasets.fingerprints import FingerprintOfFiles
 from trainers.datasets.index_file import indexed
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
-from trainers.datasets.samples import (
-    FilePaths,
-    require_channels,
-    require_names,
-    require_root,
-    require_split,
-    sha256_of,
-    splits_of,
-)
+from trainers.datasets.samples import FilePaths, require_channels, require_names, require_root, require_split, splits_of
 
 _IMAGES = ("jpg", "jpeg", "png")
 _QUIET_SECONDS = 2.0
@@ -34,7 +27,7 @@ _MOST_DIGITS = 18  # of a class, in 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
-class TarShards:
+class TarShards(FingerprintOfFiles):
     """Images in tar archives, uncompressed: `ROOT/train-*.tar` and `ROOT/val-*.tar`, as WebDataset has them.
 
         KEY.jpg (.jpeg, .png), and KEY.cls      the class, a whole number from 0 as text, in the same archive
@@ -97,10 +90,6 @@ class TarShards:
         opened = {split: self.open(root, split) for split in splits_of(self)}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
-
-    def fingerprint(self, root: Path | None) -> str:
-        """SHA-256 over `fingerprints`, in order, and the fields."""
-        return sha256_of([repr(self), *(word for pair in self.fingerprints(root).items() for word in pair)])
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each archive, see `ByteRanges`."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainers.datasets.samples import FilePaths, ImageFiles, evenly, require_root, require_split, sha256_of
+from trainers.datasets.fingerprints import sha256_of_parts
+from trainers.datasets.samples import FilePaths, ImageFiles, evenly, require_root, require_split
 
 _LAYOUT = "train/CLASS/images/FILE, val/images/FILE and val/val_annotations.txt"
 _NUM_READ = 4096  # images of a split whose bytes are in the fingerprint
@@ -70,7 +71,7 @@ class TinyImageNet:
         for samples in (self.open(root, split) for split in ("train", "eval")):
             words += [f"{path} {label}" for path, label in zip(samples.paths, samples.labels, strict=True)]
             words += map(samples.encoded, evenly(len(samples), _NUM_READ))
-        return sha256_of(words)
+        return sha256_of_parts(words)
 
 
 def _names(folder: Path) -> list[str]:

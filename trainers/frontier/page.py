@@ -16,7 +16,7 @@ from recipes.reports.html import joined, table, tag
 from recipes.reports.page import document
 from recipes.reports.style import MUTED
 from recipes.scale import scale_recipe
-from trainers.frontier.report import beside, conclusions, how_to_read, rows_of
+from trainers.frontier.report import baseline, conclusions, how_to_read, rows_of
 from trainers.frontier.results import Point, fit_of
 from trainers.runs.run_folder import REPORT, write_whole
 from trainers.search.results import BEST
@@ -34,12 +34,14 @@ def write_report(folder: Path, opened: OpenedFrontier, points: Sequence[Point], 
     body += [tag("p", line) for line in conclusions(opened, points)]
     body.append(charts.drawn(_charts(by_method)))
     for method, own in by_method.items():
-        rows = rows_of(own, beside=beside(by_method, method), cluster=cluster)
+        rows = rows_of(own, baseline=baseline(by_method, method), cluster=cluster)
         body += [tag("h2", method), table([*rows[0]], [[*row.values()] for row in rows])]
         _write_recipes(folder / RECIPES, own)
     body.append(tag("p", how_to_read(opened), class_="muted"))
-    how = {"style": charts.style(), "script": charts.script()}
-    write_whole(folder / REPORT, document(frontier.title or frontier.name, joined(body), **how))
+    write_whole(
+        folder / REPORT,
+        document(frontier.title or frontier.name, joined(body), style=charts.style(), script=charts.script()),
+    )
     _write_picture(folder, by_method)
 
 
@@ -62,8 +64,8 @@ def _charts(by_method: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
         if made is not None:
             fitted, perfect = _lines(made[0], _grid(batches), least=min(point.figure for point in found))
             figures.append(curve(f"{method} curve", fitted, f"{method}, fitted", style=style))
-            scaling = {"colour": MUTED, "dashes": _DASHED, "scales": False}
-            figures.append(curve(f"{method} curve", perfect, f"{method}, perfect scaling", **scaling))
+            name = f"{method}, perfect scaling"
+            figures.append(curve(f"{method} curve", perfect, name, colour=MUTED, dashes=_DASHED, scales=False))
         epochs.append(curve(method, [point.epochs for point in found], method, style=style, look="dots"))
         rates.append(curve(method, [point.rate for point in found], method, style=style, look="dots"))
         for name, power, dashes in (("linear", 1.0, _DASHED), ("square root", 0.5, _DOTTED)):
@@ -106,9 +108,18 @@ def _write_picture(folder: Path, by_method: Mapping[str, Sequence[Point]]) -> No
             with_target = found[0].has_target
             made, grid = fit_of(own), _grid([point.batch for point in found])
             lines = _lines(made[0], grid, least=min(point.figure for point in found)) if made else ((), ())
-            at = {"batches": [point.batch for point in found], "figures": [point.figure for point in found]}
             runs = [[figure for figure in point.runs if math.isfinite(figure)] for point in found]
-            curves.append(Curve(method=method, runs=runs, grid=grid, fitted=lines[0], perfect=lines[1], **at))
+            curves.append(
+                Curve(
+                    method=method,
+                    runs=runs,
+                    grid=grid,
+                    fitted=lines[0],
+                    perfect=lines[1],
+                    batches=[point.batch for point in found],
+                    figures=[point.figure for point in found],
+                )
+            )
     if curves:
         name, drawn = ("updates.svg", updates_figure) if with_target else ("accuracy.svg", accuracy_figure)
         write_whole(folder / name, svg_text(drawn(curves)))

@@ -25,13 +25,13 @@ _MARKS = "oxv+*#@%"
 
 
 def rows_of(
-    points: Sequence[Point], *, beside: Mapping[int, Point] | None = None, cluster: str | None = None
+    points: Sequence[Point], *, baseline: Mapping[int, Point] | None = None, cluster: str | None = None
 ) -> list[dict[str, Any]]:
     """The table: a row for each point of a method.
 
     Args:
         points: of one method, the smallest batch first.
-        beside: batch -> the point of the method that this one is compared with, where the figures are accuracies.
+        baseline: batch -> the point of the method that this one is compared with, where the figures are accuracies.
         cluster: on which time and cost are planned; None: neither.
     """
     first = next((point for point in points if point.rate is not None), None)
@@ -40,7 +40,7 @@ def rows_of(
     for point in points:
         grown = math.nan if first is None else point.batch / first.batch
         values = {} if point.optimum is None else point.optimum.values
-        row = {"batch": point.batch} | _figures(point, smallest=points[0], beside=(beside or {}).get(point.batch))
+        row = {"batch": point.batch} | _figures(point, smallest=points[0], baseline=(baseline or {}).get(point.batch))
         row |= {"epochs": _short(point.epochs), "rate": _short(point.rate)}
         row |= {"linear": _short(first and first.rate * grown), "sqrt": _short(first and first.rate * math.sqrt(grown))}
         names = column_names([*row, *paths])  # `warmup.epochs` beside the row's own `epochs`
@@ -54,19 +54,20 @@ def rows_of(
         if cluster:
             row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), "-")
             if point.updates is not None and math.isfinite(point.updates):
-                how = {"values": values, "updates": point.updates}
-                row |= planned_time(point.opened, point.method, point.batch, cluster, **how)
+                row |= planned_time(
+                    point.opened, point.method, point.batch, cluster, values=values, updates=point.updates
+                )
         rows.append(row)
     return rows
 
 
-def _figures(point: Point, *, smallest: Point, beside: Point | None) -> dict[str, str]:
+def _figures(point: Point, *, smallest: Point, baseline: Point | None) -> dict[str, str]:
     best = None if point.best_part is None else point.best_part.best.values[0]
     if point.has_target:
         return {"updates": _count(point.updates), "seeds": _spread(point), "best trial": _count(best)}
     row = {"accuracy": percent(point.figure), "seeds": _spread(point), "best trial": percent(best)}
     row |= {f"against batch {smallest.batch:,}": _against(point, smallest)}
-    row |= {} if beside is None else {f"against {beside.method}": _against(point, beside)}
+    row |= {} if baseline is None else {f"against {baseline.method}": _against(point, baseline)}
     return row | {"updates": str(point.updates)}
 
 
@@ -179,7 +180,7 @@ def frontier_text(
     frontier = opened.frontier
     by_method = {method: [it for it in points if it.method == method] for method in frontier.branches}
     tables = {
-        method: rows_of(own, beside=beside(by_method, method), cluster=cluster) for method, own in by_method.items()
+        method: rows_of(own, baseline=baseline(by_method, method), cluster=cluster) for method, own in by_method.items()
     }
     if as_json:
         found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": tables}
@@ -190,7 +191,7 @@ def frontier_text(
     return "\n\n".join(filter(None, parts))
 
 
-def beside(by_method: Mapping[str, Sequence[Point]], method: str) -> dict[int, Point]:
+def baseline(by_method: Mapping[str, Sequence[Point]], method: str) -> dict[int, Point]:
     """Batch -> the point of the first method; empty for that method itself."""
     first = next(iter(by_method))
     return {} if method == first else {point.batch: point for point in by_method[first]}

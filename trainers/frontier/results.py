@@ -15,13 +15,13 @@ from optuna.trial import FrozenTrial
 
 from recipes.frontiers.fit import Fit, fit, interval
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
-from recipes.frontiers.proposals import EDGE, Optimum, share_of
+from recipes.frontiers.proposals import Optimum, at_edge
 from recipes.search_space.ranges import Space
 from trainers.launch.verdict import Claimed, judge
 from trainers.runs.run_folder import has_diverged
 from trainers.search.folder import SEARCH, read_study, run_folders
-from trainers.search.outcome import evaluations, has_ended, metrics_lines
-from trainers.search.results import confirm_folder
+from trainers.search.outcome import evaluations, metrics_lines
+from trainers.search.results import ended_confirmations
 from trainers.search.study import DIVERGED, finished, state_of
 
 FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
@@ -174,8 +174,7 @@ class Point:
     def edges(self) -> list[str]:
         """The paths whose best value lies on an edge of its range."""
         space, values = self.space, {} if self.optimum is None else self.optimum.values
-        shares = {path: share_of(space[path], value) for path, value in values.items()}
-        return [path for path, share in shares.items() if share is not None and not EDGE < share < 1 - EDGE]
+        return [path for path, value in values.items() if at_edge(space[path], value)]
 
     def accuracy_at(self, *, epochs: float = math.inf, updates: float = math.inf) -> float | None:
         """The best accuracy of all trials within a budget; None before there is an evaluation in it."""
@@ -209,8 +208,7 @@ def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
         part = Part(folder=search, file=file, trials=tuple(trials), seeds=())
         figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal
         while (best := part.best) is not None:
-            runs = sorted(confirm_folder(search, best.number).glob("seed-*"))
-            part = replace(part, seeds=tuple(figure(run) for run in runs if has_ended(run)))
+            part = replace(part, seeds=tuple(map(figure, ended_confirmations(search, best.number))))
             may_count = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
             if may_count or best.number in part.missed:  # in it only once all trials are
                 break
@@ -232,8 +230,14 @@ def difference(point: Point, other: Point) -> tuple[float, float, float] | None:
     if len(point.runs) < 2 or len(other.runs) < 2:
         return None
     one_sample = 1 / point.opened.bases[point.method].dataset.num_eval  # runs that all diverged do not differ at all
-    spread = {"deviation": stdev(other.runs), "runs": len(other.runs), "margin": 0.0, "resolution": one_sample}
-    judged = judge(Claimed(value=fmean(other.runs), **spread), point.runs, level=0.025)
+    claimed = Claimed(
+        value=fmean(other.runs),
+        deviation=stdev(other.runs),
+        runs=len(other.runs),
+        margin=0.0,
+        resolution=one_sample,
+    )
+    judged = judge(claimed, point.runs, level=0.025)
     return judged.difference, judged.lower, judged.upper
 
 

@@ -257,8 +257,13 @@ def _open(asked: Branching) -> OpenedRecipe:
 
 def _prepared(asked: Branching, changes: Sequence[str]) -> OpenedRecipe:
     """The recipe of the run, changed, which can be trained on the workers that were asked for."""
-    how = {"overrides": tuple(changes), "data": asked.data, "allow_code": asked.allow_code}
-    return prepare(TrainRequest(recipe=str(asked.run / RECIPE), **how), workers=asked.workers).opened
+    request = TrainRequest(
+        recipe=str(asked.run / RECIPE),
+        overrides=tuple(changes),
+        data=asked.data,
+        allow_code=asked.allow_code,
+    )
+    return prepare(request, workers=asked.workers).opened
 
 
 def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
@@ -425,8 +430,16 @@ def grown_recipe(asked: Branching, result: Branches, file: Path) -> str:
     opened = _open(asked)
     steps = steps_of(opened, samples=result.samples, batch=twice)
     reason = f"allowed by the branches of {asked.run.name}"
-    options = {"vocabulary": vocabulary(allow_code=asked.allow_code), "allow_code": asked.allow_code}
-    stepped_recipe(opened, steps, reason=reason, source=MERRILL, out=file, data_root=asked.data, **options)
+    stepped_recipe(
+        opened,
+        steps,
+        reason=reason,
+        source=MERRILL,
+        out=file,
+        vocabulary=vocabulary(allow_code=asked.allow_code),
+        allow_code=asked.allow_code,
+        data_root=asked.data,
+    )
     same = next((branch.folders[0] for branch in result.branches if branch.batch == twice), None)
     done = f"wrote {file}: batch {twice:,} from epoch {result.epoch:.6g} on"
     if same is None:
@@ -468,5 +481,12 @@ def measured_ramp(folders: Sequence[Path], *, out: Path | None, data: Path | Non
             scale = window.scale
             known = scale is not None and scale.standard_error <= scale.value / 2
             measured.append(Measured(epoch=window.first_epoch, batch=scale.value if known else None))
-    options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
-    return ramp_recipe(run / RECIPE, measured, by=by, out=out, **options)
+    return ramp_recipe(
+        run / RECIPE,
+        measured,
+        by=by,
+        out=out,
+        vocabulary=vocabulary(allow_code=allow_code),
+        allow_code=allow_code,
+        data_root=data,
+    )

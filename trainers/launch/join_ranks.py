@@ -108,7 +108,9 @@ def _ending(folder: Path, prepared: Prepared) -> str:
     if not lines or lines[-1]["key"] != "run_stop" or lines[-1]["value"] != "success":
         return ""
     timeline = prepared.plan.timeline
-    state = RunState(total_updates=timeline.num_updates, total_samples=None, num_train=timeline.num_train)
+    state = RunState(
+        total_updates=timeline.num_updates, total_samples=timeline.num_samples, num_train=timeline.num_train
+    )
     for line in lines:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
@@ -232,9 +234,16 @@ def _train_checked(
         prepared = prepared or prepare(request, workers=mpi.size)
         from trainers.training.train import train_as_rank  # and Chainer
 
-        how = {"mpi": mpi, "launched_by_us": checked and not served, "threads": threads, "heartbeat": heartbeat}
         with folder_required(folder):
-            code = train_as_rank(prepared, request, folder, **how)
+            code = train_as_rank(
+                prepared,
+                request,
+                folder,
+                mpi=mpi,
+                launched_by_us=checked and not served,
+                threads=threads,
+                heartbeat=heartbeat,
+            )
     except RunFailed:
         heartbeat.finish()
         if mpi.rank == 0 and request.report and not checked:

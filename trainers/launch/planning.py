@@ -168,8 +168,9 @@ def _whole(
     recipe, own, cluster = recipe or made.recipe, cluster in (None, made.cluster), cluster or made.cluster
     workers = min(cluster.num_workers, min(recipe.batch.global_.sizes))  # on these its norm groups surely fit
     whole = plan(recipe=recipe, dataset=dataset or made.dataset, cluster=cluster, workers=workers)
-    asked = {"micro_batch_size": made.micro_batch_size, "exact": made.exact} if own else {}
-    return replace(whole, model=made.model, **asked)
+    if not own:
+        return replace(whole, model=made.model)
+    return replace(whole, model=made.model, micro_batch_size=made.micro_batch_size, exact=made.exact)
 
 
 def micro_batches(made: Plan, seconds: float) -> list[tuple[int, int]]:
@@ -315,8 +316,6 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, time
         noise: gradient noise scale of a run of it, in samples; batches beyond twice that are not advised.
         timed: its time is known; False: the largest batch that the rules allow.
     """
-    same = {name: getattr(made, name) for name in ("dataset", "cluster", "workers", "model", "exact")}
-    same |= {} if made.micro_batch_size == "auto" else {"micro_batch_size": made.micro_batch_size}
     own = made.recipe.batch.global_.sizes[0]
     span = made.recipe.batch.norm_span.sizes[0]
     candidates: dict[int, tuple[tuple[float, float, float], tuple[Change, ...], Plan]] = {}
@@ -330,7 +329,16 @@ def advise(opened: OpenedRecipe, made: Plan, *, noise: float | None = None, time
         try:
             changes = () if batch == own else scaling_changes(opened, batch=batch, vocabulary=vocabulary())
             recipe = made.recipe if batch == own else at_batch(made, batch, made.recipe.epochs)
-            planned, taken = plan(recipe=recipe, **same), (0.0, 0.0, 0.0)
+            planned = plan(
+                recipe=recipe,
+                dataset=made.dataset,
+                cluster=made.cluster,
+                workers=made.workers,
+                micro_batch_size=None if made.micro_batch_size == "auto" else made.micro_batch_size,
+                model=made.model,
+                exact=made.exact,
+            )
+            taken = (0.0, 0.0, 0.0)
             if timed:
                 times = forecast(planned)
                 taken = (times.seconds, *times.range_seconds)

@@ -8,6 +8,7 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.reading.open import OpenedRecipe
+from recipes.reports.wording import listed
 from recipes.schema import Dataset, Recipe
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
@@ -107,8 +108,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
         from trainers.training.build import require_trainable  # and Chainer
 
         if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=device == "gpu", is_new=files):
-            more = f" and {len(unreached) - _MAX_NAMED} more" if len(unreached) > _MAX_NAMED else ""
-            named = ", ".join(unreached[:_MAX_NAMED]) + more
+            named = listed(unreached, most=_MAX_NAMED)
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"
             print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
     if files and (opened.recipe.learning_rate.factors or getattr(opened.recipe.optimizer, "required_matrices", ())):

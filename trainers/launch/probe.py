@@ -230,8 +230,9 @@ def _train(request: ProbeRequest, folder: Path, case: _Case) -> _Trained | None:
         reduced.append(f"in updates of {case.samples} samples a rank")
     words += ["--micro-batch-size", str(case.micro_batch)] if case.micro_batch else []
     began = time.time()
-    how = {"env": users_environment(), "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(killed_with_parent(words), **how) as process:
+    with subprocess.Popen(
+        killed_with_parent(words), env=users_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
         try:
             while process.poll() is None and not _enough(folder / "metrics.jsonl", case.seconds):
                 if time.time() - began > request.limit_seconds:
@@ -355,9 +356,14 @@ def _measured_by_ranks(request: ProbeRequest, samples: int | None) -> dict[str, 
     asked |= {"data": request.data and str(request.data), "device": request.device}
     asked["overrides"] += [f"batch.global={request.workers * samples}"] if samples else []
     words.append(json.dumps(asked))
-    how = {"env": users_environment(), "capture_output": True, "text": True, "timeout": _RANKS_SECONDS}
     try:
-        done = subprocess.run(killed_with_parent(words), **how)
+        done = subprocess.run(
+            killed_with_parent(words),
+            env=users_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_RANKS_SECONDS,
+        )
     except subprocess.TimeoutExpired:
         what = f"the ranks that measure together take over {_RANKS_SECONDS} s"
         raise InputRefused(f"{what}; probe with fewer of them (-n), or a smaller model with --set") from None
@@ -374,8 +380,13 @@ def measure_as_rank(request: ProbeRequest, mpi: Any) -> dict[str, Any]:
 
     updater = None
     if request.device != "gpu":
-        how = {"recipe": request.recipe, "overrides": request.overrides, "data": request.data}
-        asked = TrainRequest(**how, allow_code=request.allow_code, exact=False)
+        asked = TrainRequest(
+            recipe=request.recipe,
+            overrides=request.overrides,
+            data=request.data,
+            allow_code=request.allow_code,
+            exact=False,
+        )
         updater = silent_updater(prepare(asked, workers=mpi.size), mpi)
     ranks = RankProbe(mpi, updater)
     ranks.measure()

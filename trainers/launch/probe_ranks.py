@@ -118,8 +118,8 @@ class RankProbe:
             calls = max(1, round(before / each))
             computed, sent = self._both(calls, self._gradient_bytes // 4, wire)
             after = self._timed(self._updates_in_turn)  # the machine's speed changes
-            alone = {"computed_alone": (before + after) / 2, "sent_alone": calls * each}
-            self._rates[wire].append(rates_beside(computed, sent, **alone))
+            rates = rates_beside(computed, sent, computed_alone=(before + after) / 2, sent_alone=calls * each)
+            self._rates[wire].append(rates)
 
     def _gradient_seconds(self, wire: str = "float32") -> float:
         """Of the last all-reduce of all gradients; 0 before the first."""

@@ -95,19 +95,30 @@ def score_run(
     with refuse_foreign(path):
         state = load_into(parts.model, None, content)
         reached = {"update": state["update"], "epoch": state["epoch"]}
-    read = {"load": parts.load_eval, "num_samples": parts.num_eval}
     pays = getattr(parts.load_eval.samples, "threads_pay", False)
     try:
         with LoaderWorkers(num_threads() if pays else 0) as workers:
-            how = {"loss": parts.loss, "workers": workers, "flipped": opened.recipe.evaluation.flipped}
-            result = score(parts.model, **read, **how, mpi=MPI.COMM_SELF)
+            result = score(
+                parts.model,
+                load=parts.load_eval,
+                num_samples=parts.num_eval,
+                loss=parts.loss,
+                workers=workers,
+                flipped=opened.recipe.evaluation.flipped,
+                mpi=MPI.COMM_SELF,
+            )
     except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
     for image in (image for images in parts.skipped for image in images.values()):
         print_error(f"kilobatch: warning: sample {image.index} of {image.split} is skipped: {image.message}")
-    shown = {"recipe": opened.recipe, "dataset": opened.dataset, "reached": {**reached, "split": split}}
     try:
-        write_samples(folder, result.samples, **shown)
+        write_samples(
+            folder,
+            result.samples,
+            recipe=opened.recipe,
+            dataset=opened.dataset,
+            reached={**reached, "split": split},
+        )
     except (OSError, InputRefused) as error:
         print_error(f"kilobatch: warning: {error}; the report shows no classes of this score")
     return {

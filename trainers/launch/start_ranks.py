@@ -44,6 +44,7 @@ from trainers.runs.run_folder import (
     FolderRefused,
     claimed,
     default_folder,
+    last_line,
     lock_folder,
     newest_checkpoint_name,
     require_another_end,
@@ -95,7 +96,7 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
     lock_folder(folder).close()  # rank 0 holds it while they train
-    before = _last_line(folder / METRICS)
+    before = last_line(folder)
     earlier = session_starts(folder / METRICS) if request.resume else None
     with _StopSignals(folder) as signals:
         clear_heartbeats(folder, anew=False)
@@ -103,8 +104,12 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
         threads = 1 if prepared.plan.exact else None
         started = signals.ranks = start_ranks(workers, as_rank, log=folder / LOG, threads=threads)
-        limits = {"seconds": startup_seconds(request.watchdog_seconds), "stopped_seconds": request.watchdog_seconds}
-        watch = ParentWatch(folder, started, **limits)
+        watch = ParentWatch(
+            folder,
+            started,
+            seconds=startup_seconds(request.watchdog_seconds),
+            stopped_seconds=request.watchdog_seconds,
+        )
         from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
         console = Screen()
@@ -115,10 +120,16 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
             text = f"{workers} of the {cluster.num_workers} workers of cluster {cluster.name}: more are no faster here"
             console.print(f"{text}; -n takes another number", markup=False, highlight=False, soft_wrap=True)
         end = prepared.stop_after_update or timeline.num_updates
-        totals = {"total_updates": timeline.num_updates, "total_samples": timeline.samples_at(end)}
-        totals |= {"num_train": timeline.num_train}
-        totals |= {"earlier": earlier, "verbosity": request.verbosity}
-        code = follow(folder, started.process, console=console, **totals)
+        code = follow(
+            folder,
+            started.process,
+            console,
+            total_updates=timeline.num_updates,
+            total_samples=timeline.samples_at(end),
+            num_train=timeline.num_train,
+            earlier=earlier,
+            verbosity=request.verbosity,
+        )
     failure = watch.close()
     if failure is None and (left := started.left_behind()):
         failure = f"mpiexec's process beside the ranks was killed, and {len(left)} ranks trained on; they are ended"
@@ -208,7 +219,7 @@ class _StopSignals:
 def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, ended_at_once_by: str | None) -> int:
     """The exit code of a run: good only if mpiexec says so and the ranks wrote a last line, other than that before."""
     errors = ranks.errors()
-    last = _last_line(folder / METRICS)
+    last = last_line(folder)
     ended = last.get("key") == "run_stop" and last != before
     records = [read_heartbeat(folder, rank) for rank in range(ranks.num_ranks)]
     finished = {record.rank for record in records if record is not None and record.finished}
@@ -244,11 +255,3 @@ def _way_on(folder: Path) -> str:
     if newest is None:
         return "no checkpoint was written yet" if folder.is_dir() else f"{folder} is not there any more"
     return f"newest checkpoint: {newest}; to go on from it: --out {quote(str(folder))} --resume"
-
-
-def _last_line(path: Path) -> dict[str, Any]:
-    try:
-        line = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-    except (OSError, IndexError, ValueError, RecursionError):
-        return {}
-    return line if isinstance(line, dict) else {}

@@ -115,9 +115,10 @@ def t_quantile(probability: float, df: float) -> float:
     >>> round(t_quantile(0.95, 4), 4), round(t_quantile(0.95, 1e6), 3)
     (2.1318, 1.645)
     """
-    angles = np.linspace(0, np.pi / 2 if df < 1000 else 10 / math.sqrt(df), 4001)
+    end = np.pi / 2 if df < 1000 else 10 / math.sqrt(df)
+    angles = end * np.sin(np.linspace(0, np.pi / 2, 4001))  # dense at the end, where few degrees have their tail
     density = np.cos(angles) ** (df - 1)
-    upto = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    upto = np.concatenate([[0.0], np.cumsum(np.diff(angles) * (density[1:] + density[:-1]) / 2)])
     angle = np.interp(probability - 0.5, 0.5 * upto / upto[-1], angles)
     return math.sqrt(df) * math.tan(angle)
 

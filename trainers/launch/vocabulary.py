@@ -17,6 +17,7 @@ from lr_schedules import shapes
 from recipes.errors import InputRefused
 from recipes.reading.registry import entry_points
 from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
+from recipes.search_space import ranges
 from trainers.datasets.own_data import is_own_data, reader_methods
 
 # Arguments that are no keys of the recipe: of a Chain, facts about the data set; of a class of samples, what to open.
@@ -136,10 +137,13 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
 def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
     """All names a search may use, including those of its recipe; for `allow_code` see `vocabulary`.
 
-    Other packages add to them by the groups `kilobatch.samplers` and `kilobatch.ranges`.
+    Other packages add samplers by the group `kilobatch.samplers`. All ranges are ours.
     """
-    groups = {name: _group(name, allow_code=False) for name in ("ranges", "samplers")}
-    return SearchVocabulary(**vars(vocabulary(allow_code=allow_code)), **groups)
+    return SearchVocabulary(
+        **vars(vocabulary(allow_code=allow_code)),
+        ranges={kind: getattr(ranges, kind) for kind in ranges.__all__},
+        samplers=_group("samplers", allow_code=False),
+    )
 
 
 def _group(name: str, *, allow_code: bool) -> _Group:

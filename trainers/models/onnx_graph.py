@@ -53,8 +53,9 @@ def onnx_model(model: chainer.Chain, shape: tuple[int, int, int], *, facts: Mapp
     made = helper.make_graph(
         graph.nodes, type(model).__name__, [ends["images_NCHW"]], [ends["logits"]], [*graph.constants.values()]
     )
-    versions = {"opset_imports": [helper.make_opsetid("", _OPSET)], "ir_version": _IR}
-    whole = helper.make_model(made, producer_name="kilobatch", **versions)
+    whole = helper.make_model(
+        made, producer_name="kilobatch", opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR
+    )
     helper.set_model_props(whole, dict(facts))
     onnx.checker.check_model(whole)
     return whole

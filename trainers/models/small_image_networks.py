@@ -168,7 +168,6 @@ class ResidualNetwork(chainer.Chain):
         shortcut: str = "projection",
     ) -> None:
         super().__init__()
-        options = {"zero_last_gamma": zero_last_gamma, "shortcut": shortcut}
         with self.init_scope():
             self.conv1 = L.Convolution2D(num_in, width, 3, pad=1, nobias=True, initialW=HeNormal())
             self.bn1 = L.BatchNormalization(width)
@@ -178,7 +177,10 @@ class ResidualNetwork(chainer.Chain):
                 num_out = width * 2**stage
                 for place in range(num_blocks):
                     stride = 2 if stage > 0 and place == 0 else 1
-                    self.blocks.append(ResidualBlock(num_in, num_out, stride=stride, **options))
+                    block = ResidualBlock(
+                        num_in, num_out, stride=stride, zero_last_gamma=zero_last_gamma, shortcut=shortcut
+                    )
+                    self.blocks.append(block)
                     num_in = num_out
             self.fc = L.Linear(num_in, num_classes, initialW=LeCunNormal())
 

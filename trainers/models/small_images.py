@@ -99,8 +99,14 @@ class SimpleCNN:
         """The network with all its parameters initialised, for images of `image_size`, 28 where it is not given."""
         from trainers.models.small_image_networks import SimpleNetwork
 
-        how = {"widths": self.widths, "hidden": self.hidden, "dropout": self.dropout}
-        return SimpleNetwork(channels, num_classes, image_size=image_size or 28, **how)
+        return SimpleNetwork(
+            channels,
+            num_classes,
+            image_size=image_size or 28,
+            widths=self.widths,
+            hidden=self.hidden,
+            dropout=self.dropout,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

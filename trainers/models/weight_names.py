@@ -9,6 +9,7 @@ import numpy as np
 from chainercv.links.model.resnet import ResNet
 
 from recipes.errors import InputRefused
+from recipes.reports.wording import listed
 from recipes.schema import Init
 from trainers.models.imagenet_networks import BasicNetwork, BlurredConvolution2D, pooled_with_padding
 from trainers.runs.checkpoint import CheckpointContent, load_into, read_arrays, weights_of
@@ -16,7 +17,6 @@ from trainers.runs.checkpoint import CheckpointContent, load_into, read_arrays, 
 _LEAVES = {"W": "weight", "b": "bias", "gamma": "weight", "beta": "bias"}
 _LEAVES |= {"avg_mean": "running_mean", "avg_var": "running_var"}
 _EPSILON = 1e-5  # PyTorch's default, and that of torchvision's and timm's ResNets
-_MOST_NAMED = 5
 _EXPORT = "give the file that `kilobatch export RUN --format safetensors` writes"
 
 
@@ -120,14 +120,12 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
     }
     for what, names in faults.items():
         if names:
-            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            named = ", ".join(sorted(names)[:_MOST_NAMED]) + more
             way_out = "name their layers in init.except, or give weights of this model"
             if what == "lacks" and all(own[path].dtype.kind in "iu" for path in names):
                 # Of the averages in a checkpoint, which lack what is counted; `except` would draw their layers anew.
                 torchs = foreign and why_not_torch(model)  # an export has their names
                 way_out = "give the checkpoint's weights.safetensors" if torchs else _EXPORT
-            raise InputRefused(f"init.weights: {init.weights} {what} {named}; {way_out}")
+            raise InputRefused(f"init.weights: {init.weights} {what} {listed(sorted(names))}; {way_out}")
     return {path: found[path] for path in wanted}
 
 

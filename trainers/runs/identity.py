@@ -11,12 +11,12 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.reading.open import CODE
+from recipes.reports.wording import listed
 from recipes.schema import Dataset
 from trainers.runs.run_folder import read_file, write_whole
 
 IDENTITY = "identity.json"
 WHATS = ("code", "data")
-_MOST_NAMED = 5
 
 
 class IdentityChanged(InputRefused):
@@ -84,8 +84,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]
         words += [f"{name} is new" for name in has if name not in was]
         words += [f"{name} has changed" for name in has if name in was and was[name] != has[name]]
         if words:
-            more = f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
-            found[what] = f"{what}: {', '.join(words[:_MOST_NAMED])}{more}"
+            found[what] = f"{what}: {listed(words)}"
     return found
 
 

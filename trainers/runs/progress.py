@@ -31,13 +31,13 @@ _POLL_SECONDS = 0.2
 def follow(
     run_folder: str | Path,
     process: subprocess.Popen[Any],
-    total_updates: int,
     console: Console,
     *,
+    total_updates: int,
+    total_samples: int,
     num_train: int,
-    total_samples: int | None = None,
-    earlier: frozenset[bytes] | None = None,
-    verbosity: int = 0,
+    earlier: frozenset[bytes] | None,
+    verbosity: int,
 ) -> int:
     """Shows the progress of a run from its `metrics.jsonl` until its process ends.
 
@@ -47,8 +47,9 @@ def follow(
     Args:
         run_folder: where the ranks write; the file need not exist yet.
         process: the ranks' mpiexec; the caller reads its pipes.
+        total_updates: of the whole run.
+        total_samples: up to where it ends or stops: the time left is right while the batch grows.
         num_train: samples of the training set, for the epoch.
-        total_samples: up to where it ends or stops; with it the time left is right while the batch grows.
         earlier: the `session_starts` before a `--resume`, whose lines are not shown; None: a new run.
         verbosity: -1 shows only notes and how the run ended, 1 a line an update.
     Returns:
@@ -90,7 +91,7 @@ class Tail:
             lines are of this session.
     """
 
-    def __init__(self, path: Path, earlier: frozenset[bytes] | None = None) -> None:
+    def __init__(self, path: Path, earlier: frozenset[bytes] | None) -> None:
         self._path = path
         self._earlier = earlier
         self._file: IO[bytes] | None = None

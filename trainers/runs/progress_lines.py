@@ -21,7 +21,7 @@ class RunState:
         num_train: samples of the training set.
     """
 
-    def __init__(self, *, total_updates: int, total_samples: int | None, num_train: int) -> None:
+    def __init__(self, *, total_updates: int, total_samples: int, num_train: int) -> None:
         self.total_updates = total_updates
         self.total_samples = total_samples
         self.num_train = num_train
@@ -33,7 +33,7 @@ class RunState:
         self._exposed: deque[float] = deque(maxlen=_RECENT)  # seconds of exchange that computation did not hide
         self.ending = ""
         self._recent: deque[tuple[int, float, float]] = deque(maxlen=_RECENT)  # samples, seconds, loss
-        self._first: tuple[float, int, int] | None = None  # time, updates, samples when the first update was done
+        self._first: tuple[float, int] | None = None  # time and samples when the first update was done
         self.now = 0.0
 
     def take(self, line: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ class RunState:
         self._recent.append((line["global_batch_size"], line["update_seconds"], loss))
         self._exposed.append(line.get("exposed_seconds", 0.0))
         if self._first is None:
-            self._first = (self.now, self.updates, self.samples)
+            self._first = (self.now, self.samples)
 
     @property
     def loss(self) -> float:
@@ -83,13 +83,11 @@ class RunState:
 
     @property
     def seconds_left(self) -> float | None:
-        """From the pace in samples (else updates) since the first update of this session, evaluations included."""
+        """From the pace in samples since the first update of this session, evaluations included."""
         if self._first is None:
             return None
-        start, updates, samples = self._first
-        done, left = self.updates - updates, self.total_updates - self.updates
-        if self.total_samples is not None:
-            done, left = self.samples - samples, self.total_samples - self.samples
+        start, samples = self._first
+        done, left = self.samples - samples, self.total_samples - self.samples
         return (self.now - start) / done * left if done > 0 and left > 0 else None
 
     @property

@@ -22,6 +22,7 @@ from recipes.errors import InputRefused, printable
 from recipes.reading.open import CODE
 from recipes.reading.tree_diff import WORDS, without_place
 from recipes.reading.yaml import block_text
+from recipes.reports.json_text import parse_json
 from recipes.schema import Dataset
 from trainers.runs.errors import DISK_FULL, RankFailed
 from trainers.runs.stop_request import STOP_FILE
@@ -30,9 +31,10 @@ RUN, RECIPE, DATASET, INIT = "run.yaml", "recipe.yaml", "dataset.yaml", "init.sa
 METRICS, TRACE, PROFILE, LOG = "metrics.jsonl", "trace.jsonl", "profile.json", "log.txt"
 ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "report.html", "ranks"
 SESSION_START = b'"run_start"'  # in the first line of a session in METRICS
-SOURCES, EVALUATION = "sources", "evaluation"
+SOURCES, EVALUATION, MLFLOW_NOTE = "sources", "evaluation", "mlflow.json"
 _WRITTEN_INTO = (LOG, METRICS, TRACE, PROFILE, CHECKPOINTS, EVALUATION, RANKS, SOURCES, CODE)  # the rest is replaced
 _READ = (RUN, METRICS, TRACE, LOG, ENVIRONMENT, "identity.json")
+_LONGEST_LINE = 2**20  # bytes of a line of METRICS: the last one has a number for each rank
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
@@ -281,18 +283,31 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         )
 
 
+def last_line(folder: Path) -> dict[str, Any]:
+    """The last whole line of a run's metrics, read from their end; empty where there is none, or it is damaged."""
+    with suppress(OSError), open(folder / METRICS, "rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST_LINE, 0))
+        *whole, cut = file.read().split(b"\n")  # by a kill, perhaps
+        for text in (cut, *[text for text in whole if text.strip()][-1:]):
+            with suppress(ValueError, TypeError, RecursionError):
+                return dict(parse_json(text))
+    return {}
+
+
+def ending_of(folder: Path) -> str:
+    """How a run ended: `success`, `stopped`, `diverged` or `failed`; empty where it trains, or was killed.
+
+    It diverged if it ended in numbers that are not finite: a result, and not a failure of the machine.
+    """
+    last = last_line(folder)
+    if last.get("key") != "run_stop":
+        return ""
+    return "diverged" if last.get("value") == "failed" and last.get("cause") in _FOREVER else str(last.get("value"))
+
+
 def has_diverged(folder: Path) -> bool:
-    """Whether a run ended in numbers that are not finite: a result, and not a failure of the machine."""
-    return _last_if_diverged(folder) is not None
-
-
-def _last_if_diverged(folder: Path) -> dict[str, Any] | None:
-    """The last line of the metrics, if the run ended so."""
-    try:
-        last = json.loads((folder / METRICS).read_bytes().splitlines()[-1])
-        return last if last["key"] == "run_stop" and last["value"] == "failed" and last["cause"] in _FOREVER else None
-    except (OSError, RecursionError, ValueError, LookupError, TypeError):
-        return None  # no run, an older one, or one that was killed
+    """Whether a run diverged, see `ending_of`."""
+    return ending_of(folder) == "diverged"
 
 
 def require_another_end(folder: Path) -> None:
@@ -301,9 +316,10 @@ def require_another_end(folder: Path) -> None:
     Raises:
         FolderRefused: the last session ended so, with what the recipe is to be changed to.
     """
-    if (last := _last_if_diverged(folder)) is not None:
+    if has_diverged(folder):
+        reason = str(last_line(folder).get("reason", "")).partition(". Last good")[0]
         raise FolderRefused(
-            f"the run in {folder} ended because {str(last.get('reason', '')).partition('. Last good')[0]}. "
+            f"the run in {folder} ended because {reason}. "
             "Resumed, the same recipe comes to the same numbers; change it, and start anew in another --out"
         )
 

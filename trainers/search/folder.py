@@ -150,13 +150,13 @@ def opened_storage(where: str, folder: Path) -> Iterator[storages.BaseStorage]:
         raise
     except Exception as error:
         if where in _FILES:
-            what = f"{folder / _FILES[where]} cannot be used: {one_line(error, where)}"
+            what = f"{folder / _FILES[where]} cannot be used: {root_cause(error, where)}"
             way_out = "check that it may be written, put a damaged one back, or begin anew in another --out"
             raise FolderRefused(f"{what}; {way_out}") from None
         way_out = f"check host, user and database; the password is that of the URL, or in {PASSWORD}"
         if isinstance(error, ImportError):
             way_out = "install its driver: in the checkout, pip install '.[postgresql]', '.[mysql]' or '.[grpc]'"
-        what = f"{hidden(where)} cannot be used: {one_line(error, where)}"
+        what = f"{hidden(where)} cannot be used: {root_cause(error, where)}"
         raise refused("--storage", what, way_out) from None
     try:
         yield cached
@@ -166,7 +166,7 @@ def opened_storage(where: str, folder: Path) -> Iterator[storages.BaseStorage]:
             storage.engine.dispose()
 
 
-def one_line(error: BaseException, where: str) -> str:
+def root_cause(error: BaseException, where: str) -> str:
     """The root cause of a storage's error, in a line without the password."""
     while error.__cause__ is not None:
         error = error.__cause__

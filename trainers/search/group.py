@@ -27,7 +27,7 @@ from trainers.runs.run_folder import LOG
 from trainers.search.placement import Placement
 
 JOBS = "jobs"  # in the search's folder: group-00, ...
-REQUESTS, RESULTS = "orders.jsonl", "answers.jsonl"
+ORDERS, ANSWERS = "orders.jsonl", "answers.jsonl"
 _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
 _OWN = "kilobatch: "  # how our messages begin
@@ -111,7 +111,7 @@ class Group:
         self.failures: set[str] = set()  # trials and starts in turn that made no progress here
         self.set_aside = ""  # why no trial is given to it any more
         self._placement, self._messages = placement, self.folder / (messages or "")
-        self._results = MessageReader(self._messages / RESULTS)
+        self._results = MessageReader(self._messages / ANSWERS)
         self._job: Ranks | None = None
         self.joined = self._ending = False
         self._num_errors = 0  # lines that the ranks wrote to stderr before the run
@@ -127,7 +127,7 @@ class Group:
             self.wait()
             self._begin()
         self._num_errors = 0 if self._job is None else self._job.num_errors()
-        write_message(self._messages / REQUESTS, {"train": request.as_tree()})
+        write_message(self._messages / ORDERS, {"train": request.as_tree()})
 
     def ended(self, log: Path) -> RunEnd | None:
         """How the run ended, None while it goes on; `log` is the run's, for what its ranks wrote to stderr."""
@@ -162,7 +162,7 @@ class Group:
     def send_heartbeat(self) -> None:
         """Show the ranks that the supervisor lives."""
         if self.num_starts:
-            os.utime(self._messages / REQUESTS)
+            os.utime(self._messages / ORDERS)
 
     def dismiss(self) -> None:
         """Begin no more runs: the ranks end by themselves."""
@@ -187,9 +187,9 @@ class Group:
         if self._placement is not None:  # a new folder: ranks of an earlier start must not read the requests
             self._messages = self.folder / f"start-{time.time_ns()}"
         self._messages.mkdir(exist_ok=True)
-        (self._messages / REQUESTS).touch()
+        (self._messages / ORDERS).touch()
         self.joined = self._ending = False
-        self._results = MessageReader(self._messages / RESULTS)
+        self._results = MessageReader(self._messages / ANSWERS)
         self._job = self._placement and self._placement.start(self._messages, self.log)
         self.num_starts += 1
 
@@ -217,7 +217,7 @@ class Group:
 def dismiss(messages: Path) -> None:
     """End the ranks that read their requests in a folder, which need not exist yet."""
     messages.mkdir(parents=True, exist_ok=True)
-    write_message(messages / REQUESTS, {"train": None})
+    write_message(messages / ORDERS, {"train": None})
 
 
 def cause_of(errors: str) -> RunEnd:

@@ -26,7 +26,7 @@ from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is
 from trainers.runs.run_folder import LOG
 from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop
 from trainers.runs.watchdog import watch_next_rank
-from trainers.search.group import REQUESTS, RESULTS, MessageReader, dismiss, group_folder, write_message
+from trainers.search.group import ANSWERS, ORDERS, MessageReader, dismiss, group_folder, write_message
 from trainers.search.placement import place
 from trainers.training.device import choose_gpu, chosen_gpu, local_rank_of
 
@@ -47,14 +47,14 @@ def worker_loop(comm: Any, messages: Path, *, threads: int, stop: Path | None = 
         threads: of BLAS and OpenMP, for the log.
         stop: file that asks the whole search to stop, made when a signal reaches a rank; None: signals have no effect.
     """
-    requests = MessageReader(messages / REQUESTS)  # on the first rank
+    requests = MessageReader(messages / ORDERS)  # on the first rank
 
     def abandoned() -> bool:
         return parent_is_gone() or requests.writer_is_dead
 
     hosts, gpus = comm.gather(socket.gethostname(), root=0), comm.gather(chosen_gpu(), root=0)
     if comm.rank == 0:
-        write_message(messages / RESULTS, {"joined": hosts, "gpus": gpus})
+        write_message(messages / ANSWERS, {"joined": hosts, "gpus": gpus})
     with handling_signals(lambda *_: stop and request_stop(stop, "signal")):  # this rank goes on: others wait for it
         while True:
             message = None
@@ -68,7 +68,7 @@ def worker_loop(comm: Any, messages: Path, *, threads: int, stop: Path | None = 
             result = _train(TrainRequest.from_tree(tree), comm, threads, orphaned)
             gc.collect()  # a run's objects are in reference cycles
             if comm.rank == 0:
-                write_message(messages / RESULTS, result)
+                write_message(messages / ANSWERS, result)
 
 
 def _train(request: TrainRequest, comm: Any, threads: int, orphaned: Callable[[], bool]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from recipes.schema.constraints import Expression
 from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
 from trainers.launch.request import Prepared, TrainRequest
-from trainers.runs.run_folder import METRICS, RUN, has_diverged
+from trainers.runs.run_folder import METRICS, RUN, ending_of
 
 _REACHES = "accuracy >= {:g}"  # the constraint that a trial which misses its target breaks
 # The value of each objective; constraint -> by how much it is violated, at most 0 if it is kept.
@@ -95,12 +95,9 @@ def metrics_lines(folder: Path) -> list[dict[str, Any]]:
     return [line for _, line in read_metrics(path)] if path.is_file() else []
 
 
-def has_ended(folder: Path, *how: str) -> bool:
-    """Whether a run has ended, by its last line: in one of these ways, else with `success` or because it diverged."""
-    *_, last = [{}, *metrics_lines(folder)]
-    if last.get("key") != "run_stop":
-        return False
-    return last.get("value") in (how or ("success",)) or (not how and has_diverged(folder))
+def has_ended(folder: Path) -> bool:
+    """Whether a run has ended with a result: with success, or because it diverged."""
+    return ending_of(folder) in ("success", "diverged")
 
 
 def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -86,8 +86,10 @@ def write_search_page(
         tag("div", *tables, id="tiles"),
         tag("div", "", id="picked"),
     ]
-    how = {"style": charts.style(), "script": charts.script(), "live": live}
-    write_whole(folder / REPORT, document(search.title or search.name, joined(body), **how))
+    write_whole(
+        folder / REPORT,
+        document(search.title or search.name, joined(body), style=charts.style(), script=charts.script(), live=live),
+    )
 
 
 def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Confirmed]) -> str:
@@ -241,8 +243,10 @@ class _Charts:
         for index, (trial, *heights) in enumerate(zip(whole, *heights_of, strict=True)):
             style = int(index >= len(whole) - math.ceil(len(whole) / 5))
             group = ("others", "best fifth")[style]
-            how = {"style": style, "group": group, "names": f"trial {trial.number}", "width": 1 + style / 2}
-            curves.append(self._curve(title, {"value": range(len(columns))}, heights, group, **how))
+            name, place = f"trial {trial.number}", {"value": range(len(columns))}
+            curves.append(
+                self._curve(title, place, heights, group, style=style, group=group, names=name, width=1 + style / 2)
+            )
         words = "The values of every complete trial, each from its lowest to its highest."
         self._add(title, words, curves, axes=["value"], may_be="", ticks=ticks)
 

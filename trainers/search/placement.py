@@ -45,8 +45,9 @@ class Placement:
             environment = mpi_ranks.LOCAL_LAUNCH | environment
         if self.launcher[0] == "srun":
             environment = {name: value for name, value in environment.items() if not name.startswith(_OF_ALLOCATION)}
-        how = {"launcher": self.launcher, "environment": environment}
-        return mpi_ranks.start_ranks(len(self.hosts), words, log=log, outlive_us=False, **how)
+        return mpi_ranks.start_ranks(
+            len(self.hosts), words, log=log, outlive_us=False, launcher=self.launcher, environment=environment
+        )
 
 
 def placements(

@@ -69,10 +69,8 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
                 value *= 2.0**u
             elif path in _MOMENTUM:
                 value = 1 - min(1.0, (1 - value) * 2.0 ** (noise / 2))
-            elif range_.log and value > 0:
-                value *= (range_.high / range_.low) ** (_WIDTH * noise)
             else:
-                value += _WIDTH * noise * (range_.high - range_.low)
+                value = range_.moved(value, _WIDTH * noise)
             values[path] = range_.nearest(value)
     return active_values(search.space, values.__getitem__)
 
@@ -97,11 +95,11 @@ def _batch_and_scale(recipe: Mapping[str, Any]) -> tuple[int, float]:
 
 def _known_recipes(opened: OpenedSearch) -> list[Mapping[str, Any]]:
     """The known recipe, resolved; or those of the best fifth of an earlier search's finished trials, at least three."""
-    prior, beside = opened.search.prior, opened.path.parent
+    prior, parent = opened.search.prior, opened.path.parent
     if prior.recipe is not None:
-        named = beside / prior.recipe if prior.recipe.endswith((".yaml", ".yml")) else prior.recipe
+        named = parent / prior.recipe if prior.recipe.endswith((".yaml", ".yml")) else prior.recipe
         return [open_recipe(named, **opened.options).tree]
-    folder = beside / prior.search
+    folder = parent / prior.search
     if not (folder / SEARCH).is_file():
         raise InputRefused(f"prior: there is no search in {folder}; a search's folder has a file {SEARCH}")
     with read_study(folder) as study:

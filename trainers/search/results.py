@@ -163,6 +163,11 @@ def confirm_folder(folder: Path, number: int) -> Path:
     return folder / CONFIRM / f"trial-{number:04d}"
 
 
+def ended_confirmations(folder: Path, number: int) -> list[Path]:
+    """The runs with fresh seeds of trial `number` that have ended with a result; `folder` is the search's."""
+    return [run for run in sorted(confirm_folder(folder, number).glob("seed-*")) if has_ended(run)]
+
+
 def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Confirmed]:
     """What runs with fresh seeds say of the trials that are the best now, the best first; without those of one run.
 
@@ -171,7 +176,7 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
     objective, confirmed = search.objectives[0], []
     for trial in ranked_trials(study)[: search.confirm and search.confirm.top]:
         values, broken = [], 0
-        for run in filter(has_ended, sorted(confirm_folder(folder, trial.number).glob("seed-*"))):
+        for run in ended_confirmations(folder, trial.number):
             value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation
             if not breaks:
                 lines = metrics_lines(run)
@@ -185,8 +190,16 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
             if all(map(math.isfinite, values)):
                 half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
             most = 1.0 if objective.metric == "accuracy" else math.inf
-            ends = {"low": max(0.0, mean - half), "high": min(most, mean + half)}
-            confirmed.append(Confirmed(trial=trial.number, values=values, mean=mean, broken=broken, **ends))
+            confirmed.append(
+                Confirmed(
+                    trial=trial.number,
+                    values=values,
+                    mean=mean,
+                    broken=broken,
+                    low=max(0.0, mean - half),
+                    high=min(most, mean + half),
+                )
+            )
     sign = -1 if objective.direction == "maximize" else 1
     return sorted(confirmed, key=lambda one: (one.broken, sign * one.mean, one.trial))
 

@@ -47,8 +47,10 @@ def search(request: SearchRequest) -> int:
         InputRefused: before anything was started or written.
     """
     words = search_vocabulary(allow_code=request.allow_code)
-    how = {"vocabulary": words, "allow_code": request.allow_code, "data_root": request.data}
-    opened = folders.opened_or_begun_before(partial(open_search, request.search, **how), partial(_begun_in, request))
+    opened = folders.opened_or_begun_before(
+        partial(open_search, request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data),
+        partial(_begun_in, request),
+    )
     folder = _folder(request, opened)
     each, launched = opened.search.ranks_per_trial, launched_ranks()
     if launched is not None and not request.dry_run:
@@ -65,12 +67,13 @@ def search(request: SearchRequest) -> int:
         begun = (folder / SEARCH).is_file() and not request.dry_run
     groups, first = _groups(request, opened, folder), [] if begun else first_values(opened)
     _require_proposals(opened.search)
-    own = prepare(trial_request(opened, 0, opened.beside, Path("trial"), request), workers=each)  # as the recipe is
+    own = trial_request(opened, 0, opened.valid_point, Path("trial"), request)  # as the recipe is
+    device = prepare(own, workers=each).plan.cluster.device
     if request.dry_run:
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
     record = folder_record(folder, opened, resume=request.resume, storage=request.storage)
-    require_startable(opened.base, ranks=1, files=not request.resume, device=own.plan.cluster.device)
+    require_startable(opened.base, ranks=1, files=not request.resume, device=device)
     storage_name = request.storage or record["storage"]
     with lock_folder(folder):
         (folder / STOP_FILE).unlink(missing_ok=True)
@@ -81,8 +84,8 @@ def search(request: SearchRequest) -> int:
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
                 return _search_study(opened, study, request, folder, groups)
         except StorageInternalError as error:
-            what = f"the study in {record['storage']} does not answer any more: {folders.one_line(error, storage_name)}"
-            print_error(f"kilobatch: {what}; the same command goes on with it")
+            what = f"does not answer any more: {folders.root_cause(error, storage_name)}"
+            print_error(f"kilobatch: the study in {record['storage']} {what}; the same command goes on with it")
             return EXIT_FAILED
 
 

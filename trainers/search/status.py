@@ -50,7 +50,8 @@ class Display:
         self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int, epochs: float
     ) -> None:
         self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
-        # Filled by the supervisor: number of a trial -> how far it is; host or group -> why; why it stopped.
+        # Filled by the supervisor: number of a trial -> how far it is; name of a group -> why it is set aside; why the
+        # search ended early; what fresh seeds say of the best trials.
         self.running: dict[int, Running] = {}
         self.set_aside: dict[str, str] = {}
         self.stopped_by = ""
@@ -96,19 +97,25 @@ class Display:
         words.append(f"{len(self._ended)}/{self.search.budget.trials} trials")
         self.say("; ".join([*words, f"about {duration(left)} left"] if left and left >= 1 else words))
 
-    def show(self, *, every: float = _EVERY_SECONDS, ended: bool = False) -> None:
+    def show(self, *, ended: bool = False) -> None:
         """Redraw the terminal, and write `status.json` and the page, where they are old enough or the search ended."""
         began = time.monotonic()
-        if ended or began - self._shown >= every:
+        if ended or began - self._shown >= _EVERY_SECONDS:
             self._shown, tree = began, self._tree(ended=ended)
             with suppress(OSError):  # a full disk does not end the search for it
                 write_whole(self.folder / STATUS, json.dumps(tree, indent=1))
             if isinstance(self._live, Live):
                 self._live.update(Text(status_text(tree)), refresh=True)
         if ended or began >= self._page_due:
-            how = {"confirmed": self.confirmed, "live": 0.0 if ended else self._page_every}
             with suppress(OSError):  # likewise
-                write_search_page(self.folder, self.study, self.search, epochs=self._epochs, **how)
+                write_search_page(
+                    self.folder,
+                    self.study,
+                    self.search,
+                    epochs=self._epochs,
+                    confirmed=self.confirmed,
+                    live=0.0 if ended else self._page_every,
+                )
             self._page_every = max(self._page_every, (time.monotonic() - began) / _PAGE_SHARE)
             self._page_due = began + self._page_every
 

@@ -1,4 +1,4 @@
-"""Optuna's study of a search: opening it, its trials one by one, which goes on, which is the best, what a trial tries.
+"""Optuna's study of a search: its trials, what they try, which one is promoted to the next rung, which is the best.
 
 This is the only file that uses Optuna's private names. A trial's user attributes are listed below.
 """
@@ -8,17 +8,16 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FixedTrial, FrozenTrial, TrialState
 
 from recipes.planning.random_bits import draws, word
 from recipes.schema import Search
-from recipes.search_space.ranges import in_order, suggested
+from recipes.search_space.ranges import Categorical, Space, in_order, suggested
 
 # User attributes of a trial.
 REASON, SECONDS = "reason", "seconds"
@@ -27,8 +26,8 @@ DEATHS = "deaths"  # [reason, newest checkpoint's update] of each death of its r
 PRUNED_AT = "pruned_at"  # the number of a report
 LIMIT = "limit"  # updates that it may make, as the best trial so far had it when it began; 0: all
 EVERY = "every"  # the part of the whole run between two reports, with `spacing`
-WAITS = "waits_at_rung"  # the index of the last rung that it came to
-PASSED = "passed_rungs"  # how many rungs it went on from
+RUNG = "waits_at_rung"  # the index of the last rung that it came to
+PROMOTIONS = "passed_rungs"  # how often it was promoted, from a rung to the next one
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched
 _ATTEMPTS, _AT_RANDOM = 4, 30  # at a proposal that is not next to a trial that diverged
@@ -82,28 +81,28 @@ def rank_seconds_of(trial: optuna.Trial | FrozenTrial, search: Search) -> float:
 
 def is_paused(trial: optuna.Trial | FrozenTrial) -> bool:
     """Whether a trial that has not ended waits at a rung."""
-    return trial.user_attrs.get(WAITS, -1) == trial.user_attrs.get(PASSED, 0)
+    return trial.user_attrs.get(RUNG, -1) == trial.user_attrs.get(PROMOTIONS, 0)
 
 
 def next_rung(search: Search, trial: optuna.Trial | FrozenTrial) -> int | None:
     """Index of the rung that a trial trains to; None: it trains to its end."""
-    passed = trial.user_attrs.get(PASSED, 0)
-    return passed if search.rungs is not None and passed < len(search.rungs.at) else None
+    rung = trial.user_attrs.get(PROMOTIONS, 0)
+    return rung if search.rungs is not None and rung < len(search.rungs.at) else None
 
 
-def that_goes_on(search: Search, study: optuna.Study) -> int | None:
-    """The number of the trial that goes on, the best at the last rung where one may: asynchronous successive halving.
+def promotable_trial(search: Search, study: optuna.Study) -> int | None:
+    """The number of the trial to promote, the best at the last rung that has one: asynchronous successive halving.
 
-    Trials that diverged on their way to a rung came to it too.
+    Trials that diverged on their way to a rung count as the worst at it.
     """
     for rung, report in reversed([*enumerate(search.rungs.at)]):
-        came = []
+        at_rung = []
         for trial in begun(study):
-            diverged = DIVERGED in trial.user_attrs and trial.user_attrs.get(PASSED, 0) >= rung
+            diverged = DIVERGED in trial.user_attrs and trial.user_attrs.get(PROMOTIONS, 0) >= rung
             if diverged or (trial.last_step or 0) >= report:
-                came.append((_score(trial, report, search), trial.number, trial))
-        for *_, trial in sorted(came)[: len(came) // search.rungs.reduction_factor]:
-            if state_of(trial) == "paused" and trial.user_attrs[WAITS] == rung:
+                at_rung.append((_score(trial, report, search), trial.number, trial))
+        for *_, trial in sorted(at_rung)[: len(at_rung) // search.rungs.reduction_factor]:
+            if state_of(trial) == "paused" and trial.user_attrs[RUNG] == rung:
                 return trial.number
     return None
 
@@ -174,7 +173,7 @@ def reason_of(trial: FrozenTrial) -> str:
     if DIVERGED in trial.user_attrs:
         return f"the loss or a weight is not finite at update {trial.user_attrs[DIVERGED]}"
     if PRUNED_AT in trial.user_attrs and trial.state != TrialState.COMPLETE:  # or it came to its end while it stopped
-        what = "not one of the best" if WAITS in trial.user_attrs else "not better than the best,"
+        what = "not one of the best" if RUNG in trial.user_attrs else "not better than the best,"
         return f"{what} at report {trial.user_attrs[PRUNED_AT]}"
     return trial.user_attrs.get(REASON, "") or violated_text(trial.constraints)
 
@@ -212,7 +211,7 @@ class _SeededSampler(BaseSampler):
             for path in [path for path in search_space if path not in values]:
                 own.params = values
                 values[path] = sampler.sample_independent(study, own, path, search_space[path])
-            distances = [_distance(search_space, values, it.params) for it in seen]
+            distances = [_distance(self._search.space, search_space, values, it.params) for it in seen]
             if not seen or DIVERGED not in seen[distances.index(min(distances))].user_attrs:
                 return values
             proposed.append((min(distances), values))
@@ -251,15 +250,12 @@ def distributions(search: Search, *, conditional: bool = False) -> dict[str, Any
     return any_trial.distributions
 
 
-def _distance(search_space: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def _distance(space: Space, paths: Iterable[str], one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """The squared distance of two trials' values, each as a part of its range; a choice differs by 1."""
     total = 0.0
-    for path, distribution in search_space.items():
-        if path not in other or isinstance(distribution, CategoricalDistribution):
+    for path in paths:
+        if path not in other or isinstance(space[path], Categorical):
             total += path not in other or one[path] != other[path]
-            continue
-        low, high, a, b = distribution.low, distribution.high, one[path], other[path]
-        if distribution.log:
-            low, high, a, b = map(math.log, (low, high, a, b))
-        total += ((a - b) / (high - low)) ** 2
+        else:
+            total += space[path].share_between(one[path], other[path]) ** 2
     return total

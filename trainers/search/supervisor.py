@@ -20,7 +20,7 @@ from recipes.search_space.ranges import suggested, values_text
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name, session_starts
+from trainers.runs.run_folder import LOG, METRICS, ending_of, newest_checkpoint_name, session_starts
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
 from trainers.search import outcome
 from trainers.search import study as studies
@@ -73,8 +73,9 @@ class _Work:
         self._began = self.last_news = time.monotonic()
         self.hung = False  # it was ended for that
         timeline = prepared.plan.timeline
-        totals = {"total_samples": timeline.num_samples, "num_train": timeline.num_train}
-        self.state = RunState(total_updates=timeline.num_updates, **totals)
+        self.state = RunState(
+            total_updates=timeline.num_updates, total_samples=timeline.num_samples, num_train=timeline.num_train
+        )
         file = self.folder / METRICS
         self._tail = Tail(file, session_starts(file) if request.resume else None)
         group.train(request)
@@ -190,9 +191,9 @@ class Supervisor:
             self._waiting.remove(work)
         elif self._budget_is_spent():
             return False
-        elif self._paused and (number := studies.that_goes_on(self.search, self.study)) is not None:
+        elif self._paused and (number := studies.promotable_trial(self.search, self.study)) is not None:
             work = self._paused.pop(number)
-            work.trial.set_user_attr(studies.PASSED, work.trial.user_attrs[studies.WAITS] + 1)
+            work.trial.set_user_attr(studies.PROMOTIONS, work.trial.user_attrs[studies.RUNG] + 1)
         elif len(studies.begun(self.study)) >= self.search.budget.trials:
             return False
         else:
@@ -220,7 +221,7 @@ class Supervisor:
         if not self._paused or self.stopped_by or self._budget_is_spent() or not self._free_groups():
             return
         for _, work in sorted(self._paused.items()):
-            work.trial.set_user_attr(studies.PRUNED_AT, self.search.rungs.at[work.trial.user_attrs[studies.WAITS]])
+            work.trial.set_user_attr(studies.PRUNED_AT, self.search.rungs.at[work.trial.user_attrs[studies.RUNG]])
             self._tell(work, state=TrialState.PRUNED)
 
     def _work_of(self, trial: optuna.Trial) -> _Work:
@@ -245,7 +246,7 @@ class Supervisor:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
         trial, folders = work.trial, work.folders
         values = suggested(self.search.space, trial)
-        index = [*(outcome.has_ended(folder, "success") for folder in folders), False].index(False)
+        index = [*(ending_of(folder) == "success" for folder in folders), False].index(False)
         try:
             last = min(index, len(folders) - 1)
             own, stop_after = self._pace(work)
@@ -306,8 +307,8 @@ class Supervisor:
     def _judge(self, work: _Work) -> None:
         """End a running trial that has taken so much that the mean over its runs is no less than the best trial's."""
         best = studies.best_trials(self.study) if self.search.has_goal else []
-        beside = work.seed is not None or work.index > 0 or studies.PRUNED_AT in work.trial.user_attrs
-        if beside or not best:
+        is_first_run = work.seed is None and work.index == 0
+        if not is_first_run or studies.PRUNED_AT in work.trial.user_attrs or not best:
             return
         lines = outcome.metrics_lines(work.folder)
         *_, (number, _) = outcome.reports_in(lines, work.prepared, self.search)
@@ -346,7 +347,7 @@ class Supervisor:
         elif end.how == "success":
             work.group = None  # any one may go on with it
             if work.seed is None and (rung := studies.next_rung(self.search, trial)) is not None:
-                trial.set_user_attr(studies.WAITS, rung)
+                trial.set_user_attr(studies.RUNG, rung)
                 self._paused[trial.number] = work
                 self.display.say(f"{work.name} waits at report {self.search.rungs.at[rung]} of {self.search.reports}")
             elif work.index + 1 == len(work.folders):

@@ -18,6 +18,7 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.division import divide
 from recipes.planning.memory import Model
 from recipes.reading.read import Reading
+from recipes.reports.wording import listed
 from recipes.schema import Dataset, Recipe, Updater
 from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.augmentations.mixing import GroupMixing
@@ -187,7 +188,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
     if is_new and (changed := _drawn_again(initialized.changed(model), recipe)):
         raise InputRefused(
-            f"the model, {name}: its constructor sets values of {_some(changed)}, which the recipe's seed would draw "
+            f"the model, {name}: its constructor sets values of {listed(changed)}, which the recipe's seed would draw "
             "again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make it "
             "`chainer.Parameter(array)`, or name a file of weights in the recipe: `init: {weights: FILE.safetensors}`"
         )
@@ -301,11 +302,6 @@ def _drawn_again(paths: Sequence[str], recipe: Recipe) -> list[str]:
     from trainers.models.weight_names import is_in  # and ChainerCV
 
     return [path for path in paths if is_in(path, recipe.init.except_)]
-
-
-def _some(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    return ", ".join(paths[:_MOST_NAMED]) + more
 
 
 def _own_place(error: Exception) -> str:
@@ -445,8 +441,9 @@ def build_exchange(
     full = settings.wire == "float32" or connection.sends_nothing()
     wire = FullWire(next(parts.model.params()).dtype) if full else WIRES[settings.wire]()
     if updater.power_sgd_rank is not None:
-        how = {"wire": wire, "rank": updater.power_sgd_rank, "seed": recipe.seed}
-        return PowerExchange(parts.model, images_NCHW, connection, **how)
+        return PowerExchange(
+            parts.model, images_NCHW, connection, wire=wire, rank=updater.power_sgd_rank, seed=recipe.seed
+        )
     copies = 2 if updater.double_buffering else 1
     flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
     if updater.local_steps is not None:

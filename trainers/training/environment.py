@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes.reports.wording import listed
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.runs.cores import core_quota, usable_cores, within_quotas
@@ -151,8 +152,7 @@ def crowded_warnings(mpi: Any, threads: int) -> list[str]:
 
 def _named(ranks: list[dict[str, Any]]) -> str:
     """The ranks and their hosts in words, at most five by name."""
-    more = f" and {len(ranks) - 5} more" if len(ranks) > 5 else ""
-    return ", ".join(f"rank {rank['rank']} on {rank['host']}" for rank in ranks[:5]) + more
+    return listed(f"rank {rank['rank']} on {rank['host']}" for rank in ranks)
 
 
 def _versions() -> dict[str, str]:

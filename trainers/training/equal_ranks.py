@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 
 from recipes.planning.cluster import GradientExchange
+from recipes.reports.wording import listed
 from trainers.runs.checkpoint import weights_of
 from trainers.runs.errors import RunFailed
 
@@ -25,11 +26,10 @@ class WeightsDiffer(RunFailed):
     """
 
     def __init__(self, *, parameter: str, ranks: list[str], update: int) -> None:
-        named = ", ".join(ranks[:5]) + (f" and {len(ranks) - 5} more" if len(ranks) > 5 else "")
         super().__init__(
-            f"after {update} updates {parameter} is not the same on all ranks: {named} differ{'s' * (len(ranks) == 1)} "
-            "from the others. A model's own code that draws or changes weights must do so alike on all ranks; else "
-            "suspect the memory or the libraries of that host"
+            f"after {update} updates {parameter} is not the same on all ranks: {listed(ranks)} "
+            f"differ{'s' * (len(ranks) == 1)} from the others. A model's own code that draws or changes weights must "
+            "do so alike on all ranks; else suspect the memory or the libraries of that host"
         )
 
 

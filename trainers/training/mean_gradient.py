@@ -112,12 +112,13 @@ class MeanGradient:
         self._compute, self._ends = plan.recipe.precision.compute, frozenset(exchange.ends_of_buckets)
         self._logits, self._graphs, self._warned_eager = forward_in(model, self._compute), None, False
         if has_graphs(plan.cluster, model.device) and not isinstance(exchange, ExactExchange):
-            given = {
-                "compute": self._compute,
-                "cuts": self._ends if exchange.overlaps else (),
-                "device": GraphRecorder(),
-            }
-            self._graphs = MicroBatchGraphs(exchange.flat, norm_groups, **given)
+            self._graphs = MicroBatchGraphs(
+                exchange.flat,
+                norm_groups,
+                compute=self._compute,
+                cuts=self._ends if exchange.overlaps else (),
+                device=GraphRecorder(),
+            )
         self._exact = isinstance(exchange, ExactExchange)
         self._loss_takes_groups = "norm_groups" in inspect.signature(loss).parameters
         # On a GPU a plan belongs to a shape: only forwards of one norm group have the same bits on any ranks.
@@ -170,8 +171,15 @@ class MeanGradient:
         overflowed = flat.first_flagged(next(read)) if checked else None
         also = [next(read) for _ in also]
         own_losses = [float(mean) * part for mean, (_, part) in zip(read, losses, strict=True)]
-        found = {"ran_out": ran_out, "overflowed": overflowed, "also": also}
-        return Gradient(own_losses=own_losses, values=flat.values, round=sent, shares=shares, **found)
+        return Gradient(
+            own_losses=own_losses,
+            values=flat.values,
+            round=sent,
+            shares=shares,
+            ran_out=ran_out,
+            overflowed=overflowed,
+            also=also,
+        )
 
     def _add_all(
         self,

@@ -271,8 +271,7 @@ class _Run:
         training = f"training {name} on {workers}, {threads} each, {self.loads_by}, {kernels.in_use()} kernels, "
         end = max(self.end_update, self.updater.iteration)  # a checkpoint may lie behind --stop-after
         training += f"updates {self.updater.iteration} to {end} of {self.plan.timeline.num_updates}"
-        how = {"workers": self.mpi.size, "notes": notes, "training": training}
-        self.metrics.write("run_start", name, **self._reached, **how)
+        self.metrics.write("run_start", name, **self._reached, workers=self.mpi.size, notes=notes, training=training)
         for note in (*notes, training):
             log.info("%s", note)
 
@@ -343,11 +342,11 @@ class _Run:
         rounds = not self.plan.exact and self.updater.exchange.wire.name != "float32"
         ranks = RankSeconds(self.updater.clock, self.mpi, counts_lost=rounds)
         timeline = self.plan.timeline
-        totals = {"total_samples": timeline.samples_at(self.end_update), "num_train": timeline.num_train}
-        state = RunState(total_updates=timeline.num_updates, **totals)
+        samples = timeline.samples_at(self.end_update)
+        state = RunState(total_updates=timeline.num_updates, total_samples=samples, num_train=timeline.num_train)
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
-        shows = {"memory": self._peaks, "observe": lambda line: lines.take([line])}
-        return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, **shows)
+        file, observe = self.folder / METRICS, lambda line: lines.take([line])
+        return Metrics(file, writes=self.leads, ranks=ranks, memory=self._peaks, observe=observe)
 
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, timeline = self.folder, self.plan.timeline
@@ -372,8 +371,7 @@ class _Run:
         def saves(trainer: Trainer) -> bool:
             return self._ends() or every(trainer)
 
-        first = {"trigger": (1, "iteration"), "priority": _FIRST}
-        trainer.extend(lambda trainer: self.heartbeat.updated(), name="heartbeat", **first)
+        trainer.extend(lambda _: self.heartbeat.updated(), name="heartbeat", trigger=(1, "iteration"), priority=_FIRST)
         trainer.extend(self.metrics)
         if not self.plan.exact:  # exact mode uses no communicator's sum, and overlaps nothing
             component = self.plan.cluster.exchange.communicator
@@ -414,9 +412,10 @@ class _Run:
             if resumed and hasattr(extension, "state"):
                 extension.state = resumed["extensions"][index]
             self.checkpoints.extensions.append(extension)
-            when = {"trigger": trigger, "priority": _AFTER_EVALUATION}
-            trainer.extend(extension, name=type(component).__name__, **when)
-            trainer.extend(lambda _: self.metrics.restart_clock(), name="clock", **when)
+            trainer.extend(extension, name=type(component).__name__, trigger=trigger, priority=_AFTER_EVALUATION)
+            trainer.extend(
+                lambda _: self.metrics.restart_clock(), name="clock", trigger=trigger, priority=_AFTER_EVALUATION
+            )
 
     def _equal(self) -> None:
         self.updater.settle()
@@ -445,8 +444,8 @@ class _Run:
     def failed(self, error: RunFailed) -> RunFailed:
         """The error for the user: the cause, and where the last good checkpoint is."""
         last = self.checkpoints.last and self.folder / CHECKPOINTS / self.checkpoints.last
-        how = {"reason": str(error), "cause": type(error).__name__, **self._peaks()}
-        self.metrics.write("run_stop", "failed", update=self.updater.iteration, **how)
+        update, cause = self.updater.iteration, type(error).__name__
+        self.metrics.write("run_stop", "failed", update=update, reason=str(error), cause=cause, **self._peaks())
         self.close()
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 

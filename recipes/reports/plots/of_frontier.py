@@ -59,8 +59,16 @@ def accuracy_figure(curves: Sequence[Curve]) -> Figure:
 
 def _draw(axes: Axes, at: int, curve: Curve, *, line: str, scale: float = 1) -> None:
     colour, figures = SERIES[at % len(SERIES)], [scale * figure for figure in curve.figures]
-    look = {"marker": "osv^D"[at % 5], "linestyle": line, "linewidth": 1.2, "markersize": 5}
-    axes.plot(curve.batches, figures, color=colour, label=curve.method, **look)
+    axes.plot(
+        curve.batches,
+        figures,
+        color=colour,
+        label=curve.method,
+        marker="osv^D"[at % 5],
+        linestyle=line,
+        linewidth=1.2,
+        markersize=5,
+    )
     for batch, runs in zip(curve.batches, curve.runs, strict=True):
         axes.plot([batch] * len(runs), [scale * run for run in runs], ".", color=colour, markersize=3)
 

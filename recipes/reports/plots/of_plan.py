@@ -46,9 +46,15 @@ def scaling_figure(plan: Plan, times: Scan, published: Sequence[tuple[int, float
             left = crowded or number * number > devices[-1] * devices[0] * 8  # at the right edge it would be cut off
             drawn.append((number, taken))
             above.plot([number], [taken / 60], "o", color=SERIES[1], markersize=5)
-            where = {"xytext": (-6, -12) if left else (6, 5), "textcoords": "offset points", "fontsize": 8}
-            where |= {"ha": "right" if left else "left", "color": INK}
-            above.annotate(f"{label}, {duration(taken)}", (number, taken / 60), **where)
+            above.annotate(
+                f"{label}, {duration(taken)}",
+                (number, taken / 60),
+                xytext=(-6, -12) if left else (6, 5),
+                textcoords="offset points",
+                fontsize=8,
+                ha="right" if left else "left",
+                color=INK,
+            )
         if published:
             above.plot([], [], "o", color=SERIES[1], markersize=5, label="published, each on its own cluster")
         above.set_xscale("log")

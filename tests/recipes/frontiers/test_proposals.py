@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.frontiers.proposals import Optimum, beyond_edge, quasi_random, scaled, share_of, value_at
+from recipes.frontiers.proposals import Optimum, beyond_edge, quasi_random, scaled, value_at
 from recipes.search_space.ranges import Categorical, Float, Int
 
 RATE = "learning_rate.reference"
@@ -30,7 +30,7 @@ def test_proposals_outside_of_a_range_become_its_end_and_equal_ones_one():
 def test_quasi_random_values_are_spread_evenly():
     made = quasi_random(SPACE, 16, seed=0, point="sgd 64")
     for path, range_ in SPACE.items():
-        eighths = {int(8 * share_of(range_, values[path])) for values in made}
+        eighths = {int(8 * range_.share_between(range_.low, values[path])) for values in made}
         assert len(eighths) >= 7, path  # of eight; 16 independent draws would miss one on average
     assert made == quasi_random(SPACE, 16, seed=0, point="sgd 64")
     assert made != quasi_random(SPACE, 16, seed=1, point="sgd 64")
@@ -67,7 +67,7 @@ def test_beyond_an_edge_the_range_goes_on(value):
     range_ = wider[RATE]
     assert (range_.high < 0.002) == (value < 0.01)
     assert range_.high / range_.low == pytest.approx(10 ** (4 * (1 / 3 + 0.05)), rel=1e-6)
-    assert share_of(range_, value) == pytest.approx(0.5, abs=0.5)
+    assert range_.share_between(range_.low, value) == pytest.approx(0.5, abs=0.5)
 
 
 def test_inside_of_all_ranges_nothing_is_widened():
@@ -81,3 +81,20 @@ def test_below_the_least_logarithmic_whole_number_nothing_is_searched():
     assert beyond_edge({"n": Int(low=1, high=5, log=True)}, {"n": 1}) == {}
     wider = beyond_edge({"n": Int(low=2, high=64, log=True)}, {"n": 2})["n"]
     assert (wider.low, wider.log) == (1, True)
+
+
+def test_proposals_are_those_of_frontiers_that_have_begun():
+    space = {
+        "r": Float(low=0.001, high=10, log=True),
+        "m": Float(low=0.0, high=0.3),
+        "n": Int(low=2, high=64, log=True),
+    }
+    first, second = quasi_random(space, 2, seed=0, point="p")
+    assert first == {"r": 5.5237, "m": 0.00981734, "n": 4}
+    assert second == {"r": 0.55237, "m": 0.109817, "n": 8}
+    wider = beyond_edge(space, {"r": 9.0, "m": 0.01, "n": 64})
+    assert {path: (range_.low, range_.high) for path, range_ in wider.items()} == {
+        "r": (6.309573444801931, 215.44346900318823),
+        "m": (-0.09999999999999999, 0.015),
+        "n": (53, 204),
+    }

@@ -140,9 +140,9 @@ space:
 def test_fixed_values_that_are_valid_only_with_the_space_are_tried_with_its_first_ends(opened):
     """MomentumSGD, the recipe's own, has no beta1."""
     result = opened(f"{HEAD}{ADAM_OR_LAMB}fixed: {{optimizer.beta1: 0.8}}\n")
-    assert result.beside == {"optimizer.kind": "Adam", "learning_rate.reference": 0.001}
+    assert result.valid_point == {"optimizer.kind": "Adam", "learning_rate.reference": 0.001}
     assert result.base.tree["optimizer"]["beta1"] == 0.8
-    assert opened(f"{HEAD}{ADAM_OR_LAMB}fixed: {{epochs: 9}}\n").beside == {}
+    assert opened(f"{HEAD}{ADAM_OR_LAMB}fixed: {{epochs: 9}}\n").valid_point == {}
 
 
 @pytest.mark.parametrize(

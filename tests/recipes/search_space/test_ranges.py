@@ -66,3 +66,13 @@ def test_circumstances_are_every_combination_of_the_named_values_and_what_these_
     assert condition_values(SPACE, "word") == [{}]
     assert condition_values(SPACE, "depth") == [{"word": "b"}, {"word": "c"}]
     assert condition_values(SPACE, "rate") == [{"word": "b", "depth": 2}]
+
+
+def test_parts_of_a_range_are_logarithmic_where_its_draws_are():
+    rate, momentum = Float(low=0.001, high=10, log=True), Float(low=0.0, high=0.4)
+    assert rate.share_between(0.01, 0.1) == pytest.approx(0.25)
+    assert rate.share_between(0.1, 0.01) == pytest.approx(-0.25)
+    assert rate.moved(10, 0.25) == pytest.approx(100)
+    assert momentum.share_between(0.1, 0.3) == pytest.approx(0.5)
+    assert momentum.moved(0.3, -0.5) == pytest.approx(0.1)
+    assert rate.moved(0, 0.1) == pytest.approx(0.9999)  # a weight decay of 0 has no logarithm

@@ -127,10 +127,10 @@ def test_samples_of_ones_own_reader_are_held_to_what_a_run_needs():
     ]
 
 
-def test_the_command_ends_with_3_and_writes_the_list(folder, tmp_path):
+def test_the_command_ends_with_5_and_writes_the_list(folder, tmp_path):
     names = tmp_path / "bad.txt"
     result = CliRunner().invoke(kilobatch.app, ["data", "verify", str(folder), "--json", "--write-list", str(names)])
-    assert result.exit_code == 3
+    assert result.exit_code == 5
     assert names.read_text().splitlines() == [each["name"] for each in json.loads(result.stdout)["bad"]]
     assert len(names.read_text().splitlines()) == 7
 

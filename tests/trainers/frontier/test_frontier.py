@@ -297,7 +297,7 @@ def test_accuracies_are_compared_with_intervals(equal_epochs):
     own = ttest_ind(large.runs, small.runs, equal_var=False).confidence_interval(0.95)
     middle = sum(large.runs) / 2 - sum(small.runs) / 2
     assert difference(large, small) == pytest.approx((middle, own.low, own.high), rel=1e-3)
-    rows = rows_of([small, large], beside={256: replace(small, method="other")})
+    rows = rows_of([small, large], baseline={256: replace(small, method="other")})
     expected = f"{100 * middle:+.2f} ({100 * own.low:+.2f} to {100 * own.high:+.2f})"
     assert [row["against batch 64"] for row in rows] == ["-", expected]
     assert rows[1]["against other"] == expected

@@ -23,7 +23,8 @@ def test_bounds_are_those_of_welch():
 
 @pytest.mark.parametrize(
     ("probability", "df", "expected"),
-    [(0.95, 1, 6.313752), (0.95, 4, 2.131847), (0.96, 8, 2.004152), (0.9967, 3, 6.764857), (0.95, 120, 1.657651)],
+    [(0.95, 1, 6.313752), (0.95, 4, 2.131847), (0.96, 8, 2.004152), (0.9967, 3, 6.764857), (0.95, 120, 1.657651)]
+    + [(0.975, 1.2, 8.648825), (0.9999, 1.05, 2189.551), (0.99995, 1, 6366.198)],
 )
 def test_quantiles_are_those_of_tables(probability, df, expected):
     assert t_quantile(probability, df) == pytest.approx(expected, rel=1e-5)

@@ -12,7 +12,7 @@ import kilobatch
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
 from trainers.launch import vocabulary as vocabulary_module
-from trainers.launch.vocabulary import vocabulary
+from trainers.launch.vocabulary import search_vocabulary, vocabulary
 
 RECIPE = """\
 kilobatch: 1
@@ -97,6 +97,15 @@ def test_a_word_of_another_package_is_imported_when_it_is_used(monkeypatch):
     assert "Acme" in list(models)
     with pytest.raises(ImportError, match="No module named 'acme_that_is_not_installed'"):
         models["Acme"]
+
+
+def test_other_packages_add_samplers_and_no_ranges(monkeypatch):
+    groups = ("kilobatch.samplers", "kilobatch.ranges")
+    entries = {group: EntryPoint(name="Acme", value="acme:Acme", group=group) for group in groups}
+    monkeypatch.setattr(vocabulary_module, "entry_points", lambda group: [entries[group]] if group in entries else [])
+    words = search_vocabulary()
+    assert "Acme" in words.samplers
+    assert sorted(words.ranges) == ["Categorical", "Float", "Int"]
 
 
 def test_a_word_of_a_package_that_is_broken_is_refused_where_it_stands(opened, monkeypatch):

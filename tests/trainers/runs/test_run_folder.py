@@ -20,7 +20,9 @@ from trainers.runs.run_folder import (
     checkpoints_in,
     claimed,
     configure_logging,
+    ending_of,
     folder_required,
+    has_diverged,
     lock_folder,
     log,
     newest_checkpoint_name,
@@ -352,3 +354,25 @@ def test_a_default_folder_is_made_once_and_the_next_run_has_a_number(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FolderRefused, match="cannot be written: Not a directory; choose another --out"):
         claimed(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ('{"key": "run_stop", "value": "success"}\n', "success"),
+        ('{"key": "run_stop", "value": "success"}', "success"),
+        ('{"key": "run_stop", "value": "stopped"}\n\n{"key": "run_st', "stopped"),
+        ('{"key": "run_stop", "value": "failed", "cause": "NotFinite"}\n{"key"', "diverged"),
+        ('{"key": "run_stop", "value": "failed", "cause": "DiskFull"}\n', "failed"),
+        ('{"key": "run_stop", "value": "success"}\n{"key": "run_start"}\n', ""),
+        ('{"key": "run_stop", "value": "success"}\n{"key": "run_st\n', ""),
+        ("[1]\n", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_how_a_run_ended_is_in_its_last_whole_line(tmp_path, text, how):
+    if text is not None:
+        (tmp_path / "metrics.jsonl").write_text('{"key": "train_loss"}\n' * 60_000 + text)
+    assert ending_of(tmp_path) == how
+    assert has_diverged(tmp_path) == (how == "diverged")

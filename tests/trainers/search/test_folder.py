@@ -7,7 +7,7 @@ from recipes.errors import RecipeError
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused, lock_folder
-from trainers.search.folder import PASSWORD, folder_record, one_line, opened_storage, own_study, read_study
+from trainers.search.folder import PASSWORD, folder_record, opened_storage, own_study, read_study, root_cause
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 
@@ -146,4 +146,4 @@ def test_a_password_is_shown_and_kept_nowhere(tmp_path, digits, monkeypatch):
     written = [path.read_text(errors="replace") for path in (tmp_path / "out").iterdir() if path.is_file()]
     assert not any("secret" in text for text in written)
     monkeypatch.setenv(PASSWORD, "hidden-one")
-    assert one_line(ValueError("wrong password hidden-one"), "postgresql://me@host/db") == "wrong password ***"
+    assert root_cause(ValueError("wrong password hidden-one"), "postgresql://me@host/db") == "wrong password ***"

@@ -10,7 +10,7 @@ import pytest
 from recipes.errors import RecipeError
 from trainers.launch.request import TrainRequest
 from trainers.runs.mpi_ranks import LaunchError
-from trainers.search.group import REQUESTS, RESULTS, Group, MessageReader, RunEnd, cause_of, write_message
+from trainers.search.group import ANSWERS, ORDERS, Group, MessageReader, RunEnd, cause_of, write_message
 from trainers.search.placement import Placement, hosts_named, place, placements, require_ssh
 
 
@@ -55,7 +55,7 @@ def started(tmp_path):
         group = Group(0, tmp_path, placement)
         groups.append(group)
         group.train(TrainRequest(recipe="digits/ramp"))
-        return group, next(group.folder.rglob(REQUESTS)).with_name(RESULTS)
+        return group, next(group.folder.rglob(ORDERS)).with_name(ANSWERS)
 
     yield start
     for group in groups:

@@ -14,13 +14,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from trainers.runs.run_folder import ending_of
 from trainers.runs.storage_url import hidden
 from trainers.search.folder import PASSWORD
-from trainers.search.outcome import has_ended
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 KILLS, MOST_SECONDS, UPDATES, REPORTS = 30, 1800, 176, 5
-ENDS = ("success", "stopped", "failed")
 # A slow machine makes no checkpoint between two kills: the trial that is hit at each start must not use up its retries.
 TEXT = f"""\
 space: {{learning_rate.reference: {{kind: Float, low: 0.01, high: 0.1, log: true}}}}
@@ -61,7 +60,7 @@ class Killing:
         for path in self.search.folder.glob("trials/trial-*/environment.json"):
             number = int(path.parent.name.rpartition("-")[2])
             pids = self.search.pids(number)
-            if all(map(self.search.alive, pids)) and not has_ended(path.parent, *ENDS):  # else they train the next one
+            if all(map(self.search.alive, pids)) and not ending_of(path.parent):  # else they train the next one
                 pids_of[number] = pids
         return pids_of
 

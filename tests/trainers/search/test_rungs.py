@@ -11,16 +11,16 @@ from recipes.schema import Budget, Objective, Rungs
 from trainers.search.samplers import TPESampler
 from trainers.search.study import (
     DIVERGED,
-    PASSED,
+    PROMOTIONS,
     PRUNED_AT,
-    WAITS,
+    RUNG,
     enqueue,
     left_running,
     new_study,
     next_rung,
     next_trial,
+    promotable_trial,
     state_of,
-    that_goes_on,
 )
 
 
@@ -50,15 +50,15 @@ def come(search, study, trial, report, score):
     trial.report(score, report)
     rung = next_rung(search, trial)
     assert search.rungs.at[rung] == report
-    trial.set_user_attr(WAITS, rung)
+    trial.set_user_attr(RUNG, rung)
 
 
 def go_on(search, study, *, score=None):
     """The number of the trial that goes on; with a score it comes to its next rung."""
-    number = that_goes_on(search, study)
+    number = promotable_trial(search, study)
     if number is not None:
         (trial,) = [one for one in left_running(study) if one.number == number]
-        trial.set_user_attr(PASSED, trial.user_attrs[WAITS] + 1)
+        trial.set_user_attr(PROMOTIONS, trial.user_attrs[RUNG] + 1)
         if score is not None:
             come(search, study, trial, search.rungs.at[next_rung(search, trial)], score)
     return number
@@ -95,8 +95,8 @@ def test_where_a_run_has_fewer_updates_than_reports_the_next_report_counts(on_ru
         trial = next_trial(study, search)
         trial.report(1 - score, 2)
         trial.report(score, 4)
-        trial.set_user_attr(WAITS, 0)
-    assert that_goes_on(search, study) == 0
+        trial.set_user_attr(RUNG, 0)
+    assert promotable_trial(search, study) == 0
 
 
 def test_tpe_learns_from_trials_that_wait_as_from_those_that_were_pruned_there(on_rungs):

@@ -18,7 +18,7 @@ from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.results import Confirmed, trials_text
 from trainers.search.status import Display, status_text, status_tree
-from trainers.search.study import DIVERGED, SECONDS, WAITS, new_study, store_constraints
+from trainers.search.study import DIVERGED, RUNG, SECONDS, new_study, store_constraints
 
 LARS = {"optimizer.kind": "Lars", "optimizer.trust_coefficient": 0.01}
 SPACE = {
@@ -62,7 +62,7 @@ def test_a_full_disk_does_not_end_a_search(display, tmp_path, largest_file):
         begin(shown)
         with largest_file(1):
             shown.say("trial 0 begins")
-            shown.show(every=0.0)
+            shown.show()
     assert status(tmp_path)[0].startswith("search ")
 
 
@@ -111,7 +111,7 @@ def test_with_rungs_time_left_is_that_of_the_parts_of_runs_that_are_left(display
     shown.search = replace(shown.search, reports=8, budget=Budget(trials=9), rungs=Rungs(at=(2, 4)))
     assert shown.seconds_left(shown.rows()) is None
     for _ in range(2):
-        trial = begin(shown, **{SECONDS: 20.0, WAITS: 0})
+        trial = begin(shown, **{SECONDS: 20.0, RUNG: 0})
         trial.report(0.5, 2)
     assert [(row["state"], row["text"], row["note"]) for row in shown.rows()] == [
         ("paused", "50.00 %", "report 2 of 8")

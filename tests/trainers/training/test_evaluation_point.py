@@ -49,8 +49,8 @@ def test_ranks_micro_batches_and_a_resume_on_others_do_not_change_a_bit(alone, t
 
 @pytest.mark.mpi
 def test_with_teams_and_no_exact_mode_the_scores_are_the_same_up_to_rounding(alone, tmp_path, train, assert_same_run):
-    actual = train(tmp_path / "run", 3, *WORDS, "--micro-batch-size", 16, stop_after=12)
-    assert_same_run(actual, alone)
+    actual = train(tmp_path / "run", 3, "--fast", *WORDS, "--micro-batch-size", 16, stop_after=12)
+    assert_same_run(actual, alone, loss=1e-5, weights=1e-4)
     for (update, value), (other, expected) in zip(bits(actual, 12)[0], bits(alone, 12)[0], strict=True):
         assert (update, value) == (other, pytest.approx(expected, rel=1e-4))
 

@@ -1,4 +1,7 @@
-"""Law 2: the same recipe and seed on any number of workers, with any micro-batch, resumed or not, is the same run."""
+"""Law 2 without exact mode: on any workers, with any micro-batch, resumed or not, a run is the same up to rounding.
+
+The bits of exact mode, the default, are in `test_exact_invariance.py`.
+"""
 
 import json
 
@@ -74,7 +77,7 @@ def run(train, tmp_path_factory):
         words = [word for override in overrides for word in ("--set", override)]
         more = {"recipe": str(growing)} if method == "growing images" else {}
         dtype = "float32" if method == "float32" else "float64"
-        return train(folder, ranks, *words, *options, dtype=dtype, stop_after=stop_after or updates, **more)
+        return train(folder, ranks, "--fast", *words, *options, dtype=dtype, stop_after=stop_after or updates, **more)
 
     return run_method
 
@@ -94,9 +97,9 @@ def alone(tmp_path_factory, run):
 @pytest.fixture
 def assert_same(alone, assert_same_run):
     def compare(actual, method):
-        float64 = {} if method == "float32" else {"loss": 1e-12, "weights": 1e-12}
-        assert actual.weights["/fc/W"].dtype == (np.float64 if float64 else np.float32)
-        assert_same_run(actual, alone(method), **float64)
+        float32 = method == "float32"
+        assert actual.weights["/fc/W"].dtype == (np.float32 if float32 else np.float64)
+        assert_same_run(actual, alone(method), loss=1e-5 if float32 else 1e-12, weights=1e-4 if float32 else 1e-12)
 
     return compare
 

@@ -142,9 +142,15 @@ class Steps:
             "weights": _addresses(tensors),
             "parts": np.empty((len(chunks), 2)),
         }
-        threads = self._threads.on(sum(tensor.size for tensor in tensors))
-        sizes = {"count": len(chunks), "tensors": len(tensors), "threads": threads, "parallel": self._threads.parallel}
-        getattr(COMPILED, name)(_Step(**{key: place(array) for key, array in given.items()}, **numbers, **sizes))
+        step = _Step(
+            **{key: place(array) for key, array in given.items()},
+            **numbers,
+            count=len(chunks),
+            tensors=len(tensors),
+            threads=self._threads.on(sum(tensor.size for tensor in tensors)),
+            parallel=self._threads.parallel,
+        )
+        getattr(COMPILED, name)(step)
 
 
 @lru_cache(maxsize=8)

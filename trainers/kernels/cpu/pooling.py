@@ -39,11 +39,11 @@ def max_pooling(x: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, out: Pa
     Returns:
         both (n, c, *out), the places uint8.
     """
-    x_NHWC, how = channels_last(x), {"kernel": kernel, "stride": stride, "pad": pad}
-    if _serves(x.dtype) and _reaches_in(x.shape[2:], **how, out=out):
+    x_NHWC = channels_last(x)
+    if _serves(x.dtype) and _reaches_in(x.shape[2:], kernel=kernel, stride=stride, pad=pad, out=out):
         y = np.empty((len(x), *out, x.shape[1]), x.dtype)
         places = np.empty(y.shape, np.uint8)
-        _call("max_pooling", x_NHWC.shape, y.shape, **how, x=x_NHWC, y=y, places=places)
+        _call("max_pooling", x_NHWC.shape, y.shape, kernel, stride, pad, x=x_NHWC, y=y, places=places)
         return y.transpose(0, 3, 1, 2), places.transpose(0, 3, 1, 2)
     views = _views(_padded(x_NHWC, kernel, stride, pad, out), kernel, stride, out)
     y = next(views).copy()
@@ -61,10 +61,11 @@ def max_pooling_gradient(
     """The gradient of `max_pooling`'s input, of height and width `size`."""
     gy_NHWC, places_NHWC = channels_last(gy), channels_last(places)
     n, *out, channels = gy_NHWC.shape
-    how = {"kernel": kernel, "stride": stride, "pad": pad}
-    if _serves(gy.dtype) and _reaches_in(size, **how, out=out):
+    if _serves(gy.dtype) and _reaches_in(size, kernel=kernel, stride=stride, pad=pad, out=out):
         gx = np.empty((n, *size, channels), gy.dtype)
-        _call("max_pooling_gradient", gx.shape, gy_NHWC.shape, **how, gy=gy_NHWC, gx=gx, places=places_NHWC)
+        _call(
+            "max_pooling_gradient", gx.shape, gy_NHWC.shape, kernel, stride, pad, gy=gy_NHWC, gx=gx, places=places_NHWC
+        )
         return gx.transpose(0, 3, 1, 2)
     padded = np.zeros((n, *_padded_size(size, kernel, stride, pad, out), channels), gy.dtype)
     apart = all(k <= step for k, step in zip(kernel, stride, strict=True))
@@ -104,12 +105,21 @@ def _call(
 ) -> None:
     """A function of `pooling.c` on contiguous arrays; both shapes are (n, h, w, c)."""
     images, height, width, channels = shape
-    sizes = {"images": images, "height": height, "width": width, "channels": channels}
-    sizes |= {"out_height": out[1], "out_width": out[2]}
-    pairs = {"kernel": _PAIR(*kernel), "stride": _PAIR(*stride), "pad": _PAIR(*pad)}
-    threads = THREADS.on(images * height * width * channels)
-    arrays = {key: place(array) for key, array in of.items()}
-    getattr(_COMPILED, name)(_Windows(**sizes, **pairs, parallel=THREADS.parallel, threads=threads, **arrays))
+    windows = _Windows(
+        images=images,
+        height=height,
+        width=width,
+        channels=channels,
+        out_height=out[1],
+        out_width=out[2],
+        kernel=_PAIR(*kernel),
+        stride=_PAIR(*stride),
+        pad=_PAIR(*pad),
+        parallel=THREADS.parallel,
+        threads=THREADS.on(images * height * width * channels),
+        **{key: place(array) for key, array in of.items()},
+    )
+    getattr(_COMPILED, name)(windows)
 
 
 def _views(padded: np.ndarray, kernel: Pair, stride: Pair, out: Pair) -> Iterator[np.ndarray]:

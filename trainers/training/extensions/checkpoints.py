@@ -136,8 +136,16 @@ class Checkpoints(Extension):
             if self.extensions:
                 state["extensions"] = [getattr(extension, "state", None) for extension in self.extensions]
             optimizer = updater.get_optimizer("main")
-            kept = {"state": state, "averages": averages, "pending": pending, "ranks": ranks, "moved": self._moved}
-            write_checkpoint(self._folder, model=optimizer.target, optimizer=optimizer, **kept)
+            write_checkpoint(
+                self._folder,
+                model=optimizer.target,
+                optimizer=optimizer,
+                state=state,
+                averages=averages,
+                pending=pending,
+                ranks=ranks,
+                moved=self._moved,
+            )
             best = self.best and self.best["checkpoint"]
             prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
         self._metrics.write("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)

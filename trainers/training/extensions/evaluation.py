@@ -150,8 +150,13 @@ def score(
     own = np.concatenate(samples)
     corrects, parts = zip(*mpi.allgather((int((own[:, 0] == own[:, 1]).sum()), losses)), strict=True)
     total_loss = math.fsum(chain(*parts))  # exact, so that the order does not matter
-    figures = {"accuracy": sum(corrects) / num_samples, "loss": total_loss / num_samples}
-    return Score(**figures, num_samples=num_samples, first=start, samples=own)
+    return Score(
+        accuracy=sum(corrects) / num_samples,
+        loss=total_loss / num_samples,
+        num_samples=num_samples,
+        first=start,
+        samples=own,
+    )
 
 
 def _pair(images_NCHW: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,8 +16,7 @@ from typing import Any
 from chainer.training import Extension, Trainer
 
 from recipes.reports.record import read_metrics
-from trainers.runs.run_folder import METRICS, write_whole
-from trainers.training.extensions.loggers import MLFLOW_NOTE, mlflow_client
+from trainers.runs.run_folder import METRICS, MLFLOW_NOTE, write_whole
 
 log = logging.getLogger("kilobatch")
 _EVALUATED = ("eval_accuracy", "eval_loss")
@@ -110,10 +109,12 @@ class MLflowRun:
 
     Args:
         update: at which this session begins.
+        connect: makes MLflow's client.
     """
 
-    def __init__(self, folder: Path, experiment: str, update: int) -> None:
+    def __init__(self, folder: Path, experiment: str, update: int, connect: Callable[[], Any]) -> None:
         self._client, self._folder, self._experiment, self._begins_at = None, folder, experiment, update
+        self._connect = connect
         self._run: str | None = None
         self._waiting: list[Any] = []
         self._note = self._read_note()
@@ -135,7 +136,7 @@ class MLflowRun:
         write_whole(self._folder / MLFLOW_NOTE, json.dumps(self._note) + "\n")
 
     def _begin(self) -> None:
-        self._client = mlflow_client()
+        self._client = self._connect()
         from mlflow.exceptions import MlflowException
 
         if (run := self._note.get("run_id")) is not None:
@@ -205,8 +206,10 @@ class MLflowRun:
 def _mlflow_metrics(line: dict[str, Any], found: dict[str, float]) -> list[Any]:
     from mlflow.entities import Metric
 
-    about = {"timestamp": line["time_ms"], "step": line["update"]}
-    return [Metric(key=name, value=float(value), **about) for name, value in found.items()]
+    return [
+        Metric(key=name, value=float(value), timestamp=line["time_ms"], step=line["update"])
+        for name, value in found.items()
+    ]
 
 
 class Table:

@@ -37,8 +37,9 @@ class GradientExchange(Extension):
             return
         self._written = True
         facts = described(self._exchange)
-        reached = {"update": updater.iteration, "epoch": updater.epoch_detail}
-        self._metrics.write("gradient_exchange", self._name, **reached, **facts)
+        self._metrics.write(
+            "gradient_exchange", self._name, update=updater.iteration, epoch=updater.epoch_detail, **facts
+        )
         log.info("gradients: %s", exchange_words({"value": self._name, **facts}))
         self._metrics.restart_clock()
 

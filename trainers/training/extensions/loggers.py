@@ -20,6 +20,7 @@ from trainers.runs.run_folder import (
     INIT,
     LOG,
     METRICS,
+    MLFLOW_NOTE,
     PROFILE,
     RANKS,
     RECIPE,
@@ -34,7 +35,6 @@ from trainers.runs.stop_request import STOP_FILE
 if TYPE_CHECKING:
     from chainer.training import Extension, Trainer
 
-MLFLOW_NOTE = "mlflow.json"
 _OF_THE_RUN = (CHECKPOINTS, CODE, EVALUATION, RANKS, SOURCES, STOP_FILE, RUN, RECIPE, DATASET, INIT, METRICS, TRACE)
 _OF_THE_RUN += (PROFILE, LOG, ENVIRONMENT, REPORT, IDENTITY, MLFLOW_NOTE)
 
@@ -115,7 +115,10 @@ class MLflow:
         """The extension; it communicates nothing between ranks."""
         from trainers.training.extensions.figure_sinks import Logger, MLflowRun
 
-        return Logger(lambda trainer: MLflowRun(Path(trainer.out), self.experiment, trainer.updater.iteration))
+        def opened(trainer: Trainer) -> MLflowRun:
+            return MLflowRun(Path(trainer.out), self.experiment, trainer.updater.iteration, mlflow_client)
+
+        return Logger(opened)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class Metrics(Extension):
     Args:
         path: the run's `metrics.jsonl`.
         writes: whether this rank writes.
-        ranks: gathers the seconds of all workers, all of which have this extension then; None: no such times.
+        ranks: gathers the seconds of all workers, all of which have this extension.
         memory: gathers the peak memory of all workers; they call it together after each epoch.
         observe: called with each line, on the rank that writes.
     Attributes:
@@ -67,9 +67,9 @@ class Metrics(Extension):
         path: Path,
         *,
         writes: bool,
-        ranks: RankSeconds | None = None,
-        memory: Callable[[], dict[str, list[int]]] = dict,
-        observe: Callable[[dict[str, Any]], None] = lambda line: None,
+        ranks: RankSeconds,
+        memory: Callable[[], dict[str, list[int]]],
+        observe: Callable[[dict[str, Any]], None],
     ) -> None:
         self._lines, self.writes, self.observers = JsonLines(path, writes=writes), writes, [observe]
         self._ranks, self._memory = ranks, memory
@@ -85,7 +85,7 @@ class Metrics(Extension):
     def __call__(self, trainer: Trainer) -> None:
         updater = trainer.updater
         record = updater.record
-        seconds = self._ranks and self._ranks.gather(record.exchanged)
+        seconds = self._ranks.gather(record.exchanged)
         now = time.perf_counter()
         for ran_out in record.ran_out:
             note = f"update {record.update}: {ran_out}"
@@ -107,7 +107,7 @@ class Metrics(Extension):
         if seconds:
             self._unwritten.append(seconds)
             self._reached = {"update": updater.iteration, "epoch": updater.epoch_detail}
-        if self._ranks and updater.is_new_epoch:
+        if updater.is_new_epoch:
             self._write_rank_seconds(**self._memory())
 
     def write(self, key: str, value: Any, **more: Any) -> None:
@@ -121,8 +121,7 @@ class Metrics(Extension):
     def restart_clock(self) -> None:
         """Exclude what happened since the last update (an evaluation, a checkpoint) from the next update's time."""
         self._last = time.perf_counter()
-        if self._ranks:
-            self._ranks.restart()
+        self._ranks.restart()
 
     def finalize(self) -> None:
         """Write the last times; Chainer calls this when the loop ends. The file stays open for the run's last line."""

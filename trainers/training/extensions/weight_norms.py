@@ -44,5 +44,4 @@ def _write_norms(trainer: Trainer) -> None:
     updater = trainer.updater
     parameters = sorted(updater.get_optimizer("main").target.namedparams())
     norms = {path: float((parameter.array.astype("float64") ** 2).sum() ** 0.5) for path, parameter in parameters}
-    reached = {"update": updater.iteration, "epoch": updater.epoch_detail}
-    trainer.get_extension("Metrics").write("weight_norms", norms, **reached)
+    trainer.get_extension("Metrics").write("weight_norms", norms, update=updater.iteration, epoch=updater.epoch_detail)

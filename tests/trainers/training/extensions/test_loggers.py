@@ -11,8 +11,9 @@ from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from trainers.launch.preflight import require_startable
 from trainers.launch.vocabulary import vocabulary
-from trainers.training.extensions import CSV, MLflow, TensorBoard, figure_sinks, loggers
+from trainers.training.extensions import CSV, MLflow, TensorBoard, loggers
 from trainers.training.extensions.figure_sinks import EventFiles, Logger, MLflowRun, Table, figures
+from trainers.training.extensions.loggers import mlflow_client
 
 RECIPE = "kilobatch: 1\nextends: digits/large_batch\nepochs: 6\nextensions: [{kind: %s}]\n"
 
@@ -152,7 +153,7 @@ def test_mlflow_has_one_run_of_both_sessions(kilobatch, tmp_path, mlflow):
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
 def test_mlflow_has_the_end_of_a_failed_run_and_ends_none_where_it_fails_itself(tmp_path, mlflow, caplog):
     (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
-    sink, client = MLflowRun(tmp_path, "here", 0), mlflow.MlflowClient()
+    sink, client = MLflowRun(tmp_path, "here", 0, mlflow_client), mlflow.MlflowClient()
     with suppress(ZeroDivisionError), closing(sink):
         raise ZeroDivisionError
     number = json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
@@ -175,7 +176,7 @@ def test_a_lost_run_of_mlflow_is_begun_anew_and_a_deleted_experiment_refused(tmp
     )
     for lose in losses:
         lose()
-        with closing(MLflowRun(tmp_path, "here", 0)) as sink:
+        with closing(MLflowRun(tmp_path, "here", 0, mlflow_client)) as sink:
             sink.add({"update": 3, "time_ms": 1}, {"loss": 0.5})
         numbers.append(json.loads(note.read_text())["run_id"])
         assert [each.step for each in client.get_metric_history(numbers[-1], "loss")] == [3]
@@ -193,7 +194,7 @@ def test_a_server_of_mlflow_that_does_not_answer_is_refused_before_a_run_and_end
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:9")
     with pytest.raises(InputRefused, match=r"^MLflow cannot be used: .*localhost:9.*; set MLFLOW_TRACKING_URI to .*$"):
         MLflow().require()
-    with closing(MLflowRun(tmp_path, "here", 0)) as sink:
+    with closing(MLflowRun(tmp_path, "here", 0, mlflow_client)) as sink:
         sink.add({"update": 3, "time_ms": 1}, {"loss": 0.5})
     assert caplog.text.count("warning: MLflow: API request to http://localhost:9") == 2
     assert "; 1 figures wait" in caplog.text
@@ -201,26 +202,22 @@ def test_a_server_of_mlflow_that_does_not_answer_is_refused_before_a_run_and_end
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
-def test_what_the_server_of_mlflow_missed_it_gets_from_the_record_when_the_run_is_resumed(
-    tmp_path, mlflow, monkeypatch
-):
+def test_what_the_server_of_mlflow_missed_it_gets_from_the_record_when_the_run_is_resumed(tmp_path, mlflow):
     each = {"value": 0.5, "time_ms": 1, "global_batch_size": 8, "update_seconds": 0.1}
     lines = [{"key": "train_loss", "update": update, **each} for update in range(8)]
     lines += [{"key": "eval_accuracy", "update": update, **each} for update in (2, 4, 6)]
     lines.sort(key=lambda line: line["update"])
     (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
-    answers = figure_sinks.mlflow_client
     for begin, end, away in ((0, 2, False), (2, 4, True), (4, 6, True), (6, 8, False)):
 
         def client(away=away):
             if away:
                 raise OSError("no server there")
-            return answers()
+            return mlflow_client()
 
-        monkeypatch.setattr(figure_sinks, "mlflow_client", client)
         session = [line for line in lines if begin + (line["key"] != "train_loss") <= line["update"] < end]
         session += [line for line in lines if line["update"] == end and line["key"] != "train_loss"]
-        with closing(MLflowRun(tmp_path, "here", begin)) as sink:
+        with closing(MLflowRun(tmp_path, "here", begin, client)) as sink:
             with open(tmp_path / "metrics.jsonl", "a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in session)
             for line in session:
@@ -238,15 +235,14 @@ def test_a_resumed_run_goes_on_without_the_server_of_mlflow(tmp_path, monkeypatc
     def away():
         raise OSError("no disk there")
 
-    for module in (loggers, figure_sinks):
-        monkeypatch.setattr(module, "mlflow_client", away)
+    monkeypatch.setattr(loggers, "mlflow_client", away)
     monkeypatch.setattr(loggers, "_require_package", lambda *names: None)
     opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=["extensions=[{kind: MLflow}]"])
     with pytest.raises(InputRefused, match="no disk there; set MLFLOW_TRACKING_URI to a server that runs"):
         require_startable(opened, ranks=1, files=True)
     require_startable(opened, ranks=1, files=False)
     assert "warning: MLflow cannot be used: no disk there; the run goes on without it" in capsys.readouterr().err
-    run = MLflowRun(tmp_path, "here", 0)
+    run = MLflowRun(tmp_path, "here", 0, away)
     run._waiting.append(SimpleNamespace(step=3))
     run.close()
     assert caplog.text.count("warning: MLflow: no disk there; ") == 2

@@ -2,12 +2,16 @@
 
 import time
 
+from mpi4py import MPI
+
+from trainers.runs.phase_clock import PhaseClock, RankSeconds
 from trainers.training.extensions.metrics import Metrics
 
 
 def test_a_clock_that_is_set_back_while_the_run_trains_changes_no_duration(tmp_path, monkeypatch):
     lines = []
-    metrics = Metrics(tmp_path / "metrics.jsonl", writes=True, observe=lines.append)
+    ranks = RankSeconds(PhaseClock(), MPI.COMM_SELF, counts_lost=False)
+    metrics = Metrics(tmp_path / "metrics.jsonl", writes=True, ranks=ranks, memory=dict, observe=lines.append)
     began = time.time()
     metrics.write("one", 1)
     monkeypatch.setattr(time, "time", lambda: began - 3600)
