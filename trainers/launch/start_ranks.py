@@ -50,7 +50,7 @@ from trainers.runs.run_folder import (
     require_another_end,
     session_starts,
 )
-from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop, requester_text
+from trainers.runs.stop_request import STOP_FILE, handling_signals, keeping_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
 
 _HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
@@ -135,6 +135,10 @@ def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int
         failure = f"mpiexec's process beside the ranks was killed, and {len(left)} ranks trained on; they are ended"
     if failure is not None:
         started.kill()
+    if signals.asked and code not in (EXIT_INPUT, EXIT_FAILED) and last_line(folder) == before:
+        print_error("kilobatch: stopped by a signal before an update was done; the same command starts it again")
+        return EXIT_STOPPED
+    if failure is not None:
         said = [line for line in started.errors().splitlines() if not line.startswith(_HYDRA)]
         print_error(
             "".join(f"{line}\n" for line in said)
@@ -166,7 +170,8 @@ def _join(request: TrainRequest, ranks: int) -> int:
     hold_exit_socket(launched_rank())
     threads = limit_threads()
     try:
-        code = train_together(request, join_world(ranks), threads=threads)
+        with keeping_signals():
+            code = train_together(request, join_world(ranks), threads=threads)
     except InputRefused:
         if launched_rank() == 0:
             raise
@@ -183,7 +188,8 @@ class _StopSignals:
     def __init__(self, folder: Path) -> None:
         self.ranks: Ranks | None = None
         self.ended_at_once_by: str | None = None
-        self._folder, self._asked = folder, False
+        self.asked = False
+        self._folder = folder
         self._handling = handling_signals(self._note)
 
     def __enter__(self) -> _StopSignals:
@@ -197,10 +203,10 @@ class _StopSignals:
             self.ranks.kill()
 
     def _note(self, number: int, frame: object) -> None:
-        if self._asked and self.ranks is not None:
+        if self.asked and self.ranks is not None:
             self._end_at_once("a second signal")
             return
-        self._asked = True
+        self.asked = True
         message = "stopping after this update, with a checkpoint; once more to end at once"
         try:
             request_stop(self._folder / STOP_FILE, "signal")

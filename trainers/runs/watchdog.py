@@ -25,6 +25,7 @@ _SILENT = 3 / 4  # part of a rank's allowed time without a heartbeat after which
 _TURN = 3  # heartbeats that a watcher waits for the watcher before it to report
 _CHECK_SECONDS = 0.5  # between two looks at whether the ranks have started up
 _ALONE_SECONDS = 3.0  # between the end of the launcher's proxy and that of the ranks that it leaves, at least
+_PROXY_SECONDS = 20.0  # for mpiexec to start its proxy, which a signal to all processes may have killed
 _LAUNCHER_SECONDS = 1.0  # for a launcher to end the ranks itself once one of them has ended
 _LEAST_STARTUP_SECONDS = 45.0  # to import everything and to join MPI, on a slow disk and busy cores
 _STATES = {
@@ -225,7 +226,7 @@ class ParentWatch:
         began: dict[int, int] = {}  # rank -> process, as it was seen
         gone: Counter[int] = Counter()  # rank -> for how many looks it has been gone
         while not self._over.wait(_CHECK_SECONDS):
-            had_launcher = had_launcher or self._ranks.has_launcher()
+            had_launcher = had_launcher or self._ranks.has_launcher() or waited >= _PROXY_SECONDS
             alone = 0.0 if self._ranks.has_launcher() or not had_launcher else alone + _CHECK_SECONDS
             missing = self._missing() if starting else []
             starting, waited = bool(missing), waited + _CHECK_SECONDS
