@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainers.runs import errors, watchdog
-from trainers.runs.heartbeat import HeartbeatRecord, heartbeat_file, read_heartbeat
+from trainers.runs.heartbeat import Heartbeat, HeartbeatRecord, clear_heartbeats, heartbeat_file, read_heartbeat
 from trainers.runs.mpi_ranks import process_mark, start_ranks
 from trainers.runs.run_folder import METRICS, RANKS
 from trainers.runs.watchdog import ParentWatch, Watchdog, watch_next_rank, watchers
@@ -227,3 +227,17 @@ def test_a_rank_without_a_parent_ends_all_ranks_once_the_next_one_of_its_host_ha
     assert capsys.readouterr().err == (said if ends else "")
     assert not ends or (tmp_path / "log.txt").read_text() == said
     over.set()
+
+
+def test_a_last_heartbeat_is_written_however_fast_its_thread_ends(tmp_path):
+    class Ended(threading.Event):
+        def set(self):
+            super().set()
+            heartbeat._thread.join()
+
+    clear_heartbeats(tmp_path)
+    heartbeat = Heartbeat(tmp_path, mpi=SimpleNamespace(rank=0), seconds=0)
+    heartbeat._ended = Ended()
+    heartbeat.start()
+    heartbeat.finish()
+    assert read_heartbeat(tmp_path, 0).finished
