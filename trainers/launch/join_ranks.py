@@ -14,6 +14,7 @@ from typing import IO, Any
 from recipes.errors import InputRefused, printable, refuse_unreachable
 from recipes.planning.planner import Plan
 from recipes.reports.record import RunError, evaluations_of, number_of, read_metrics, updates_of
+from recipes.reports.wording import counted
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import (
@@ -52,6 +53,11 @@ from trainers.runs.run_folder import (
 from trainers.runs.stop_request import STOP_FILE
 from trainers.runs.watchdog import start_watchdog, watch_next_rank
 from trainers.training.exact_mode import require_same_machine
+
+_WAY_OUT_OF_ONE_RANK = (
+    "leave -n out; in a shell that srun started, begin it with `srun --mpi=none --pty bash`, or type "
+    "`unset PMI_RANK PMI_SIZE PMI_FD PMI_JOBID` first"
+)
 
 
 @refuse_unreachable()
@@ -308,9 +314,9 @@ def _checked_together(
     if mpi.rank == 0:
         try:
             if request.workers not in (None, mpi.size):
-                raise LaunchError(
-                    f"-n {request.workers} was asked for and {mpi.size} ranks were launched; leave -n out"
-                )
+                ranks = f"{counted(mpi.size, 'rank')} {'were' if mpi.size > 1 else 'was'}"
+                what = f"-n {request.workers} was asked for and {ranks} launched"
+                raise LaunchError(f"{what}; {'leave -n out' if mpi.size > 1 else _WAY_OUT_OF_ONE_RANK}")
             prepared = prepare(request, workers=mpi.size)
             require_threads(prepared.plan, mpi)
             folder = request.out or default_folder(prepared.opened.recipe.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -118,6 +119,23 @@ def threads_per_rank(local_ranks: int) -> int:
     return max(1, usable_cores() // local_ranks)
 
 
+def ranks_that_share_cores(environment: Mapping[str, str] = os.environ, cores: int | None = None) -> int:
+    """How many of a launcher's ranks share the cores that this process may run on; by default of its `cores`.
+
+    One where Slurm has bound each rank to cores of its own. Where nodes have different numbers, it is the largest.
+
+    >>> ranks_that_share_cores({"SLURM_TASKS_PER_NODE": "4(x2),1"}, cores=16)
+    4
+    >>> ranks_that_share_cores({"SLURM_TASKS_PER_NODE": "4(x2),1", "SLURM_CPUS_PER_TASK": "8"}, cores=8)
+    1
+    """
+    bound = environment.get("SLURM_CPUS_PER_TASK") == str(cores or len(os.sched_getaffinity(0)))
+    for name in _LOCAL_SIZE_NAMES:
+        if numbers := re.findall(r"(?:^|,)(\d+)", environment.get(name, "")):
+            return 1 if bound and name.startswith("SLURM_") else max(map(int, numbers))
+    return launched_ranks(environment) or 1
+
+
 def limit_threads(
     local_ranks: int | None = None, *, threads: int | None = None, kernels_share_cores: bool = False
 ) -> int:
@@ -144,8 +162,7 @@ def limit_threads(
                 raise LaunchError(f"{what}; write 1, say, or unset it: the ranks of a run share the cores evenly")
             os.environ[name] = str(given)
     if local_ranks is None:
-        sizes = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
-        local_ranks = next((int(size) for size in sizes if size.isdigit()), launched_ranks() or 1)
+        local_ranks = ranks_that_share_cores()
     number, users = str(threads or threads_per_rank(local_ranks)), None
     if kernels_share_cores and not any(os.environ.get(name, "").isdigit() for name in THREADS):
         os.environ[_NUMPYS_BLAS] = "1"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipes.errors import InputRefused
 from recipes.reading.yaml import block_text
 from trainers.launch import join_ranks
 from trainers.launch.join_ranks import check_folder
@@ -171,3 +172,10 @@ def test_a_recipe_with_a_number_as_key_differs(ramp, tmp_path):
     (tmp_path / "run.yaml").write_text(block_text(record))
     with pytest.raises(FolderRefused, match="another recipe; 5: 6 in the run, None now"):
         check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+
+
+def test_a_shell_with_the_variables_of_one_rank_is_told_how_to_start_ranks_all_the_same(tmp_path):
+    alone = SimpleNamespace(rank=0, size=1, bcast=lambda value, root: value)
+    request = TrainRequest(recipe="digits/ramp", workers=2, out=tmp_path / "run")
+    with pytest.raises(InputRefused, match=r"1 rank was launched; .*srun --mpi=none --pty bash.*unset PMI_RANK"):
+        join_ranks._checked_together(request, alone, checked=False, alone=True)
