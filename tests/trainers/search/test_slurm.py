@@ -141,6 +141,9 @@ def test_a_run_is_trained_by_ranks_that_srun_started(slurm, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "on 2 workers" in done.stdout
     assert "success at update 36; run: " in done.stdout
+    job = json.loads((tmp_path / "out" / "environment.json").read_text())["slurm"]
+    assert job == {"job": job["job"], "step": "0", "nodes": "node1"}
+    assert (tmp_path / "out" / "log.txt").read_text().splitlines()[0].endswith(f"out, job {job['job']} of Slurm")
 
 
 def test_a_killed_rank_ends_the_others_that_srun_started_and_the_log_says_why(slurm, tmp_path):
