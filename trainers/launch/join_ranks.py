@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -54,6 +55,7 @@ from trainers.runs.stop_request import STOP_FILE
 from trainers.runs.watchdog import start_watchdog, watch_next_rank
 from trainers.training.exact_mode import require_same_machine
 
+_OTHERS_SECONDS = 1.0  # for the processes of the other ranks to end, once they have left MPI
 _WAY_OUT_OF_ONE_RANK = (
     "leave -n out; in a shell that srun started, begin it with `srun --mpi=none --pty bash`, or type "
     "`unset PMI_RANK PMI_SIZE PMI_FD PMI_JOBID` first"
@@ -219,7 +221,9 @@ def train_together(
         code, folder, report = _train_checked(request, mpi, threads, served=served, checked=checked, orphaned=orphaned)
     finally:
         over.set()
-    return _report_alone(folder, leads=mpi.rank == 0, code=code) if report and not checked else code
+    if checked or not (code or report):
+        return code
+    return _leave(folder, leads=mpi.rank == 0, code=code, report=report)
 
 
 def _train_checked(
@@ -287,20 +291,25 @@ def report_failure(folder: Path) -> None:
             write_page([run], folder / REPORT)
 
 
-def _report_alone(folder: Path, *, leads: bool, code: int) -> int:
-    """Rank 0 draws the report where no parent of ours can; the others have finalized MPI and exit without waiting.
+def _leave(folder: Path, *, leads: bool, code: int, report: bool) -> int:
+    """Leave a run where no parent of ours can draw its report: rank 0 does, and leaves last, with the exit code.
 
-    But after a signal all wait: mpiexec kills rank 0 when a rank leaves with another exit code than 0.
+    The others leave with 0 at once: when a rank leaves with another code, mpiexec and `srun --kill-on-bad-exit` kill
+    those that are still there, and the job would end with the code of a kill.
 
     Returns:
-        the exit code of the run, or 3 where the report cannot be written.
+        the exit code of this process; 3 on rank 0 where the report cannot be written.
     """
     from mpi4py import MPI
 
-    if code == 0:
-        MPI.Finalize()
-        sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
-    return report_run(folder) or code if leads else code
+    MPI.Finalize()
+    sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
+    if not leads:
+        return 0
+    code = (report_run(folder) if report else 0) or code
+    if code:
+        time.sleep(_OTHERS_SECONDS)
+    return code
 
 
 def _checked_together(

@@ -82,7 +82,7 @@ def test_what_only_the_ranks_refuse_is_reported_without_a_traceback(tmp_path):
 
 
 def test_a_report_that_rank_0_cannot_write_is_reported_as_that_of_our_own_ranks(tmp_path, capsys):
-    assert join_ranks._report_alone(tmp_path, leads=True, code=4) == 3
+    assert join_ranks.report_run(tmp_path) == 3
     assert capsys.readouterr().err.endswith(
         f"the run has ended, but its report cannot be written; to try again: kilobatch report {tmp_path}\n"
     )
