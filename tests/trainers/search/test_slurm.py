@@ -146,17 +146,37 @@ def test_a_run_is_trained_by_ranks_that_srun_started(slurm, tmp_path):
     assert (tmp_path / "out" / "log.txt").read_text().splitlines()[0].endswith(f"out, job {job['job']} of Slurm")
 
 
+def has_trained(folder):
+    end, metrics = time.monotonic() + 60, folder / "metrics.jsonl"
+    while not metrics.exists() or "train_loss" not in metrics.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def test_a_killed_rank_ends_the_others_that_srun_started_and_the_log_says_why(slurm, tmp_path):
     slurm(1)
     folder = tmp_path / "out"
     command = ["salloc", "--quiet", "--ntasks=2", "srun", sys.executable, "-P", "-m", "kilobatch", "train"]
     with subprocess.Popen([*command, "digits/batch_256", "--set", "epochs=600", "--out", folder]) as process:
-        end = time.monotonic() + 60
-        while not (folder / "metrics.jsonl").exists() or "train_loss" not in (folder / "metrics.jsonl").read_text():
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        has_trained(folder)
         pid = json.loads((folder / "environment.json").read_text())["ranks"][1]["pid"]
         os.kill(pid, signal.SIGKILL)
         process.wait(timeout=20)  # the watchdog would take 120 s
     assert process.returncode != 0
     assert f"kilobatch: rank 1 on node1 (process {pid}) has ended; " in (folder / "log.txt").read_text()
+
+
+def test_a_warning_of_the_time_limit_ends_a_job_with_code_4_and_no_rank_is_killed(slurm, tmp_path):
+    slurm(2)
+    folder = tmp_path / "out"
+    launcher = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "srun", "--kill-on-bad-exit=1"]
+    command = [*launcher, sys.executable, "-P", "-m", "kilobatch", "train", "digits/batch_256", "--set", "epochs=600"]
+    with subprocess.Popen([*command, "--out", folder], stderr=subprocess.PIPE, text=True) as process:
+        has_trained(folder)
+        job = json.loads((folder / "environment.json").read_text())["slurm"]
+        subprocess.run(["scancel", "--signal=USR1", f"{job['job']}.{job['step']}"], check=True)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 4, said
+    assert "task 0: Exited with exit code 4" in said
+    assert "Killed" not in said
+    assert (folder / "report.html").exists()
