@@ -7,7 +7,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY . /src
 # Chainer and ChainerCV come as source, see scripts/setup.
-RUN pip install --no-cache-dir "setuptools<81" wheel numpy \
+RUN pip install --no-cache-dir "setuptools>=74.1,<81" wheel numpy \
     && CC=true pip install --no-cache-dir --no-build-isolation chainer==7.8.1 chainercv==0.13.1 \
     && pip install --no-cache-dir "/src[all]" \
     && rm -rf /src

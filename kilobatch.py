@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainers.commands.python_api import OpenRecipe, Run, open, plan, runs, train
+    from trainers.commands.python_api import (
+        InputRefused,
+        OpenRecipe,
+        RecipeError,
+        Run,
+        RunFailed,
+        open,
+        plan,
+        runs,
+        train,
+    )
 
-__all__ = ["OpenRecipe", "Run", "open", "plan", "runs", "train"]
+__all__ = ["InputRefused", "OpenRecipe", "RecipeError", "Run", "RunFailed", "open", "plan", "runs", "train"]
 
 
 class _OwnPackages(MetaPathFinder):
@@ -33,11 +43,13 @@ def __getattr__(name: str) -> Any:
     if name in (*__all__, "app"):
         module = "command_line" if name == "app" else "python_api"
         return getattr(import_module(f"trainers.commands.{module}"), name)
+    if name == "__version__":
+        return import_module("importlib.metadata").version("kilobatch")
     raise AttributeError(f"module 'kilobatch' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "main"]
+    return [*__all__, "__version__", "main"]
 
 
 def main() -> None:

@@ -42,6 +42,16 @@ def printable_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def listed(names: Iterable[str], *, most: int = 5) -> str:
+    """Names with commas, and after so many how many more there are.
+
+    >>> listed(["a", "b"]), listed("abcdefg")
+    ('a, b', 'a, b, c, d, e and 2 more')
+    """
+    known = [*names]
+    return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
+
+
 class InputRefused(ValueError):
     """Something a user gave was refused before anything started; the message says what, where and a way out.
 

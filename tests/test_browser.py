@@ -257,18 +257,71 @@ def test_a_trial_is_marked_in_all_charts_and_in_its_row(browser, pages):
     assert browser.evaluate("document.querySelector('tr.on').dataset.name") == "trial 3"
 
 
-def test_an_axis_of_trials_has_whole_numbers_only(browser, tmp_path):
-    made = charts.chart("scores", "", [charts.curve("ended", [1, 3, 2], "all", look="points")], axes=["trial"])
-    drawn = charts.drawn({"points": {"ended": {"trial": [0, 1, 2]}}, "charts": [made]})
-    page = document("trials", drawn, style=charts.style(), script=charts.script())
-    (tmp_path / "page.html").write_text(page, encoding="utf-8")
-    browser.open((tmp_path / "page.html").as_uri())
-    browser.evaluate("""
-        window.ticks = [];
-        CanvasRenderingContext2D.prototype.fillText = text => ticks.push(text);
-        reset.onclick()""")
-    ticks = browser.wait("ticks.length > 5 && ticks")
+@pytest.fixture
+def ticks_of(browser, tmp_path):
+    """Draws a chart of values over these epochs; gives the numbers at its axes. Further arguments are of the chart."""
+
+    def draw(values, *, axis="epochs", places=None, look="dots", zoom=None, title="scores", **how):
+        curve = charts.curve("at", values, "all", look=look)
+        made = charts.chart(title, "", [curve], axes=[axis], **how)
+        places = list(range(len(values))) if places is None else places
+        data = {"points": {"at": {axis: places}}, "ends": {"epochs": 10}, "charts": [made]}
+        page = document("a chart", charts.drawn(data), style=charts.style(), script=charts.script())
+        (tmp_path / "page.html").write_text(page, encoding="utf-8")
+        browser.open((tmp_path / "page.html").as_uri())
+        browser.evaluate("window.ticks = []; CanvasRenderingContext2D.prototype.fillText = text => ticks.push(text)")
+        browser.evaluate("reset.onclick()")
+        browser.wait("ticks.length > 3")
+        if zoom:
+            browser.evaluate("ticks.length = 0")
+            drag(browser, *zoom)
+        return browser.wait("ticks.length > 3 && ticks")
+
+    return draw
+
+
+def drag(browser, start, end):
+    """Over the first chart, from and to these parts of its width."""
+    box = browser.evaluate("document.querySelector('.u-over').getBoundingClientRect().toJSON()")
+    for kind, x, buttons in (
+        ("mouseMoved", start, 0),
+        ("mousePressed", start, 1),
+        ("mouseMoved", end, 1),
+        ("mouseReleased", end, 0),
+    ):
+        place = {"x": box["left"] + x * box["width"], "y": box["top"] + 50}
+        browser.call("Input.dispatchMouseEvent", type=kind, **place, button="left", buttons=buttons, clickCount=1)
+
+
+def test_an_axis_of_trials_has_whole_numbers_only(ticks_of):
+    ticks = ticks_of([1, 3, 2], axis="trial", look="points")
     assert [tick for tick in ticks if tick in ("0", "0.5", "1", "1.5", "2")][:3] == ["0", "1", "2"]
+
+
+def test_an_axis_of_many_powers_of_ten_has_few_short_labels(ticks_of):
+    ticks = [tick for tick in ticks_of([1, 1e9, 1e28], logarithmic="y") if "e" in tick]
+    assert 3 <= len(ticks) <= 9
+    assert "1e24" in ticks
+
+
+def test_axes_reach_to_the_end_of_the_run_and_percent_to_100(ticks_of):
+    assert "10" in ticks_of([2.5], look="smooth", places=[0])
+    zoomed = ticks_of([50, 60, 99, 98, 97], title="Accuracy (%)", zoom=(0.25, 0.34))  # around the fourth
+    heights = [float(tick) for tick in zoomed if float(tick) > 10]
+    assert 97 <= max(heights) <= 100
+
+
+def test_neighbours_on_an_axis_have_labels_of_their_own(ticks_of):
+    ticks = [tick for tick in ticks_of([0.3353, 0.3354, 0.3355]) if tick.startswith("0.3")]
+    assert len(ticks) == len(set(ticks)) > 3
+
+
+def test_a_curve_is_hidden_by_the_keyboard_and_its_name_keeps_the_focus(browser, ticks_of):
+    ticks_of([1, 2, 3])
+    browser.evaluate("document.querySelector('.u-legend [role=button]').focus()")
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
+    assert browser.wait("document.activeElement.getAttribute('aria-pressed') === 'false'")
 
 
 @pytest.mark.mpi
@@ -280,11 +333,16 @@ def test_live_page_follows_a_run_of_two_ranks(browser, started, tmp_path):
     updates = "+[...document.querySelectorAll('.tile')].at(-1).querySelector('b').textContent"
     first = browser.wait(f"document.querySelector('.tile') && {updates}")
     browser.evaluate(f"window.same = true; {OVER.format('updates')}")
+    shown = browser.evaluate("[details, numbers].map(part => part.textContent)")
+    browser.evaluate("details.querySelector('details').open = true; details.querySelector('summary').focus()")
     later = browser.wait(f"{updates} > {first} && {updates}")
     assert browser.evaluate("window.same && axes.querySelector('select').value") == "updates", "was loaded anew"
     assert later < 177
     assert run.poll() is None
-    browser.wait("document.body.innerText.includes('Finished') && document.body.dataset.live === undefined")
+    browser.wait(f"[details, numbers].every((part, at) => part.textContent !== {json.dumps(shown)}[at])")
+    assert browser.evaluate("details.querySelector('details').open && window.same")
+    assert browser.evaluate("document.activeElement === details.querySelector('summary')")
+    browser.wait("document.body?.innerText.includes('Finished') && document.body.dataset.live === undefined")
     assert browser.evaluate(updates) == 176
 
 

@@ -9,12 +9,15 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.main import get_command
 from typer.testing import CliRunner
 
 import kilobatch
 from recipes.errors import RecipeError
+from recipes.extras import install
 from trainers.commands import command_line
 from trainers.commands.options import print_json
 from trainers.runs.errors import exit_on_error
@@ -80,9 +83,7 @@ def test_a_command_whose_extra_is_not_installed_names_it(tmp_path, missing, word
     code = f"import sys; sys.modules['{missing}'] = None; sys.argv[1:] = {words!r}; import kilobatch; kilobatch.main()"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"kilobatch: this needs {missing}, which is not installed; in the checkout, pip install '.[{extra}]'"
-    ]
+    assert done.stderr.splitlines() == [f"kilobatch: this needs {missing}, which is not installed; {install(extra)}"]
 
 
 def test_a_terminal_without_unicode_gets_question_marks_for_a_picture_and_the_program_its_name(tmp_path):
@@ -165,6 +166,23 @@ def test_validate_shows_the_problems_of_all_files(run, tmp_path):
     assert code == 2
     assert out.startswith("goyal2017: valid")
     assert [problem.split(": ")[0] for problem in problems] == ["a.yaml:4:1", "b.yaml:4:7"]
+
+
+def test_validate_looks_whether_initial_weights_and_patterns_fit_the_model(run, tmp_path):
+    (tmp_path / "w.onnx").write_bytes(b"of another format")
+    save_file({"/fc/b": np.zeros(3, np.float32)}, tmp_path / "w.safetensors")
+    patterns = "learning_rate: {factors: [{parameters: [/fc/*, /head/*], factor: 0}]}\n"
+    (tmp_path / "a.yaml").write_text(MINE + "init: {weights: w.onnx}\n" + patterns)
+    (tmp_path / "b.yaml").write_text(MINE + "init: {weights: w.safetensors, except: [head]}\n")
+    code, out, problems = run("recipes", "validate", "a.yaml", "b.yaml")
+    assert (code, out) == (2, "")
+    assert [" ".join(problem.split()[:2]) for problem in problems] == [
+        "a.yaml:4:17: init.weights:",
+        "a.yaml:5:40: learning_rate.factors.0.parameters:",
+        "b.yaml:4:40: init.except:",
+    ]
+    (tmp_path / "b.yaml").write_text(MINE + "init: {weights: w.safetensors}\n")
+    assert "w.safetensors lacks /blocks/0/bn1/N, " in run("recipes", "validate", "b.yaml")[2][0]
 
 
 def test_show_prints_every_value_with_its_origin(run, tmp_path):

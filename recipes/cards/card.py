@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from recipes.reports.wording import counted, duration, number, percent
 from recipes.schema import Card, Claim, Recipe
 
 _NUM_POINTS = 1000
+_WIDTH = 100  # of a card as text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +198,15 @@ def _value_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def card_text(facts: CardFacts, width: int = 100) -> str:
-    """The card as lines of at most `width` characters, unless a single word is longer."""
-    lines = [f"{facts.name}: {facts.title}", *_wrapped(f"{facts.source} {facts.url}".strip(), width), ""]
+def card_text(facts: CardFacts, width: int | None = None) -> str:
+    """The card as lines of at most `width` characters, unless a single word is longer.
+
+    Without `width`, of 100, or of those of the terminal if it has fewer.
+    """
+    if width is None:
+        width = min(shutil.get_terminal_size().columns, _WIDTH) if sys.stdout.isatty() else _WIDTH
+    lines = _wrapped(f"{facts.name}: {facts.title}", width)
+    lines += [*_wrapped(f"{facts.source} {facts.url}".strip(), width), ""]
     for head, text in _words(facts):
         lines += [*_wrapped(text, width, head=f"{head:<13}", indent=13)]
     lines.append("")

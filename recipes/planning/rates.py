@@ -138,11 +138,11 @@ def _read_at(formula: LearningRate, epoch: float) -> float:
 def _factor_at(schedule: Schedule, recipe: Recipe, epoch: float) -> float:
     """The factor at `epoch`; where a schedule fails at the run's end, at which no update begins, that just before."""
     try:
-        return schedule(epoch)
+        return float(schedule(epoch))  # an own one may return a number of NumPy
     except Exception:  # of a schedule of the user's own
         if epoch < recipe.epochs:
             raise
-        return schedule(recipe.epochs * _JUST_BEFORE)
+        return float(schedule(recipe.epochs * _JUST_BEFORE))
 
 
 def target_inside(formula: LearningRate, ramp: BatchRamp, *, epochs: float) -> int | None:

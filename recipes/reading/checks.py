@@ -117,7 +117,10 @@ def _restarts(schedule: Schedule | None, epochs: float) -> int:
 
 
 def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> None:
-    """The rate is finite and above 0 at some time, or until an optimizer that divides by it has started slowly."""
+    """The rate is finite, never below 0, and above it at some time.
+
+    An optimizer that divides by it needs it above 0 until it has started slowly.
+    """
     optimizer, kind, path = recipe.optimizer, type(recipe.optimizer).__name__, ("learning_rate",)
     rates = {}
     for epoch in (*epochs, recipe.epochs):
@@ -131,10 +134,14 @@ def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> No
             way_out = "make `reference` or the factors of its schedule smaller"
             reading.refuse(path, f"is not a finite number at epoch {epoch:g}", way_out)
             return
-    if not any(rates.values()):
+    if (epoch := next((epoch for epoch in epochs if rates[epoch] < 0), None)) is not None:
+        what = f"is {rates[epoch]:g} at epoch {epoch:g}, which trains uphill"
+        reading.refuse(path, what, "let its schedule and warmup give factors of 0 or more")
+        return
+    if not any(rate > 0 for rate in rates.values()):
         # A run that is cut short may end before the rate rises.
         unread = replace(recipe, learning_rate=replace(recipe.learning_rate, every="update"))
-        if not any(_rate_or_inf(unread, epoch) for epoch in (*epochs, recipe.epochs, *knots(unread))):
+        if not any(_rate_or_inf(unread, epoch) > 0 for epoch in (*epochs, recipe.epochs, *knots(unread))):
             reading.refuse(path, "is 0 from the first update to the last", "give its schedule a factor above 0")
             return
     if not hasattr(optimizer, "divides_by_rate"):

@@ -34,8 +34,8 @@ def identity_tree(opened: OpenedRecipe, *, without: tuple[str, ...] = ()) -> dic
     rate = tree["learning_rate"] = dict(tree["learning_rate"])
     if rate["rule"] == "none" and tree["optimizer"]["kind"] != "AdaScale":  # whose gain ends at the batch over `per`
         del rate["per"]
-    if rate.get("warmup"):
-        rate["warmup"] = {**rate["warmup"], "start": opened.recipe.learning_rate.warmup.shape.start}
+    if rate.get("warmup") and (starts := getattr(opened.recipe.learning_rate.warmup.shape, "start", None)) is not None:
+        rate["warmup"] = {**rate["warmup"], "start": starts}
     kept = {key: _plain(value, key) for key, value in tree.items() if key not in (*WORDS, *without)}
     for names in reversed(RENAMED.values()):
         for before, since in names.items():

@@ -76,7 +76,7 @@ def json_schema(vocabulary: Vocabulary) -> dict[str, Any]:
     Any key may be null, which removes an inherited value; only a recipe without `extends` needs all required keys.
     """
     recipe = _object(Recipe, vocabulary)
-    required = [field.key for field in fields_of(Recipe) if field.required and field.key != "name"]
+    required = [field.key for field in fields_of(Recipe) if field.required and field.key not in ("name", "loss")]
     recipe["properties"] = {
         "kilobatch": {"const": 1, "description": "Version of the schema."},
         "extends": {"type": "string", "description": "A recipe of the library, or a path below this file's folder."},

@@ -145,18 +145,28 @@ def open_dataset(
     *,
     vocabulary: Vocabulary,
     allow_code: bool | None = False,
+    overrides: Sequence[str] = (),
     data_root: Path | None = None,
     counting: bool = True,
 ) -> Dataset:
     """A data set's facts by its name or path.
 
     Args:
+        overrides: `a.b=c`, of its file.
         counting: let the reader count what the file leaves out; else these counts are of no data.
     Raises:
         RecipeError: with all that is wrong.
     """
     file = find_or_refuse("datasets", name)
-    return _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root, counting=counting)[0]
+    dataset, _ = _open_dataset(
+        file,
+        vocabulary=vocabulary,
+        allow_code=allow_code,
+        data_root=data_root,
+        counting=counting,
+        overrides=overrides,
+    )
+    return dataset
 
 
 def open_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str | None] = ()) -> Cluster:
@@ -185,9 +195,15 @@ def read_cluster(name: str, *, vocabulary: Vocabulary, overrides: Sequence[str |
 
 
 def _open_dataset(
-    path: Path, *, vocabulary: Vocabulary, allow_code: bool | None, data_root: Path | None, counting: bool = True
+    path: Path,
+    *,
+    vocabulary: Vocabulary,
+    allow_code: bool | None,
+    data_root: Path | None,
+    counting: bool = True,
+    overrides: Sequence[str] = (),
 ) -> tuple[Dataset, dict[str, Any]]:
-    tree, origins = load_tree(path, kind="data set")
+    tree, origins = load_tree(path, kind="data set", overrides=overrides)
     tree.pop("kilobatch", None)
     lacks = names_in(tree.get("lacks"))
     reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, lacks=lacks)
@@ -212,6 +228,8 @@ def _open_dataset(
         resolved.pop("validation", None)
     elif dataset is not REFUSED:
         dataset = dataclasses.replace(dataset, reader=_without_evaluation(dataset.reader))
+    if dataset is not REFUSED and dataset.reader is not None and "channels" not in tree["reader"]:
+        dataset = _with_channels(dataset, resolved["reader"], reading)
     if dataset is not REFUSED and (gives := getattr(dataset.reader, "channels", dataset.channels)) != dataset.channels:
         what = f"is {dataset.channels}, and {type(dataset.reader).__name__} gives images of {gives}"
         way_out = f"write channels: {dataset.channels} in `reader` too, or {gives} here"
@@ -267,6 +285,18 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading, counting: 
         reading.refuse(("reader",), f"cannot count: {error}", way_out)
         facts = dict.fromkeys(missing, 1)
     tree.update({key: facts[key] for key in missing if key in facts})
+
+
+def _with_channels(dataset: Dataset, reader: dict[str, Any], reading: Reading) -> Any:
+    """The data set, whose reader gives as many channels if it has a key for them, also in its tree `reader`."""
+    if all(field.name != "channels" for field in dataclasses.fields(dataset.reader)):
+        return dataset
+    try:
+        given = dataclasses.replace(dataset.reader, channels=dataset.channels)
+    except ValueError as error:
+        return reading.refuse_error(error, type(dataset.reader), ("reader",))
+    reader["channels"] = dataset.channels
+    return dataclasses.replace(dataset, reader=given)
 
 
 def _without_evaluation(reader: Any) -> Any:

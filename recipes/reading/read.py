@@ -153,7 +153,6 @@ _EXAMPLES = {
     "batch": "{global: 256}",
     "learning_rate": "{reference: 0.1, per: 256}",
     "optimizer": "{kind: MomentumSGD, momentum: 0.9}",
-    "loss": "{kind: SoftmaxCrossEntropy}",
     "recipe": "digits/baseline",
     "budget": "{trials: 20}",
 }

@@ -274,7 +274,10 @@ class RateReading:
 
         def read_shape(tree: Any, _: Path, so_far: Mapping[str, Any]) -> tuple[Any, Any]:
             start = partial(self._read_start, learning_rate=before, target_batch=so_far["target_batch"])
-            return self.reading.component(Component("warmups"), tree, path, using={"start": start})
+            shape, resolved = self.reading.component(Component("warmups"), tree, path, using={"start": start})
+            if "start" not in tree and resolved.get("start"):  # the default of an own class
+                resolved = {**resolved, "start": {"factor": resolved["start"]}}
+            return shape, resolved
 
         warmup, resolved = self.reading.record(Warmup, options, path, using={"shape": read_shape})
         resolved = {**resolved.pop("shape"), **resolved}
@@ -283,7 +286,10 @@ class RateReading:
         return warmup, resolved
 
     def _fitting(self, warmup: Warmup, path: Path, *, aimed: bool) -> Any:
-        end = warmup.shape.epochs
+        end = getattr(warmup.shape, "epochs", None)
+        if end is None:
+            what = f"{type(warmup.shape).__name__} has no `epochs`"
+            return self.reading.refuse((*path, "kind"), what, "add that field to its class: the length of the warmup")
         if end > self.time.epochs:
             what = f"{end:g} is longer than the run, {self.time.epochs:g}"
             way_out = "shorten the warmup, or lengthen `epochs`"
@@ -348,6 +354,9 @@ def read_recipe(
     if "name" not in given:
         given["name"] = stem
         reading.notes[("name",)] = "rule: the name of the file"
+    if "loss" not in given:
+        given["loss"] = {"kind": "SoftmaxCrossEntropy"}
+        reading.notes[("loss",)] = "default"
     reading.lacks = names_in(given.get("lacks"))
     evaluation = given.get("evaluation")
     held_out = evaluation.get("held_out") if isinstance(evaluation, dict) else None

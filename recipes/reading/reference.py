@@ -142,6 +142,7 @@ _SECTIONS: tuple[tuple[str, type], ...] = (
 # Keys whose default depends on the rest of the file; their meaning says how.
 _RULES = {
     (schema.Recipe, "name"),
+    (schema.Recipe, "loss"),
     (schema.Batch, "norm_span"),
     (schema.Warmup, "target_batch"),
     (schema.Search, "name"),

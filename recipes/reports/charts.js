@@ -16,24 +16,34 @@
   const isLog = (which, chart) => chart.mayBe.includes(which)
     && (logarithmic.get(scaleKey(which, chart)) ?? chart.logarithmic.includes(which));
 
-  const short = value => value == null ? "–" : String(+value.toPrecision(4));
-  function clock(seconds) {
-    const two = part => String(Math.floor(part)).padStart(2, "0");
-    if (seconds < 60) return `${+seconds.toFixed(1)} s`;
-    return seconds < 3600 ? `${Math.floor(seconds / 60)}:${two(seconds % 60)} min`
-      : `${Math.floor(seconds / 3600)}:${two(seconds / 60 % 60)} h`;
+  function short(value, step = Infinity) { // a number, with enough digits to differ from others at this distance
+    if (value == null) return "–";
+    const size = Math.abs(value), whole = size < 1e6 ? Math.ceil(Math.log10(size || 1)) : 0;
+    const rounded = +value.toPrecision(Math.min(15, Math.max(4, whole, 2 + Math.ceil(Math.log10(size / step)))));
+    if (size >= 1e6) return rounded.toExponential().replace("+", "");
+    return size >= 1e4 ? rounded.toLocaleString("en") : String(rounded);
   }
-  function place(axis, value) {
-    if (axis === "time") return clock(value);
-    const whole = Math.round(value);
-    return COUNTS.includes(axis) || Math.abs(value - whole) < 1e-6 * value ? whole.toLocaleString("en") : short(value);
+  function clock(seconds, step = Infinity) {
+    const two = part => String(Math.floor(part)).padStart(2, "0");
+    if (seconds < 60) return `${+seconds.toFixed(step < 0.1 ? 3 : 1)} s`;
+    const minutes = Math.floor(seconds / 60), hours = Math.floor(seconds / 3600), second = two(seconds % 60);
+    if (seconds < 3600) return `${minutes}:${second} min`;
+    return `${hours}:${two(minutes % 60)}${step < 60 ? `:${second}` : ""} h`;
+  }
+  function place(axis, value, step) {
+    if (axis === "time") return clock(value, step);
+    const whole = Math.round(value), isWhole = COUNTS.includes(axis) || Math.abs(value - whole) < 1e-6 * value;
+    return isWhole ? whole.toLocaleString("en") : short(value, step);
   }
 
   const COUNTS = ["updates", "samples", "trial"]; // axes of whole numbers
   const STEPS = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map(step => step * 10 ** power)).flat();
   const sorted = values => values.map((_, at) => at).sort((a, b) => values[a] - values[b]); // the places
-  const named = words => (_, ticks) => ticks.map(tick => tick == null ? "" : words(tick)); // log axes have empty ones
-  const height = value => value >= 1e4 ? value.toLocaleString("en") : short(value);
+  const named = words => (_, ticks) => { // log axes have empty ones
+    const known = ticks.filter(tick => tick != null);
+    const step = Math.min(...known.slice(1).map((tick, at) => tick - known[at]));
+    return ticks.map(tick => tick == null ? "" : words(tick, step));
+  };
 
   function mean(values, share) { // running, centred, over this share of all points
     const half = Math.ceil(share * values.length / 2), sums = [0], counts = [0];
@@ -49,7 +59,11 @@
 
   function drawn(chart, axis, share, logX, logY) { // one table of uPlot for all curves, and a series each
     const spot = (_, value) => value == null ? "–" : chart.ticks[Math.round(value)] ?? place(axis, value);
-    const legend = (_, value) => height(value);
+    const elsewhere = (u, at) => { // where a value is from, if not from near the pointer
+      const [here, there] = [u.cursor.idx, at].map(index => u.data[0][index]), { min, max } = u.scales.x;
+      return Math.abs(there - here) > 0.01 * (max - min) ? ` at ${place(axis, there)}` : "";
+    };
+    const legend = (u, value, _, at) => short(value) + elsewhere(u, at);
     const tables = [], series = [{ label: axis, value: spot }], below = [], groups = new Set();
     const add = (x, y, look) => {
       const order = sorted(x).filter(at => x[at] != null && (!logX || x[at] > 0));
@@ -59,7 +73,8 @@
         if (look.names) names.set(xs[at], Array.isArray(look.names) ? look.names[from] : look.names);
       });
       tables.push([xs, order.map(at => logY && !(y[at] > 0) ? null : y[at])]);
-      series.push({ spanGaps: true, width: 2, points: { show: false }, value: legend, ...look, names });
+      const points = { show: y.filter(value => value != null).length === 1, size: 5, fill: look.stroke };
+      series.push({ spanGaps: true, width: 2, points, value: legend, ...look, names });
     };
     const curves = chart.curves.map((curve, at) => ({ ...curve, key: `${chart.title}/${curve.group ?? at}` }));
     if (chart.stacked) {
@@ -75,7 +90,8 @@
       const x = data.points[curve.at][axis] ?? [], stroke = ink(`--k${curve.colour.slice(1)}`), show = !off.has(key);
       const label = groups.has(key) ? "" : curve.label;
       const one = { label, stroke, show, dash, key, width, names, auto: curve.scales ?? true };
-      if (!label) one.class = "raw";
+      const isScattered = ["points", "hollow", "top", "bottom"].includes(look);
+      one.class = !label ? "raw" : chart.stacked || isScattered ? "spot" : "line";
       groups.add(key);
       if (names) one.value = (u, _, s) => { // of the one that is pointed at
         const at = u.focused ?? 0, i = u.cursor.idxs?.[at], own = at && i != null && u.series[at].key === key;
@@ -83,16 +99,17 @@
       };
       if (chart.stacked) {
         const back = new Map(x.map((value, i) => [value, values[i]]));
-        const value = (u, _, s, i) => short(back.get(u.data[0][i]));
+        const value = (u, _, s, i) => short(back.get(u.data[0][i])) + elsewhere(u, i);
         add(x, curve.top, { ...one, fill: stroke, width: 0, value });
       } else if (look === "smooth") {
-        add(x, values, { stroke, show, width: 1, alpha: 0.3, class: "raw", key, label: "" });
+        add(x, values, { ...one, dash: [], width: 1, alpha: 0.3, class: "raw", label: "" });
         const raw = tables.length;
         add(x, mean(values, share), {
           ...one,
-          value: (u, value, _, i) => value == null ? "–" : `${short(value)} (${short(u.data[raw][i])})`
+          value: (u, value, _, i) =>
+            value == null ? "–" : `${short(value)} (${short(u.data[raw][i])})${elsewhere(u, i)}`
         });
-      } else if (["points", "hollow", "top", "bottom"].includes(look)) {
+      } else if (isScattered) {
         const points = { show: true, size: 6, width: 1.5, stroke, fill: look === "hollow" ? ink("--paper") : stroke };
         const how = { ...one, scattered: true, paths: () => null, points }, edge = { top: 0.97, bottom: 0.03 }[look];
         if (edge === undefined) add(x, values, how);
@@ -105,8 +122,7 @@
       } else if (look === "step") {
         add(x, values, { ...one, paths: uPlot.paths.stepped({ align: 1 }) });
       } else {
-        const dots = look === "dots" && values.length <= 60 || values.length === 1;
-        add(x, values, { ...one, points: { show: dots, size: 5, fill: stroke } });
+        add(x, values, look === "dots" && values.length <= 60 ? { ...one, points: { size: 5, fill: stroke } } : one);
       }
     }
     return { series, table: uPlot.join(tables) };
@@ -139,12 +155,53 @@
     return ends[0] < ends[1] ? ends : [low / 2, 2 * high];
   }
 
-  const ends = log => log ? decades : undefined;
+  function marks(_, __, low, high) { // of a logarithmic axis
+    const [first, last] = [low, high].map(end => Math.floor(Math.log10(end) + 1e-9)), found = [];
+    const many = last - first, step = Math.max(1, Math.ceil(many / 8)); // of many powers of ten only some
+    for (let power = Math.ceil(first / step) * step; power <= last; power += step) {
+      for (let digit = 1; digit < (many > 4 ? 2 : 10); digit++) found.push(+`${digit}e${power}`);
+    }
+    const inside = ticks => ticks.filter(tick => low * (1 - 1e-9) <= tick && tick <= high * (1 + 1e-9));
+    if (inside(found).length > 2) return inside(found);
+    const power = 10 ** Math.floor(Math.log10(high - low)); // the axis is too short for these
+    const even = [0.1, 0.2, 0.5, 1].map(part => part * power).find(one => 6 * one >= high - low) ?? 2 * power;
+    const from = Math.ceil(low / even - 1e-9);
+    return inside(Array.from({ length: 8 }, (_, at) => +((from + at) * even).toPrecision(12)));
+  }
+
+  function across(end, log) { // the limits of the x axis: all of the run where its end is known, else what is zoomed to
+    return (u, low, high) => {
+      const xs = u.data[0], whole = low <= xs[0] && high >= xs.at(-1);
+      if (whole && log) [low, high] = [xs[0], Math.max(end ?? 0, xs.at(-1))]; // uPlot gives one point three decades
+      else if (whole && end != null) [low, high] = [Math.min(0, xs[0]), Math.max(end, xs.at(-1))];
+      return u.view = log ? decades(u, low, high) : [low, high];
+    };
+  }
+
+  function upright(log, percent) { // those of the y axis: of all in view, and of what lines lead to outside of it
+    return (u, low, high) => {
+      const xs = u.data[0], { view: [first, last] } = u, found = low == null ? [] : [low, high];
+      for (const one of u.series.slice(1).filter(one => one.show && one.auto && one.scale === "y" && !one.scattered)) {
+        const values = u.data[u.series.indexOf(one)];
+        const before = values.findLast((value, at) => value != null && xs[at] < first);
+        const after = values.find((value, at) => value != null && xs[at] > last);
+        found.push(...[before, after].filter(value => value != null));
+      }
+      if (!found.length) return log ? decades(u) : [0, 1];
+      [low, high] = [Math.min(...found), Math.max(...found)];
+      if (log) return decades(u, low, high);
+      const pad = low === high ? 0.03 * Math.abs(low) || 1 : 0;
+      const limits = uPlot.rangeNum(low - pad, high + pad, 0.1, true);
+      return percent ? [Math.max(0, limits[0]), Math.min(100, limits[1])] : limits;
+    };
+  }
 
   function written(_, ticks) { // those of a logarithmic axis that have a number
     const growth = ticks.at(-1) / ticks[0], kept = growth > 30 ? /^1/ : growth > 5 ? /^[125]/ : /./;
     return ticks.map(tick => kept.test(tick.toExponential()) ? tick : null);
   }
+
+  const dashing = ({ dash }) => !dash?.length ? "solid" : dash[0] > 6 ? "dashed" : "dotted"; // in the words of CSS
 
   function plot(chart, box) {
     const axis = axisOf(chart), logX = isLog("x", chart), logY = isLog("y", chart), { ticks } = chart;
@@ -155,7 +212,8 @@
     const font = "12px system-ui, sans-serif", words = ticks.map(tick => tick.split("\n")[0]);
     const letters = Math.max(0, ...words.map(word => word.length));
     const rotated = 7 * letters * ticks.length > box.clientWidth - 60; // the names have no room beside each other
-    const places = (_, __, low, high) => ticks.map((_, at) => at).filter(at => low <= at && at <= high);
+    const places = u => u.view = [-0.5, ticks.length - 0.5];
+    const numbered = (_, __, low, high) => ticks.map((_, at) => at).filter(at => low <= at && at <= high);
     const u = new uPlot({
       width: Math.max(200, box.clientWidth), height: 230, padding: [8, 20, 0, 0], series,
       cursor: {
@@ -163,19 +221,22 @@
         points: { size: 7, one: names }, focus: { prox: 24, dist: distance }
       },
       focus: { alpha: scattered ? 1 : 0.25 },
-      legend: { markers: { width: 3 } },
+      legend: { markers: { width: 3, dash: (_, s) => dashing(series[s]) } },
       scales: {
-        x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? [-0.5, ticks.length - 0.5] : ends(logX) },
-        y: { distr: logY ? 3 : 1, range: ends(logY) }, edge: { range: [0, 1] }
+        x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? places : across(data.ends?.[axis], logX) },
+        y: { distr: logY ? 3 : 1, range: upright(logY, chart.title.includes("(%)")) }, edge: { range: [0, 1] }
       },
       axes: [
         {
           ...lines, font, space: 60, size: rotated ? 12 + 4 * letters : 26, rotate: rotated ? -35 : 0,
-          splits: ticks.length ? places : undefined, incrs: COUNTS.includes(axis) ? STEPS : undefined,
+          splits: ticks.length ? numbered : logX ? marks : undefined, incrs: COUNTS.includes(axis) ? STEPS : undefined,
           filter: logX ? written : undefined,
-          values: named(tick => words[tick] ?? place(axis, tick))
+          values: named((tick, step) => words[tick] ?? place(axis, tick, step))
         },
-        { ...lines, font, size: 56, values: named(height), filter: logY ? written : undefined }
+        {
+          ...lines, font, size: 64, splits: logY ? marks : undefined, filter: logY ? written : undefined,
+          values: named(short)
+        }
       ],
       hooks: {
         setSeries: [(self, index, how) => {
@@ -200,6 +261,21 @@
       }
     }, table, box);
     for (const [scale, limits] of Object.entries(zoomed.get(key) ?? {})) u.setScale(scale, limits);
+    u.root.setAttribute("role", "group");
+    u.root.setAttribute("aria-label", `${chart.title} over ${axis}: curves and their values`);
+    u.root.querySelectorAll(".u-series").forEach((row, s) => {
+      const name = row.querySelector("th");
+      if (!s || !series[s].label) return;
+      for (const [key, value] of [["role", "button"], ["tabindex", "0"], ["aria-pressed", series[s].show]]) {
+        name.setAttribute(key, value);
+      }
+      name.dataset.key = series[s].key;
+      name.onkeydown = event => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        name.click();
+      };
+    });
     u.spots = new Map(series.flatMap((one, s) => [...one.names ?? []].map(([x, name]) => [name, [s, x]])));
     return u;
   }
@@ -231,6 +307,7 @@
   }
 
   function redraw() {
+    const focused = document.activeElement?.dataset.key;
     for (const one of plots) one.destroy();
     plots = [];
     id("controls").hidden = !data.charts.length;
@@ -241,6 +318,7 @@
     const one = choices.size === 1; // for all charts
     data.charts.forEach((chart, at) => {
       const figure = element("figure", homes[at < 2 || !homes[1] ? 0 : 1]), head = element("div", figure);
+      figure.setAttribute("aria-label", chart.title);
       head.className = "head";
       element("h3", head, chart.title);
       const scales = element("span", head);
@@ -248,6 +326,7 @@
         const select = element("select", element("label", one ? id("axes") : scales, "over "));
         for (const axis of chart.axes) element("option", select, axis);
         select.value = axisOf(chart);
+        select.dataset.key = chart.axes;
         select.onchange = () => { chosen.set(String(chart.axes), select.value); fresh(); };
       }
       scales.append(chart.mayBe && " logarithmic");
@@ -255,6 +334,8 @@
         const label = element("label", scales), box = element("input", label);
         label.append(which);
         box.type = "checkbox";
+        box.setAttribute("aria-label", `${chart.title}: logarithmic ${which} axis`);
+        box.dataset.key = `${which}/${chart.title}`;
         box.checked = isLog(which, chart);
         box.onchange = () => { logarithmic.set(scaleKey(which, chart), box.checked); fresh(); };
       }
@@ -262,6 +343,7 @@
       element("figcaption", figure, chart.caption);
     });
     plots = boxes.map(([chart, box]) => plot(chart, box)); // when all have their places, and so their widths
+    if (focused) all("[data-key]").find(one => one.dataset.key === focused)?.focus({ preventScroll: true });
   }
 
   const fresh = () => { zoomed.clear(); redraw(); };
@@ -287,6 +369,17 @@
   }
   if (kept.scrolls) scrollAs(kept.scrolls);
 
+  function take(old, made) { // what another page has in place of this element; open folds and the focus stay
+    const held = old?.contains(document.activeElement) && document.activeElement.closest("details");
+    const folds = new Map([...old?.querySelectorAll("details") ?? []].map(fold => [wordsOf(fold), fold.open]));
+    for (const fold of made?.querySelectorAll("details") ?? []) fold.open = folds.get(wordsOf(fold)) ?? false;
+    if (!old || made && old.isEqualNode(made)) return;
+    old.replaceChildren(...made?.childNodes ?? []);
+    const fold = held && [...old.querySelectorAll("details")].find(one => wordsOf(one) === wordsOf(held));
+    if (fold) fold.querySelector("summary").focus({ preventScroll: true });
+  }
+  const wordsOf = fold => fold.querySelector("summary").textContent;
+
   async function refresh() {
     if (document.hidden || String(getSelection())) return again();
     if (location.protocol === "file:") return reload();
@@ -301,9 +394,7 @@
       return setTimeout(refresh, 3000);
     }
     const before = scrolls(), text = next.getElementById("curves").textContent, seen = picked;
-    for (const name of ["state", "now", "tiles"]) {
-      if (id(name)) id(name).replaceChildren(...next.getElementById(name)?.childNodes ?? []);
-    }
+    for (const name of ["state", "now", "tiles", "numbers", "details"]) take(id(name), next.getElementById(name));
     if (text !== id("curves").textContent) {
       id("curves").textContent = text;
       data = JSON.parse(text);

@@ -3,6 +3,7 @@
 A page with charts has `drawn(data)` in its body, and `style()` and `script()`. `data` has the keys
 
     points    name -> axis -> positions: a set of points may have places on several axes, of which the reader chooses
+    ends      axis -> where it ends, whatever a chart has there; an axis that is not named ends with a chart's points
     charts    made by `chart`, each of curves made by `curve`, in the order of the page
 """
 
@@ -20,6 +21,7 @@ from recipes.reports.curves import reads_better_in_decades
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run
+from recipes.reports.sections import loss_text
 from recipes.reports.style import DASHES, SERIES
 from recipes.reports.wording import number, percent
 
@@ -88,7 +90,7 @@ def chart(
     """A chart.
 
     Args:
-        title: unlike that of any other chart of the page.
+        title: unlike that of any other chart of the page; with `(%)` in it, the axis stays within 0 and 100.
         axes: those that its points have, the first by default.
         logarithmic: `x`, `y` or `xy`: at first.
         may_be: which of them the reader may make logarithmic.
@@ -124,7 +126,9 @@ def charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
     makers = (_accuracy, _loss, _evaluation_loss, _rate, _batch, _throughput, _phases, _ranks, _memory, _noise)
     made = [_Maker(runs, labels, points) for _ in makers]
     shown = [chart for maker, on in zip(makers, made, strict=True) if (chart := maker(on)) and chart["curves"]]
-    return {"points": points, "charts": shown}
+    reached = [positions(run, np.array([run.epochs_done])) for run in runs]
+    ends = {axis: max(known) for axis in AXES if (known := [at[axis][0] for at in reached if axis in at])}
+    return {"points": points, "ends": ends, "charts": shown}
 
 
 class _Maker:
@@ -135,15 +139,24 @@ class _Maker:
         self.alone = len(runs) == 1
         self.curves: list[dict[str, Any]] = []
 
-    def add(self, index: int, points: tuple[str, np.ndarray], values: np.ndarray, label: str, look: str) -> None:
+    def add(
+        self,
+        index: int,
+        points: tuple[str, np.ndarray],
+        values: np.ndarray,
+        label: str,
+        look: str,
+        *,
+        scales: bool = True,
+    ) -> None:
         """A curve of the run of this index; of several runs each has its own colour, of one run each curve."""
         at = f"{index} {points[0]}"
         self._points.setdefault(at, positions(self.runs[index], points[1]))
         wider = {} if self.alone else {"width": 1.5 + 1.5 * min(3, len(self.runs) - 1 - index)}  # seen below others
         label, style = (label, len(self.curves)) if self.alone else (self.labels[index], index)
-        self.curves.append(curve(at, values, label, style=style, look=look, **wider))
+        self.curves.append(curve(at, values, label, style=style, look=look, scales=scales, **wider))
 
-    def updates(self, index: int, values: np.ndarray, label: str, look: str) -> None:
+    def updates(self, index: int, values: np.ndarray, label: str, look: str, *, scales: bool = True) -> None:
         """A curve over the updates of a run: the mean over equal stretches where there are many."""
         run = self.runs[index]
         most = max(_FEWEST_POINTS, _MOST_POINTS // len(self.runs))
@@ -151,7 +164,9 @@ class _Maker:
             stretches = np.array_split(np.arange(len(run.updates)), min(most, len(run.updates)))
             first = np.array([stretch[0] for stretch in stretches])
             means = values[first] if look == "step" else np.array([values[one].mean() for one in stretches])
-            self.add(index, ("updates", run.updates.epoch[first]), means, label, look)
+            end = values[-1] if look == "step" else np.nan  # the last update has a width too
+            places = np.append(run.updates.epoch[first], run.epochs_done)
+            self.add(index, ("updates", places), np.append(means, end), label, look, scales=scales)
 
     def chart(self, title: str, caption: str, *, logarithmic: bool = False, stacked: bool = False) -> Chart:
         return chart(
@@ -197,8 +212,8 @@ def numbers(run: Run) -> Markup:
             number(float(scored.epoch[at])),
             number(int(scored.update[at])),
             percent(float(scored.accuracy[at])),
-            number(float(scored.loss[at])),
-            "–" if losses is None else number(float(losses[row])),
+            "–" if np.isnan(scored.loss[at]) else loss_text(float(scored.loss[at])),  # it may not have been written
+            loss_text(None if losses is None else float(losses[row])),
         )
         for row, at in enumerate(chosen)
     ]
@@ -222,26 +237,32 @@ def _accuracy(on: _Maker) -> Chart:
 
 
 def _loss(on: _Maker) -> Chart:
-    for index, run in enumerate(on.runs):
-        on.updates(index, run.updates.loss, "training", "smooth")
-    if on.alone:
-        _add_evaluation_loss(on)
-    known = np.concatenate([run.updates.loss for run in on.runs])
-    known = known[np.isfinite(known) & (known > 0)]
     caption = "Of each update before it was applied, faint; the line is its running mean."
-    return on.chart("Loss", caption, logarithmic=bool(len(known) and known.max() > 20 * known.min()))
+    return _loss_chart(on, "Loss", caption, training=True, evaluation=on.alone)
 
 
 def _evaluation_loss(on: _Maker) -> Chart:
-    if not on.alone:
-        _add_evaluation_loss(on)
-    return on.chart("Evaluation loss", "Of each evaluation, over the whole evaluation set.")
+    caption = "Of each evaluation, over the whole evaluation set."
+    return _loss_chart(on, "Evaluation loss", caption, training=False, evaluation=not on.alone)
 
 
-def _add_evaluation_loss(on: _Maker) -> None:
+def _loss_chart(on: _Maker, title: str, caption: str, *, training: bool, evaluation: bool) -> Chart:
+    """Logarithmic if the losses span more than a factor of 20; of several runs those that failed do not count."""
+    ended = [run.outcome != "failed" for run in on.runs]
+    losses = [np.empty(0)]
     for index, run in enumerate(on.runs):
-        if np.isfinite(run.evaluations.loss).any():
-            on.add(index, ("evaluations", run.evaluations.epoch), run.evaluations.loss, "evaluation", "dots")
+        counts = ended[index] or not any(ended)
+        if training:
+            on.updates(index, run.updates.loss, "training", "smooth", scales=counts)
+            losses += [run.updates.loss] if counts else []
+        if evaluation and np.isfinite(run.evaluations.loss).any():
+            points = ("evaluations", run.evaluations.epoch)
+            on.add(index, points, run.evaluations.loss, "evaluation", "dots", scales=counts)
+            losses += [run.evaluations.loss] if counts else []
+    known = np.concatenate(losses)
+    known = known[np.isfinite(known) & (known > 0)]
+    caption += " The axis fits the runs that did not fail." if any(ended) and not all(ended) else ""
+    return on.chart(title, caption, logarithmic=bool(len(known) and known.max() > 20 * known.min()))
 
 
 def _rate(on: _Maker) -> Chart:
@@ -271,6 +292,7 @@ def _phases(on: _Maker) -> Chart:
         stretches = np.array_split(np.arange(len(measured)), min(_MOST_STRETCHES, len(measured)))
         epochs = np.array([measured.epoch[stretch[0]] for stretch in stretches])
         means = np.array([1000 * np.median(measured.seconds[stretch], axis=0) for stretch in stretches])
+        epochs, means = np.append(epochs, on.runs[0].epochs_done), np.vstack([means, means[-1]])
         for name, values in zip(PHASES, means.T, strict=True):
             on.add(0, ("stretches", epochs), values, name, "line")
     caption = "Median over stretches of updates of the workers' mean: what the time of an update was spent on."

@@ -155,7 +155,7 @@ def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None, cut
 
     Args:
         width: characters of a line, of the terminal by default, if there is one. Columns that do not fit go on in
-            a table below, behind the first column again.
+            a table below, behind the first column again, whose texts lose their middle beyond half of a line.
         cut: the last column, of text, which is cut to what is left of a line where that has 20 characters or more.
     """
     if not rows:
@@ -167,6 +167,8 @@ def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None, cut
         cells = [key, *(_cell(row[key]) for row in rows)]
         if not any(cells[1:]):
             continue
+        if width and not columns:
+            cells = [_without_middle(cell, max(width // 2, 20)) for cell in cells]
         side, longest = ">" if isinstance(value, int | float) else "<", max(map(len, cells))
         columns.append((key, [f"{cell:{side}{longest}}" for cell in cells]))
     first = columns[0][1]
@@ -180,6 +182,10 @@ def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None, cut
             column = [cell if len(cell.rstrip()) <= room else f"{cell[: room - 1]}…" for cell in column]
         tables[-1].append(column)
     return "\n\n".join("\n".join("  ".join(line).rstrip() for line in zip(*table, strict=True)) for table in tables)
+
+
+def _without_middle(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[most // 2 + 1 - most :]}"
 
 
 def _room(columns: list[list[str]], width: int) -> int:

@@ -13,11 +13,15 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import quote, unquote, urlsplit
 
+import numpy as np
+
 from recipes.errors import InputRefused
 from recipes.reports.charts import script
-from recipes.reports.html import tag
+from recipes.reports.html import table, tag
 from recipes.reports.page import document, page_text, policy_of
-from recipes.reports.record import open_run
+from recipes.reports.record import evaluations_of, open_run, read_metrics
+from recipes.reports.sections import OUTCOMES
+from recipes.reports.wording import percent
 
 _ADDRESS = "127.0.0.1"
 _NAMES = (_ADDRESS, "localhost", "::1")  # of this machine, also where a port is forwarded
@@ -27,6 +31,7 @@ _OF_A_PAGE = ("run.yaml", "environment.json", _METRICS, "evaluation/*")
 # Of a page by another version, or by a stranger: its script runs, asks nobody and reads no other page.
 _OTHERS_POLICY = policy_of("", live=False) + "; script-src 'unsafe-inline'; sandbox allow-scripts"
 _MOST_KEPT = 16  # pages
+_MOST_LISTED = 4096  # runs
 _REST = 10  # times the work on a page, until it is made anew: a watched run costs at most a tenth of a core. Assumed.
 
 
@@ -172,11 +177,36 @@ class _Pages(BaseHTTPRequestHandler):
 
 
 def _list(folder: Path) -> str:
-    """A page with a link to each run and search in a folder."""
-    known = [one for one in folder.iterdir() if _is_known(one)]
-    links = [tag("li", tag("a", one.name, href=f"{quote(os.fsencode(one.name))}/")) for one in sorted(known)]
-    words = tag("ul", *links) if links else tag("p", "No run has written anything here yet.")
-    return document(folder.name, words)
+    """A page with a row for each run and search in a folder."""
+    rows = [_row(one) for one in sorted(folder.iterdir()) if _is_known(one)]
+    heads = ("run", "state", "last accuracy", "last written")
+    return document(folder.name, table(heads, rows) if rows else tag("p", "No run has written anything here yet."))
+
+
+def _row(folder: Path) -> list[str]:
+    """A link to a run or a search, how the run stands, and when the folder's file was last written."""
+    link = tag("a", folder.name, href=f"{quote(os.fsencode(folder.name))}/")
+    try:
+        is_run = (folder / _METRICS).is_file()
+        stat = (folder / (_METRICS if is_run else _REPORT)).stat()
+    except OSError:  # it has been removed meanwhile
+        return [link, "", "", ""]
+    state = _state(folder / _METRICS, stat.st_size, stat.st_mtime_ns) if is_run else ("", "")
+    return [link, *state, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))]
+
+
+@lru_cache(_MOST_LISTED)
+def _state(metrics: Path, *_stamp: int) -> tuple[str, str]:
+    """How a run stands, and its last accuracy; read again when the stamp of its file has changed."""
+    try:
+        lines = read_metrics(metrics, all_updates=False)
+        accuracy = evaluations_of(metrics, lines).accuracy
+    except InputRefused:
+        return "cannot be read", ""
+    ends = [line for _, line in lines if line["key"] in ("run_start", "run_stop")]
+    outcome = str(ends[-1]["value"]) if ends and ends[-1]["key"] == "run_stop" else "unfinished"
+    known = accuracy[~np.isnan(accuracy)]
+    return OUTCOMES.get(outcome, outcome), percent(float(known[-1]) if len(known) else None)
 
 
 def _is_known(folder: Path) -> bool:

@@ -66,7 +66,7 @@ def page_text(runs: Sequence[Run], *, live: bool = False) -> str:
     data = charts.charts(runs, labels)
     body = joined(
         [
-            tag("p", "", id="state", class_="muted"),
+            tag("p", "", id="state", class_="muted", role="status"),
             _single(runs[0], data) if len(runs) == 1 else _comparison(runs, labels),
             charts.charts_markup(data),
         ]
@@ -121,8 +121,8 @@ def _single(run: Run, data: dict[str, Any]) -> Markup:
             sections.changes(run),
             tag("h2", "Over the run") if len(data["charts"]) > 2 else "",
             tag("div", "", id="more", class_="pictures"),
-            charts.numbers(run),
-            *_details(run),
+            tag("div", charts.numbers(run), id="numbers"),
+            tag("div", *_details(run), id="details"),
         ]
     )
 
@@ -145,7 +145,10 @@ def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
         elif lowest == leader.final_accuracy:
             words = f"{len(finished)} runs end alike, {best}."
     pairs = list(zip(labels, runs, strict=True))
-    details = [tag("details", tag("summary", label), sections.verdict(run), *_details(run)) for label, run in pairs]
+    details = [
+        tag("details", tag("summary", label), sections.verdict(run), charts.numbers(run), *_details(run))
+        for label, run in pairs
+    ]
     return joined(
         [
             tag("p", words, class_="verdict"),
@@ -162,14 +165,16 @@ def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
 
 
 def _comparison_table(runs: Sequence[Run]) -> Markup:
-    heads = ("run", "", "final accuracy", "best", "final loss", "epochs", "updates", "workers", "time", "samples/s")
+    when = sections.final_or_last(runs)
+    heads = ("run", "", f"{when} accuracy", "best", f"{when} loss")
+    heads = (*heads, "epochs", "updates", "workers", "time", "samples/s")
     rows = [
         (
             joined([_swatch(index), _label(run, runs)]),
             sections.OUTCOMES.get(run.outcome, run.outcome),
             percent(run.final_accuracy),
             percent(run.evaluations.accuracy[run.best]) if run.best is not None else "–",
-            number(run.final_loss),
+            sections.loss_text(run.final_loss),
             number(run.epochs_done),
             number(len(run.updates)),
             sections.workers(run),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from recipes.reading.tree_diff import WORDS
 from recipes.reports.html import Markup, joined, table, tag
@@ -30,8 +32,14 @@ def verdict(run: Run) -> Markup:
     """The result of the run in a sentence or two."""
     planned = run.plan.get("num_updates")
     done = len(run.updates)
-    words = [f"{percent(run.final_accuracy)} accuracy " if run.final_accuracy is not None else ""]
-    words.append(f"after {number(run.epochs_done)} epochs in {duration(run.seconds)}.")
+    reached = f"{number(run.epochs_done)} epochs in {duration(run.seconds)}."
+    words = [f"After {reached}"]
+    if run.final_accuracy is not None:
+        scored = run.evaluations.epoch[np.isfinite(run.evaluations.accuracy)]
+        at = number(float(scored[-1]))
+        accuracy = f"{percent(run.final_accuracy)} accuracy"
+        at_the_end = at == number(run.epochs_done)
+        words = [f"{accuracy} after {reached}" if at_the_end else f"{accuracy} at epoch {at}; {reached}"]
     if run.outcome != "success" and isinstance(planned, int) and done < planned:
         words.append(f" {number(done)} of {number(planned)} updates were done.")
     if run.outcome == "unfinished":
@@ -39,6 +47,20 @@ def verdict(run: Run) -> Markup:
     if run.reason:
         words.append(f" Reason: {run.reason}")
     return tag("p", badge(run), " ", "".join(words), class_="verdict")
+
+
+def loss_text(loss: float | None) -> str:
+    """A loss as a number, or that it is none.
+
+    >>> loss_text(0.71234), loss_text(float("inf")), loss_text(None)
+    ('0.7123', 'not finite', '–')
+    """
+    return number(loss) if loss is None or math.isfinite(loss) else "not finite"
+
+
+def final_or_last(runs: Iterable[Run]) -> str:
+    """How to call the last scores of runs."""
+    return "final" if all(run.outcome == "success" for run in runs) else "last"
 
 
 def tiles(run: Run) -> Markup:
@@ -49,9 +71,10 @@ def tiles(run: Run) -> Markup:
     batches = sorted({int(size) for size in run.updates.global_batch_size})
     shown = " to ".join(number(batch) for batch in ([batches[0], batches[-1]] if len(batches) > 1 else batches))
     last = float(run.updates.loss[-1]) if len(run.updates) else None
+    when = final_or_last([run])
     facts = [
-        (percent(run.final_accuracy), "final accuracy", best),
-        (number(run.final_loss), "final evaluation loss", f"last training loss {number(last)}"),
+        (percent(run.final_accuracy), f"{when} accuracy", best),
+        (loss_text(run.final_loss), f"{when} evaluation loss", f"last training loss {loss_text(last)}"),
         (duration(run.seconds), "time", f"on {_counted(workers(run))}"),
         (number(run.samples_per_second, digits=3), "samples per second", "while updating"),
         (number(len(run.updates)), "updates", f"of {shown or 'no'} samples"),
@@ -160,7 +183,8 @@ def changes(run: Run) -> Markup:
     if not changed:
         return Markup("")
     than = Path(parents[0]).stem if parents else "the recipe"
-    return joined([tag("h2", f"What differs from {than}"), table(("key", "value", "from"), changed, class_="values")])
+    rows = [(path, text, _shown(origin)) for path, text, origin in changed]
+    return joined([tag("h2", f"What differs from {than}"), table(("key", "value", "from"), rows, class_="values")])
 
 
 def _file_of(origin: str) -> str:
@@ -168,10 +192,20 @@ def _file_of(origin: str) -> str:
     return origin.partition(":")[0]
 
 
+def _shown(origin: str) -> str:
+    """An origin without the folders of the machine of the run.
+
+    >>> _shown("/home/me/recipes/papers/digits/naive.yaml:8"), _shown("/home/me/mine.yaml:3"), _shown("a/b.yaml:1")
+    ('digits/naive.yaml:8', 'mine.yaml:3', 'a/b.yaml:1')
+    """
+    origin = origin.rpartition("recipes/papers/")[2]
+    return origin.rpartition("/")[2] if origin.startswith("/") else origin
+
+
 def recipe(run: Run) -> Markup:
     """Every value of the resolved recipe with its origin."""
     tree = {key: value for key, value in run.recipe.items() if key != "claims"}
-    rows = [(path, text, _origin(path, run.origins)) for path, text in leaves(tree)]
+    rows = [(path, text, _shown(_origin(path, run.origins))) for path, text in leaves(tree)]
     return tag("details", tag("summary", "Recipe"), table(("key", "value", "from"), rows, class_="values"))
 
 

@@ -108,7 +108,11 @@ svg text {{ font-family: inherit !important; fill: var(--ink); }}
 .u-legend th {{ font-weight: 400 !important; }}
 .u-legend td {{ min-width: 3rem; font-weight: 600; }}
 .uplot .raw {{ display: none; }}
+.u-legend {{ max-height: 12rem; overflow-y: auto; }}
+.u-legend .line .u-marker {{ width: 1.6rem !important; height: 0 !important; border-width: 3px 0 0 !important; }}
+.u-legend th:focus-visible {{ outline: 2px solid var(--ink); }}
 tr.on td {{ background: var(--shade); }}
+#picked:empty {{ display: none; }}
 #picked {{ position: sticky; bottom: 0; padding: .4rem 0; background: var(--paper); font-size: .875rem; }}
 .u-select {{ background: var(--muted) !important; opacity: .25; }}
 .scroll {{ overflow-x: auto; margin: .5rem 0; }}
@@ -120,7 +124,8 @@ table.numbers :is(td, th):not(:first-child) {{ text-align: right; padding: .35re
 table.numbers :is(td, th) {{ white-space: nowrap; }}
 table.trials :is(td, th):not(:last-child) {{ white-space: nowrap; }}
 table.trials td:last-child:not(:empty) {{ min-width: 22rem; }}
-table.values td, table.differences td {{ overflow-wrap: anywhere; min-width: 7rem; width: 33%; }}
+table.values td, table.differences td {{ overflow-wrap: anywhere; min-width: 7rem; }}
+table.values td {{ width: 33%; }}
 table.confusion {{ width: auto; }}
 table.confusion :is(td, th) {{ text-align: right; padding: .25rem .5rem; min-width: 2rem; }}
 table.confusion :is(tr > :first-child) {{ text-align: left; padding-left: 0; }}
@@ -139,5 +144,6 @@ summary {{ cursor: pointer; font-weight: 600; padding: .4rem 0; overflow-wrap: a
 @media (max-width: 30rem) {{
   body {{ padding: 1.25rem .9rem 3rem; }} h1 {{ font-size: 1.4rem; }} .tile b {{ font-size: 1.2rem; }}
   table.confusion :is(td, th) {{ padding: .2rem; min-width: 1.75rem; }} }}
-@media print {{ body {{ max-width: none; }} figure, tr {{ break-inside: avoid; }} }}
+@media print {{ body {{ max-width: none; }} figure, tr {{ break-inside: avoid; }} h2, h3 {{ break-after: avoid; }}
+  #controls, .head span {{ display: none; }} .u-legend {{ max-height: none; }} }}
 """

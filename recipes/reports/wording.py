@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 MEMORY = {"resident_bytes": "resident set", "gpu_pool_bytes": "on the GPU"}
@@ -78,16 +78,6 @@ def counted(count: object, noun: str) -> str:
     ('1 update', '14,076 updates')
     """
     return f"{number(count)} {noun}{'' if count == 1 else 's'}"
-
-
-def listed(names: Iterable[str], *, most: int = 5) -> str:
-    """Names with commas, and after so many how many more there are.
-
-    >>> listed(["a", "b"]), listed("abcdefg")
-    ('a, b', 'a, b, c, d, e and 2 more')
-    """
-    known = [*names]
-    return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
 
 
 def exchange_words(exchange: Mapping[str, Any]) -> str:

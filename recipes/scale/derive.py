@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, Problem, RecipeError
+from recipes.lint.case import Case
+from recipes.lint.rules.batch import few_updates
 from recipes.planning.rates import LINEAR_HOLDS_TO, largest_linear_batch
 from recipes.reading.load import resolved_text
 from recipes.reading.open import OpenedRecipe, leaves, open_recipe
@@ -61,6 +63,11 @@ def not_promised(request: Request) -> Iterator[str]:
             "less time: beyond the noise scale of the gradient (McCandlish et al. 2018, arXiv 1812.06162; `train "
             "--noise-scale`) a larger batch takes nearly as many updates"
         )
+
+
+def _too_few_updates(made: OpenedRecipe) -> Iterator[str]:
+    for fault in few_updates(Case(opened=made, written=made.tree)):
+        yield f"that the network is trained: the new file makes {fault.what}; {fault.way_out}"
 
 
 _WIDTH = 116  # columns of the printed text
@@ -139,7 +146,7 @@ def scale_recipe(
         rates=(request.rate, replace(request, opened=made).rate),
         file=file,
         changes=changes,
-        not_promised=tuple(not_promised(request)),
+        not_promised=(*not_promised(request), *_too_few_updates(made)),
     )
 
 

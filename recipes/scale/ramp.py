@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.planning.rates import full_rate_at
 from recipes.reading.open import OpenedRecipe, open_recipe
-from recipes.reports.wording import listed
 from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
 from recipes.scale.request import Change, Request, by_hand

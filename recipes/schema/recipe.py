@@ -393,7 +393,7 @@ class Recipe:
         learning_rate: the learning rate over time.
         optimizer: the rule that turns a gradient into a step.
         schedules: how its momentum and weight decay move.
-        loss: the loss, whose mean over the global batch is minimised.
+        loss: the loss, whose mean over the global batch is minimised. Left out: `{kind: SoftmaxCrossEntropy}`.
         image_size: side of training images in pixels: a number, or steps such as
             `[{from: 0, size: 128}, {from: 30, size: 160}]`. The size at an update's start holds for all of it. Entries
             of `augmentation.train` use it by `size: image_size`; null if each has its own size.

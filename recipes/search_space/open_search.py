@@ -92,7 +92,7 @@ def open_search(
     """
     path = find_or_refuse("searches", str(name_or_path))
     tree, origins = load_tree(path, kind="search")
-    reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False)
+    reading = Reading(origins=origins, vocabulary=vocabulary, may_lack=False, allow_code=allow_code)
     search, resolved = read_search(reading, {"name": path.stem} | tree)
     options = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
     options |= {"of_run": True} if of_run else {}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from recipes.errors import InputRefused
+from recipes.extras import install
 from recipes.sharing.cache import cache_folder
 from recipes.sharing.canonical import sha256_of
 
@@ -266,14 +267,14 @@ class RemoteStore:
         try:
             import fsspec
         except ImportError as error:
-            raise InputRefused(f'{url}: needs fsspec; type in the checkout: pip install ".[remote]"') from error
+            raise InputRefused(f"{url}: needs fsspec; {install('remote')}") from error
         self._url = url
         scheme = url.partition("://")[0]
         self.guard = "a write on the condition that no object of the name is there" * (scheme in self._CONDITIONAL)
         try:
             self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except ImportError as error:
-            raise InputRefused(f'{url}: {error}; type in the checkout: pip install ".[remote]"') from error
+            raise InputRefused(f"{url}: {error}; {install('remote')}") from error
         except Exception as error:  # of any driver
             raise Unreachable(f"{url}: cannot be opened ({type(error).__name__}: {error})") from error
         self._root = root.rstrip("/")

@@ -61,12 +61,12 @@ def verify(
     from trainers.datasets.progress_bar import showing_progress
 
     decoders.use(decoder)
-    opened = opened_dataset(dataset, data, allow_code)
+    opened, others = _opened_past_others(dataset, data, allow_code)
     with showing_progress(f"decoding {opened.name}", num_images(opened), unit="images", after_seconds=1.0) as advance:
-        verified = verify_images(opened, advance)
+        verified = verify_images(opened, advance, others=others)
     print_json(verified.as_tree()) if as_json else print(verified_text(verified))
     if write_list is not None:
-        written(lambda: write_names(verified.bad, write_list), "--write-list")
+        written(lambda: write_names(verified.unusable, write_list), "--write-list")
     raise typer.Exit(0 if verified.holds else EXIT_FOUND)
 
 
@@ -220,3 +220,22 @@ def opened_dataset(name: str, data: Path | None, allow_code: bool) -> Any:
     dataset = open_dataset(name, vocabulary=words, allow_code=allow_code, data_root=data)
     refuse_folder(dataset, data)
     return require_opened(dataset)
+
+
+def _opened_past_others(name: str, data: Path | None, allow_code: bool) -> tuple[Any, list[str]]:
+    """The data set, opened past files that are no images by their names, and the names of those that it refuses."""
+    from recipes.reading.open import open_dataset
+    from trainers.datasets.image_folder import ImageFolder
+    from trainers.datasets.inspection import dataset_of_folder, other_files, require_opened
+    from trainers.launch.vocabulary import vocabulary
+
+    if data is None and Path(name).is_dir():
+        opened = require_opened(dataset_of_folder(Path(name), others="skip"))
+        return opened, other_files(opened)
+    words = vocabulary(allow_code=allow_code)
+    reader = open_dataset(name, vocabulary=words, allow_code=allow_code, data_root=data, counting=False).reader
+    if not isinstance(reader, ImageFolder) or reader.others == "skip":
+        return opened_dataset(name, data, allow_code), []
+    past = ["reader.others=skip"]
+    opened = require_opened(open_dataset(name, vocabulary=words, allow_code=allow_code, data_root=data, overrides=past))
+    return opened, other_files(opened)

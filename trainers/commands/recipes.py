@@ -72,11 +72,16 @@ def validate(
 ) -> None:
     """Check recipes. Every problem is one line with its place and a way out."""
     from recipes.errors import RecipeError, printable
+    from trainers import models
+    from trainers.launch.preflight import require_fit
 
     problems = []
     for name in recipes:
         try:
             opened = opened_recipe(name, overrides, data, allow_code)
+            init, kind = opened.recipe.init, opened.tree["model"]["kind"]
+            if kind in models.__all__ and not opened.obstacles and (init is None or Path(init.weights).is_file()):
+                require_fit(opened)
         except RecipeError as error:
             problems += error.problems
             continue

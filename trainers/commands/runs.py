@@ -25,13 +25,27 @@ def evaluate(
     split: Annotated[str, typer.Option(help="run: what the run scores; test: the data set's own split.")] = "run",
     device: DeviceToScore = None,
     data: Data = None,
+    predictions: Annotated[
+        Path | None, typer.Option(metavar="F.csv", help="Write there what the model says of each sample.")
+    ] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Score a checkpoint over each evaluation sample once."""
+    """Score a checkpoint over each evaluation sample once.
+
+    --data may be other data with the run's classes, such as a folder of class folders in `val`.
+    """
     from trainers.launch.score_run import score_run, scored_text
 
-    scored = score_run(run, checkpoint=checkpoint, split=split, data=data, allow_code=allow_code, device=device)
+    scored = score_run(
+        run,
+        checkpoint=checkpoint,
+        split=split,
+        data=data,
+        predictions=predictions,
+        allow_code=allow_code,
+        device=device,
+    )
     print_json(scored) if as_json else print(scored_text(scored))
 
 

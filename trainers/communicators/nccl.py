@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.extras import install
 from trainers.communicators.connection import Connection, Misfit
 from trainers.communicators.gpu import Gpu, GpuConnection, shared_gpus
 from trainers.communicators.wire import FullWire, Wire
@@ -36,7 +37,7 @@ class Nccl:
                 why = "" if importlib.import_module("cupy.cuda.nccl").available else "CuPy finds no libnccl"
         except ImportError as error:
             why = str(error)
-        way_out = 'in the checkout, pip install ".[gpu]" (for CUDA 12: .[gpu12]), or leave communicator out'
+        way_out = f"{install('gpu')}, or leave communicator out"
         return (f"Nccl: NCCL is missing: {why}", way_out) if why else None
 
     def connect(self, mpi: Any) -> Connection:

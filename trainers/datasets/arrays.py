@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trainers.datasets.fingerprints import FingerprintOfFiles, sha256_of_parts
+from trainers.datasets.fingerprints import fingerprint_of_files, sha256_of_parts
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.remote import CannotFetch, Mirror, Piece
@@ -24,7 +24,7 @@ _THREADS_PAY_BYTES = 64 * 64 * 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrays(FingerprintOfFiles):
+class Arrays:
     """Images of one size in NumPy's files: `SPLIT_images.npy` and `SPLIT_labels.npy`, or both in `SPLIT.npz`.
 
         images      uint8, (samples, height, width, channels), or (samples, height, width) where they are grey
@@ -78,6 +78,10 @@ class Arrays(FingerprintOfFiles):
         opened = {split: self.open(root, split) for split in splits_of(self)}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """See `fingerprint_of_files`."""
+        return fingerprint_of_files(self, root)
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each split: its shape, its labels and its images; of more than 1 GiB, 4,096 evenly spaced ones."""

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from recipes.errors import InputRefused
-from recipes.reports.wording import listed
+from recipes.errors import InputRefused, listed
 from trainers.augmentations import decoders
 from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.datasets.manifest import MANIFEST, read_manifest

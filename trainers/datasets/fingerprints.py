@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 
 def sha256_of_parts(parts: Iterable[str | bytes]) -> str:
@@ -20,9 +21,6 @@ def sha256_of_parts(parts: Iterable[str | bytes]) -> str:
     return digest.hexdigest()
 
 
-class FingerprintOfFiles:
-    """The fingerprint of a reader whose `fingerprints(root)` has one of each file or part of its data."""
-
-    def fingerprint(self, root: Path | None) -> str:
-        """SHA-256 over `fingerprints`, in order, and the fields."""
-        return sha256_of_parts([repr(self), *(word for pair in self.fingerprints(root).items() for word in pair)])
+def fingerprint_of_files(reader: Any, root: Path | None) -> str:
+    """SHA-256 over a reader's fields and its `fingerprints(root)`, one of each file or part of its data, in order."""
+    return sha256_of_parts([repr(reader), *(word for pair in reader.fingerprints(root).items() for word in pair)])

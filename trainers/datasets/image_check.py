@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,7 @@ class Verified:
         checked: images.
         bad: images that cannot be used, in the order of the samples.
         unusual: images that can be used, and are named because they are very small or large.
+        others: files and folders that the reader refuses, because they are no images by their names.
         wrong_counts: what the data set's file says and its data do not.
     """
 
@@ -55,24 +57,31 @@ class Verified:
     checked: int
     bad: list[Finding]
     unusual: list[Finding]
+    others: list[str]
     wrong_counts: list[str]
 
     @property
     def holds(self) -> bool:
         """Whether a run can use all of it."""
-        return not self.bad and not self.wrong_counts
+        return not self.unusable and not self.wrong_counts
+
+    @property
+    def unusable(self) -> list[str]:
+        """Names of the images and other files that a run could not use."""
+        return [*(finding.name for finding in self.bad), *self.others]
 
     def as_tree(self) -> dict[str, Any]:
         """As plain data."""
         return asdict(self) | {"holds": self.holds}
 
 
-def verify_images(dataset: Dataset, advance: Callable[[int], None]) -> Verified:
+def verify_images(dataset: Dataset, advance: Callable[[int], None], *, others: Sequence[str] = ()) -> Verified:
     """Read and decode every image, on a thread a core.
 
     Args:
         dataset: whose data are there.
         advance: called with the number of further images that were checked.
+        others: files and folders that are no images by their names, and that the data set refuses.
     """
     bad, unusual, checked = [], [], 0
     for split in SPLITS:
@@ -83,7 +92,14 @@ def verify_images(dataset: Dataset, advance: Callable[[int], None]) -> Verified:
             bad += [finding for is_bad, finding in found if is_bad]
             unusual += [finding for is_bad, finding in found if not is_bad]
     wrong_counts = [f"the data set's file says {words}" for words in other_counts(dataset)]
-    return Verified(dataset=dataset.name, checked=checked, bad=bad, unusual=unusual, wrong_counts=wrong_counts)
+    return Verified(
+        dataset=dataset.name,
+        checked=checked,
+        bad=bad,
+        unusual=unusual,
+        others=[*others],
+        wrong_counts=wrong_counts,
+    )
 
 
 def num_images(dataset: Dataset) -> int:
@@ -141,9 +157,13 @@ class _Check:
         return "", False
 
 
-def write_names(findings: Sequence[Finding], path: Path) -> list[Path]:
-    """Write the names of images, one in a line; returns the files written."""
-    path.write_bytes(b"".join(os.fsencode(finding.name) + b"\n" for finding in findings))
+def write_names(names: Sequence[str], path: Path) -> list[Path]:
+    """Write names of files, one in a line; returns the files written.
+
+    A name that has a line break or begins with a quotation mark is a JSON string, which begins with one.
+    """
+    quoted = (json.dumps(name) if name.startswith('"') or {*"\r\n"} & {*name} else name for name in names)
+    path.write_bytes(b"".join(os.fsencode(name) + b"\n" for name in quoted))
     return [path]
 
 
@@ -151,7 +171,9 @@ def verified_text(verified: Verified) -> str:
     """What the check found, for a terminal: every image that is named on a line of its own."""
     lines = [f"{finding.name}: {finding.cause}" for finding in verified.bad]
     lines += [f"{finding.name}: {finding.cause}; it can be read" for finding in verified.unusual]
+    lines += [f"{name}: no image by its name, and refused" for name in verified.others]
     lines += verified.wrong_counts
     images = f"{counted(verified.checked, 'image')} of {verified.dataset}"
     bad = f"{number(len(verified.bad))} cannot be used" if verified.bad else "all can be used"
-    return "\n".join(printable_line(line) for line in [*lines, f"{images}: {bad}"])
+    more = f"; no images by their names: {number(len(verified.others))}" if verified.others else ""
+    return "\n".join(printable_line(line) for line in [*lines, f"{images}: {bad}{more}"])

@@ -6,12 +6,14 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from trainers.datasets.fingerprints import FingerprintOfFiles, sha256_of_parts
+from recipes.errors import listed, printable_line
+from trainers.datasets.fingerprints import fingerprint_of_files, sha256_of_parts
 from trainers.datasets.index_file import indexed, state_of
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
@@ -32,16 +34,16 @@ _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
 _LISTERS = 4  # threads: a network file system answers several at once; here more would wait for each other
 _INSTEAD = ", or write `validation: {fraction: 0.1}` in the data set's file to score samples of train"
 _QUIET_SECONDS = 2.0  # of listing, before it shows its progress
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolder(FingerprintOfFiles):
+class ImageFolder:
     """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, JPEG or PNG, turned as stored (not by EXIF).
 
     The classes are the folders, numbered from 0 in the order of their names as bytes; both splits must have the same.
     The samples are in the order of their paths below the split, as bytes. Names that begin with a dot are passed over;
-    a file that is not called .jpg, .jpeg or .png is refused, and so is a link that leads out of ROOT.
-    Transparency is dropped.
+    a link that leads out of ROOT is refused. Transparency is dropped.
 
     The paths and sizes of the files are in an index, which is made once and again when the time of change of a class
     folder differs: a file that is added, removed, renamed or replaced changes it, one that is written over in place
@@ -51,9 +53,11 @@ class ImageFolder(FingerprintOfFiles):
         train: folder of the training split, below ROOT.
         eval: folder of the evaluation split, below ROOT; null if there is none.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
+        others: what happens to files that are not called .jpg, .jpeg or .png, and to folders within those of classes:
+            `refuse` names them, `skip` passes over them and all that is in them.
     Raises:
-        ValueError: `train` or `eval` is empty, absolute or leads upwards, or they are equal; `channels` is not 1 or 3.
-            When opened: the folder is not as described.
+        ValueError: `train` or `eval` is empty, absolute or leads upwards, or they are equal; `channels` is not 1 or 3;
+            `others` is another word. When opened: the folder is not as described.
 
     Source: the layout of ImageNet's class folders, as torchvision.datasets.ImageFolder reads it.
     """
@@ -61,10 +65,14 @@ class ImageFolder(FingerprintOfFiles):
     train: str = "train"
     eval: str | None = "val"
     channels: int = 3
+    # The samples are the same, so it is not in the representation, which is in the fingerprint.
+    others: Literal["refuse", "skip"] = field(default="refuse", repr=False, metadata={"younger": True})
 
     def __post_init__(self) -> None:
         require_names(self)
         require_channels(self)
+        if self.others not in ("refuse", "skip"):
+            raise ValueError(f"ImageFolder.others must be refuse or skip, got {self.others!r}")
 
     def open(self, root: Path | None, split: str) -> ImageFiles:
         """The samples of "train" or "eval", from the index of that split; reads no image.
@@ -76,7 +84,7 @@ class ImageFolder(FingerprintOfFiles):
         require_split(split, self)
         place, name = self._place(root), getattr(self, split)
         classes = self._classes(place)
-        index = _index(place, name, classes)
+        index = self._index(place, name, classes)
         label_of = {name: label for label, name in enumerate(classes)}
         labels = np.array([label_of[name] for name in _in_order(classes)], dtype=np.int32)
         return ImageFiles(
@@ -93,10 +101,14 @@ class ImageFolder(FingerprintOfFiles):
         refuse_unfinished(place.folder)
         classes = self._classes(place)
         counts = {
-            f"num_{split}": int(_index(place, getattr(self, split), classes)["counts"].sum())
+            f"num_{split}": int(self._index(place, getattr(self, split), classes)["counts"].sum())
             for split in splits_of(self)
         }
         return {**counts, "num_classes": len(classes)}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """See `fingerprint_of_files`."""
+        return fingerprint_of_files(self, root)
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each `SPLIT/CLASS`: names and sizes of its files, by the index, and the bytes of some.
@@ -106,7 +118,7 @@ class ImageFolder(FingerprintOfFiles):
         place = self._place(root)
         mirror, classes, found = place.mirror, self._classes(place), preparation(place.folder)
         for split in (getattr(self, name) for name in splits_of(self)):
-            index = _index(place, split, classes)
+            index = self._index(place, split, classes)
 
             def bytes_of(name: str, split: str = split) -> bytes:
                 return (place.folder / split / name).read_bytes() if mirror is None else mirror.read(f"{split}/{name}")
@@ -124,6 +136,33 @@ class ImageFolder(FingerprintOfFiles):
         """Names of the classes, in the order of their labels."""
         return self._classes(self._place(root))
 
+    def other_files(self, root: Path | None) -> list[str]:
+        """Paths below the root of files that are no images by their names, and of folders in classes, with a slash."""
+        return self._others(self._place(root))
+
+    def _others(self, place: Place) -> list[str]:
+        found = []
+        for split in (getattr(self, name) for name in splits_of(self)):
+            classes, beside = _class_folders(place.folder, split)
+            found += [f"{split}/{name}" for name in beside]
+            found += [f"{split}/{os.fsdecode(path)}" for path in _index(place, split, classes).get("others", ())]
+        return found
+
+    def _refuse_others(self, place: Place) -> None:
+        others = self._others(place)
+        what = f"not files called {', '.join(_SUFFIXES)}: {listed(map(printable_line, others), most=_MOST_NAMED)}"
+        way_out = "move them away, or write `others: skip` in the reader"
+        raise ValueError(f"{place.shown(place.folder)}: {what}; {way_out}")
+
+    def _index(self, place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray]:
+        index = _index(place, split, classes)
+        if self.others == "refuse" and len(index.get("others", ())):  # an index of an older version has none
+            self._refuse_others(place)
+        if not index["counts"].all():
+            name = _in_order(classes)[int(index["counts"].argmin())]
+            raise ValueError(f"{place.folder / split / name}: no image in this class; remove the folder or fill it")
+        return index
+
     def _place(self, root: Path | None) -> Place:
         layout = " and ".join(f"{getattr(self, split)}/CLASS/FILE" for split in splits_of(self))
         return place_of(require_root("ImageFolder", root, layout, whole=False))
@@ -131,8 +170,10 @@ class ImageFolder(FingerprintOfFiles):
     def _classes(self, place: Place) -> list[str]:
         """Names of the class folders, in the order of their labels."""
         root = place.folder
-        train = _class_folders(root, self.train)
-        evaluation = train if self.eval is None else _class_folders(root, self.eval, instead=_INSTEAD)
+        train, beside = _class_folders(root, self.train)
+        evaluation, more = (train, []) if self.eval is None else _class_folders(root, self.eval, instead=_INSTEAD)
+        if self.others == "refuse" and (beside or more):
+            self._refuse_others(place)
         if train != evaluation:
             name = min(set(train) ^ set(evaluation), key=os.fsencode)
             there, missing = (self.train, self.eval) if name in train else (self.eval, self.train)
@@ -142,18 +183,17 @@ class ImageFolder(FingerprintOfFiles):
         return train
 
 
-def _class_folders(root: Path, split: str, *, instead: str = "") -> list[str]:
+def _class_folders(root: Path, split: str, *, instead: str = "") -> tuple[list[str], list[str]]:
+    """Names of the class folders, in the order of their labels, and of the files beside them."""
     folder = root / split
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; the images must lie in {folder}/CLASS/FILE{instead}")
     _refuse_escape(folder, root)
     entries = list(_entries(folder, root))
-    for entry in entries:
-        if not entry.is_dir():
-            raise ValueError(f"{entry.path}: a file beside the class folders; move it away")
-    if not entries:
+    classes, beside = ([entry.name for entry in entries if entry.is_dir() == is_class] for is_class in (True, False))
+    if not classes:
         raise ValueError(f"{folder}: no class folder; the images must lie in {folder}/CLASS/FILE")
-    return sorted((entry.name for entry in entries), key=os.fsencode)
+    return sorted(classes, key=os.fsencode), sorted(beside, key=os.fsencode)
 
 
 def _in_order(classes: list[str]) -> list[str]:
@@ -162,33 +202,45 @@ def _in_order(classes: list[str]) -> list[str]:
 
 
 def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray]:
-    """paths and bounds of `FilePaths`, sizes of all files in bytes, counts of each class, in the order of paths."""
+    """paths and bounds of `FilePaths`, sizes of all files in bytes, counts of each class, in the order of paths.
+
+    Beside them others: CLASS/FILE of files that are no images by their names, and CLASS/FOLDER/ of folders.
+    """
     root, mirror = place.folder, place.mirror
     folder, ordered = root / split, _in_order(classes)
     state = {name: state_of(folder / name) for name in ordered} if mirror is None else {mirror.version: (0, 0)}
 
-    def images(name: str) -> list[tuple[bytes, int]]:
+    def contents_of(name: str) -> tuple[list[tuple[bytes, int]], list[bytes]]:
+        """Names and sizes of the images of a class, and what else is in it."""
         if mirror is None:
-            entries = [(_image_name(entry), entry.stat().st_size) for entry in _entries(folder / name, root)]
+            entries = [(entry.name, entry.stat().st_size, entry.is_file()) for entry in _entries(folder / name, root)]
         else:
-            entries = [(_suffixed(file), mirror.sizes[file]) for file in mirror.names_in(f"{split}/{name}")]
-        if not entries:
-            raise ValueError(f"{folder / name}: no image in this class; remove the folder or fill it")
-        return sorted((os.fsencode(file), size) for file, size in entries)
+            entries = [
+                (file.rpartition("/")[2], mirror.sizes[file], True) for file in mirror.names_in(f"{split}/{name}")
+            ]
+        images, others = [], []
+        for file, size, is_file in entries:
+            if is_file and file.lower().endswith(_SUFFIXES):
+                images.append((os.fsencode(file), size))
+            else:
+                others.append(os.fsencode(f"{name}/{file}" if is_file else f"{name}/{file}/"))
+        return sorted(images), sorted(others)
 
     def make() -> dict[str, np.ndarray]:
-        paths, sizes, counts = FilePaths(), [], []
+        paths, sizes, counts, others = FilePaths(), [], [], []
         words = f"{folder}: listing its classes, once"
         with (
             showing_progress(words, len(ordered), unit="classes", after_seconds=_QUIET_SECONDS) as add,
             ThreadPoolExecutor(_LISTERS) as threads,
         ):
-            for name, found in zip(ordered, threads.map(images, ordered), strict=True):
+            for name, (found, rest) in zip(ordered, threads.map(contents_of, ordered), strict=True):
+                others += rest
                 paths.extend(os.fsencode(name) + b"/" + file for file, _ in found)
                 sizes.append(np.array([size for _, size in found], dtype=np.int64))
                 counts.append(len(found))
                 add(1)
-        return {**paths.arrays(), "sizes": np.concatenate(sizes), "counts": np.array(counts)}
+        arrays = {"sizes": np.concatenate(sizes), "counts": np.array(counts), "others": np.array(others, np.bytes_)}
+        return {**paths.arrays(), **arrays}
 
     found = indexed(root, split, state=state, make=make)
     _refuse_elsewhere(found, folder)
@@ -217,17 +269,6 @@ def _all_read(counts: np.ndarray) -> Iterator[int]:
     ends = np.cumsum(counts).tolist()
     for start, stop in zip([0, *ends[:-1]], ends, strict=True):
         yield from (start + number for number in evenly(stop - start, _NUM_READ))
-
-
-def _image_name(entry: os.DirEntry) -> str:
-    return _suffixed(entry.path if entry.is_file() else "", entry.path)
-
-
-def _suffixed(path: str, shown: str = "") -> str:
-    """The file's name, which says that it is an image."""
-    if not path.lower().endswith(_SUFFIXES):
-        raise ValueError(f"{shown or path}: not a file with one of the suffixes {', '.join(_SUFFIXES)}; move it away")
-    return path.rpartition("/")[2]
 
 
 def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:

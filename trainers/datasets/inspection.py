@@ -6,7 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -14,6 +14,7 @@ from PIL import Image
 from recipes.errors import InputRefused, printable_line
 from recipes.reports.wording import counted, number, size
 from recipes.schema import Dataset
+from recipes.schema.dataset import url_of
 from trainers.augmentations.decoders import FORMATS
 from trainers.datasets.held_out import open_split
 from trainers.datasets.image_folder import ImageFolder
@@ -26,13 +27,15 @@ _WIDTH = 40  # of its longest bar, in characters
 _ORIENTATION = 0x112  # the EXIF tag
 
 
-def dataset_of_folder(folder: Path) -> Dataset:
+def dataset_of_folder(folder: Path, *, others: Literal["refuse", "skip"] = "refuse") -> Dataset:
     """A data set of `FOLDER/train/CLASS/FILE` and `FOLDER/val/CLASS/FILE` that no file describes.
 
+    Args:
+        others: what happens to other files, see `ImageFolder`.
     Raises:
         InputRefused: the folder is not as described.
     """
-    reader = ImageFolder()
+    reader = ImageFolder(others=others)
     try:
         facts = reader.facts(folder)
     except (OSError, ValueError) as error:
@@ -61,6 +64,13 @@ def class_names(dataset: Dataset) -> list[str]:
     return list(dataset.reader.class_names(dataset.root)) if hasattr(dataset.reader, "class_names") else []
 
 
+def other_files(dataset: Dataset) -> list[str]:
+    """The files and folders that are no images by their names, by `other_files(root)` of the reader; else none."""
+    root = dataset.root and (url_of(dataset.root) or dataset.root)
+    names = dataset.reader.other_files(dataset.root) if hasattr(dataset.reader, "other_files") else []
+    return [f"{root}/{name}" for name in names]
+
+
 def class_called(names: Sequence[str], label: int) -> str:
     """The name of a class; its number if it has none."""
     return names[label] if label < len(names) else str(label)
@@ -79,7 +89,8 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
     Sizes, types and modes are those of up to 2,000 evenly spaced images of each split, by their headers.
 
     Returns:
-        name, num_classes, channels, fingerprint, and for each split samples, classes and images.
+        name, num_classes, channels, other_files (their number), fingerprint, and for each split samples, classes and
+        images.
     """
     names = class_names(dataset)
     opened = {split: open_split(dataset, split) for split in SPLITS}
@@ -89,6 +100,7 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
         "root": None if dataset.root is None else str(dataset.root),
         "num_classes": dataset.num_classes,
         "channels": dataset.channels,
+        "other_files": len(other_files(dataset)),
         "fingerprint": dataset.reader.fingerprint(dataset.root),
         "splits": {split: _split(samples, names, dataset.num_classes) for split, samples in opened.items()},
     }
@@ -153,6 +165,8 @@ def inspection_text(found: dict[str, Any]) -> str:
     """What `inspect` found, for a terminal."""
     lines = [f"{found['name']}: {number(found['num_classes'])} classes, {counted(found['channels'], 'channel')}"]
     lines.append(f"read by {found['reader']}" + (f" from {found['root']}" if found["root"] else ""))
+    if found["other_files"]:
+        lines.append(f"passed over, no images by their names: {number(found['other_files'])}")
     lines.append(f"fingerprint {found['fingerprint']}")
     for split, part in found["splits"].items():
         lines += ["", f"{split}: {counted(part['samples'], 'sample')}", *_class_lines(part["classes"], part["samples"])]

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.reports.wording import listed
+from recipes.errors import listed
 from trainers.augmentations.pipeline import Pixels
 from trainers.datasets.augmented import AugmentedSamples, Split
 from trainers.runs.errors import RankFailed

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from recipes.extras import install
 from trainers.datasets.byte_ranges import ByteRanges
-from trainers.datasets.fingerprints import FingerprintOfFiles, sha256_of_parts
+from trainers.datasets.fingerprints import fingerprint_of_files, sha256_of_parts
 from trainers.datasets.index_file import indexed
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
@@ -37,7 +38,7 @@ _NEEDLE = 32  # bytes of an image that are searched for; the others are compared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(FingerprintOfFiles):
+class Parquet:
     """Rows of an image and its class, in the files in which ImageNet-1k is published for download.
 
         ROOT/data/train-00000-of-00294.parquet ..., ROOT/data/validation-00000-of-00014.parquet ...
@@ -117,6 +118,10 @@ class Parquet(FingerprintOfFiles):
         labels = {split: self._index(place, split)[0]["labels"] for split in splits_of(self)}
         counts = {f"num_{split}": len(values) for split, values in labels.items()}
         return {**counts, "num_classes": 1 + max(int(values.max()) for values in labels.values())}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """See `fingerprint_of_files`."""
+        return fingerprint_of_files(self, root)
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each file, see `ByteRanges` and `RowGroups`."""
@@ -274,7 +279,7 @@ class RowGroups(EncodedSamples):
 def _opened(source: Any, shown: str) -> Any:
     """An opened file as one of pyarrow's."""
     if find_spec("pyarrow") is None:
-        raise ValueError(f"{shown}: Parquet is read with pyarrow; type in the checkout: pip install '.[parquet]'")
+        raise ValueError(f"{shown}: Parquet is read with pyarrow; {install('parquet')}")
     import pyarrow
     from pyarrow.parquet import ParquetFile
 

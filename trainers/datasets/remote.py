@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from recipes.errors import InputRefused
+from recipes.extras import install
 from recipes.schema.dataset import url_of
 from recipes.sharing.cache import cache_folder
 from trainers.datasets.fingerprints import sha256_of_parts
@@ -354,11 +355,11 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise InputRefused(f'{url}: needs fsspec; type in the checkout: pip install ".[remote]"') from error
+        raise InputRefused(f"{url}: needs fsspec; {install('remote')}") from error
     try:
         return fsspec.core.url_to_fs(url, **_timeouts(url))
     except ImportError as error:
-        raise InputRefused(f'{url}: {error}; type in the checkout: pip install ".[remote]"') from error
+        raise InputRefused(f"{url}: {error}; {install('remote')}") from error
     except Exception as error:  # of any driver: credentials, a missing library
         cause = f"{type(error).__name__}: {error}"
         raise InputRefused(

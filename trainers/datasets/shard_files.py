@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from recipes.errors import InputRefused
+from recipes.extras import install
 from trainers.datasets.fingerprints import sha256_of_parts
 
 _ROWS = 100  # of a group of Parquet's rows
@@ -116,7 +117,7 @@ def require_writer(form: str) -> None:
         InputRefused: pyarrow is not, for Parquet.
     """
     if form == "parquet" and find_spec("pyarrow") is None:
-        raise InputRefused("Parquet is written with pyarrow; type in the checkout: pip install '.[parquet]'")
+        raise InputRefused(f"Parquet is written with pyarrow; {install('parquet')}")
 
 
 def write_parquet(path: Path, images: Iterator[StoredImage]) -> None:

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from trainers.datasets.byte_ranges import ByteRanges
-from trainers.datasets.fingerprints import FingerprintOfFiles
+from trainers.datasets.fingerprints import fingerprint_of_files
 from trainers.datasets.index_file import indexed
 from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
@@ -27,7 +27,7 @@ _MOST_DIGITS = 18  # of a class, in 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
-class TarShards(FingerprintOfFiles):
+class TarShards:
     """Images in tar archives, uncompressed: `ROOT/train-*.tar` and `ROOT/val-*.tar`, as WebDataset has them.
 
         KEY.jpg (.jpeg, .png), and KEY.cls      the class, a whole number from 0 as text, in the same archive
@@ -90,6 +90,10 @@ class TarShards(FingerprintOfFiles):
         opened = {split: self.open(root, split) for split in splits_of(self)}
         counts = {f"num_{split}": len(samples) for split, samples in opened.items()}
         return {**counts, "num_classes": 1 + max(int(samples.labels.max()) for samples in opened.values())}
+
+    def fingerprint(self, root: Path | None) -> str:
+        """See `fingerprint_of_files`."""
+        return fingerprint_of_files(self, root)
 
     def fingerprints(self, root: Path | None) -> dict[str, str]:
         """SHA-256 of each archive, see `ByteRanges`."""

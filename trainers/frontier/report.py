@@ -130,13 +130,15 @@ def _scaling(points: Sequence[Point]) -> str:
         return "too few points reached the goal for a curve; it takes three"
     curve, (low, high) = made
     useful = curve.useful_to / curve.b_crit
-    batches = [point.batch for point in points if point.updates is not None]
+    batches = [point.batch for point in points if point.figure not in (None, math.inf)]
+    missed = [f"{point.batch:,}" for point in points if point.figure == math.inf]
+    without = f"; batch {' and '.join(missed)} missed the goal, which the curve does not know" if missed else ""
     return (
         f"S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), off by "
         f"{percent(math.expm1(curve.error))}; B_crit is {_figure(low)} to {_figure(high)} (95 %). Updates fall in "
         f"proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
         f"{_batch(curve.useful_to, batches)} ({_figure(useful * low)} to {_figure(useful * high)})"
-        f"{_extrapolated(points)}"
+        f"{without}{_extrapolated(points)}"
     )
 
 

@@ -20,6 +20,8 @@ from trainers.gradients.norms import PartNorms, SquaredNorm
 from trainers.kernels import chainer_hooks
 from trainers.kernels.chainer_nodes import variable_of
 
+BackwardOrder = list[tuple[str, chainer.Parameter, bool]]  # see `backward_order`
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
@@ -37,8 +39,7 @@ class FlatGradients:
     Accumulation over micro-batches is the only pass over them: hooks add what a layer's backward gives to the array.
 
     Args:
-        model: its parameters are initialised.
-        images_NCHW: an example input, to see in which order backward finishes the parameters.
+        order: of `backward_order`; the parameters are initialised.
         allocate: (num_values, dtype) -> zeros on the model's device, the memory of the gradients.
         copies: number of arrays, written in turn.
     Attributes:
@@ -49,13 +50,11 @@ class FlatGradients:
 
     def __init__(
         self,
-        model: chainer.Chain,
-        images_NCHW: np.ndarray,
+        order: BackwardOrder,
         allocate: Callable[[int, Any], np.ndarray] = np.zeros,
         *,
         copies: int = 1,
     ) -> None:
-        order = backward_order(model, images_NCHW)
         ends = np.cumsum([0, *(parameter.size for _, parameter, _ in order)])
         self.slots = [
             Slot(path=path, parameter=parameter, span=slice(int(start), int(stop)), late=late)
@@ -340,7 +339,7 @@ class DeliveringIdentity(chainer.FunctionNode):
         return (None,) * len(grads)
 
 
-def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> list[tuple[str, chainer.Parameter, bool]]:
+def backward_order(model: chainer.Chain, images_NCHW: np.ndarray) -> BackwardOrder:
     """Path, parameter and whether it is late (see `Slot`), in the order in which a trial backward pass finishes them.
 
     Late and unused parameters come last.

@@ -93,19 +93,33 @@ class ShareNorms:
 
     Args:
         factor: multiplies the losses, and is not divided out of the gradients that are added.
+    Attributes:
+        unread: arrays that `read` takes in: on a GPU they stay there until then, since each transfer waits for it.
     """
 
     def __init__(self, *, factor: float) -> None:
-        self._factor = factor
+        self._factor, self._sizes = factor, []
+        self.unread: list[Any] = []
         self._own: list[tuple[int, float]] = []  # samples, squared norm
 
-    def add(self, *, size: int, squared: float) -> None:
+    def add(self, *, size: int, norm: SquaredNorm) -> None:
         """Take in a micro-batch of `size` samples.
 
         Args:
-            squared: squared norm of the gradient of the sum of its samples' losses, times the factor's square.
+            norm: of the gradient of the sum of its samples' losses, times the factor.
         """
-        self._own.append((size, squared / (size * self._factor) ** 2))
+        self._sizes.append(size)
+        self.unread.append(norm.terms)
+
+    def read(self, terms: Iterable[Any]) -> None:
+        """Take in what the arrays of `unread` hold."""
+        for size, squares in zip(self._sizes, terms, strict=True):
+            self._own.append((size, math.fsum(map(float, squares)) / (size * self._factor) ** 2))
+        self._sizes, self.unread = [], []
+
+    def fail(self) -> None:
+        """This worker could not compute all of its micro-batches: there are no estimates."""
+        self._sizes, self.unread, self._own = [], [], [(1, math.nan)]
 
     def gathered(self, values: Any, mpi: Any) -> Norms | None:
         """The estimates of the whole update, the same on all workers.
@@ -126,7 +140,7 @@ class ShareNorms:
 
 
 class SquaredNorm:
-    """Sum of squares, added up in float64; `squares` are the terms so far."""
+    """Sum of squares, added up in float64; `squares` are arrays of the terms so far."""
 
     def __init__(self, squares: Iterable[Any] = ()) -> None:
         self.squares = list(squares)
@@ -136,9 +150,10 @@ class SquaredNorm:
         self.squares.append(np.square(array, dtype=np.float64).sum())
 
     @property
-    def value(self) -> float:
-        """The sum so far."""
-        return math.fsum(map(float, read_together(self.squares)))
+    def terms(self) -> Any:
+        """The terms in one array, on their device."""
+        xp = chainer.backend.get_array_module(*self.squares)
+        return xp.concatenate([xp.ravel(each) for each in self.squares])
 
 
 class PartNorms:

@@ -14,7 +14,7 @@ from recipes.planning.random_bits import draws, word
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import Wire
 from trainers.gradients.exchange import Bucket, HandleAtEnd, mean
-from trainers.gradients.flat_gradients import FlatGradients, Slot
+from trainers.gradients.flat_gradients import BackwardOrder, FlatGradients, Slot
 from trainers.runs.stack_dump import waiting_for_ranks
 
 _SMALL = 1e-8
@@ -53,7 +53,8 @@ class PowerExchange:
     Notation: W workers, r rank.
 
     Args:
-        model, images_NCHW: as for `FlatGradients`.
+        model: whose gradients these are.
+        order: of its `backward_order`.
         connection: of all workers.
         wire: format of the numbers sent.
         rank: r, at least 1.
@@ -71,7 +72,7 @@ class PowerExchange:
     overlaps, ends_of_buckets = False, ()
 
     def __init__(
-        self, model: chainer.Chain, images_NCHW: Any, connection: Connection, *, wire: Wire, rank: int, seed: int
+        self, model: chainer.Chain, order: BackwardOrder, connection: Connection, *, wire: Wire, rank: int, seed: int
     ) -> None:
         self.connection, self.wire = connection, wire
         ranks = {path: rank_of(parameter.shape, rank) for path, parameter in model.namedparams()}
@@ -82,7 +83,7 @@ class PowerExchange:
             memory.append(connection.allocate(num_values + sum(map(sum, sizes.values())), dtype))
             return memory[0][:num_values]  # all in one block: some sums go by the offset in it
 
-        self.flat = FlatGradients(model, images_NCHW, allocate)
+        self.flat = FlatGradients(order, allocate)
         self._plain = [slot for slot in self.flat.slots if not ranks[slot.path]]
         thin = [slot for slot in self.flat.slots if ranks[slot.path]]
         lengths = [slot.parameter.size for slot in self._plain]

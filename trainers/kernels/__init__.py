@@ -36,7 +36,9 @@ import importlib.util
 import os
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
+from recipes.extras import install
 from trainers.kernels import chainer_convolution, chainer_hooks
 from trainers.runs.memory import keep_freed_memory
 
@@ -163,9 +165,31 @@ def in_use() -> str:
 def details() -> dict[str, str]:
     """What the bits of the kernels in use depend on beside versions."""
     if _in_use_on_gpu is not None:
-        cupy = importlib.import_module("cupy")
-        return {"gpu": cupy.cuda.runtime.getDeviceProperties(cupy.cuda.get_device_id())["name"].decode()}
+        cuda = importlib.import_module("cupy").cuda
+        name = cuda.runtime.getDeviceProperties(cuda.get_device_id())["name"].decode()
+        return {"gpu": name, **_libraries(cuda)}
     return {"passes": "compiled"} if has_compiled(in_use()) else {}
+
+
+def _libraries(cuda: Any) -> dict[str, str]:
+    """Versions of the loaded libraries that compute on a GPU, of those that say it; they need not come from packages.
+
+    Args:
+        cuda: the module `cupy.cuda`.
+    """
+    versions: dict[str, Callable[[], Any]] = {
+        "driver": lambda: cuda.runtime.driverGetVersion(),
+        "runtime": lambda: cuda.runtime.runtimeGetVersion(),
+        "nvrtc": lambda: ".".join(map(str, cuda.nvrtc.getVersion())),
+        "cublas": lambda: cuda.cublas.getVersion(cuda.device.get_cublas_handle()),
+    }
+    if _in_use_on_gpu == "cudnn":
+        versions["cudnn"] = lambda: importlib.import_module("cudnn").backend_version()
+    known = {}
+    for library, version in versions.items():
+        with contextlib.suppress(Exception):
+            known[library] = str(version())
+    return known
 
 
 def described(kind: str) -> str:
@@ -188,12 +212,12 @@ def missing(kind: str, *, device: str = "cpu") -> tuple[str, str] | None:
     if kind not in kinds:
         return f"no kernels{'' if device == 'cpu' else ' of GPUs'} are called {kind}", f"there are {', '.join(kinds)}"
     if kind == "torch" and importlib.util.find_spec("torch") is None:
-        return "torch kernels need PyTorch, not installed", 'in the checkout, pip install ".[torch]", or take numpy'
+        return "torch kernels need PyTorch, not installed", f"{install('torch')}, or take numpy"
     if kind == "cudnn":
         try:
             importlib.import_module("trainers.kernels.cuda.operators")
         except Exception as error:  # of the loader as well, where a library does not fit
-            way_out = 'in the checkout, pip install ".[gpu]" (for CUDA 12: .[gpu12]), or take chainer'
+            way_out = f"{install('gpu')}, or take chainer"
             return f"cudnn kernels need NVIDIA's front end of cuDNN: {type(error).__name__}: {error}", way_out
     return None
 

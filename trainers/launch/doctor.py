@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.extras import install
 from trainers import compat, kernels
 from trainers.augmentations import decoders
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.cores import core_quota, threads_from, usable_cores
 from trainers.runs.mpi_ranks import LOCAL_LAUNCH, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
-from trainers.training.device import INSTALL
 
 _PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
 _SMALL_SHARED_MEMORY = 256 << 20
@@ -181,7 +181,7 @@ def _gpu(problems: list[Problem]) -> dict[str, Any]:
     if not cuda.available:
         facts["reason"] = _last_line(str(cuda._resolution_error))
         if facts["gpus"]:
-            problems.append(Problem(what=f"a GPU that Chainer cannot use: {facts['reason']}", way_out=INSTALL))
+            problems.append(Problem(what=f"a GPU that Chainer cannot use: {facts['reason']}", way_out=install("gpu")))
         return facts
     lacks = kernels.missing("cudnn", device="gpu")
     facts["cudnn"] = lacks is None

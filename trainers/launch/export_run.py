@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.open import CODE, OpenedRecipe, open_recipe
 from recipes.schema.image_size import evaluated_size
 from trainers.datasets.augmented import augmented_samples
+from trainers.launch.identity import classes_of
 from trainers.launch.score_run import checkpoint_called
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint, refuse_foreign, weights_of
@@ -25,7 +27,7 @@ def export_run(
 ) -> tuple[Path, list[str], bool]:
     """Write what evaluation scores: the averages of the weights where the recipe has them, else the weights.
 
-    The metadata of the file say which run, checkpoint and evaluation transforms it belongs to.
+    The metadata of the file say which run, checkpoint, classes and evaluation transforms it belongs to.
 
     Args:
         folder: of the run.
@@ -65,7 +67,9 @@ def export_run(
         load_into(model, None, content)
     facts = {"recipe": opened.recipe.name, "checkpoint": path.name, "dataset": opened.dataset.name}
     facts |= {name: json.dumps(getattr(opened.dataset, name)) for name in ("mean", "std")}
-    facts["augmentation.eval"] = json.dumps(opened.tree["augmentation"]["eval"])
+    facts["augmentation.eval"] = json.dumps(_transforms(opened))
+    if classes := classes_of(folder, opened.dataset.reader):
+        facts["classes"] = json.dumps(classes)
     if opened.recipe.evaluation.flipped:
         facts["evaluation.flipped"] = "true"
     if form == "onnx":
@@ -92,6 +96,13 @@ def export_run(
     except OSError as error:
         raise InputRefused(f"{file} cannot be written: {error.strerror}; give another -o") from error
     return file, notes, True
+
+
+def _transforms(opened: OpenedRecipe) -> list[dict[str, Any]]:
+    """The evaluation transforms, with the numbers of the data set in a `Normalize` that names it."""
+    numbers = {"mean": opened.dataset.mean, "std": opened.dataset.std}
+    entries = opened.tree["augmentation"]["eval"]
+    return [{**entry, **numbers} if entry["kind"] == "Normalize" and not entry["mean"] else entry for entry in entries]
 
 
 def _changed_code(folder: Path, opened: OpenedRecipe) -> str | None:

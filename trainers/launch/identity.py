@@ -1,13 +1,17 @@
-"""The identity of a recipe that is not trained yet, as a run of it here would record it."""
+"""The identity of a recipe that is not trained yet, as a run of it here would record it, and what a run recorded."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe
+from trainers.datasets.image_folder import ImageFolder
 from trainers.launch.preflight import refuse_folder
-from trainers.runs.identity import code_digests, identity_of, own_code, sha256_of_files
+from trainers.runs.identity import WHATS, code_digests, identity_of, own_code, read_identity, sha256_of_files
 
 
 def ids_of(opened: OpenedRecipe) -> dict[str, str | None]:
@@ -20,7 +24,8 @@ def made_of(opened: OpenedRecipe) -> dict[str, Any]:
     trees, folders = [opened.tree, opened.dataset_tree], opened.code_folders
     try:
         refuse_folder(opened.dataset, None)
-        return identity_of(trees, folders, opened.dataset)
+        made = identity_of(trees, folders, opened.dataset)
+        return {what: made[what] for what in WHATS}
     except (LookupError, OSError, ValueError, AttributeError):  # no reader, or one that finds nothing to read
         return {"code": sha256_of_files(own_code(trees, folders))}
 
@@ -28,3 +33,13 @@ def made_of(opened: OpenedRecipe) -> dict[str, Any]:
 def code_of(opened: OpenedRecipe) -> dict[str, str | None]:
     """SHA-256 of each own file, and None at a module that has none here; nothing is run."""
     return code_digests([opened.tree, opened.dataset_tree], opened.code_folders)
+
+
+def classes_of(run: Path, reader: Any) -> list[str]:
+    """The names of a run's classes, in the order of their labels, as recorded; none where it has no record of them."""
+    record = read_identity(run) or {}
+    names, data = record.get("classes"), record.get("data")
+    if names is None and isinstance(reader, ImageFolder) and isinstance(data, Mapping):  # a run of before 2026-11-28
+        folder = f"{reader.train}/"
+        names = sorted((part.removeprefix(folder) for part in data if part.startswith(folder)), key=os.fsencode)
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []

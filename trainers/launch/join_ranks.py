@@ -81,7 +81,7 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
         what = f"{folder / METRICS} cannot be read: {error.strerror}"
         raise FolderRefused(f"{what}; put the run's own file there, or choose another --out") from error
     require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
-    if request.resume and request.exact:
+    if request.resume and request.exact and prepared.plan.cluster.device == "cpu":  # on a GPU see `hold_on_gpu`
         require_same_machine(folder)
     changed = {}
     if request.resume and (before := read_identity(folder)) is not None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.reading.open import OpenedRecipe
-from recipes.reports.wording import listed
 from recipes.schema import Dataset, Recipe
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
@@ -79,9 +78,9 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
-            trained, the recipe names parameters that the model does not have, or initial weights do not fit; see
-            `require_images`, `require_trainable`, `require_named_parameters` and `require_initial_weights` of
-            `trainers.training.build`.
+            trained, nor a loss or an optimizer of one's own train it, the recipe names parameters that the model does
+            not have, or initial weights do not fit; see `require_images`, `require_trainable` and `require_parameters`
+            of `trainers.training.build`, and `require_update` of `trainers.training.trial_update`.
     """
     print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
@@ -111,14 +110,25 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             named = listed(unreached, most=_MAX_NAMED)
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"
             print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
-    if files and (opened.recipe.learning_rate.factors or getattr(opened.recipe.optimizer, "required_matrices", ())):
-        from trainers.training.build import require_named_parameters
+    if files:
+        require_fit(opened)
+    if is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer):
+        from trainers.training.trial_update import require_update
 
-        require_named_parameters(opened.recipe, opened.dataset, opened.reading)
-    if files and opened.recipe.init is not None:
-        from trainers.training.build import require_initial_weights
+        require_update(opened.recipe, opened.dataset)
 
-        require_initial_weights(opened.recipe, opened.dataset)
+
+def require_fit(opened: OpenedRecipe) -> None:
+    """Check that the model has what the recipe names of it, and that initial weights fit; the data may be elsewhere.
+
+    Raises:
+        RecipeError: see `trainers.training.build.require_parameters`.
+    """
+    recipe = opened.recipe
+    if recipe.init or recipe.learning_rate.factors or getattr(recipe.optimizer, "required_matrices", ()):
+        from trainers.training.build import require_parameters
+
+        require_parameters(recipe, opened.dataset, opened.reading)
 
 
 def require_data(dataset: Dataset) -> None:
@@ -131,9 +141,7 @@ def require_data(dataset: Dataset) -> None:
     try:
         wrong = next(other_counts(dataset), None)
     except (LookupError, OSError, ValueError) as error:
-        way_out = "" if dataset.root is None else "; another folder is given with --data"
-        way_out += f"; {dataset.obtain}" if dataset.obtain else ""
-        raise DataRefused(f"data set {dataset.name}: {error}{way_out}") from error
+        raise refused_data(dataset, error) from error
     if wrong is not None:
         raise DataRefused(
             f"data set {dataset.name}: its file says {wrong}; correct it there, or give the right folder with --data"
@@ -143,6 +151,13 @@ def require_data(dataset: Dataset) -> None:
         raise DataRefused(
             f"data set {dataset.name}: {what}: the largest label is one less; number the classes from 0, without gaps"
         )
+
+
+def refused_data(dataset: Dataset, error: Exception) -> DataRefused:
+    """The refusal of data that cannot be read, with what to do about it."""
+    way_out = "" if dataset.root is None else "; another folder is given with --data"
+    way_out += f"; {dataset.obtain}" if dataset.obtain else ""
+    return DataRefused(f"data set {dataset.name}: {error}{way_out}")
 
 
 def require_room(dataset: Dataset, *, ranks: int) -> None:
@@ -174,15 +189,18 @@ def require_readable(dataset: Dataset) -> None:
     """
     opened = (open_split(dataset, split) for split in ("train", "eval"))
     errors = [error for samples in opened for error in _unreadable(samples)]
-    if dataset.on_bad_image != "refuse":
+    way_out = "replace or remove them"
+    if dataset.on_bad_image == "refuse":
+        skip = ", or write `on_bad_image: skip` in the data set's file to pass over those that cannot be decoded"
+        way_out += skip if any(map(can_skip, errors)) else ""
+    else:
         skips, limit = sum(map(can_skip, errors)), limit_of(dataset)
         errors = [error for error in errors if not can_skip(error) or (limit is not None and skips > limit)]
     if complaints := list(map(str, errors)):
         more = f"\nand {len(complaints) - _MAX_NAMED:,} more" if len(complaints) > _MAX_NAMED else ""
         named = "\n".join(complaints[:_MAX_NAMED])
         raise DataRefused(
-            f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; replace or remove them\n"
-            f"{named}{more}"
+            f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; {way_out}\n{named}{more}"
         )
 
 

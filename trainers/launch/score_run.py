@@ -10,13 +10,14 @@ from recipes.reading.open import open_recipe
 from recipes.reports.wording import percent
 from trainers import kernels
 from trainers.augmentations import decoders
-from trainers.launch.preflight import refuse_folder, require_data
+from trainers.launch.preflight import refuse_folder
+from trainers.launch.scored_data import scored_data
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, read_checkpoint, read_newest, refuse_foreign
 from trainers.runs.errors import RankFailed, print_error, print_warnings
-from trainers.runs.identity import changes, identity_of, read_identity
-from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of, require_run
+from trainers.runs.run_folder import CHECKPOINTS, EVALUATION, RECIPE, environment_of, require_run
 from trainers.training.device import require_asked, settled, take_device
+from trainers.training.predictions import TOP, require_table, write_predictions
 
 
 @refuse_unreachable()
@@ -26,6 +27,7 @@ def score_run(
     checkpoint: str = "newest",
     split: str = "run",
     data: Path | None = None,
+    predictions: Path | None = None,
     allow_code: bool = False,
     device: str | None = None,
 ) -> Any:
@@ -36,19 +38,23 @@ def score_run(
         checkpoint: `newest`, `best`, or a name such as update-000060.
         split: `run`: what the run scores itself; `test`: the evaluation split of the data set, also where the run
             scores samples that it holds out of the training split.
-        data: folder of the data set's files, if they have moved since the run.
+        data: folder of the data set's files, if they have moved since the run, or of others with the same classes.
+        predictions: a .csv that is written: what the model says of each sample.
         allow_code: as for `train`.
         device: cpu, gpu or auto; None: cpu.
     Returns:
-        plain data: run, checkpoint, update, epoch, split, accuracy, loss, num_samples. The `split` is `held out` or
-            `test`.
+        plain data: run, checkpoint, update, epoch, split, accuracy, top5_accuracy, loss, num_samples, differences. The
+            `split` is `held out` or `test`; `top5_accuracy` is None for up to five classes; the `differences` say in
+            words which code and data are not the run's.
     Raises:
         InputRefused: there is no such run, checkpoint, split or device; the checkpoint is damaged; the data are
-            missing, or an image cannot be read.
+            missing or have other classes, or an image cannot be read.
     """
     require_run(folder)
     if split not in ("run", "test"):
         raise InputRefused(f"--split: there is no split {split}; write run or test")
+    if predictions is not None:
+        require_table(predictions)
     opened = open_recipe(
         folder / RECIPE,
         vocabulary=vocabulary(allow_code=allow_code),
@@ -62,11 +68,10 @@ def score_run(
         what = f"data set {opened.dataset.name} has no test split: it scores samples of its training split"
         raise InputRefused(f"--split: {what}; leave it out to score these")
     refuse_folder(opened.dataset, data)
-    require_data(opened.dataset)
-    if (before := read_identity(folder)) is not None:
-        now = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
-        for text in changes(before, now).values():
-            print_error(f"kilobatch: warning: {folder} was trained with other {text}; this score is not the run's")
+    scored = scored_data(opened, folder)
+    for text in scored.differences:
+        what = f"this score is not the run's, and is not written into {folder / EVALUATION}"
+        print_error(f"kilobatch: warning: {folder} was trained with other {text}; {what}")
     kind = settled(device, "cpu")
     require_asked(kind)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
@@ -87,7 +92,7 @@ def score_run(
     if decoders.in_use() != decoder:
         what = f"images are decoded by {decoders.in_use()}, in the run by {decoder}; {decoders.VARIABLE}={decoder} asks"
         print_error(f"kilobatch: warning: {what} for it")
-    parts = build(opened.recipe, opened.dataset)
+    parts = build(opened.recipe, scored.dataset)
     if kind == "cpu":
         kernels.settle()
     parts.model.to_device(take_device(kind, MPI.COMM_SELF))
@@ -98,6 +103,7 @@ def score_run(
     pays = getattr(parts.load_eval.samples, "threads_pay", False)
     try:
         with LoaderWorkers(num_threads() if pays else 0) as workers:
+            top = TOP if opened.dataset.num_classes > TOP else 1
             result = score(
                 parts.model,
                 load=parts.load_eval,
@@ -105,39 +111,48 @@ def score_run(
                 loss=parts.loss,
                 workers=workers,
                 flipped=opened.recipe.evaluation.flipped,
+                top=top,
                 mpi=MPI.COMM_SELF,
             )
     except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
-    for image in (image for images in parts.skipped for image in images.values()):
+    for image in getattr(parts.load_eval.samples, "skipped", {}).values():
         print_error(f"kilobatch: warning: sample {image.index} of {image.split} is skipped: {image.message}")
-    try:
-        write_samples(
-            folder,
-            result.samples,
-            recipe=opened.recipe,
-            dataset=opened.dataset,
-            reached={**reached, "split": split},
-        )
-    except (OSError, InputRefused) as error:
-        print_error(f"kilobatch: warning: {error}; the report shows no classes of this score")
+    if not scored.differences:
+        try:
+            write_samples(
+                folder,
+                result.samples,
+                recipe=opened.recipe,
+                dataset=scored.dataset,
+                reached={**reached, "split": split},
+            )
+        except (OSError, InputRefused) as error:
+            print_error(f"kilobatch: warning: {error}; the report shows no classes of this score")
+    if predictions is not None:
+        write_predictions(predictions, result, parts.load_eval.samples, scored.classes)
+    in_top = float((result.top[0] == result.samples[:, :1]).any(axis=1).mean())
     return {
         "run": str(folder),
         "checkpoint": path.name,
         **reached,
         "split": "test" if opened.dataset.validation is None else "held out",
         "accuracy": result.accuracy,
+        "top5_accuracy": in_top if top == TOP else None,
         "loss": result.loss,
         "num_samples": result.num_samples,
+        "differences": scored.differences,
     }
 
 
 def scored_text(scored: dict[str, Any]) -> str:
     """A score in one line."""
-    is_held_out = scored["split"] == "held out"
+    is_held_out, others = scored["split"] == "held out", " of other data or code than the run's"
+    top = "" if scored["top5_accuracy"] is None else f", top-5 {percent(scored['top5_accuracy'])}"
     return (
-        f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {percent(scored['accuracy'])}, "
+        f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {percent(scored['accuracy'])}{top}, "
         f"loss {scored['loss']:.4f} over {scored['num_samples']} {'held-out ' * is_held_out}samples"
+        f"{others if scored['differences'] else ''}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -56,9 +57,11 @@ from trainers.runs.watchdog import ParentWatch, startup_seconds
 _HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
 
 
-def start_or_join(request: TrainRequest) -> int:
+def start_or_join(request: TrainRequest, *, on_signal: Callable[[int], None] = lambda number: None) -> int:
     """Run a request, as the parent of its ranks or as one of them; returns the exit code.
 
+    Args:
+        on_signal: called with the number of each signal that asks the ranks to stop.
     Raises:
         InputRefused: before anything was started or written.
     """
@@ -78,7 +81,8 @@ def start_or_join(request: TrainRequest) -> int:
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
     device = prepared.plan.cluster.device
     require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
-    return _start(request, prepared, folder if request.out is not None else claimed(folder), workers)
+    folder = folder if request.out is not None else claimed(folder)
+    return _start(request, prepared, folder, workers, on_signal)
 
 
 def ranks_that_pay(made: Plan, *, cores: int) -> int:
@@ -92,13 +96,15 @@ def ranks_that_pay(made: Plan, *, cores: int) -> int:
     return 1 if several else min(steps, key=lambda ranks: (steps[ranks], ranks))
 
 
-def _start(request: TrainRequest, prepared: Prepared, folder: Path, workers: int) -> int:
+def _start(
+    request: TrainRequest, prepared: Prepared, folder: Path, workers: int, on_signal: Callable[[int], None]
+) -> int:
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
     lock_folder(folder).close()  # rank 0 holds it while they train
     before = last_line(folder)
     earlier = session_starts(folder / METRICS) if request.resume else None
-    with _StopSignals(folder) as signals:
+    with _StopSignals(folder, on_signal) as signals:
         clear_heartbeats(folder, anew=False)
         tree = replace(request, out=folder, workers=None).as_tree()
         as_rank = ["train", request.recipe, "--as-rank", json.dumps(tree)]  # it gets its number from MPI
@@ -185,8 +191,9 @@ class _StopSignals:
     Installed before the ranks start, so that no signal is lost and no rank is left behind; removes an old stop file.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_signal: Callable[[int], None] = lambda number: None) -> None:
         self.ranks: Ranks | None = None
+        self._on_signal = on_signal
         self.ended_at_once_by: str | None = None
         self.asked = False
         self._folder = folder
@@ -203,6 +210,7 @@ class _StopSignals:
             self.ranks.kill()
 
     def _note(self, number: int, frame: object) -> None:
+        self._on_signal(number)
         if self.asked and self.ranks is not None:
             self._end_at_once("a second signal")
             return

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 from lr_schedules import shapes
@@ -19,6 +22,7 @@ from recipes.reading.registry import entry_points
 from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
 from recipes.search_space import ranges
 from trainers.datasets.own_data import is_own_data, reader_methods
+from trainers.runs.identity import own_code
 
 # Arguments that are no keys of the recipe: of a Chain, facts about the data set; of a class of samples, what to open.
 _GIVEN = {"models": ("num_classes", "channels", "image_size"), "datasets": ("split", "root")}
@@ -35,20 +39,25 @@ def own_class(dotted: str, *, group: str) -> type:
     data set. Of a class of samples (see `trainers.datasets.own_data`) too; kilobatch gives `split` and `root`.
 
     Raises:
-        ImportError: the module is not there or fails.
+        ImportError: the module is not there or fails, or has the name of one of Python's own.
         TypeError: the name is none of these.
     """
     module_name, _, name = dotted.rpartition(".")
+    if (first := module_name.partition(".")[0]) in sys.stdlib_module_names:  # which ranks import, also beside yours
+        raise ImportError(f"{first} is a module of Python; rename yours")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)  # at the end: a folder `recipes` of the user's must not hide ours
     try:
-        cls = getattr(importlib.import_module(module_name), name)
+        module = importlib.import_module(module_name)
+        _note_files(module)
+        cls = getattr(module, name)
     except (Exception, SystemExit) as error:  # a script may end itself
         # An exception of a user's module becomes a problem at the recipe's line, not a traceback of ours.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     method = _METHODS.get(group, "build")
-    if dataclasses.is_dataclass(cls) and callable(getattr(cls, method, None)):
+    is_frozen = dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen
+    if is_frozen and callable(getattr(cls, method, None)):
         return cls
     plain = _PLAIN.get(group)
     if plain and isinstance(cls, type) and _is_a(cls, plain):
@@ -58,6 +67,28 @@ def own_class(dotted: str, *, group: str) -> type:
     also = f" or a {plain}" if plain else ""
     also = ", or a class with __len__(), load(index) and the argument split" if group == "datasets" else also
     raise TypeError(f"it is no frozen dataclass with {method}(){also}")
+
+
+_noted: dict[Path, str] = {}  # SHA-256 of the files of one's own modules when they were imported
+
+
+def _note_files(module: ModuleType) -> None:
+    if (file := getattr(module, "__file__", None)) is None or (file := Path(file).resolve()) in _noted:
+        return
+    folder = file.parents[module.__name__.count(".") + (file.name == "__init__.py")]
+    if str(folder) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        return
+    for path in own_code([{"kind": f"{module.__name__}."}], [folder]).values():
+        _noted.setdefault(path.resolve(), _sha256(path))
+
+
+def changed_modules() -> list[Path]:
+    """Files of one's own modules that have changed since this process imported them: ranks would take the new ones."""
+    return [path for path, digest in _noted.items() if not path.is_file() or _sha256(path) != digest]
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _is_a(cls: type, chainer_class: str) -> bool:
@@ -142,7 +173,7 @@ def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
     return SearchVocabulary(
         **vars(vocabulary(allow_code=allow_code)),
         ranges={kind: getattr(ranges, kind) for kind in ranges.__all__},
-        samplers=_group("samplers", allow_code=False),
+        samplers=_group("samplers", allow_code=allow_code),
     )
 
 

@@ -19,7 +19,7 @@ from trainers.communicators.tree_sum import TreeSum
 from trainers.kernels import chainer_hooks
 from trainers.kernels.by_group import tree_sum
 from trainers.kernels.fused_normalization import Pending, as_rows, covers
-from trainers.models.batch_norm_statistics import GroupStatistics, Seen, TeamStatistics
+from trainers.models.batch_norm_statistics import FixedStatistics, GroupStatistics, Seen, TeamStatistics
 from trainers.runs.phase_clock import PhaseClock
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class NormGroups:
         self.team: MPI.Comm | None = None
         self.clock = PhaseClock()
         self._first_group = 0
-        self._weights: dict[Any, Any] = {}  # by `place`, on the model's device; never freed: CUDA graphs read them
+        self._weights: dict[int, Any] = {}  # by number of groups, on the model's device, where CUDA graphs read them
+        self._weights_at: dict[Hashable, Any] = {}  # with `by_group` the same by their place in the update
         self._division: Division | None = None
         self._layers: dict[str, NormGroupBatchNormalization] = {}
         self._means: list[Any] = []
@@ -102,6 +103,12 @@ class NormGroups:
                 self._most_groups = part.num_groups
                 self._lay_out()
             self._sums.fill(0)
+        if self.evaluation.norm_statistics == "by_group" and self._layers:
+            xp = chainer.backend.get_array_module(self._sums)
+            place = (part.num_groups, self._division, part.first_group)
+            if place not in self._weights_at:
+                self._weights_at[place] = xp.asarray(self.weights)
+            self.weights_on(xp)[...] = self._weights_at[place]
 
     def end_micro_batch(self) -> None:
         """Forward and backward of the micro-batch are done."""
@@ -161,7 +168,7 @@ class NormGroups:
         So an update moves all layers at once, and CUDA graphs find the arrays at the same addresses. In exact mode what
         they see has a row for each group of a micro-batch.
         """
-        layers = list(self._layers.values())
+        layers, self._weights, self._weights_at = list(self._layers.values()), {}, {}
         if not layers:
             return
         xp, ends = layers[0].xp, np.cumsum([0, *(layer.avg_mean.size for layer in layers)])
@@ -189,17 +196,11 @@ class NormGroups:
         keep = self.evaluation.norm_momentum.keep ** (1 if per == "update" else span / per)
         return keep ** (self._division.num_groups - 1.0 - self._first_group - np.arange(self.num_groups))
 
-    @property
-    def work_key(self) -> Hashable:
-        """A key of what the layers do with the current micro-batch: equal keys run the same operations."""
-        by_group = self.evaluation.norm_statistics == "by_group"
-        return (self.num_groups, self._division, self._first_group) if by_group else (self.num_groups,)
-
     def weights_on(self, xp: Any) -> Any:
-        """`weights` as an array of `xp`; the same array each time for the same `place`."""
-        if self.work_key not in self._weights:
-            self._weights[self.work_key] = xp.asarray(self.weights)
-        return self._weights[self.work_key]
+        """`weights` as an array of `xp`; the same array each time for the same number of groups."""
+        if self.num_groups not in self._weights:
+            self._weights[self.num_groups] = xp.asarray(self.weights)
+        return self._weights[self.num_groups]
 
     @property
     def seen(self) -> list[Any]:
@@ -227,9 +228,13 @@ class NormGroupBatchNormalization(L.BatchNormalization):
 
     Not made by its constructor: `NormGroups.install` turns a `BatchNormalization` into one, in place, so that its
     parameters, its path and every reference to it stay.
+
+    Attributes:
+        is_frozen: training too normalises by the running statistics, which stay as they are.
     """
 
     norm_groups: NormGroups
+    is_frozen = False
     _seen: Any  # weights of the groups; weighted sums of their means, variances, squared means
 
     def forward(self, x):
@@ -271,6 +276,8 @@ class NormGroupBatchNormalization(L.BatchNormalization):
 
     def _statistics(self) -> GroupStatistics:
         """What computes the statistics of one forward and adds them to what this layer has seen."""
+        if self.is_frozen:
+            return FixedStatistics(self.avg_mean, self.avg_var)
         groups = self.norm_groups
         unbiased = groups.evaluation.norm_statistics != "pooled"
         sums = self._seen if groups._tree is None else self._seen[: groups.num_groups]

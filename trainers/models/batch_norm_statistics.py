@@ -119,7 +119,56 @@ class GroupStatistics(ChannelsLastImpl):
             self._seen.add(self.mean, self.var, self.num_values)
 
 
-class TeamStatistics(GroupStatistics):
+class _OtherStatistics(GroupStatistics):
+    """Statistics that are not of the values here alone.
+
+    Their gradient is that of `whole_sums`, in place of the sums of gamma's and beta's gradients here.
+    """
+
+    is_whole = False
+
+    def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
+        if rows_served(x, gamma, axis) is not None:
+            return super().backward(axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data)
+        x_hat = (x - mean[expander]) * inv_std[expander]
+        gbeta, ggamma = self.get_ggamma_and_gbeta(axis, gamma, gy, x_hat, xp)
+        *whole, num_values = self.whole_sums(ggamma, gbeta, None)
+        whole_ggamma, whole_gbeta = (xp.asarray(part).astype(gamma.dtype) for part in whole)
+        inv_m = gamma.dtype.type(1.0 / num_values)
+        gx = (gamma * inv_std)[expander] * (gy - (x_hat * whole_ggamma[expander] + whole_gbeta[expander]) * inv_m)
+        # This worker's parts only: the exchange sums them over the workers, with all other gradients.
+        return gx.astype(x.dtype, copy=False), None, ggamma, gbeta
+
+
+class FixedStatistics(_OtherStatistics):
+    """The running statistics of a frozen layer, the same for all groups; no gradient goes through them.
+
+    Args:
+        mean, var: of the layer.
+    """
+
+    def __init__(self, mean: Any, var: Any) -> None:
+        super().__init__()
+        self._given = mean, var
+
+    def _of_rows(self, rows):
+        self._repeat(len(rows), (-1,))
+
+    def _in_two_passes(self, axis, x, xp, interm_dtype):
+        self._repeat(len(x), self._given[0].shape)
+
+    def _repeat(self, groups, shape):
+        xp = chainer.backend.get_array_module(*self._given)
+        given = (part.reshape(shape) for part in self._given)
+        self.mean, self.var = (xp.broadcast_to(part, (groups, *part.shape)).copy() for part in given)
+
+    def whole_sums(self, ggamma, gbeta, _):
+        """Nothing of both gradients, of one value."""
+        xp = chainer.backend.get_array_module(ggamma)
+        return xp.zeros_like(ggamma), xp.zeros_like(gbeta), 1
+
+
+class TeamStatistics(_OtherStatistics):
     """Statistics of one group whose samples lie on several workers, uneven parts weighted by their size.
 
         mean = sum_j n_j/n mean_j        var = sum_j n_j/n (var_j + (mean_j - mean)^2)        j: workers of the team
@@ -131,8 +180,6 @@ class TeamStatistics(GroupStatistics):
         clock: times how long this worker waits for them.
         seen: see `GroupStatistics`; the group counts for the team's first worker only.
     """
-
-    is_whole = False
 
     def __init__(self, team: MPI.Comm, clock: PhaseClock, seen: Seen | None = None) -> None:
         super().__init__(seen if team.rank == 0 else None)
@@ -149,18 +196,6 @@ class TeamStatistics(GroupStatistics):
         var = (shares * (variances + (means - mean) ** 2)).sum(axis=0)
         self.mean, self.var = (xp.asarray(whole.reshape(self.mean.shape)) for whole in (mean, var))
         super()._complete()
-
-    def backward(self, axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data):
-        if rows_served(x, gamma, axis) is not None:
-            return super().backward(axis, gamma, gy, x, x_layout, xp, expander, mean, inv_std, eps, var, forward_data)
-        x_hat = (x - mean[expander]) * inv_std[expander]
-        gbeta, ggamma = self.get_ggamma_and_gbeta(axis, gamma, gy, x_hat, xp)
-        *whole, num_values = self.whole_sums(ggamma, gbeta, None)
-        whole_ggamma, whole_gbeta = (xp.asarray(part).astype(gamma.dtype) for part in whole)
-        inv_m = gamma.dtype.type(1.0 / num_values)
-        gx = (gamma * inv_std)[expander] * (gy - (x_hat * whole_ggamma[expander] + whole_gbeta[expander]) * inv_m)
-        # This worker's parts only: the exchange sums them over the workers, with all other gradients.
-        return gx.astype(x.dtype, copy=False), None, ggamma, gbeta
 
     def whole_sums(self, ggamma, gbeta, _):
         """Sums of both gradients over the team, and the number of values that they are over."""

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import chainer
 import numpy as np
 from chainercv.links.model.resnet import ResNet
 
-from recipes.errors import InputRefused
-from recipes.reports.wording import listed
+from recipes.errors import InputRefused, listed
 from recipes.schema import Init
 from trainers.models.imagenet_networks import BasicNetwork, BlurredConvolution2D, pooled_with_padding
-from trainers.runs.checkpoint import CheckpointContent, load_into, read_arrays, weights_of
+from trainers.runs.checkpoint import CheckpointContent, CheckpointError, load_into, read_arrays, weights_of
 
 _LEAVES = {"W": "weight", "b": "bias", "gamma": "weight", "beta": "bias"}
 _LEAVES |= {"avg_mean": "running_mean", "avg_var": "running_var"}
 _EPSILON = 1e-5  # PyTorch's default, and that of torchvision's and timm's ResNets
 _EXPORT = "give the file that `kilobatch export RUN --format safetensors` writes"
+
+
+class UnfitWeights(InputRefused):
+    """Weights that a model cannot begin with.
+
+    Args:
+        key: of `init` that is wrong.
+        what, way_out: what is wrong, and what to do about it.
+    """
+
+    def __init__(self, key: str, what: str, way_out: str) -> None:
+        self.key, self.what, self.way_out = key, what, way_out
+        super().__init__(f"init.{key}: {what}; {way_out}")
 
 
 def torch_names(model: chainer.Link) -> dict[str, str]:
@@ -53,6 +67,18 @@ def _torch_layer(model: chainer.Link, layer: Sequence[str]) -> str:
     return f"layer{int(stage.removeprefix('res')) - 1}.{model[stage].layer_names.index(block)}.{place}"
 
 
+def pattern_here(model: chainer.Link, pattern: str) -> str | None:
+    """The paths of what a pattern such as /layer1/* names in torchvision, as a pattern; None for nothing, or too much.
+
+    >>> from trainers.models import ResNet18
+    >>> pattern_here(ResNet18().build(num_classes=10, channels=3, image_size=None), "/layer1/*")
+    '/res2/*'
+    """
+    named = [path for path, name in torch_names(model).items() if fnmatchcase(f"/{name.replace('.', '/')}", pattern)]
+    inside = posixpath.commonpath(named) if named else "/"
+    return None if inside == "/" else inside if inside in named else f"{inside}/*"
+
+
 def why_not_torch(model: chainer.Link) -> str | None:
     """Why a ResNet with the same weights gives other logits in torchvision, and a way out; None if it does not."""
     if any(isinstance(link, BlurredConvolution2D) for link in model.links()):
@@ -83,9 +109,13 @@ def begin_with(model: chainer.Link, init: Init) -> None:
     """Give a model the weights of a file; layers of `init.except_` keep theirs.
 
     Raises:
-        InputRefused: see `weights_for`; the file cannot be read.
+        UnfitWeights: see `weights_for`; the file cannot be read.
     """
-    content = {**weights_of(model), **weights_for(model, read_arrays(init.weights), init)}
+    try:
+        arrays = read_arrays(init.weights)
+    except CheckpointError as error:
+        raise UnfitWeights("weights", str(error), _EXPORT) from None
+    content = {**weights_of(model), **weights_for(model, arrays, init)}
     load_into(model, None, CheckpointContent(weights=content, optimizer={}, averages={}, pending={}, state={}))
 
 
@@ -93,13 +123,14 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
     """The arrays of a file by the paths of a model, without those of `init.except_`.
 
     Raises:
-        InputRefused: an array is missing, is no array of the model, or has another shape; a name of `init.except_` is
+        UnfitWeights: an array is missing, is no array of the model, or has another shape; a name of `init.except_` is
             that of no layer; a ResNet of torchvision computes something else.
     """
     own, foreign = weights_of(model), torch_names(model)
     if is_foreign := not arrays.keys().isdisjoint(foreign.values()):
         if (why := why_not_torch(model)) is not None:
-            raise InputRefused(f"init.weights: {init.weights} has torchvision's names, and {why}")
+            what, _, way_out = why.partition("; ")
+            raise UnfitWeights("weights", f"{init.weights} has torchvision's names, and {what}", way_out)
         found = {path: arrays[name] - _more(model, path) for path, name in foreign.items() if name in arrays}
         others = {name for name in arrays.keys() - foreign.values() if not name.endswith(".num_batches_tracked")}
     else:
@@ -107,7 +138,8 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
         others = arrays.keys() - own.keys()
     for layer in init.except_:
         if not any(is_in(name, [layer]) for name in (*own, *foreign.values(), *arrays)):
-            raise InputRefused(f"init.except: there is no layer {layer} in the model, nor in {init.weights}")
+            what = f"there is no layer {layer} in the model, nor in {init.weights}"
+            raise UnfitWeights("except", what, "name a layer of the model, or take it out")
 
     def excepted(path: str) -> bool:
         return is_in(path, init.except_) or is_in(foreign.get(path, path), init.except_)
@@ -125,7 +157,7 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
                 # Of the averages in a checkpoint, which lack what is counted; `except` would draw their layers anew.
                 torchs = foreign and why_not_torch(model)  # an export has their names
                 way_out = "give the checkpoint's weights.safetensors" if torchs else _EXPORT
-            raise InputRefused(f"init.weights: {init.weights} {what} {listed(sorted(names))}; {way_out}")
+            raise UnfitWeights("weights", f"{init.weights} {what} {listed(sorted(names))}", way_out)
     return {path: found[path] for path in wanted}
 
 

@@ -54,24 +54,31 @@ def set_hyperparameters(component: Any, optimizer: chainer.Optimizer, values: Hy
         setattr(of_parameter, component.rate_attribute, factor * rate)
 
 
-def set_rate_factors(optimizer: chainer.Optimizer, factors: Sequence[RateFactor]) -> None:
+def set_rate_factors(optimizer: chainer.Optimizer, factors: Sequence[RateFactor], *, freezes: bool = False) -> None:
     """Give parameters rates of their own, from the next `set_hyperparameters` on.
 
     Args:
         optimizer: set up with its model.
         factors: of the recipe; the first that names a parameter holds for it.
+        freezes: batch normalisations whose parameters all have the factor 0 also keep their running statistics.
     Raises:
         ValueError: an entry names no parameter.
     """
-    left = dict(optimizer.target.namedparams())
-    optimizer.hyperparam.rate_factors = []
+    import chainer.links as L
+
+    model, by_path = optimizer.target, {}
     for entry in factors:
-        named = parameters_named(entry.parameters, optimizer.target)
+        named = parameters_named(entry.parameters, model)
         if not named:
             raise ValueError(f"learning_rate.factors: {', '.join(entry.parameters)} names no parameter of the model")
-        for path in named:
-            if (parameter := left.pop(path, None)) is not None:
-                optimizer.hyperparam.rate_factors.append((parameter.update_rule.hyperparam, float(entry.factor)))
+        by_path = dict.fromkeys(named, float(entry.factor)) | by_path
+    optimizer.hyperparam.rate_factors = [
+        (parameter.update_rule.hyperparam, by_path[path]) for path, parameter in model.namedparams() if path in by_path
+    ]
+    for path, link in model.namedlinks() if freezes else ():
+        if isinstance(link, L.BatchNormalization):
+            paths = [f"{path.rstrip('/')}{inner}" for inner, _ in link.namedparams()]
+            link.is_frozen = bool(paths) and all(by_path.get(each) == 0 for each in paths)
 
 
 def parameters_named(words: Sequence[str], model: chainer.Link) -> list[str]:
@@ -81,3 +88,16 @@ def parameters_named(words: Sequence[str], model: chainer.Link) -> list[str]:
     return [
         path for path, _ in model.namedparams() if path in paths or any(fnmatchcase(path, each) for each in patterns)
     ]
+
+
+def words_without_parameters(words: Sequence[str], model: chainer.Link) -> list[str]:
+    """What of `RateFactor.parameters` is refused: each pattern that names no parameter, or all where none names one."""
+    if not parameters_named(words, model):
+        return [", ".join(words)]
+    return [word for word in words if word.startswith("/") and not parameters_named([word], model)]
+
+
+def patterns_of_layers(model: chainer.Link) -> list[str]:
+    """A pattern for each of a model's outermost layers, such as /conv1/*."""
+    paths = (path.split("/")[1:] for path, _ in sorted(model.namedparams()))
+    return [*dict.fromkeys(f"/{layer}/*" if inside else f"/{layer}" for layer, *inside in paths)]

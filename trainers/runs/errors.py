@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TextIO
 
 from recipes.errors import InputRefused, RecipeError, printable
+from recipes.extras import install
 from trainers.runs.mpi_ranks import launched_by_us, launched_rank, launched_ranks
 
 EXIT_INPUT, EXIT_FAILED, EXIT_STOPPED = 2, 3, 4
@@ -248,7 +249,7 @@ def exit_on_error(error: Exception) -> None:
         sys.exit(EXIT_FAILED)
     name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if (extra := _EXTRAS.get(name)) is not None:
-        print_error(f"kilobatch: this needs {name}, which is not installed; in the checkout, pip install '.[{extra}]'")
+        print_error(f"kilobatch: this needs {name}, which is not installed; {install(extra)}")
         sys.exit(EXIT_INPUT)
     if isinstance(error, FileNotFoundError) and error.filename is None and _working_directory_is_gone():
         print_error("kilobatch: the working directory was removed; change into another one with cd")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
+import importlib.util
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.reading.open import CODE
-from recipes.reports.wording import listed
+from recipes.reading.registry import entry_points
 from recipes.schema import Dataset
+from recipes.schema.vocabulary import Vocabulary
 from trainers.runs.run_folder import read_file, write_whole
 
 IDENTITY = "identity.json"
 WHATS = ("code", "data")
+# Groups of entry points whose names a recipe may use.
+_GROUPS = tuple(f"kilobatch.{field.name}" for field in dataclasses.fields(Vocabulary))
 
 
 class IdentityChanged(InputRefused):
@@ -38,13 +43,42 @@ def own_code(trees: Iterable[Any], folders: Sequence[Path]) -> dict[str, Path]:
         trees: a resolved recipe and its data set.
         folders: where modules are imported from, first to last.
     """
-    waiting, found = _named_modules(trees), {}
+    return _with_imports(_named_modules(trees), folders)
+
+
+def _with_imports(modules: Sequence[str], folders: Sequence[Path], *, within: str | None = None) -> dict[str, Path]:
+    """The files of modules and of what they import from these folders; `within`: only from this package."""
+    waiting, found = [*modules], {}
     while waiting:
         module = waiting.pop()
+        if within not in (None, module.partition(".")[0]):
+            continue
         for name, file in _files_of(module, folders):
             if name not in found:
                 found[name] = file
                 waiting += _imports(file, module if file.name == "__init__.py" else module.rpartition(".")[0])
+    return dict(sorted(found.items()))
+
+
+def installed_code(trees: Iterable[Any]) -> dict[str, str]:
+    """Version and SHA-256 of each file of the installed packages that give a `kind` by an entry point.
+
+    Of a package these are the module that the entry point names, and what it imports from its own package.
+    """
+    kinds = {kind for tree in trees for kind in _kinds(tree)}
+    found = {}
+    for group in _GROUPS:
+        for entry in entry_points(group=group):
+            if entry.name not in kinds or entry.dist is None:
+                continue
+            package = entry.module.partition(".")[0]
+            spec = importlib.util.find_spec(package)
+            file = spec and spec.origin and Path(spec.origin)
+            if not file:
+                continue
+            files = _with_imports([entry.module], [file.parents[file.name == "__init__.py"]], within=package)
+            name, version = entry.dist.name, entry.dist.version
+            found |= {f"{path} of {name}": f"{version} {digest}" for path, digest in sha256_of_files(files).items()}
     return dict(sorted(found.items()))
 
 
@@ -60,12 +94,24 @@ def sha256_of_tree(tree: Mapping[str, Any]) -> str:
 
 
 def identity_of(trees: Iterable[Any], folders: Sequence[Path], dataset: Dataset) -> dict[str, Any]:
-    """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data."""
-    files = own_code(trees, folders)
-    reader = dataset.reader
+    """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data.
+
+    Beside them `classes`, the names of the classes in the order of their labels, where the reader knows names, and
+    `installed`, see `installed_code`, where there is any.
+    """
+    trees, reader = [*trees], dataset.reader
+    made_of = {"code": sha256_of_files(own_code(trees, folders)), "data": digests_of_data(reader, dataset)}
+    if hasattr(reader, "class_names"):
+        made_of["classes"] = list(reader.class_names(dataset.root))
+    if installed := installed_code(trees):
+        made_of["installed"] = installed
+    return made_of
+
+
+def digests_of_data(reader: Any, dataset: Dataset) -> dict[str, str]:
+    """SHA-256 of each part of the data that a reader finds in the data set's root; of all where it has no parts."""
     parts = getattr(reader, "fingerprints", None)
-    data = parts(dataset.root) if parts else {dataset.name: reader.fingerprint(dataset.root)}
-    return {"code": sha256_of_files(files), "data": data}
+    return parts(dataset.root) if parts else {dataset.name: reader.fingerprint(dataset.root)}
 
 
 def sha256_of_files(files: Mapping[str, Path]) -> dict[str, str]:
@@ -80,6 +126,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]
         was, has = before.get(what) or {}, now.get(what) or {}
         if not isinstance(was, Mapping):
             continue
+        if what == "code" and isinstance(before.get("installed"), Mapping):  # runs of older versions have none
+            was, has = {**was, **before["installed"]}, {**has, **now.get("installed", {})}
         words = [f"{name} is gone" for name in was if name not in has]
         words += [f"{name} is new" for name in has if name not in was]
         words += [f"{name} has changed" for name in has if name in was and was[name] != has[name]]
@@ -107,9 +155,10 @@ def require_same_identity(folder: Path, now: Mapping[str, Any], *, accepted: Seq
     refused = [text for what, text in changed.items() if what not in accepted]
     if refused:
         words = ",".join(changed)
+        copy = f" ({folder / CODE} has its own code)" if (folder / CODE).is_dir() else ""
         raise IdentityChanged(
-            f"{folder} was trained with other {' and '.join(changed)}; {'; '.join(refused)}; put back what it had "
-            f"({folder / CODE} has its code), go on all the same with --accept-changed {words}, which is recorded, or "
+            f"{folder} was trained with other {' and '.join(changed)}; {'; '.join(refused)}; put back what it had"
+            f"{copy}, go on all the same with --accept-changed {words}, which is recorded, or "
             "start anew in another --out"
         )
 
@@ -131,16 +180,16 @@ def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path],
 
 
 def _named_modules(trees: Iterable[Any]) -> list[str]:
-    return sorted({name.rpartition(".")[0] for tree in trees for name in _dotted_kinds(tree)})
+    return sorted({name.rpartition(".")[0] for tree in trees for name in _kinds(tree) if "." in name})
 
 
-def _dotted_kinds(tree: Any) -> Iterator[str]:
+def _kinds(tree: Any) -> Iterator[str]:
     if isinstance(tree, Mapping):
-        if isinstance(kind := tree.get("kind"), str) and "." in kind:
+        if isinstance(kind := tree.get("kind"), str):
             yield kind
         tree = list(tree.values())
     for inner in tree if isinstance(tree, list) else ():
-        yield from _dotted_kinds(inner)
+        yield from _kinds(inner)
 
 
 def _files_of(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:

@@ -10,19 +10,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_MESSAGES = (  # in RuntimeErrors of CUDA, cuBLAS and PyTorch's operators; CuPy's pool raises MemoryError
+_MESSAGES = (  # in RuntimeErrors of CUDA, cuBLAS, cuDNN and PyTorch's operators; CuPy's pool raises MemoryError
     "cudaErrorMemoryAllocation",
     "CUDA_ERROR_OUT_OF_MEMORY",  # of the driver, which loads kernels
     "CUDA out of memory",  # PyTorch's pool, CuPy's too with the kernels `torch`
     "CUDA error: out of memory",  # PyTorch, beside its pool
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "_STATUS_ALLOC_FAILED",  # of cuBLAS and cuDNN
+    "_ALLOCATION_FAILED",  # of cuDNN since 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED, and of the host
     "DefaultCPUAllocator: can't allocate memory",
+)
+_ENDS = (  # of oneDNN's, in PyTorch's operators on CPUs; "could not create a primitive descriptor" is something else
+    "could not create a primitive",
+    "could not create a memory object",
 )
 _THRESHOLD = 700  # new objects, as in Python 3.11
 _PROC = Path("/proc/self")
 _RESET_PEAK = "5"  # resets the peak resident set size (VmHWM), see proc(5)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _pools: list[Any] = []  # CuPy's memory pools beside the default one
+_most_pooled = 0  # bytes of all pools before blocks were freed
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -32,7 +38,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     (True, False)
     """
     if isinstance(error, RuntimeError):
-        return any(message in str(error) for message in _MESSAGES)
+        return str(error).endswith(_ENDS) or any(message in str(error) for message in _MESSAGES)
     return isinstance(error, MemoryError)
 
 
@@ -56,6 +62,8 @@ def trim_heap() -> None:
 
 def reset_peak() -> None:
     """Reset the peak, and count no pool of earlier runs any more: a process may do several runs."""
+    global _most_pooled
+    _most_pooled = 0
     _pools.clear()
     trim_heap()
     with suppress(OSError):  # not Linux, or not allowed: the peak is that of the process
@@ -74,9 +82,24 @@ def peak_memory(device: Any) -> dict[str, int]:
     """
     peak = {"resident_bytes": _peak_resident_bytes()}
     if device.name != "@numpy":
-        pools = (device.xp.get_default_memory_pool(), *_pools)  # they only grow, except with CUDA graphs
-        peak["gpu_pool_bytes"] = sum(int(pool.total_bytes()) for pool in pools)
+        peak["gpu_pool_bytes"] = max(_most_pooled, _pooled(device.xp))
     return peak
+
+
+def free_blocks(pool: Any, xp: Any) -> None:
+    """Free the unused blocks of one of CuPy's pools: elsewhere they only grow, so all are measured before.
+
+    Args:
+        xp: the module cupy.
+    """
+    global _most_pooled
+    _most_pooled = max(_most_pooled, _pooled(xp))
+    pool.free_all_blocks()
+
+
+def _pooled(xp: Any) -> int:
+    """Bytes that all pools have taken of the GPU."""
+    return sum(int(pool.total_bytes()) for pool in (xp.get_default_memory_pool(), *_pools))
 
 
 def installed_bytes() -> int | None:
@@ -101,7 +124,7 @@ def release(device: Any) -> None:
     gc.collect()
     trim_heap()
     if device.name != "@numpy":
-        device.xp.get_default_memory_pool().free_all_blocks()
+        free_blocks(device.xp.get_default_memory_pool(), device.xp)
 
 
 def _peak_resident_bytes() -> int:

@@ -41,9 +41,9 @@ class RunState:
         if key == "train_loss":
             self._take_update(line)
         elif key == "eval_accuracy":
-            self.accuracy, self.epoch = value, line["epoch"]
+            self.accuracy, self.epoch = value, line.get("epoch", self.epoch)
         elif key == "eval_loss":
-            self.epoch = line["epoch"]
+            self.epoch = line.get("epoch", self.epoch)
         elif key == "run_stop":
             words = {"success": "finished"}.get(value, value)
             done = f"{number(line.get('update', self.updates))} of {number(self.total_updates)} updates"
@@ -96,7 +96,7 @@ class RunState:
         parts = [
             f"batch {number(self.global_batch_size)}",
             f"rate {number(self.learning_rate)}",
-            f"loss {self.loss:.4f}",
+            f"loss {self.loss:.4f}" if self.loss < 1e6 else f"loss {self.loss:.4g}",
         ]
         parts += [f"accuracy {percent(self.accuracy)}"] if self.accuracy is not None else []
         parts += [f"loss scale {number(self.loss_scale)}"] if self.loss_scale is not None else []

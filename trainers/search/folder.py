@@ -16,6 +16,7 @@ import yaml
 from optuna import storages
 
 from recipes.errors import InputRefused, RecipeError, refuse_unreachable
+from recipes.extras import install
 from recipes.reading.load import load_tree
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import OpenedSearch
@@ -31,6 +32,7 @@ PASSWORD = "KILOBATCH_STORAGE_PASSWORD"  # environment variable: the password of
 _MAY_CHANGE = ("title", "budget", "retries", "ranks_per_trial", "confirm")
 _FILES = {"sqlite": "study.db", "journal": "study.journal"}  # of a storage in the search's folder
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
+_EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "grpc": "grpc"}
 _PROXY_SECONDS = 10  # for a proxy to answer
 
 
@@ -155,7 +157,8 @@ def opened_storage(where: str, folder: Path) -> Iterator[storages.BaseStorage]:
             raise FolderRefused(f"{what}; {way_out}") from None
         way_out = f"check host, user and database; the password is that of the URL, or in {PASSWORD}"
         if isinstance(error, ImportError):
-            way_out = "install its driver: in the checkout, pip install '.[postgresql]', '.[mysql]' or '.[grpc]'"
+            extra = _EXTRAS.get(urlsplit(where).scheme.partition("+")[0])
+            way_out = "install its driver" + (f": {install(extra)}" if extra else "")
         what = f"{hidden(where)} cannot be used: {root_cause(error, where)}"
         raise refused("--storage", what, way_out) from None
     try:

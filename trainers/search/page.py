@@ -80,7 +80,7 @@ def write_search_page(
     ]
     body = [
         tag("div", f"search over {search.recipe}", class_="muted"),
-        tag("p", "", id="state", class_="muted"),
+        tag("p", "", id="state", class_="muted", role="status"),
         tag("div", *now, id="now"),
         charts.drawn(search_charts(study, search, epochs=epochs)),
         tag("div", *tables, id="tiles"),
@@ -129,7 +129,8 @@ def _importances(search: Search, at: int, trials: Sequence[FrozenTrial]) -> Mark
     for trial in whole:
         view.add_trial(create_trial(value=trial.values[at], params=trial.params, distributions=trial.distributions))
     with warnings.catch_warnings(action="ignore"):
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=num_good / len(whole))
+        share = (num_good - 0.5) / len(whole)  # of which Optuna rounds the number up
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
         shares = optuna.importance.get_param_importances(view, params=[*names], evaluator=evaluator)
     bars = [(names[path], tag("progress", value=f"{share:.3f}"), percent(share)) for path, share in shares.items()]
     goal = metric_name(search.objectives[at].metric)

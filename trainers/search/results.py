@@ -155,7 +155,10 @@ def _recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed 
     head = f"# {scores(search, trial.values, named=True)}{seeds} in trial {trial.number} of the search {search.name}"
     if confirmed is not None:
         head += f"; {confirmed_text(search, confirmed)}"
-    return f"{head} ({str(trial.datetime_complete)[:19]})\n{resolved_text(recipe.tree, recipe.origins)}"
+    head += f" ({str(trial.datetime_complete)[:19]})\n"
+    if "dataset" in given:
+        head += "# `dataset` is a path of this machine; `kilobatch recipes pack` of this file takes that file along\n"
+    return head + resolved_text(recipe.tree, recipe.origins)
 
 
 def confirm_folder(folder: Path, number: int) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import optuna
 
 from recipes.arguments import require_count
+from recipes.extras import install
 from recipes.schema.batch_and_rate import require
 
 __all__ = ["BruteForceSampler", "CmaEsSampler", "GPSampler", "NSGAIISampler", "RandomSampler", "TPESampler"]
@@ -75,7 +76,7 @@ class GPSampler(_OfOptuna):
     def build(self, *, seed: int) -> optuna.samplers.BaseSampler:
         """Optuna's sampler; ValueError where there is no PyTorch, with which it fits."""
         if importlib.util.find_spec("torch") is None:  # Optuna would say so after the first trials
-            raise ValueError("it needs PyTorch; in the checkout, pip install '.[gp]', or use TPESampler")
+            raise ValueError(f"it needs PyTorch; {install('gp')}, or use TPESampler")
         return super().build(seed=seed)
 
 

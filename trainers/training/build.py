@@ -13,12 +13,11 @@ from typing import Any
 import chainer
 import numpy as np
 
-from recipes.errors import InputRefused, RecipeError
+from recipes.errors import InputRefused, RecipeError, listed
 from recipes.planning.cluster import GradientExchange
 from recipes.planning.division import divide
 from recipes.planning.memory import Model
 from recipes.reading.read import Reading
-from recipes.reports.wording import listed
 from recipes.schema import Dataset, Recipe, Updater
 from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.augmentations.mixing import GroupMixing
@@ -33,21 +32,21 @@ from trainers.datasets.device_feed import DeviceFeed
 from trainers.datasets.own_data import OwnSamples, WrongSample
 from trainers.datasets.samples import SamplesInMemory, UnreadableImage, evenly, innermost
 from trainers.gradients.exchange import ExactExchange, Exchange
-from trainers.gradients.flat_gradients import FlatGradients
+from trainers.gradients.flat_gradients import BackwardOrder, FlatGradients, backward_order
 from trainers.gradients.local_steps import LocalExchange
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in, images_dtype
 from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
 from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
-from trainers.optimizers.hyperparameters import parameters_named, set_rate_factors
+from trainers.optimizers.hyperparameters import patterns_of_layers, set_rate_factors, words_without_parameters
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
 from trainers.runs.identity import is_of_the_user
 
 AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
 _LOOKED = 2000  # samples whose size is looked at before a run
-_MOST_NAMED = 5  # paths of parameters in a message
+_MOST_LAYERS = 16  # in a message; VGG16 has so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +64,7 @@ class Parts:
         mixing: of training samples, None where the recipe does not mix.
         num_eval: samples of the evaluation set.
         skipped: of each split whose bad images are skipped, those that were so far, by their index.
+        order: in which backward finishes the parameters, of `ordered`; None: not known yet.
     """
 
     model: chainer.Chain
@@ -78,6 +78,7 @@ class Parts:
     mixing: GroupMixing | None
     num_eval: int
     skipped: tuple[Mapping[int, SkippedImage], ...]
+    order: BackwardOrder | None = None
 
 
 def build(recipe: Recipe, dataset: Dataset) -> Parts:
@@ -98,7 +99,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
-    set_rate_factors(optimizer, recipe.learning_rate.factors)
+    set_rate_factors(optimizer, recipe.learning_rate.factors, freezes=recipe.init is not None)
     return Parts(
         model=model,
         optimizer=optimizer,
@@ -112,6 +113,16 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
         num_eval=dataset.num_eval,
         skipped=tuple(load.samples.skipped for load in (train, evaluated) if isinstance(load.samples, SkippingSamples)),
     )
+
+
+def ordered(parts: Parts) -> Parts:
+    """The same, with the order in which backward finishes the parameters of the model, where it is now.
+
+    A GPU builds and times cuDNN's plans for that one image, and never uses them again: ask before the model goes there.
+    """
+    image, _ = parts.load_eval(0, 0)
+    images_NCHW = parts.model.device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
+    return replace(parts, order=backward_order(parts.model, images_NCHW))
 
 
 def _late(recipe: Recipe, dataset: Dataset, train: AugmentedSamples) -> AugmentedSamples | None:
@@ -181,7 +192,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         raise
     except Exception as error:
         what = f"the model, {name}, cannot be built: {one_line(error)}"
-        raise InputRefused(f"{what} ({_own_place(error)}); correct it") from error
+        raise InputRefused(f"{what} ({own_place(error)}); correct it") from error
     if next(model.params(), None) is None:
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
@@ -208,34 +219,30 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     return unreached
 
 
-def require_initial_weights(recipe: Recipe, dataset: Dataset) -> None:
-    """Give a model the weights of `recipe.init`, to learn now whether they fit.
+def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
+    """Build the model, to learn now whether it has what `learning_rate.factors`, `init` and `others` of Muon name.
 
     Raises:
-        InputRefused: the file is not here, or its weights do not fit; see `begin_with`.
+        RecipeError: a pattern names no parameter, or of Muon no matrix; initial weights do not fit, see `begin_with`.
     """
-    from trainers.models.weight_names import begin_with  # and ChainerCV
+    from trainers.models.weight_names import UnfitWeights, begin_with, pattern_here  # and ChainerCV
 
-    begin_with(drawn_model(recipe, dataset), recipe.init)
-
-
-def require_named_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
-    """Refuse entries of `learning_rate.factors` that name no parameter of the model, and `others` of Muon no matrix.
-
-    Raises:
-        RecipeError: with the places of all such entries.
-    """
     model = drawn_model(recipe, dataset)
-    shown = ", ".join(sorted(path for path, _ in model.namedparams())[:_MOST_NAMED])
-    way_out = f"write what it has, with paths such as {shown}, or take the entry out"
+    way_out = f"write what it has, such as {listed(patterns_of_layers(model), most=_MOST_LAYERS)}, or take it out"
     for index, entry in enumerate(recipe.learning_rate.factors):
-        if not parameters_named(entry.parameters, model):
-            what = f"{', '.join(entry.parameters)} names no parameter of the model, {type(recipe.model).__name__}"
+        for words in words_without_parameters(entry.parameters, model):
+            what = f"{words} names no parameter of the model, {type(recipe.model).__name__}"
+            what += f" (torchvision's name; here {here})" if (here := pattern_here(model, words)) else ""
             reading.refuse(("learning_rate", "factors", index, "parameters"), what, way_out)
     for index, pattern in enumerate(getattr(recipe.optimizer, "required_matrices", ())):
         if not any(fnmatchcase(path, pattern) and each.ndim >= 2 for path, each in model.namedparams()):
             what = f"{pattern} names no matrix of the model, {type(recipe.model).__name__}"
             reading.refuse(("optimizer", "others", index), what, way_out)
+    if recipe.init is not None:
+        try:
+            begin_with(model, recipe.init)
+        except UnfitWeights as error:
+            reading.refuse(("init", error.key), error.what, error.way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
 
@@ -268,7 +275,7 @@ def _require_gradients(
     except Exception as error:
         what = f"its {what}{how} fails on images of {size}, channels, height and width: {one_line(error)}"
         way_out = "correct it, or set precision.compute to float32" if compute in HALVES else "correct it"
-        raise InputRefused(f"the model, {name}: {what} ({_own_place(error)}); {way_out}") from error
+        raise InputRefused(f"the model, {name}: {what} ({own_place(error)}); {way_out}") from error
     finally:
         if norm_groups is not None:  # a run in this process draws as if nothing had been tried
             np.random.set_state(random)
@@ -304,7 +311,7 @@ def _drawn_again(paths: Sequence[str], recipe: Recipe) -> list[str]:
     return [path for path in paths if is_in(path, recipe.init.except_)]
 
 
-def _own_place(error: Exception) -> str:
+def own_place(error: Exception) -> str:
     """File and line of the user's own code in which an error was raised; else where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
@@ -344,10 +351,10 @@ def require_images(recipe: Recipe, dataset: Dataset) -> None:
                     raise InputRefused(f"{error}") from error
                 except Exception as error:
                     if own_data and not own:
-                        what = f"{one_line(error)} ({_own_place(error)})"
+                        what = f"{one_line(error)} ({own_place(error)})"
                         raise InputRefused(f"sample {index} of {split} cannot be loaded: {what}") from error
                     raise InputRefused(
-                        f"{key} cannot be applied to sample {index}: {one_line(error)} ({_own_place(error)}); an "
+                        f"{key} cannot be applied to sample {index}: {one_line(error)} ({own_place(error)}); an "
                         "augmentation is called with (image_HWC, draws) and returns an image, uint8 or float32"
                     ) from error
                 _require_channels(len(image_CHW), dataset, f"sample {index} of {split}")
@@ -435,17 +442,15 @@ def build_exchange(
         connection = (Direct() if exact else settings.communicator or Auto()).connect(mpi.Dup())
     else:
         connection = connect_on_gpu(Auto() if exact else settings.communicator or Auto(), mpi.Dup())
-    image, _ = parts.load_eval(0, 0)
-    images_NCHW = device.send(image[np.newaxis].astype(chainer.get_dtype(), copy=False))
+    order = parts.order or ordered(parts).order
     updater = Updater() if recipe is None else recipe.updater
     full = settings.wire == "float32" or connection.sends_nothing()
     wire = FullWire(next(parts.model.params()).dtype) if full else WIRES[settings.wire]()
     if updater.power_sgd_rank is not None:
-        return PowerExchange(
-            parts.model, images_NCHW, connection, wire=wire, rank=updater.power_sgd_rank, seed=recipe.seed
-        )
+        rank, seed = updater.power_sgd_rank, recipe.seed
+        return PowerExchange(parts.model, order, connection, wire=wire, rank=rank, seed=seed)
     copies = 2 if updater.double_buffering else 1
-    flat = FlatGradients(parts.model, images_NCHW, connection.allocate, copies=copies)
+    flat = FlatGradients(order, connection.allocate, copies=copies)
     if updater.local_steps is not None:
         return LocalExchange(flat, connection, parts.optimizer)
     bucket_bytes = settings.bucket_bytes_of(flat.values.nbytes, double_buffering=copies > 1)

@@ -16,7 +16,7 @@ from trainers.kernels.cuda import launcher
 from trainers.kernels.cuda.images import copied
 from trainers.models.batch_norm import NormGroups
 from trainers.runs.errors import one_line
-from trainers.runs.memory import count_pool, is_out_of_memory
+from trainers.runs.memory import count_pool, free_blocks, is_out_of_memory
 
 log = logging.getLogger("kilobatch")
 
@@ -71,7 +71,7 @@ class GraphRecorder:
     def _clear(self) -> None:
         """Wait for the GPU and free the unused blocks of the default pool: graphs have a pool of their own."""
         self._cupy.cuda.get_current_stream().synchronize()
-        self._cupy.get_default_memory_pool().free_all_blocks()
+        free_blocks(self._cupy.get_default_memory_pool(), self._cupy)
 
     def record(self, work: Callable[[Callable[[], None]], Any]) -> tuple[Any, list[Callable[[], None]]]:
         """Capture `work`: what it returns, and the launches that replay it, in order.
@@ -101,7 +101,7 @@ class GraphRecorder:
     def forget(self) -> None:
         """No graph will be launched any more: free their memory."""
         self._cupy.cuda.Device().synchronize()
-        self.pool.free_all_blocks()
+        free_blocks(self.pool, self._cupy)
         self.lost = False
 
 
@@ -136,7 +136,8 @@ class MicroBatchGraphs:
 
     The third and the fourth of a kind are computed twice on the same inputs: eagerly, whose results are used, and by a
     replay of the graph, which is captured at the third. If gradients, statistics or loss differ by more than rounding,
-    or anything fails, no graphs are used from then on.
+    or anything fails, no graphs are used from then on. Where memory runs out in eager work beside graphs, that work is
+    done again without them.
 
     A capture freezes what the host did, so a replay is right only where the host would do the same again. The caller
     puts all that this depends on into the kind; a model whose Python code depends on anything else is not covered, and
@@ -156,6 +157,7 @@ class MicroBatchGraphs:
         self._flat, self._groups, self._apart, self._device = flat, groups, APART[compute], device
         self._cuts = frozenset(cuts)
         self._kinds: dict[Hashable, _Kind] = {}
+        self._inputs: dict[Hashable, tuple[Any, ...]] = {}  # by shapes: one graph runs at a time
         self.over = False
 
     def run(
@@ -173,29 +175,33 @@ class MicroBatchGraphs:
             return work(*arrays, finished)
         finished = finished if self._cuts else None
         kind = (kind, finished is not None)
-        if kind not in self._kinds and len(self._kinds) == _MOST:
+        if kind not in self._kinds and (len(self._kinds) == _MOST or self._are_outgrown_by(arrays)):
             self.forget()
         known = self._kinds.setdefault(kind, _Kind())
         known.came += 1
         if known.came <= EAGER:
-            return work(*arrays, finished)
+            return self._beside_graphs(arrays, work)[1] if self._inputs else work(*arrays, finished)
         if known.checks < CHECKED:
             return self._checked(known, arrays, work, cuts=finished is not None)
         return self._replayed(known, arrays, finished)
 
     def forget(self) -> None:
         """Drop all graphs and kinds, and free their memory."""
-        self._kinds = {}
+        self._kinds, self._inputs = {}, {}
         self._device.forget()
+
+    def _are_outgrown_by(self, arrays: tuple[Any, ...]) -> bool:
+        """Whether a larger micro-batch begins, as at a ramp, that may need the memory of the graphs."""
+        return bool(self._inputs) and _bytes_of(arrays) > max(map(_bytes_of, self._inputs.values()))
 
     def _give_up(self, why: str) -> None:
         self.over = True
         self.forget()
         log.warning("cuda_graph: %s; forward and backward stay eager", why)
 
-    def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> LossAndNorm:
-        """Run eagerly, then replay the graph on the same inputs and compare; capture it first if there is none."""
-        before = result = out_of_memory = why = None
+    def _beside_graphs(self, arrays: tuple[Any, ...], work: Work) -> tuple[Any, LossAndNorm, Any]:
+        """Run eagerly, or where memory runs out, again without graphs; the results between the states around them."""
+        before = result = after = out_of_memory = None
         try:
             before = self._state()
             with self._device.rehearsal():
@@ -208,8 +214,18 @@ class MicroBatchGraphs:
         if out_of_memory is not None:  # not in `except`: the error's frames would keep their arrays alive
             if before is not None and result is None:
                 self._set(before)
-            self._give_up(f"memory for a graph ran out: {out_of_memory}")
-            return work(*arrays, None) if result is None else result
+            before = after = None
+            room = "half the --micro-batch-size would leave room for one"
+            self._give_up(f"memory for a graph ran out: {out_of_memory}; {room}")
+            result = work(*arrays, None) if result is None else result
+        return before, result, after
+
+    def _checked(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> LossAndNorm:
+        """Run eagerly, then replay the graph on the same inputs and compare; capture it first if there is none."""
+        before, result, after = self._beside_graphs(arrays, work)
+        if self.over:
+            return result
+        why = None
         try:
             self._set(before)
             if not known.steps:
@@ -230,7 +246,7 @@ class MicroBatchGraphs:
         return result
 
     def _capture(self, known: _Kind, arrays: tuple[Any, ...], work: Work, *, cuts: bool) -> None:
-        known.inputs = tuple(map(copied, arrays))
+        known.inputs = self._inputs_like(arrays)
         whole: list[list[int]] = [[]]
 
         def captured(cut: Callable[[], None]) -> tuple[Any, list[bool]]:
@@ -250,6 +266,13 @@ class MicroBatchGraphs:
         (known.outputs, known.written), launches = self._device.record(captured)
         known.steps = list(zip(launches, map(tuple, whole), strict=True))
 
+    def _inputs_like(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arrays that all graphs of such micro-batches read."""
+        shapes = tuple((array.shape, array.strides, array.dtype.str) for array in arrays)
+        if shapes not in self._inputs:
+            self._inputs[shapes] = tuple(map(copied, arrays))
+        return self._inputs[shapes]
+
     def _replayed(self, known: _Kind, arrays: tuple[Any, ...], finished: Callable[[int], None] | None) -> LossAndNorm:
         """Replay the graph: same effects and results as eager work."""
         for given, array in zip(known.inputs, arrays, strict=True):
@@ -260,7 +283,7 @@ class MicroBatchGraphs:
                 finished(number)
         outputs = known.outputs.copy()  # the next replay overwrites them
         self._flat.written = known.written
-        return outputs[0], SquaredNorm(outputs[1:])
+        return outputs[0], SquaredNorm([outputs[1:]])
 
     def _state(self) -> tuple[list[Any], Any]:
         return [array.copy() for array in self._arrays()], self._flat.written
@@ -289,6 +312,10 @@ class MicroBatchGraphs:
 def _norm(array: Any) -> float:
     xp = get_array_module(array)
     return float(xp.sqrt(xp.square(array, dtype="d").sum()))
+
+
+def _bytes_of(arrays: tuple[Any, ...]) -> int:
+    return sum(array.nbytes for array in arrays)
 
 
 def _finite(array: Any) -> bool:

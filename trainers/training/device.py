@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
+from recipes.extras import install
 from recipes.planning.cluster import Cluster
 from recipes.reading.read import Reading
 from trainers import kernels
@@ -17,7 +18,6 @@ from trainers.communicators.mpi_messages import first_message
 from trainers.runs.errors import RunFailed, one_line
 
 DEVICES = ("cpu", "gpu", "auto")
-INSTALL = 'in the checkout, pip install ".[gpu]" (for CUDA 12: .[gpu12])'
 _UNCAPTURED = ("torch", "chainer")  # PyTorch may free memory that a graph writes again; CuPy refuses cuBLAS
 _TF32_SINCE = 80  # compute capability of NVIDIA's Ampere
 _DRIVER = ("/dev/nvidiactl", "/dev/dxg")  # Linux; Linux under Windows
@@ -38,7 +38,7 @@ def gpu_trouble() -> tuple[str, str] | None:
 
     if not cuda.available:
         reason = " ".join(str(cuda._resolution_error).strip().splitlines()[-1:])
-        return f"Chainer can use no GPU here: {reason}", f"{INSTALL}, or train on the CPU"
+        return f"Chainer can use no GPU here: {reason}", f"{install('gpu')}, or train on the CPU"
     try:
         if cuda.cuda.runtime.getDeviceCount() > 0:
             return None

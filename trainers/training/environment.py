@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.reports.wording import listed
+from recipes.errors import listed
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.runs.cores import core_quota, usable_cores, within_quotas
@@ -23,7 +23,15 @@ from trainers.runs.run_folder import environment_of
 
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
 _ON_GPUS = ("cupy-cuda12x", "cupy-cuda13x", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "ml-dtypes")
-_OF_CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend")
+_OF_CUDNN = (
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-frontend",
+    "nvidia-cublas-cu12",
+    "nvidia-cublas",  # since CUDA 13
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cuda-nvrtc",
+)
 _OF_IMAGES = ("pillow", "simplejpeg", "opencv-python-headless")
 _PACKAGES = (
     "kilobatch",

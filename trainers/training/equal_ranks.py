@@ -10,8 +10,8 @@ from typing import Any
 import chainer
 import numpy as np
 
+from recipes.errors import listed
 from recipes.planning.cluster import GradientExchange
-from recipes.reports.wording import listed
 from trainers.runs.checkpoint import weights_of
 from trainers.runs.errors import RunFailed
 

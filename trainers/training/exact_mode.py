@@ -58,7 +58,11 @@ def require_same_machine(folder: Path) -> None:
         ExactRefused: see `broken_since`.
     """
     if broken := broken_since(folder):
-        raise ExactRefused(f"--exact cannot be held in {folder}: {broken}; resume without --exact, or start anew")
+        raise ExactRefused(_refusal(folder, broken))
+
+
+def _refusal(folder: Path, broken: str) -> str:
+    return f"--exact cannot be held in {folder}: {broken}; resume without --exact, or start anew"
 
 
 def broken_since(folder: Path) -> str | None:
@@ -76,18 +80,23 @@ def broken_since(folder: Path) -> str | None:
     return f"it was trained on another machine or by other versions: {'; '.join(changed)}" if changed else None
 
 
-def hold_on_gpu(mpi: Any) -> None:
-    """Compute by deterministic plans from now on; all ranks call this together, each with its GPU as the current one.
+def hold_on_gpu(mpi: Any, resumed: Path | None) -> None:
+    """Refuse GPUs that have not the same bits; all ranks call this together, each with its GPU as the current one.
 
-    Bytes on the wire: those of `unlike_hosts`.
+    Bytes on the wire: those of `unlike_hosts`, and about 100 from rank 0 to each.
 
+    Args:
+        resumed: folder of the run, where one goes on.
     Raises:
-        RunFailed: Chainer's own kernels compute, or the GPUs differ.
+        RunFailed: Chainer's own kernels compute, the GPUs differ, or see `broken_since`.
     """
     if kernels.in_use() == "chainer":
         raise RunFailed("--exact cannot be held by Chainer's kernels on GPUs; take --kernels cudnn")
     if why := unlike_hosts(mpi):
         raise RunFailed(f"--exact cannot be held: {why}, or leave --exact out")
+    broken = broken_since(resumed) if resumed is not None and mpi.rank == 0 else None
+    if broken := mpi.bcast(broken):
+        raise RunFailed(_refusal(resumed, broken))
 
 
 def unlike_hosts(mpi: Any) -> str | None:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,7 +128,7 @@ class MeanGradient:
     def begin(self, share: UpdateShare, *, hold: bool = False, also: Sequence[Any] = ()) -> Gradient:
         """Compute this worker's part and start its exchange; with `hold` nothing is sent before `round.send_rest`.
 
-        Losses, flags and the arrays of `also` are read in one transfer: a GPU is waited for once.
+        Losses, flags, norms and the arrays of `also` are read in one transfer: a GPU is waited for once.
 
         Raises:
             OutOfMemory: on this worker alone, where no smaller micro-batch is possible.
@@ -151,9 +150,9 @@ class MeanGradient:
                 size, whole = division.micro_batches(self._mpi.rank)[0].size, division.team_size == 1
                 raise OutOfMemory(update=share.update, samples=size, whole=whole, error=error) from error
             ran_out = one_line(error)
-            if shares is not None:
-                shares.add(size=1, squared=math.nan)
         if ran_out is not None:
+            if shares is not None:
+                shares.fail()
             sent.fail()
             self.close()
             release(self._model.device)  # not in `except`: the error's frames would keep their arrays alive
@@ -167,9 +166,12 @@ class MeanGradient:
         on_gpu = self._model.device.xp is not np  # which may still run backward
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             checked = [] if self._mixed is None else [flat.flags]
-            read = iter(read_together([*checked, *also, *(loss for loss, _ in losses)]))
+            squares = [] if shares is None else shares.unread
+            read = iter(read_together([*checked, *also, *squares, *(loss for loss, _ in losses)]))
         overflowed = flat.first_flagged(next(read)) if checked else None
         also = [next(read) for _ in also]
+        if shares is not None:
+            shares.read([next(read) for _ in squares])
         own_losses = [float(mean) * part for mean, (_, part) in zip(read, losses, strict=True)]
         return Gradient(
             own_losses=own_losses,
@@ -230,7 +232,7 @@ class MeanGradient:
         fraction = part.size / len(own_losses) / share.segment.global_batch_size
         losses += [(loss, fraction) for loss in own_losses]
         if shares is not None:
-            shares.add(size=part.size, squared=norm.value)
+            shares.add(size=part.size, norm=norm)
 
     def close(self) -> None:
         """Free the memory of CUDA graphs."""
@@ -258,17 +260,16 @@ class MeanGradient:
         """Forward and backward of a micro-batch, eager or by a CUDA graph; its losses, and its norm where measured."""
         send, flat, groups = self._model.device.send, self._exchange.flat, self._norm_groups
         images, targets = send(micro_batch.images_NCHW), send(micro_batch.targets)
-        keyed = KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
         if self._exact and self._model.device.xp is np:
             with by_group.apart(micro_batch.part.num_groups):
-                return self._backward_by_group(keyed, factor, measure, images, targets)
-        work = functools.partial(self._backward, keyed, float(micro_batch.part.size) * factor, measure)
+                return self._backward_by_group(self._masks_of(micro_batch), factor, measure, images, targets)
+        work = functools.partial(self._backward, micro_batch, float(micro_batch.part.size) * factor, measure)
         if self._graphs is None or groups.team is not None:
             self._warn_eager()
             loss, norm = work(images, targets, finished)
             return [loss], norm
         of_arrays = tuple((array.shape, array.strides, array.dtype.str) for array in (images, targets))
-        kind = (of_arrays, micro_batch.part.size, factor, measure, groups.work_key, flat.work_key)
+        kind = (of_arrays, micro_batch.part.size, factor, measure, groups.num_groups, flat.work_key)
         with self.clock("backward"):
             loss, norm = self._graphs.run(kind, (images, targets), work, finished)
             return [loss], norm
@@ -280,9 +281,13 @@ class MeanGradient:
             log.warning("cuda_graph: %s; forward and backward of such updates stay eager", why)
             self._warned_eager = True
 
+    def _masks_of(self, micro_batch: LoadedMicroBatch) -> KeyedDropout:
+        """Masks for one forward: a second forward with them would draw those of further calls."""
+        return KeyedDropout(self._model, seed=self._seed, epochs=micro_batch.epochs, indices=micro_batch.indices)
+
     def _backward(
         self,
-        keyed: KeyedDropout,
+        micro_batch: LoadedMicroBatch,
         factor: float,
         measure: bool,
         images: Any,
@@ -290,6 +295,7 @@ class MeanGradient:
         finished: Callable[[int], None] | None,
     ) -> tuple[Any, SquaredNorm]:
         """Add `factor` times the gradient of the mean loss; returns that loss (array) and the norm of what it added."""
+        keyed = self._masks_of(micro_batch)
         collected = self._exchange.flat.collect(finished, ends=self._ends, measure=measure)
         with collected as norm, computing(self._compute, self._model.device):
             with self.clock("forward"), chainer.using_config("train", True), keyed:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.planning.planner import Plan
 from recipes.reading.open import OpenedRecipe
+
+_LEAST = {"workers": 1, "micro_batch_size": 1, "profile": 1, "loader_workers": 0}
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, also of NumPy; None for anything else, a bool too."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +58,33 @@ class TrainRequest:
     loader: str | None = None  # threads or processes
 
     def __post_init__(self) -> None:
-        least = {"workers": 1, "micro_batch_size": 1, "profile": 1, "loader_workers": 0, "watchdog_seconds": 0}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            kinds = int | float if name == "watchdog_seconds" else int
-            if value is not None and not (isinstance(value, kinds) and value >= bound):
-                which, whole = ("ranks" if name == "workers" else name), " as a whole number" * (kinds is int)
-                raise InputRefused(f"{which} is {value!r}; write {bound} or more{whole}")
+        """Check what Python gave; numbers of NumPy become Python's, and a cluster's path a text.
+
+        Raises:
+            InputRefused: a value has another type, or is out of its range.
+        """
+        for name, least in _LEAST.items():
+            if (value := getattr(self, name)) is not None:
+                whole = _whole(value)
+                if whole is None or whole < least:
+                    called = "ranks" if name == "workers" else name
+                    raise InputRefused(f"{called} is {value!r}; write {least} or more as a whole number")
+                object.__setattr__(self, name, whole)
+        if _whole(self.verbosity) not in (-1, 0, 1):
+            raise InputRefused(f"verbosity is {self.verbosity!r}; write -1, 0 or 1")
+        object.__setattr__(self, "verbosity", _whole(self.verbosity))
+        seconds = self.watchdog_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, Real) or not seconds >= 0:
+            raise InputRefused(f"watchdog_seconds is {seconds!r}; write 0 or more")
+        object.__setattr__(self, "watchdog_seconds", float(seconds))
+        for name in ("cluster", "stop_after", "checkpoint_every", "device", "loader"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, str(value))
+        for name in ("resume", "trace", "measure_noise", "exact", "allow_code", "report"):
+            if (value := getattr(self, name)) is not None or name != "exact":
+                if value not in (True, False):
+                    raise InputRefused(f"{name} is {value!r}; write True or False")
+                object.__setattr__(self, name, bool(value))
 
     def as_tree(self) -> dict[str, Any]:
         """The same request as plain data."""

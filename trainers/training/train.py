@@ -53,7 +53,7 @@ from trainers.runs.run_folder import (
     write_run,
 )
 from trainers.runs.stop_request import StopRequest
-from trainers.training.build import Parts, build, build_exchange, build_feed, sizes_of
+from trainers.training.build import Parts, build, build_exchange, build_feed, ordered, sizes_of
 from trainers.training.device import gpu_facts, notes_on, take_device
 from trainers.training.environment import (
     changed_warnings,
@@ -163,8 +163,8 @@ class _Run:
         if self.device.xp is not np:
             chainer.global_config.cudnn_deterministic = plan.exact
             if plan.exact:
-                hold_on_gpu(mpi)
-        parts = build(opened.recipe, opened.dataset)
+                hold_on_gpu(mpi, folder if request.resume else None)
+        parts = ordered(build(opened.recipe, opened.dataset))
         parts.model.to_device(self.device)
         self.parts = replace(parts, loss=heartbeat.marking(parts.loss))
         self.loader, self.loads_by = self._loader(parts)
@@ -273,7 +273,7 @@ class _Run:
         training = f"training {name} on {workers}, {threads} each, {self.loads_by}, {kernels.in_use()} kernels, "
         end = max(self.end_update, self.updater.iteration)  # a checkpoint may lie behind --stop-after
         training += f"updates {self.updater.iteration} to {end} of {self.plan.timeline.num_updates}"
-        self.metrics.write("run_start", name, **self._reached, workers=self.mpi.size, notes=notes, training=training)
+        self.metrics.record("run_start", name, **self._reached, workers=self.mpi.size, notes=notes, training=training)
         for note in (*notes, training):
             log.info("%s", note)
 
@@ -447,7 +447,7 @@ class _Run:
         """The error for the user: the cause, and where the last good checkpoint is."""
         last = self.checkpoints.last and self.folder / CHECKPOINTS / self.checkpoints.last
         update, cause = self.updater.iteration, type(error).__name__
-        self.metrics.write("run_stop", "failed", update=update, reason=str(error), cause=cause, **self._peaks())
+        self.metrics.record("run_stop", "failed", update=update, reason=str(error), cause=cause, **self._peaks())
         self.close()
         return RunFailed(f"{error}. Last good checkpoint: {last or 'none was written yet'}")
 
@@ -463,7 +463,7 @@ class _Run:
         self.mpi.Barrier()  # every rank has done its part before the run counts as ended
         more = self._peaks() | ({} if goal is None else {"goal": goal})
         self._write_samples()
-        self.metrics.write("run_stop", how, reason=reason, best=self.checkpoints.best, **self._reached, **more)
+        self.metrics.record("run_stop", how, reason=reason, best=self.checkpoints.best, **self._reached, **more)
         log.log(ENDING, "%s at update %d; run: %s", how, self.updater.iteration, self.folder)
         return EXIT_STOPPED if stopped else 0
 

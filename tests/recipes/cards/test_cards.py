@@ -58,7 +58,14 @@ def test_card_has_claims_values_evidence_and_deviations():
     assert "90 epochs, 14,076 updates" in text
     for head in ("changed", "hardware", "verified", "derived", "not checked", "deviation", "assumed"):
         assert re.search(f"^{head} ", text, re.MULTILINE), head
-    assert max(map(len, text.splitlines())) <= 100
+    assert 60 < max(map(len, text.splitlines())) <= 100
+
+
+def test_card_is_as_wide_as_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    lines = card_text(facts("digits/baseline")).splitlines()
+    assert max(map(len, lines)) <= 60
 
 
 def test_card_has_the_obstacles_to_training():

@@ -205,3 +205,10 @@ def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_ou
 def test_ways_out_are_recipes_that_open(lint, text, rule, way_out):
     (finding,) = (each for each in lint(f"kilobatch: 1\n{text}") if each.rule == rule)
     assert way_out in str(finding), finding
+
+
+def test_a_recipe_that_begins_with_given_weights_may_make_few_updates(lint):
+    text = "kilobatch: 1\nextends: digits/baseline\nepochs: 1\n"
+    (finding,) = (each for each in lint(text) if each.rule == "few-updates")
+    assert "47 updates in all" in str(finding)
+    assert "few-updates" not in {each.rule for each in lint(text + f"init: {{weights: w, sha256: {'0' * 64!r}}}\n")}

@@ -1,9 +1,12 @@
 """Recipes whose parts go together although they look otherwise."""
 
 import pytest
+import yaml
 
 from recipes.errors import RecipeError
 from recipes.lint.check import lint_recipe
+from recipes.planning.rates import learning_rate_at
+from recipes.reading.identity import identity_tree, recipe_id
 from recipes.reading.open import open_recipe
 from recipes.reports.terminal import curve_text
 from trainers.launch.vocabulary import vocabulary
@@ -35,6 +38,7 @@ def test_a_value_that_no_update_takes_is_not_refused(lines, opened):
 
 OWN = """
 from dataclasses import dataclass
+import numpy as np
 
 @dataclass(frozen=True)
 class Table:
@@ -56,6 +60,26 @@ class Rise:
 
     def __call__(self, epoch):
         return 0 / 0 if 1 < epoch < self.epochs else 1
+
+@dataclass(frozen=True)
+class Soft:
+    epochs: float
+    start: float = 0.25
+
+    def __call__(self, epoch):
+        return min(1, self.start + (1 - self.start) * epoch / self.epochs)
+
+@dataclass(frozen=True)
+class Endless:
+    def __call__(self, epoch):
+        return 1
+
+@dataclass(frozen=True)
+class Falling:
+    by: float
+
+    def __call__(self, epoch):
+        return np.float64(1 - self.by * epoch)
 """
 
 
@@ -106,3 +130,38 @@ def test_an_own_warmup_or_the_schedule_beside_it_that_fails_is_named(with_own_sc
     rate = RATE % f"schedule: {{kind: own_schedules.Table, factors: [1, 1]}}, warmup: {{kind: {warmup}, epochs: 2}}"
     with pytest.raises(RecipeError, match=rf"learning_rate\.{key}: {message}"):
         with_own_schedules(line_7=rate)
+
+
+@pytest.mark.parametrize(
+    ("own", "first", "start"),
+    [
+        ("Rise, epochs: 1", 1, None),
+        ("Soft, epochs: 1", 0.25, 0.25),
+        ("Soft, epochs: 1, start: {factor: 0.5}", 0.5, 0.5),
+    ],
+)
+def test_an_own_warmup_opens_again_from_its_resolved_recipe_with_the_same_identity(
+    with_own_schedules, tmp_path, own, first, start
+):
+    result = with_own_schedules(line_7=RATE % f"warmup: {{kind: own_schedules.{own}}}")
+    assert result.recipe.learning_rate.shape(0.0) == first
+    assert identity_tree(result)["recipe"]["learning_rate"]["warmup"].get("start") == start
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(result.tree))
+    again = open_recipe(tmp_path / "again.yaml", vocabulary=vocabulary(allow_code=True), allow_code=True)
+    assert (again.tree, recipe_id(again)) == (result.tree, recipe_id(result))
+
+
+def test_an_own_warmup_without_a_length_is_refused(with_own_schedules):
+    with pytest.raises(RecipeError, match="warmup.kind: Endless has no `epochs`; add that field to its class"):
+        with_own_schedules(line_7=RATE % "warmup: {kind: own_schedules.Endless}")
+
+
+def test_an_own_schedule_may_give_numbers_of_numpy(with_own_schedules):
+    result = with_own_schedules(line_7=RATE % "schedule: {kind: own_schedules.Falling, by: 0.25}")
+    assert type(learning_rate_at(result.recipe, 1.0)) is float
+
+
+def test_a_rate_below_0_is_refused_where_an_update_takes_it(with_own_schedules):
+    with_own_schedules(line_7=RATE % "schedule: {kind: own_schedules.Falling, by: 0.2501}")  # below 0 after the last
+    with pytest.raises(RecipeError, match=r"learning_rate: is -0\.\d+ at epoch 3.*, which trains uphill; let its"):
+        with_own_schedules(line_7=RATE % "schedule: {kind: own_schedules.Falling, by: 0.3}")

@@ -92,8 +92,20 @@ def test_what_a_reader_of_own_code_would_count_is_not_called_missing_where_no_co
     assert str(problem).startswith("own.yaml:1:16: reader.kind: mydata.Stripes is code of your own, and counts the sam")
 
 
+GREY = "reader: {kind: ImageFolder}\nchannels: 1\nnum_train: 9\nnum_eval: 3\nnum_classes: 2\n"
+
+
+def test_a_reader_gives_as_many_channels_as_the_file_says_unless_it_has_its_own(write):
+    write(GREY, "own.yaml")
+    dataset = open_dataset("own.yaml", vocabulary=vocabulary())
+    assert dataset.reader.channels == 1
+    write(GREY.replace("channels: 1", "channels: 4"), "own.yaml")
+    with pytest.raises(RecipeError, match="own.yaml:1:9: reader.channels: is 4; must be 1 or 3"):
+        open_dataset("own.yaml", vocabulary=vocabulary())
+
+
 def test_a_reader_whose_images_have_other_channels_than_the_file_says_is_refused(write):
-    write("reader: {kind: ImageFolder}\nchannels: 1\nnum_train: 9\nnum_eval: 3\nnum_classes: 2\n", "own.yaml")
+    write(GREY.replace("Folder", "Folder, channels: 3"), "own.yaml")
     message = "own.yaml:2:11: channels: is 1, and ImageFolder gives images of 3; write channels: 1 in `reader` too, "
     with pytest.raises(RecipeError, match=message):
         open_dataset("own.yaml", vocabulary=vocabulary())

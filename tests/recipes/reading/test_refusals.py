@@ -410,9 +410,12 @@ def test_what_an_empty_recipe_is_told_to_add_makes_one_that_opens(tmp_path):
     with pytest.raises(RecipeError) as caught:
         open_recipe(path, vocabulary=vocabulary())
     added = re.findall("add `(.*)`", str(caught.value))
-    assert "loss: {kind: SoftmaxCrossEntropy}" in added
+    assert "optimizer: {kind: MomentumSGD, momentum: 0.9}" in added
     path.write_text("\n".join(["kilobatch: 1", *added]))
-    open_recipe(path, vocabulary=vocabulary())
+    opened = open_recipe(path, vocabulary=vocabulary())
+    path.write_text("\n".join(["kilobatch: 1", *added, "loss: {kind: SoftmaxCrossEntropy}"]))
+    assert opened.tree == open_recipe(path, vocabulary=vocabulary()).tree
+    assert opened.origins["loss.kind"] == "default"
 
 
 def test_all_problems_of_a_file_are_reported_at_once(write, problem_of):
@@ -420,8 +423,8 @@ def test_all_problems_of_a_file_are_reported_at_once(write, problem_of):
     with pytest.raises(RecipeError) as caught:
         open_recipe(path, vocabulary=vocabulary())
     lines = [problem.line for problem in caught.value.problems]
-    assert lines == [1, 2, 4, 6, 9]  # the first one: `loss` is missing
-    assert len(str(caught.value).splitlines()) == 5
+    assert lines == [2, 4, 6, 9]
+    assert len(str(caught.value).splitlines()) == 4
 
 
 @pytest.mark.parametrize(

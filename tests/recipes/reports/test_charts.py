@@ -19,11 +19,34 @@ def test_curves_are_what_was_measured(write_run):
     assert list(made)[:2] == ["Accuracy (%)", "Loss"]
     assert made["Accuracy (%)"]["curves"][0]["values"] == pytest.approx(100 * run.evaluations.accuracy)
     training, evaluation = made["Loss"]["curves"]
-    assert training["values"] == pytest.approx(run.updates.loss, rel=1e-5)
+    assert training["values"][:-1] == pytest.approx(run.updates.loss, rel=1e-5)
     assert evaluation["values"] == pytest.approx(run.evaluations.loss, rel=1e-5)
-    assert made["Learning rate"]["curves"][0]["values"] == pytest.approx(run.updates.learning_rate, rel=1e-5)
-    assert made["Global batch (samples)"]["curves"][0]["values"] == run.updates.global_batch_size.tolist()
-    assert points["0 updates"]["epochs"] == pytest.approx(run.updates.epoch, rel=1e-5)
+    assert made["Learning rate"]["curves"][0]["values"][:-1] == pytest.approx(run.updates.learning_rate, rel=1e-5)
+    assert made["Global batch (samples)"]["curves"][0]["values"][:-1] == run.updates.global_batch_size.tolist()
+    assert points["0 updates"]["epochs"][:-1] == pytest.approx(run.updates.epoch, rel=1e-5)
+
+
+def test_the_last_update_reaches_to_the_end_of_the_run_where_all_charts_end(write_run):
+    runs = [open_run(write_run(name)) for name in ("a", "b")]
+    data = charts(runs, ["a", "b"])
+    rates = next(chart for chart in data["charts"] if chart["title"] == "Learning rate")["curves"][0]["values"]
+    assert rates[-1] == rates[-2]
+    assert data["ends"]["epochs"] == data["points"]["0 updates"]["epochs"][-1] == pytest.approx(runs[0].epochs_done)
+    assert data["ends"]["updates"] == len(runs[0].updates)
+
+
+def test_of_several_runs_a_diverged_one_does_not_flatten_the_losses_of_others(write_run, metric_lines):
+    diverged = metric_lines(stop="failed", num_updates=20)
+    for line in diverged:
+        if line["key"] in ("train_loss", "eval_loss"):
+            line["value"] = 1e20
+    runs = [open_run(write_run("good")), open_run(write_run("bad", lines=diverged))]
+    made, _ = by_title(runs)
+    for title in ("Loss", "Evaluation loss"):
+        assert [curve.get("scales", True) for curve in made[title]["curves"]] == [True, False]
+    alone, _ = by_title(runs[:1])
+    assert made["Loss"]["logarithmic"] == alone["Loss"]["logarithmic"]
+    assert by_title(runs[1:])[0]["Loss"]["curves"][0].get("scales", True)
 
 
 def test_each_point_has_its_place_on_every_axis(write_run):
@@ -81,7 +104,7 @@ def test_what_is_not_finite_is_null(write_run, metric_lines):
         if line["key"] == "train_loss":
             line["value"] = float("nan")
     run = open_run(write_run(lines=lines))
-    assert by_title([run])[0]["Loss"]["curves"][0]["values"][-1] is None
+    assert by_title([run])[0]["Loss"]["curves"][0]["values"][-2] is None
     assert "NaN" not in charts_markup(charts([run], ["x"]))
 
 

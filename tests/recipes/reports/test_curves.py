@@ -81,6 +81,8 @@ def test_a_table_that_is_wider_than_the_terminal_goes_on_below_and_has_no_empty_
     assert points_text(titled, width=35, cut="title").endswith("a     64.2486  A title of thirty-o…")
     below = "name   epochs\na     64.2486\n\nname  title\na     A title of thirty-one c…"
     assert points_text(titled, width=30, cut="title") == below
+    named = [{"run": "runs/a-name-that-goes-on-and-on/0001", "accuracy": "97.64 %"}]
+    assert points_text(named, width=40).endswith("\nruns/a-nam…d-on/0001  97.64 %")
 
 
 def test_the_end_of_the_last_update_may_be_asked_for():

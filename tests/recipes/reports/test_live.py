@@ -1,5 +1,6 @@
 import http.client
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -122,6 +123,7 @@ def test_a_folder_of_runs_lists_them(write_run, tmp_path):
         write_run("a run")
         answer, text = get(port)
         assert '<a href="a%20run/">a run</a>' in text
+        assert re.search("a run</a></td><td>Finished</td><td>98.57&nbsp;%</td><td>[0-9 :-]{19}<", text)
         assert answer.getheader("Refresh") == "3"
 
 

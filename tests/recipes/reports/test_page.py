@@ -94,7 +94,9 @@ def test_what_differs_from_the_parent_is_named_with_its_place(write_run):
     origins = {"kilobatch": "mine.yaml:1", "name": "rule: the name of the file", "epochs": "mine.yaml:4",
                "batch": "default", "seed": "command line",
                "model": "recipes/papers/digits/baseline.yaml:7"}  # fmt: skip
+    origins["learning_rate"] = "/home/me/secret/mine.yaml:6"
     text = Parsed(page_text([open_run(write_run(origins=origins))])).text
+    assert "secret" not in text
     shown = text[text.index("What differs from baseline") : text.index("The curves in numbers")]
     assert "epochs 12 mine.yaml:4" in shown
     assert "seed 0 command line" in shown
@@ -165,11 +167,11 @@ PAGE = [
     "36 to 53 6 480 0.6 to 0.01 20 of 24 3 of 1 rank 168 on 1, 156 on 2 48 × 2",
     "weights 312 kB, gradients 312 kB, optimizer state 312 kB, activations not known",
     # each value with its origin, or the nearest above
-    "model.widths [16, 32, 64] recipes/papers/digits/large.yaml:7:1",
+    "model.widths [16, 32, 64] digits/large.yaml:7:1",
     "epochs 12 command line:1:8",
-    "batch.global.1.size 480 recipes/papers/digits/large.yaml:1:1",
+    "batch.global.1.size 480 digits/large.yaml:1:1",
     "optimizer.weight_decay 0.0001",
-    "optimizer.no_decay [norm] recipes/papers/digits/large.yaml:17:80",
+    "optimizer.no_decay [norm] digits/large.yaml:17:80",
     # how to reproduce it
     "git checkout 0123abcd kilobatch train digits/large -n 3 --set epochs=12",
     "The seed is 0.",
@@ -184,7 +186,9 @@ def test_page_of_a_run_has_claims_plan_origins_and_its_command(write_run):
 def test_claims_of_an_unfinished_run_are_not_judged(write_run, metric_lines):
     text = Parsed(page_text([open_run(write_run(lines=metric_lines(stop="stopped", num_updates=20)))])).text
     assert "top1 98.50 % not finished" in text
-    assert "Stopped 81.09 % accuracy after 3.333 epochs" in text
+    assert "Stopped 81.09 % accuracy at epoch 3; 3.333 epochs in " in text
+    assert "81.09 % last accuracy" in text
+    assert "final" not in text[text.index("Stopped 81.09") : text.index("Plan")]
     assert "20 of 54 updates were done. Reason: asked to" in text
 
 
@@ -197,7 +201,7 @@ def test_killed_run_is_unfinished(write_run, metric_lines):
 def test_run_without_a_single_update_has_a_page(write_run):
     text = Parsed(page_text([open_run(write_run(lines=[{"key": "run_start", "value": "x", "time_ms": 5}]))])).text
     assert "not evaluated" in text
-    assert "after 0 epochs" in text
+    assert "After 0 epochs" in text
 
 
 def test_ranks_of_a_host_are_counted_and_not_listed(write_run):
@@ -228,6 +232,8 @@ def test_several_runs_are_compared(write_run, metric_lines):
     assert "3 runs compared" in text
     assert "digits/large (a) ends best, with 98.57 % accuracy; the lowest of 3 runs is 45.20 %." in text
     assert "third Failed 45.20 % 45.20 %" in text
+    assert page.count("The curves in numbers") == 3
+    assert "last accuracy best last loss" in text
     assert "seed 0 1 0" in text
     assert "model SmallResNet: widths [16, 32, 64] Other SmallResNet: widths [16, 32, 64]" in text
     assert "name digits/large digits/large third" not in text  # names are the heads already

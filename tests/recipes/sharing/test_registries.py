@@ -104,7 +104,7 @@ def test_a_driver_that_is_not_installed_and_a_list_of_keys_that_is_gone_have_a_w
         raise ImportError("needs aiohttp")
 
     monkeypatch.setattr(pytest.importorskip("fsspec").core, "url_to_fs", lacking)
-    with pytest.raises(InputRefused, match=r'needs aiohttp; type in the checkout: pip install "\.\[remote\]"'):
+    with pytest.raises(InputRefused, match=r"needs aiohttp; pip install 'fsspec.*pip install '\.\[remote\]'"):
         store_of("https://host/recipes")
     with pytest.raises(InputRefused, match="there is no such list of keys; .*registry add NAME URL --signers"):
         signer(b"", "signature", tmp_path / "keys")

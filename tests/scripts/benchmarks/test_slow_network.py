@@ -1,6 +1,7 @@
 """The slow network is one, and is taken down again; what its benchmark's table has of times, by hand."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,8 +161,7 @@ def test_between_such_hosts_auto_finds_that_rings_by_sockets_cost_less(slow_netw
 @pytest.mark.slow
 @pytest.mark.usefixtures("allowed")
 def test_a_probe_between_hosts_writes_their_link_into_the_clusters_file(slow_network, tmp_path):
-    file = tmp_path / "ours.yaml"
-    file.write_text("hardware: {node_link: {latency_us: 2.0}}\n")
+    file = Path(shutil.copy(ROOT / "configs" / "clusters" / "mn1.yaml", tmp_path / "ours.yaml"))
     with slow_network.SlowNetwork(hosts=2, megabits=200) as network:
         network.run([sys.executable, str(ROOT / "kilobatch.py"), "probe", "-o", str(file)], timeout=100)
     tree = yaml.safe_load(file.read_text())
@@ -184,7 +184,10 @@ def test_an_interrupted_network_is_taken_down(slow_network, number):
     while not all(map(_has_processes, names)) and time.monotonic() < until:
         time.sleep(0.1)
     process.send_signal(number)
-    assert process.wait(timeout=60) != 0
+    try:
+        assert process.wait(timeout=60) != 0
+    finally:
+        process.kill()
     assert namespaces() == before
 
 

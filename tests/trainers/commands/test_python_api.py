@@ -1,8 +1,11 @@
 """`import kilobatch`: recipes, plans and runs from Python, also beside packages of the same names."""
 
+import inspect
 import json
+import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import kilobatch as kb
 from recipes.errors import InputRefused, RecipeError
 from recipes.reports import record
 from trainers.commands import python_api
+from trainers.runs.errors import RunFailed
 
 pytestmark = pytest.mark.mpi
 
@@ -22,6 +26,9 @@ SCORED = '{"key": "eval_accuracy", "value": %s, "time_ms": 1, "update": 1, "epoc
 
 def test_every_public_name_is_there():
     assert {name for name in dir(kb) if callable(getattr(kb, name))} == {*kb.__all__, "main"}
+    assert (kb.RecipeError, kb.InputRefused, kb.RunFailed) == (RecipeError, InputRefused, RunFailed)
+    assert kb.__version__ == version("kilobatch")
+    assert {"resume", "stop_after", "verbosity"} < {*inspect.signature(kb.train).parameters}
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         kb.trian  # noqa: B018
 
@@ -36,6 +43,93 @@ def test_a_recipe_opens_with_changed_values():
     assert "FutureNet, 20 epochs" in repr(
         kb.open("digits/baseline", set={"model": {"kind": "FutureNet"}, "lacks": ["FutureNet"]})
     )
+
+
+def test_a_recipe_that_was_opened_is_the_one_that_is_trained(tmp_path, monkeypatch):
+    """Ranks open it anew: from another folder, where a file has the same name, and after its file has changed."""
+    started = []
+    monkeypatch.setattr(python_api, "start_or_join", lambda request, **how: started.append(request) or 3)
+    for folder, epochs in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\nepochs: {epochs}\n")
+    monkeypatch.chdir(tmp_path / "a")
+    recipe = kb.open("mine.yaml", data=".")
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(RunFailed):
+        kb.train(recipe, out="run")
+    assert (started[0].recipe, started[0].data) == (str(tmp_path / "a" / "mine.yaml"), tmp_path / "a")
+    (tmp_path / "a" / "mine.yaml").write_text("kilobatch: 1\nextends: digits/baseline\nepochs: 3\n")
+    with pytest.raises(InputRefused, match=r"a/mine.yaml has changed since kilobatch.open, in epochs, .*; open it"):
+        kb.train(recipe, out="run")
+    assert kb.open("digits/baseline").request.recipe == "digits/baseline"
+
+
+SCHEDULE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Same:
+    def __call__(self, epoch):
+        return %s
+"""
+
+
+@pytest.fixture
+def with_own_schedule(tmp_path, monkeypatch):
+    """In a folder with a recipe and the module of its schedule; two folders that have both."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "api_schedule.py").write_text(SCHEDULE % (0.5 if folder == "a" else 1))
+        own = "learning_rate: {schedule: {kind: api_schedule.Same}}"
+        (tmp_path / folder / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\n{own}\n")
+    monkeypatch.chdir(tmp_path / "a")
+    yield tmp_path
+    sys.modules.pop("api_schedule", None)
+
+
+def test_an_own_module_that_has_changed_since_it_was_imported_is_refused(with_own_schedule):
+    """Ranks would train with the new one, and this process plan with the old one."""
+    recipe = kb.open("mine.yaml", allow_code=True)
+    kb.open("mine.yaml", allow_code=True)
+    Path("api_schedule.py").write_text(SCHEDULE % 0.25)
+    for again in (
+        lambda: kb.open("mine.yaml", allow_code=True),
+        lambda: kb.train(recipe, out="run"),
+        lambda: kb.train("mine.yaml", out="run", allow_code=True),
+    ):
+        with pytest.raises(InputRefused, match="^api_schedule.py has changed since this program imported it; restart"):
+            again()
+
+
+def test_an_own_module_that_was_imported_from_another_folder_is_refused(with_own_schedule, monkeypatch):
+    kb.open("mine.yaml", allow_code=True)
+    monkeypatch.chdir(with_own_schedule / "b")
+    with pytest.raises(InputRefused, match="has imported .*/a/api_schedule.py, and the recipe's code is api_sch"):
+        kb.open("mine.yaml", allow_code=True)
+
+
+def test_an_own_module_that_only_the_program_finds_is_refused(with_own_schedule, monkeypatch):
+    """It lies beside the program; ranks look in the working directory and beside the recipe."""
+    (with_own_schedule / "script.py").touch()
+    (with_own_schedule / "a" / "api_schedule.py").rename(with_own_schedule / "api_schedule.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(with_own_schedule / "script.py"))
+    monkeypatch.syspath_prepend(with_own_schedule)
+    with pytest.raises(InputRefused, match="api_schedule.py lies beside the program, where ranks do not look; move it"):
+        kb.open("mine.yaml", allow_code=True)
+
+
+def test_values_of_a_recipe_are_a_copy():
+    recipe = kb.open("digits/baseline")
+    recipe.values["batch"]["global"] = 999
+    assert recipe.values["batch"]["global"] != 999
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "opened"])
+def test_what_names_no_recipe_is_refused(wrong):
+    wrong = kb.open("digits/baseline") if wrong == "opened" else wrong
+    with pytest.raises(InputRefused, match=r"^recipe is .*; write a name, or the path of a file or a run"):
+        kb.open(wrong)
 
 
 def test_values_of_numpy_count_as_pythons():
@@ -76,11 +170,11 @@ def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_c
 
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own_and_a_refused_one_has_none(tmp_path, monkeypatch):
-    def start(request):
+    def start(request, **how):
         (request.out / "recipe.yaml").touch()
         return 0
 
-    def interrupted(request):
+    def interrupted(request, **how):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
@@ -112,6 +206,75 @@ def test_where_no_folder_of_its_own_is_right_out_must_be_given(tmp_path, monkeyp
 def test_a_plan_is_that_of_the_command(kilobatch):
     done = kilobatch("plan", "goyal2017", "--cluster", "dgx-1", "-n", "8", "--json")
     assert json.loads(json.dumps(kb.plan("goyal2017", cluster="dgx-1", ranks=8))) == json.loads(done.stdout)
+
+
+def test_numbers_of_numpy_and_paths_are_options_too(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(python_api, "start_or_join", lambda request, **how: started.append(request.as_tree()) or 3)
+    options = {"cluster": Path("laptop"), "micro_batch_size": np.int64(8), "report": np.bool_(False)}
+    with pytest.raises(RunFailed):
+        kb.train(
+            kb.open("digits/baseline", set={"seed": 3}),
+            ranks=np.int64(2),
+            out=tmp_path,
+            overrides="epochs=1",
+            **options,
+        )
+    expected = {"workers": 2, "cluster": "laptop", "micro_batch_size": 8, "report": False}
+    assert {name: json.loads(json.dumps(started[0]))[name] for name in expected} == expected
+    assert started[0]["overrides"] == ("seed=3", "epochs=1")  # on top of those of `open`
+    plans = [
+        kb.plan("digits/baseline", ranks=two, cluster=where)
+        for two, where in ((2, "laptop"), (np.int64(2), Path("laptop")))
+    ]
+    assert plans[0] == plans[1]
+    with pytest.raises(InputRefused, match="^3 is no path; write one"):
+        kb.open("digits/baseline", data=3)
+    with pytest.raises(InputRefused, match=r"^set is \['epochs=4'\]; write values by dotted path"):
+        kb.open("digits/baseline", set=["epochs=4"])
+
+
+@pytest.mark.parametrize("code", [0, 4])
+def test_an_interrupted_run_interrupts_the_program_too(tmp_path, monkeypatch, code):
+    """Else a loop over runs begins the next one."""
+    monkeypatch.setattr(python_api, "start_or_join", lambda request, on_signal: on_signal(signal.SIGINT) or code)
+    with pytest.raises(KeyboardInterrupt, match=r"the run was stopped; kilobatch.Run\('.*run'\) is what"):
+        kb.train("digits/baseline", out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("2026-11-27 rank 0 training\nValueError: it\n\nAbort(3) on node 0\n", ": ValueError: it"),
+        ("kilobatch: the loss is not finite\n", ": the loss is not finite"),
+        ("ValueError: before\n2026-11-27 rank 0 training\n", ""),
+    ],
+)
+def test_a_failed_run_names_the_last_error_of_its_log(tmp_path, monkeypatch, log, cause):
+    monkeypatch.setattr(python_api, "start_or_join", lambda request, **how: 3)
+    (tmp_path / "log.txt").write_text(log)
+    with pytest.raises(RunFailed) as caught:
+        kb.train("digits/baseline", out=tmp_path)
+    assert str(caught.value) == f"the run failed with exit code 3; its log is {tmp_path / 'log.txt'}{cause}"
+
+
+def test_a_run_is_found_from_every_folder_and_says_how_it_ended(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").touch()
+    (tmp_path / "run" / "metrics.jsonl").write_text(SCORED % "0.5" + "\n")
+    monkeypatch.chdir(tmp_path)
+    run = kb.Run("run")
+    assert repr(run) == "<run run: accuracy 50.00 %>"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (run.accuracy, run.ended) == (0.5, "no")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"key": "run_stop", "value": "stopped", "time_ms": 1}\n')
+    assert run.ended == run.facts["ended"] == "stopped"
+    with pytest.raises(InputRefused, match="^None is no path; write one as a text or a Path"):
+        kb.Run(None)
+    with pytest.raises(InputRefused, match="is no recipe; name its folder"):
+        kb.train(run)
 
 
 @pytest.mark.parametrize("option", ["ranks", "micro_batch_size"])
@@ -200,10 +363,23 @@ def test_the_command_runs_beside_packages_of_our_names(notebook, installation):
 def test_a_run_that_cannot_start_raises(tmp_path):
     with pytest.raises(InputRefused, match="needs the folder of the data"):
         kb.train("wightman2021", out=tmp_path / "run")
-    for option, words in (("resme", "did you mean resume"), ("foo", "options: cluster, overrides, ")):
+    for option, words in (
+        ("resme", "did you mean resume"),
+        ("foo", "options: cluster, overrides, "),
+        ("n", "write ranks=2"),
+        ("fast", "write exact=False"),
+        ("set", "write kilobatch.open.recipe, set="),
+    ):
         with pytest.raises(InputRefused, match=f"kilobatch.train has no option {option}; {words}"):
             kb.train("digits/large_batch", **{option: True})
-    for options, words in (({"ranks": 0}, "ranks is 0; write 1"), ({"loader_workers": -1}, "is -1; write 0 or more")):
+    for options, words in (
+        ({"ranks": 0}, "ranks is 0; write 1"),
+        ({"ranks": True}, "ranks is True; write 1"),
+        ({"loader_workers": -1}, "is -1; write 0 or more"),
+        ({"report": "no"}, "report is 'no'; write True or False"),
+        ({"verbosity": None}, "verbosity is None; write -1, 0 or 1"),
+        ({"watchdog_seconds": float("nan")}, "watchdog_seconds is nan; write 0 or more"),
+    ):
         with pytest.raises(InputRefused, match=words):
             kb.train("digits/large_batch", out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()

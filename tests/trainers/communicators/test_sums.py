@@ -27,7 +27,7 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.host_staging import Staged, connect_on_gpu
 from trainers.communicators.wire import WIRES, FullWire
 from trainers.gradients.exchange import Exchange
-from trainers.gradients.flat_gradients import FlatGradients
+from trainers.gradients.flat_gradients import FlatGradients, backward_order
 from trainers.training.device import has_gpu, take_device
 
 WORLD = MPI.COMM_WORLD
@@ -334,7 +334,8 @@ def exchanged(name, wire, dtype, bucket_bytes, *, overlap):
     Each rank finishes slots in its own order.
     """
     connection = connected(name)
-    flat = FlatGradients(Uneven(dtype).to_device(DEVICE), DEVICE.xp.ones((1, 3), dtype), connection.allocate)
+    order = backward_order(Uneven(dtype).to_device(DEVICE), DEVICE.xp.ones((1, 3), dtype))
+    flat = FlatGradients(order, connection.allocate)
     exchange = Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=overlap)
     scale = 1 / (3 * WORLD.size)
     for update in range(2):

@@ -2,8 +2,10 @@
 
 import io
 import json
+import shutil
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,6 +135,24 @@ def test_the_command_ends_with_5_and_writes_the_list(folder, tmp_path):
     assert result.exit_code == 5
     assert names.read_text().splitlines() == [each["name"] for each in json.loads(result.stdout)["bad"]]
     assert len(names.read_text().splitlines()) == 7
+
+
+def test_files_that_are_no_images_by_their_names_are_listed_beside_bad_images(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, "images")
+    for name in ("train/notes.txt", "val/cat/two\nlines.txt"):
+        Path("images", name).touch()
+    Path("images.yaml").write_text("reader: {kind: ImageFolder}\nroot: images\nchannels: 3\n")
+    result = CliRunner().invoke(kilobatch.app, ["data", "verify", "images.yaml", "--write-list", "bad.txt"])
+    assert "images/train/notes.txt: no image by its name, and refused" in result.stdout
+    assert result.stdout.endswith("14 images of images: 7 cannot be used; no images by their names: 2\n")
+    *_, plain, quoted = Path("bad.txt").read_text().splitlines()
+    assert (plain, json.loads(quoted)) == ("images/train/notes.txt", "images/val/cat/two\nlines.txt")
+    Path("images.yaml").write_text("reader: {kind: ImageFolder, others: skip}\nroot: images\nchannels: 3\n")
+    result = CliRunner().invoke(kilobatch.app, ["data", "verify", "images.yaml"])
+    assert result.stdout.endswith("14 images of images: 7 cannot be used\n")
+    result = CliRunner().invoke(kilobatch.app, ["data", "inspect", "images.yaml"])
+    assert "passed over, no images by their names: 2\n" in result.stdout
 
 
 def test_the_command_ends_with_0_where_all_is_well():

@@ -181,15 +181,34 @@ def refused(root, message):
     return str(refusal.value)
 
 
-def test_what_does_not_belong_there_is_refused_by_path(root):
-    (root / "train" / "notes.txt").touch()
-    assert str(root / "train" / "notes.txt") in refused(root, "a file beside the class folders; move it away")
-    (root / "train" / "notes.txt").rename(root / "train" / "b" / "notes.txt")
-    assert str(root / "train" / "b" / "notes.txt") in refused(root, "not a file with one of the suffixes .jpeg, .jpg")
-    (root / "train" / "b" / "notes.txt").unlink()
-    (root / "train" / "b" / "folder.png").mkdir()
-    refused(root, "folder.png: not a file with one of the suffixes")
-    (root / "train" / "b" / "folder.png").rmdir()
+def test_what_is_no_image_by_its_name_is_refused_in_one_message(root):
+    inside = ("train/b/a\n.gif", "train/Z/b.txt", "val/b-c/c.txt")
+    for name in ("train/notes.txt", "val/.hidden", "val/Thumbs.db", *inside):
+        (root / name).touch()
+    (root / "val" / "b" / "folder.png").mkdir()
+    message = refused(root, f"{root}: not files called .jpeg, .jpg, .png: train/notes.txt, train/Z/b.txt, ")
+    assert all(name in message for name in (r"train/b/a\n.gif", "val/Thumbs.db", "val/b-c/c.txt", "val/b/folder.png/"))
+    for number in range(10):
+        (root / "train" / "b" / f"{number}.txt").touch()
+    refused(root, " and 6 more; move them away, or write `others: skip` in the reader")
+
+
+def test_other_files_are_passed_over_on_request_and_change_nothing(root):
+    before = ImageFolder().facts(root), ImageFolder().fingerprint(root), names(root, "train")
+    (root / "train" / "b" / "thumbs").mkdir()
+    for name in ("train/notes.txt", "train/b/Thumbs.db", "train/b/thumbs/1.png"):
+        (root / name).touch()
+    skipping = ImageFolder(others="skip")
+    assert (skipping.facts(root), skipping.fingerprint(root), names(root, "train", others="skip")) == before
+    assert skipping.other_files(root) == ["train/notes.txt", "train/b/Thumbs.db", "train/b/thumbs/"]
+    refused(root, "train/b/Thumbs.db")  # by the same index
+    (root / "train" / "Z" / "photo.JPEG").unlink()
+    (root / "train" / "Z" / "a.txt").touch()
+    with pytest.raises(ValueError, match="train/Z: no image in this class"):
+        skipping.facts(root)
+
+
+def test_a_link_that_leads_nowhere_is_refused_by_path(root):
     (root / "train" / "b" / "link.jpg").symlink_to("nothing.jpg")
     refused(root, "link.jpg: a link that leads nowhere; remove it")
 
@@ -253,7 +272,7 @@ def test_a_file_name_is_shown_without_commands_to_the_terminal(tmp_path):
     )
     with pytest.raises(RecipeError) as refused:
         open_dataset(str(tmp_path / "mine.yaml"), vocabulary=vocabulary())
-    assert r"a/\x1b[31mred.gif: not a file with one of the suffixes" in str(refused.value)
+    assert r"train/a/\x1b[31mred.gif; move them away" in str(refused.value)
     assert "\x1b" not in str(refused.value)
 
 
@@ -268,7 +287,7 @@ def aged(root):
 def test_folders_are_listed_once_and_again_when_one_changes(aged, monkeypatch):
     before = names(aged, "train"), ImageFolder().fingerprints(aged)
     with monkeypatch.context() as patch:
-        patch.setattr("trainers.datasets.image_folder._image_name", None)  # nobody looks at files
+        patch.setattr("trainers.datasets.image_folder._SUFFIXES", None)  # nobody looks at files
         assert (names(aged, "train"), ImageFolder().fingerprints(aged)) == before
     (aged / "train" / "b" / "1.jpg").rename(aged / "train" / "b" / "0.jpg")
     assert names(aged, "train")[2] == "b/0.jpg"

@@ -155,9 +155,16 @@ def test_a_goal_that_a_few_updates_reach_has_no_curve(measured):
     assert "recipe: 1 at batch 128, too few updates for a curve" in report.conclusions(measured.opened, easy)[0]
 
 
-def test_a_fitted_batch_beyond_the_measured_ones_is_said_to_be():
+def test_a_fitted_batch_beyond_those_that_reached_the_goal_is_said_to_be(measured):
     assert report._batch(57.1, [64, 256]) == "57.1, outside of those measured"
     assert report._batch(64.0, [64, 256]) == "64"
+    runs = {batch: (90 * (1 + 400 / batch),) * 3 for batch in (64, 128, 256)} | {1024: (math.inf,) * 3}
+    points = [
+        replace(measured.points[0], batch=batch, parts=(replace(measured.points[0].parts[-1], seeds=seeds),))
+        for batch, seeds in runs.items()
+    ]
+    (said,) = report.conclusions(measured.opened, points)
+    assert "useful batch is 2,000, outside of those measured (2,000 to 2,000); batch 1,024 missed the goal" in said
 
 
 def test_each_optimum_is_a_whole_recipe_beside_the_scaled_one(measured):

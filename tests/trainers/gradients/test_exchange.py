@@ -15,7 +15,7 @@ from trainers.communicators.connection import Connection
 from trainers.communicators.host_staging import connect_on_gpu
 from trainers.communicators.wire import WIRES, BFloat16Wire, Float16Wire, FullWire
 from trainers.gradients.exchange import Exchange, buckets_of, wire_factor
-from trainers.gradients.flat_gradients import FlatGradients
+from trainers.gradients.flat_gradients import FlatGradients, backward_order
 from trainers.models import SmallCNN
 from trainers.runs.phase_clock import PhaseClock, RankSeconds
 from trainers.training.device import has_gpu
@@ -38,7 +38,7 @@ class Deep(chainer.ChainList):
 def alone(wire, *sizes, bucket_bytes=10**9, component=None):
     """Gradients and their exchange on one rank."""
     connection = (component or Direct()).connect(MPI.COMM_SELF)
-    flat = FlatGradients(Deep(*sizes), np.ones((1, 1), np.float32), connection.allocate)
+    flat = FlatGradients(backward_order(Deep(*sizes), np.ones((1, 1), np.float32)), connection.allocate)
     assert [slot.parameter.size for slot in flat.slots] == list(sizes)
     return flat, Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=False)
 
@@ -217,7 +217,7 @@ def one_update(component, wire, *, bucket_bytes, overlap, updates=2):
     """Gradients by path after the last of some equal updates, and the figures of the exchange."""
     model, images = model_and_images()
     connection = component.connect(WORLD.Dup())
-    flat = FlatGradients(model, images[:1], connection.allocate)
+    flat = FlatGradients(backward_order(model, images[:1]), connection.allocate)
     exchange = Exchange(flat, connection, wire=wire, bucket_bytes=bucket_bytes, overlap=overlap)
     own = np.split(np.split(images, WORLD.size)[WORLD.rank], MICRO_BATCHES)
     for _ in range(updates):
@@ -258,7 +258,7 @@ def check_on_16_bits_it_is_so_within_their_precision():
 def check_what_16_bits_lose_is_counted_by_bucket_over_all_ranks():
     model, images = model_and_images()
     connection = Direct().connect(WORLD.Dup())
-    flat = FlatGradients(model, images[:1], connection.allocate)
+    flat = FlatGradients(backward_order(model, images[:1]), connection.allocate)
     exchange = Exchange(flat, connection, wire=WIRES["float16"](), bucket_bytes=1, overlap=True)
     flat.values[...] = 1.0
     second = flat.values[exchange.buckets[1].span]
@@ -293,7 +293,7 @@ def check_with_overlap_the_first_bucket_leaves_before_backward_ends():
 
     model, images = model_and_images()
     connection = Connection(WORLD.Dup(), sum_of, num_roundings=0)
-    flat = FlatGradients(model, images[:1])
+    flat = FlatGradients(backward_order(model, images[:1]))
     exchange = Exchange(flat, connection, wire=FullWire(), bucket_bytes=1, overlap=True)
     flat.begin_update()
     sent = exchange.begin(scale=1.0)
@@ -320,7 +320,7 @@ def check_what_fails_on_the_thread_is_raised_where_it_is_waited_for():
 
     model, images = model_and_images()
     for overlap in (False, True):
-        flat = FlatGradients(model, images[:1])
+        flat = FlatGradients(backward_order(model, images[:1]))
         connection = Connection(WORLD.Dup(), sum_of, num_roundings=0)
         exchange = Exchange(flat, connection, wire=FullWire(), bucket_bytes=10**9, overlap=overlap)
         with pytest.raises(FloatingPointError, match="stop here"):

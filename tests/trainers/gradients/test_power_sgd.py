@@ -10,6 +10,7 @@ from mpi4py import MPI
 from recipes.planning.random_bits import draws, word
 from trainers.communicators import Direct, Ring, SharedWindow
 from trainers.communicators.wire import Float16Wire, FullWire
+from trainers.gradients.flat_gradients import backward_order
 from trainers.gradients.power_sgd import PowerExchange, orthogonalize, rank_of, shared_out
 
 WORLD, SEED = MPI.COMM_WORLD, 3
@@ -43,7 +44,9 @@ def exchange_of(mpi, *, rank=2, dtype=np.float64, component=None, wire=None):
     for parameter in model.params():
         parameter.array = parameter.array.astype(dtype)
     images = np.ones((1, 2, 4, 4), dtype)
-    return PowerExchange(model, images, connection, wire=wire or FullWire(dtype), rank=rank, seed=SEED)
+    return PowerExchange(
+        model, backward_order(model, images), connection, wire=wire or FullWire(dtype), rank=rank, seed=SEED
+    )
 
 
 def run(exchange, own, *, updates=range(50), scale=0.1, dtype=np.float64):

@@ -11,7 +11,7 @@ from recipes.planning.division import divide
 from recipes.schema import Evaluation
 from trainers import kernels, models
 from trainers.communicators.tree_sum import TreeSum
-from trainers.gradients.flat_gradients import FlatGradients
+from trainers.gradients.flat_gradients import FlatGradients, backward_order
 from trainers.gradients.sample_by_sample import MixesSamples, require_operators, require_sample_by_sample
 from trainers.kernels import by_group, chainer_hooks
 from trainers.models.batch_norm import NormGroups
@@ -43,7 +43,7 @@ def bits_of(model, images, *, groups):
     """Logits, mean gradient and statistics, of forwards of so many norm groups."""
     norm_groups, tree = NormGroups(Evaluation(), TreeSum(MPI.COMM_SELF)), TreeSum(MPI.COMM_SELF)
     norm_groups.install(model)
-    flat, logits = FlatGradients(model, images[:1]), []
+    flat, logits = FlatGradients(backward_order(model, images[:1])), []
     division = divide(global_batch_size=len(images), norm_span=SPAN, workers=1, micro_batch_size=SPAN * groups)
     norm_groups.begin_update(division)
     numbers = np.arange(len(images))
@@ -126,7 +126,7 @@ def test_a_graph_that_may_mix_samples_is_refused_by_what_does(name):
         net.conv2 = L.Convolution2D(4, 4, 3, pad=1)
         net.dilated = L.Convolution2D(4, 4, 3, dilate=2, pad=2)
     images = np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype(np.float32)
-    flat = FlatGradients(net, images[:1])
+    flat = FlatGradients(backward_order(net, images[:1]))
     flat.begin_update()
     with by_group.apart(2), flat.collect(), chainer.using_config("train", True):
         with pytest.raises(MixesSamples, match=said):

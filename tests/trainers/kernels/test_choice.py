@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_kernels_that_are_not_there_are_refused_with_a_way_out(monkeypatch):
     with pytest.raises(ValueError, match="no kernels are called fast; there are numpy, torch, chainer"):
         kernels.use("fast")
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'not installed; .*pip install "\.\[torch\]", or take numpy'):
+    with pytest.raises(ValueError, match=r"not installed; pip install .*, or take numpy"):
         kernels.use("torch")
 
 
@@ -47,11 +48,27 @@ def test_without_nvidias_front_end_chainer_serves_on_gpus_and_says_why(monkeypat
     kind, why_not = kernels.use_on_gpu(None)
     assert kind == "chainer"
     assert why_not.startswith("cudnn kernels need NVIDIA's front end of cuDNN: ")
-    assert 'pip install ".[gpu]"' in why_not
+    assert "pip install '.[gpu]'" in why_not
     monkeypatch.setenv("KILOBATCH_KERNELS", "cudnn")
     with pytest.raises(ValueError, match="cudnn kernels need"):
         kernels.use_on_gpu(None)
     assert kernels.use(None) == "numpy"  # beside a GPU's
+
+
+def test_the_libraries_of_a_gpu_are_part_of_what_its_bits_depend_on(monkeypatch):
+    runtime = SimpleNamespace(
+        driverGetVersion=lambda: 13010,
+        runtimeGetVersion=lambda: 13000,
+        getDeviceProperties=lambda number: {"name": b"NVIDIA H200"},
+    )
+    silent = SimpleNamespace(getVersion=lambda handle: 1 / 0)
+    parts = {"cublas": silent, "device": SimpleNamespace(get_cublas_handle=lambda: 1), "get_device_id": lambda: 0}
+    cuda = SimpleNamespace(runtime=runtime, nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)), **parts)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version=lambda: 91900))
+    monkeypatch.setattr(kernels, "_in_use_on_gpu", "cudnn")
+    versions = {"driver": "13010", "runtime": "13000", "nvrtc": "13.0", "cudnn": "91900"}  # cuBLAS does not say it
+    assert kernels.details() == {"gpu": "NVIDIA H200", **versions}
 
 
 def test_an_option_that_cannot_be_had_ends_with_2_and_nothing_written(tmp_path):

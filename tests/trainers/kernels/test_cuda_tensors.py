@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from recipes.planning.division import divide
 from recipes.schema import Evaluation
-from trainers.gradients.flat_gradients import FlatGradients, _Arrivals
+from trainers.gradients.flat_gradients import FlatGradients, _Arrivals, backward_order
 from trainers.gradients.mixed_precision import forward_in, weights_in
 from trainers.kernels.cuda import tensors as cuda_tensors
 from trainers.models import SmallResNet
@@ -126,7 +126,7 @@ def taken(compute, bad=None):
     model = SmallResNet(width=4).build(num_classes=5, channels=3, image_size=8)
     draw_initial_weights(model, seed=0)
     random, told = np.random.RandomState(0), []
-    flat = FlatGradients(model, np.zeros((2, 3, 8, 8), "f"))
+    flat = FlatGradients(backward_order(model, np.zeros((2, 3, 8, 8), "f")))
     flat.begin_update(check=True)
     ends = (3, len(flat.slots) - 1)
     for finished in (None, told.append):
@@ -135,7 +135,7 @@ def taken(compute, bad=None):
             images[:] = bad
         with chainer.using_config("train", True), flat.collect(finished, ends=ends, measure=True) as norm:
             F.sum(forward_in(model, compute)(images) ** 2).backward()
-    return flat, told, norm.value
+    return flat, told, float(norm.terms.sum())
 
 
 def not_finite(flat):
@@ -170,7 +170,7 @@ class RunsOut(chainer.FunctionNode):
 def test_gradients_that_wait_are_gone_with_the_exception_that_ended_backward(cuda_on_cpu):
     cuda_on_cpu()
     model, x = chainer.Sequential(chainer.links.Linear(4, 8), chainer.links.Linear(8, 2)), np.ones((2, 4), "f")
-    flat = FlatGradients(model, x)
+    flat = FlatGradients(backward_order(model, x))
     gc.collect()
     gc.disable()
     try:

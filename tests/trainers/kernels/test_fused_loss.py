@@ -50,6 +50,11 @@ def test_it_is_the_loss_of_chainers_nodes(cuda_on_cpu, monkeypatch, smoothing, t
             np.testing.assert_allclose(one, other, rtol=0, atol=bound * np.abs(other).max())
 
 
+def test_the_loss_of_a_diverged_model_is_infinite_without_a_warning():
+    logits = np.float32([[0, 3e38], [0, 3e38], [0, 0]])
+    assert np.isinf(SoftmaxCrossEntropy().build()(logits, np.int32([0, 0, 0])).array)
+
+
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
 @pytest.mark.parametrize("targets", [np.int32, "mixtures"])
 def test_gradients_and_gradients_of_gradients_agree_with_differences(cuda_on_cpu, smoothing, targets):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from trainers.launch.join_ranks import check_folder
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.identity import IdentityChanged, identity_of
 from trainers.runs.run_folder import FolderRefused, dataset_facts, require_another_end
+from trainers.training.exact_mode import ExactRefused
 
 pytestmark = pytest.mark.mpi
 TRAIN = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--fast", "-n", "2", "--set", "model.width=4"]
@@ -155,6 +157,19 @@ def test_a_folder_in_place_of_a_runs_file_is_refused(ramp, tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(FolderRefused, match=f"{name} .*start anew|{name} .*another --out"):
         check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+
+
+def test_an_exact_run_of_a_gpu_is_compared_once_the_gpu_is_taken(ramp, tmp_path):
+    (tmp_path / "checkpoints" / "update-000003").mkdir(parents=True)
+    (tmp_path / "environment.json").write_text(json.dumps({"exact": True, "kernels": {"operators": "cudnn"}}))
+    (tmp_path / "metrics.jsonl").touch()
+    record = {"recipe": ramp.opened.tree, "dataset": dataset_facts(ramp.opened.dataset)}
+    (tmp_path / "run.yaml").write_text(block_text(record))
+    request = TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True, exact=True)
+    with pytest.raises(ExactRefused, match=r"kernels\.operators: 'cudnn' in the run"):
+        check_folder(request, tmp_path, ramp)
+    on_gpu = replace(ramp.plan, cluster=replace(ramp.plan.cluster, device="gpu"))
+    check_folder(request, tmp_path, replace(ramp, plan=on_gpu))
 
 
 def test_a_run_that_another_start_trained_meanwhile_is_not_trained_over(tmp_path):

@@ -66,7 +66,9 @@ def test_files_that_cannot_be_read_are_refused_by_name(own):
     Path("own/train/no/2.png").write_bytes(b"<html>404</html>")
     Path("own/val/yes/1.png").write_bytes(Path("own/val/yes/1.png").read_bytes()[:-25])
     first, *named = refusal().splitlines()
-    assert first.startswith("data set own: 2 of its files cannot be read")
+    assert first.startswith(
+        "data set own: 2 of its files cannot be read; replace or remove them, or write `on_bad_image"
+    )
     assert [line.split(":")[0] for line in named] == ["own/train/no/2.png", "own/val/yes/1.png"]
 
 
@@ -215,7 +217,7 @@ def test_data_that_are_not_there_are_refused_by_train_and_evaluate(own, folder):
     Path("run").mkdir()
     Path("mine.yaml").rename("run/recipe.yaml")
     Path("own.yaml").rename("run/own.yaml")
-    with pytest.raises(DataRefused, match="train: no such folder"):
+    with pytest.raises(DataRefused, match="val: no such folder"):  # what it trained on is not looked at
         score_run(Path("run"), data=folder)
 
 

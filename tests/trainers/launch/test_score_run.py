@@ -69,7 +69,8 @@ def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run, kilobat
         assert scored["loss"] == pytest.approx(loss[name], rel=1e-6)
     done = kilobatch("evaluate", run, "--checkpoint", "best")
     assert done.stdout.startswith(f"{best} (epoch ")
-    assert f"accuracy {100 * accuracy[best]:.2f} %, loss {loss[best]:.4f} over 297 samples" in done.stdout
+    assert f"): accuracy {100 * accuracy[best]:.2f} %, top-5 " in done.stdout
+    assert done.stdout.endswith(f" %, loss {loss[best]:.4f} over 297 samples\n")
 
 
 @pytest.fixture(scope="module")

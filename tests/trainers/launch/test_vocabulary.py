@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import kilobatch
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
+from recipes.search_space.open_search import open_search
 from trainers.launch import vocabulary as vocabulary_module
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
 
@@ -46,6 +47,11 @@ class Own:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Odd(Own):
     link: chainer.Link = None
+
+@dataclasses.dataclass
+class Melting:
+    def build(self):
+        pass
 
 class Neither:
     pass
@@ -148,6 +154,8 @@ def test_own_model_can_be_sent_to_another_process(opened):
         ("own_code_of_a_test.Odd, link: 3", "model.link: has the type .*Link.*, which no YAML can give"),
         ("own_code_of_a_test.No", "cannot be used: .*has no attribute 'No'"),
         ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
+        ("own_code_of_a_test.Melting", "it is no frozen dataclass with build.."),
+        ("sched.Net", "cannot be used: sched is a module of Python; rename yours; "),
         ("no_such_code.Net", "No module named 'no_such_code'"),
         ("broken_code_of_a_test.Net", "ZeroDivisionError: division by zero"),
         ("ending_code_of_a_test.Net", "SystemExit: 0"),
@@ -179,3 +187,13 @@ def test_packages_are_looked_through_once_however_many_names_are_not_built(tmp_p
     assert len(open_recipe(file, vocabulary=vocabulary()).recipe.lacks) == 100
     assert looks
     assert len(looks) == len(set(looks))
+
+
+def test_a_search_takes_a_sampler_of_own_code_if_it_may(opened, tmp_path):
+    parts = "space: {epochs: {kind: Int, low: 1, high: 2}}\nobjective: {metric: accuracy}\nbudget: {trials: 2}\n"
+    sampler = "sampler: {kind: own_code_of_a_test.Own, size: 5}\n"
+    (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nrecipe: digits/baseline\n{sampler}{parts}")
+    opened = open_search("mine.yaml", vocabulary=search_vocabulary(allow_code=True), allow_code=True)
+    assert opened.search.sampler.size == 5
+    with pytest.raises(RecipeError, match="own_code_of_a_test.Own is code of your own; pass --allow-code to run it"):
+        open_search("mine.yaml", vocabulary=search_vocabulary())

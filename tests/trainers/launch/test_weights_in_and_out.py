@@ -53,7 +53,10 @@ def test_exported_weights_are_what_evaluation_scores(recipe, source):
     assert (exported["/conv1/W"] != weights["/conv1/W"]).any()
     with safe_open(recipe.parent / "w.safetensors", "np") as file:
         assert file.metadata()["recipe"] == "digits-baseline"
-        assert json.loads(file.metadata()["augmentation.eval"])[-1]["kind"] == "Normalize"
+        metadata = {key: json.loads(file.metadata()[key]) for key in ("augmentation.eval", "mean", "std")}
+    normalize = metadata["augmentation.eval"][-1]
+    assert (normalize["kind"], normalize["with"]) == ("Normalize", "digits")
+    assert (normalize["mean"], normalize["std"]) == (metadata["mean"], metadata["std"]) != ([], [])
 
 
 def test_a_score_with_mirror_images_is_in_the_metadata(source, tmp_path):

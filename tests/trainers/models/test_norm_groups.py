@@ -243,6 +243,45 @@ def test_scored_it_is_normalised_by_the_running_statistics_with_or_without_a_gra
     np.testing.assert_array_equal(x, given)
 
 
+@pytest.mark.parametrize("norm_statistics", ["pooled", "last_batch"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_frozen_layer_trains_by_its_running_statistics_and_keeps_them(world, last, dtype, norm_statistics):
+    chain, groups = installed(norm_statistics)
+    for parameter in chain.params():
+        parameter.array = parameter.array.astype(dtype)
+    chain.bn.avg_mean, chain.bn.avg_var = (np.array(values, dtype) for values in ([0.5, -1.0, 2.0], [4.0, 1.0, 0.25]))
+    chain.bn.is_frozen = True
+    x, weights = images(24).astype(dtype), images(24, seed=1).astype(dtype)
+    if last:
+        x, weights = (part.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2) for part in (x, weights))
+    before = chain.bn.avg_mean.copy(), chain.bn.avg_var.copy()
+
+    def trained(samples):
+        groups.begin_update(divide(global_batch_size=24, norm_span=8, workers=1, micro_batch_size=24))
+        groups.num_groups = (samples.stop - samples.start) // 8
+        variable = chainer.Variable(x[samples])
+        chain.cleargrads()
+        with chainer.using_config("train", True):
+            out = F.relu(chain.bn(variable))
+            F.sum(out * weights[samples]).backward()
+        groups.update_running_statistics(world, 24)
+        return out.array, variable.grad, chain.bn.gamma.grad, chain.bn.beta.grad
+
+    ours, fixed, given = trained(slice(0, 24)), L.BatchNormalization(3, dtype=dtype), chainer.Variable(x)
+    fixed.copyparams(chain.bn)
+    fixed.cleargrads()
+    with chainer.using_config("train", False):
+        out = F.relu(fixed(given))
+        F.sum(out * weights).backward()
+    bound = 1e-4 if dtype == np.float32 else 1e-9
+    for own, theirs in zip(ours, (out.array, given.grad, fixed.gamma.grad, fixed.beta.grad), strict=True):
+        np.testing.assert_allclose(own, theirs, rtol=bound, atol=bound)
+    for whole, *parts in zip(ours[:2], *(trained(slice(start, start + 8))[:2] for start in (0, 8, 16)), strict=True):
+        np.testing.assert_array_equal(whole, np.concatenate(parts))
+    np.testing.assert_array_equal((chain.bn.avg_mean, chain.bn.avg_var), before)
+
+
 def test_scored_without_parameters_of_its_own():
     chain = chainer.Chain()
     with chain.init_scope():

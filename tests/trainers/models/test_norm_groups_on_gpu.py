@@ -39,7 +39,7 @@ def _kernels(request, monkeypatch):
     monkeypatch.setattr(chainer_hooks, "gpu_operators", ours)
 
 
-def one_update(device, compute, norm_statistics, *, loss_scale=1024):
+def one_update(device, compute, norm_statistics, *, loss_scale=1024, frozen=()):
     """Loss, gradients and running statistics of one update of 48 samples, on the CPU whatever computed them."""
     random = np.random.RandomState(0)
     images, labels = random.normal(5.0, 1.0, (48, 3, 8, 8)).astype(np.float32), random.randint(0, 5, 48)
@@ -47,6 +47,8 @@ def one_update(device, compute, norm_statistics, *, loss_scale=1024):
     draw_initial_weights(model, seed=0)
     groups = NormGroups(Evaluation(norm_statistics=norm_statistics, norm_momentum=NormMomentum(keep=0.5)))
     groups.install(model)
+    for name in frozen:
+        model[name].is_frozen = True
     model.to_device(device)
     xp = chainer.get_device(device).xp
     groups.begin_update(DIVISION)
@@ -79,6 +81,17 @@ def test_an_update_is_that_of_the_cpu(norm_statistics, compute, bound):
     assert loss == pytest.approx(expected_loss, rel=bound)
     for path, array in actual.items():
         assert array.dtype == np.float32
+        np.testing.assert_allclose(array, expected[path], rtol=0, atol=bound * abs(expected[path]).max(), err_msg=path)
+
+
+@pytest.mark.parametrize("compute", ["float32", "mixed16"])
+def test_a_frozen_layer_is_that_of_the_cpu(compute):
+    loss, actual, _ = one_update(DEVICE, compute, "pooled", frozen=("bn1",))
+    expected_loss, expected, _ = one_update("@numpy", compute, "pooled", frozen=("bn1",))
+    bound = 1e-3 if compute == "float32" else 0.25
+    assert loss == pytest.approx(expected_loss, rel=bound)
+    assert not actual["bn1/avg_mean"].any()
+    for path, array in actual.items():
         np.testing.assert_allclose(array, expected[path], rtol=0, atol=bound * abs(expected[path]).max(), err_msg=path)
 
 

@@ -296,6 +296,16 @@ def test_a_rate_factor_that_names_nothing_is_refused(recorded):
         set_rate_factors(optimizer, [RateFactor(parameters=("/head/*",), factor=1.0)])
 
 
+@pytest.mark.parametrize(
+    ("words", "freezes", "frozen"),
+    [(("norm",), True, True), (("/bn/*",), True, True), (("/bn/gamma",), True, False), (("norm",), False, False)],
+)
+def test_a_normalisation_is_frozen_by_a_factor_of_0_on_both_of_its_parameters(words, freezes, frozen, recorded):
+    model, optimizer = recorded.setup(SGD())
+    set_rate_factors(optimizer, [RateFactor(parameters=words, factor=0.0)], freezes=freezes)
+    assert getattr(model.bn, "is_frozen", False) is frozen
+
+
 def test_half_precision_weights_follow_the_formula_in_their_float32_copies(case, recorded):
     halves = copy.copy(recorded)
     halves.weights, *halves.gradients = (

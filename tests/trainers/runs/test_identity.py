@@ -1,6 +1,7 @@
 """What a run was made of: own code found by reading it, data by part, and what is said where they have changed."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,15 @@ from PIL import Image
 from recipes.errors import InputRefused
 from trainers.datasets import ImageFolder
 from trainers.launch.export_run import export_run
-from trainers.runs.identity import changes, own_code, read_identity, write_identity
+from trainers.runs.identity import (
+    IdentityChanged,
+    changes,
+    installed_code,
+    own_code,
+    read_identity,
+    require_same_identity,
+    write_identity,
+)
 
 KILOBATCH = [sys.executable, "-P", "-m", "kilobatch"]
 NET = """\
@@ -95,6 +104,32 @@ def test_the_first_folder_that_has_a_module_gives_it(tmp_path):
     written(tmp_path / "other", net="", parts="")
     found = own_code([{"kind": "net.Net"}], [tmp_path / "one", tmp_path / "other"])
     assert found == {"net.py": tmp_path / "one/net.py", "parts.py": tmp_path / "other/parts.py"}
+
+
+def test_code_of_an_installed_package_is_what_gives_a_kind_and_what_that_imports_from_its_package(
+    tmp_path, monkeypatch
+):
+    written(
+        tmp_path, plugged__net="import numpy\nfrom plugged import near\nimport beside\n", plugged__near="", beside=""
+    )
+    (tmp_path / "plugged" / "__init__.py").write_text("")
+    (tmp_path / "plugged-1.2.dist-info").mkdir()
+    (tmp_path / "plugged-1.2.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.2\n")
+    points = "[kilobatch.models]\nPlugged = plugged.net:Net\nOther = beside:Net\n"
+    (tmp_path / "plugged-1.2.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = {"code": {}, "installed": installed_code([{"model": {"kind": "Plugged"}}])}
+    assert [*before["installed"]] == [f"plugged/{name}.py of plugged" for name in ("__init__", "near", "net")]
+    assert all(re.fullmatch("1.2 [0-9a-f]{64}", each) for each in before["installed"].values())
+    (tmp_path / "plugged" / "near.py").write_text("x = 1\n")
+    now = {"code": {}, "installed": installed_code([{"model": {"kind": "Plugged"}}])}
+    assert changes(before, now) == {"code": "code: plugged/near.py of plugged has changed"}
+    assert changes({"code": {}}, now) == {}  # a run of an older version, which recorded none
+    assert installed_code([{"model": {"kind": "SmallCNN"}}]) == {}
+    (tmp_path / "run").mkdir()
+    write_identity(tmp_path / "run", before, {}, update=0)
+    with pytest.raises(IdentityChanged, match="put back what it had, go on all the same with --accept-changed code"):
+        require_same_identity(tmp_path / "run", now, accepted=[])
 
 
 def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path, largest_file):
@@ -235,14 +270,15 @@ def test_edited_code_is_refused_for_onnx_and_named_for_weights(moved, monkeypatc
 
 
 def test_swapped_classes_are_refused_by_name(moved):
-    train = moved / "data" / "train"
-    for name, new in (("cat", "x"), ("dog", "cat"), ("x", "dog")):
-        (train / name).rename(train / new)
+    for split in ("train", "val"):
+        folder = moved / "data" / split
+        for name, new in (("cat", "x"), ("dog", "cat"), ("x", "dog")):
+            (folder / name).rename(folder / new)
     done = typed(moved, "train b/recipe.yaml --out b --resume --allow-code --data data --no-report -n 1")
     assert done.returncode == 2
-    assert "was trained with other data; data: train/cat has changed, train/dog has changed; put back" in done.stderr
+    assert "was trained with other data; data: train/cat has changed, train/dog has changed, val/cat has" in done.stderr
     scored = typed(moved, "evaluate b --allow-code --data data")
-    assert "was trained with other data: train/cat has changed, train/dog has changed" in scored.stderr
+    assert "was trained with other data: val/cat has changed, val/dog has changed; this score" in scored.stderr
 
 
 def test_diff_of_runs_names_code_and_data_that_differ(run, moved):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainers.runs.memory import count_pool, peak_memory, reset_peak
+from trainers.runs.memory import count_pool, free_blocks, peak_memory, release, reset_peak
 
 # Faults of the second of two equal arrays, what is resident after both were freed, and after that was given back.
 TWICE = """
@@ -59,3 +59,25 @@ def test_a_pool_is_counted_until_the_next_run_begins():
     assert peak_memory(device)["gpu_pool_bytes"] == 7
     reset_peak()
     assert peak_memory(device)["gpu_pool_bytes"] == 3
+
+
+def test_memory_that_a_pool_gives_back_counts_in_the_peak():
+    class Pool:
+        size = 5
+
+        def total_bytes(self):
+            return self.size
+
+        def free_all_blocks(self):
+            self.size = 1
+
+    default, of_graphs = Pool(), Pool()
+    device = SimpleNamespace(name="@cupy:0", xp=SimpleNamespace(get_default_memory_pool=lambda: default))
+    reset_peak()
+    count_pool(of_graphs)
+    free_blocks(of_graphs, device.xp)
+    default.size = 7
+    release(device)
+    assert peak_memory(device)["gpu_pool_bytes"] == 10
+    reset_peak()
+    assert peak_memory(device)["gpu_pool_bytes"] == 1

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from trainers.runs.progress import Screen, Tail, follow
+from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import session_starts
 
 WRITE = """
@@ -97,6 +98,12 @@ def test_log_has_a_line_after_the_first_update_one_an_evaluation_and_one_at_the_
     assert lines[3].startswith("update 6/6  epoch 3.00")
     assert "left" not in lines[3]
     assert lines[4] == "finished: 6 of 6 updates, epoch 3.00, accuracy 75.00 %"
+
+
+def test_a_loss_without_bounds_is_written_in_a_few_digits():
+    state = RunState(total_updates=6, total_samples=600, num_train=200)
+    state.take(train(0, loss=690400245392.3301))
+    assert "loss 6.904e+11  " in state.figures
 
 
 def test_mixed_precision_shows_its_scale_and_what_was_done_again(played):
@@ -260,3 +267,10 @@ def test_ctrl_c_gives_the_terminal_back(tmp_path):
         process.kill()
         timer.join()
     assert shown.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+def test_an_evaluation_that_an_extension_wrote_without_an_epoch_leaves_the_epoch_as_it_was():
+    state = RunState(total_updates=10, total_samples=None, num_train=200)
+    for line in (train(0), {"key": "eval_accuracy", "value": 0.25}, {"key": "eval_loss", "value": 1.0}):
+        state.take(line)
+    assert (state.accuracy, state.epoch) == (0.25, 0.5)

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from trainers.communicators.connection import Connection
 from trainers.communicators.wire import FullWire
 from trainers.gradients.exchange import Exchange
-from trainers.gradients.flat_gradients import FlatGradients
+from trainers.gradients.flat_gradients import FlatGradients, backward_order
 from trainers.runs.stack_dump import dump_stack, waiting_for_ranks
 
 SECONDS = 0.4
@@ -107,7 +107,8 @@ def test_a_rank_that_sums_gradients_waits_for_others(overlap):
         waits.append(dump_stack().waits)
 
     connection = Connection(SimpleNamespace(size=2, Free=lambda: None), sum_of, num_roundings=0)
-    flat = FlatGradients(chainer.Sequential(chainer.links.Linear(1, 1)), np.ones((1, 1), np.float32))
+    order = backward_order(chainer.Sequential(chainer.links.Linear(1, 1)), np.ones((1, 1), np.float32))
+    flat = FlatGradients(order)
     exchange = Exchange(flat, connection, wire=FullWire(), bucket_bytes=1000, overlap=overlap)
     exchange.begin(scale=1.0).finish()
     assert waits == [True]

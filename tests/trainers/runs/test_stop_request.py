@@ -43,6 +43,14 @@ def test_signals_are_handled_within_and_by_nobody_outside_the_main_thread(tmp_pa
     assert found == [False, True, True, True]
 
 
+def test_who_started_the_ranks_hears_of_the_signal(tmp_path):
+    heard = []
+    with _StopSignals(tmp_path, heard.append):
+        signal.raise_signal(signal.SIGINT)
+    assert heard == [signal.SIGINT]
+    assert (tmp_path / STOP_FILE).read_text() == "signal"
+
+
 def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_path):
     request = StopRequest(tmp_path, watches_file=True)
     try:

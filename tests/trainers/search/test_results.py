@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.reading.registry import find
 from recipes.schema import Confirm, Objective
 from trainers.search.results import confirmed_in, confirmed_text, write_best
 from trainers.search.study import new_study, next_trial
@@ -25,6 +26,18 @@ def test_each_trial_of_the_front_leaves_a_recipe_and_no_other_trial_does(open_te
         assert sorted(path.name for path in Path("pareto").iterdir()) == [f"trial-{at:04d}.yaml" for at in front]
     assert Path("pareto/trial-0003.yaml").read_text().startswith("# accuracy 95.00 %, device-hours 0.1 in trial 3")
     assert not Path("best.yaml").exists()
+
+
+def test_the_recipe_of_a_trial_says_how_a_data_set_file_goes_with_it(open_text):
+    Path("ours.yaml").write_bytes(Path(find("datasets", "digits")).read_bytes())
+    Path("net.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\ndataset: ours.yaml\n")
+    head = "kilobatch: 1\nname: mine\nrecipe: net.yaml\nsampler: {kind: RandomSampler}\n"
+    opened = open_text(TEXT.replace(", {metric: device_hours}", ""), head)
+    study = study_of(opened.search, values=(0.5,))
+    write_best(Path(), opened, study)
+    (note,) = Path("best.yaml").read_text().splitlines()[1:2]
+    assert note.startswith("# `dataset` is a path of this machine; `kilobatch recipes pack` ")
+    assert len(note) <= 120
 
 
 def study_of(search, values=(0.5,) * 11 + (0.9, 0.99)):

@@ -97,7 +97,7 @@ TWO = "objective: [{metric: accuracy}, {metric: loss}]\n"
         pytest.param(
             "GPSampler",
             "",
-            "GPSampler cannot propose values of this search: it needs PyTorch; in the checkout, pip install",
+            "GPSampler cannot propose values of this search: it needs PyTorch; pip install",
             marks=pytest.mark.skipif(bool(importlib.util.find_spec("torch")), reason="PyTorch is installed"),
         ),
     ],

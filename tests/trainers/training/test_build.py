@@ -384,6 +384,7 @@ MUON = "optimizer={kind: Muon, others: [/fc/*, %s]}"
     [
         (FACTORS % "/head/*", "learning_rate.factors.1.parameters: /head/* names no parameter of the model, Simple"),
         (FACTORS % "norm", "learning_rate.factors.1.parameters: norm names no parameter of the model, SimpleCNN; "),
+        (FACTORS % "/fc/*, /conv9/*", "learning_rate.factors.1.parameters: /conv9/* names no parameter of the model, "),
         (FACTORS % "norm, /fc/*", None),
         (MUON % "/head/*", "optimizer.others.1: /head/* names no matrix of the model, SimpleCNN; write what it has, "),
         (MUON % "/fc/b", "optimizer.others.1: /fc/b names no matrix of the model, SimpleCNN; write what it has, "),

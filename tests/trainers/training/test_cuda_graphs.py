@@ -10,6 +10,7 @@ import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
+import chainer
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -147,6 +148,14 @@ def test_a_replayed_run_is_the_eager_run(run, caplog, overrides, options):
     assert "stay eager" not in caplog.text
 
 
+def test_statistics_by_group_have_one_graph_wherever_a_micro_batch_lies_in_its_update(run, monkeypatch):
+    monkeypatch.setitem(globals(), "UPDATES", 3)
+    by_group = ("evaluation.norm_statistics=by_group", "batch={global: 136, norm_span: 8}", "epochs=1")
+    actual = run(*by_group, device=(device := Cpu()), micro_batch_size=8)
+    assert device.launched == 1 + 3 * 16 - 2  # the first of an update has one of its own
+    assert_same(actual, run(*by_group, micro_batch_size=8))
+
+
 class Refusing(Cpu):
     def record(self, work):
         work(lambda: None)
@@ -173,6 +182,19 @@ class Small(Cpu):
     def forget(self):
         super().forget()
         assert self._computed() is None
+
+
+class NoRoomForBackward(Cpu):
+    """Runs out of memory between forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.rehearsal = NoBackward
+
+
+class NoBackward(chainer.FunctionHook):
+    def backward_preprocess(self, function, inputs, gradients):
+        raise MemoryError("out of memory")
 
 
 class Full(np.ndarray):
@@ -245,6 +267,89 @@ def test_a_mask_of_dropout_that_was_captured_is_noticed(run, caplog):
     actual = run(dropout, device=Cpu())
     assert "a replay is not the eager computation: the loss" in caplog.text
     assert_same(actual, run(dropout))
+
+
+def test_what_runs_out_of_memory_behind_a_forward_is_done_again_with_the_same_masks(run, caplog):
+    dropout = "model={kind: SmallCNN, width: 4, dropout: 0.5}"
+    actual = run(dropout, device=NoRoomForBackward())
+    assert "memory for a graph ran out" in caplog.text
+    assert_same(actual, run(dropout))
+
+
+class Tight(Cpu):
+    """Has memory for `room` samples; graphs keep that of the largest micro-batch."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room, self.held, self.in_graph = room, 0, False
+
+    def record(self, work):
+        def held(cut):
+            self.in_graph = True
+            try:
+                return work(cut)
+            finally:
+                self.in_graph = False
+
+        return super().record(held)
+
+    def forget(self):
+        super().forget()
+        self.held = 0
+
+    def take(self, samples):
+        if self.in_graph:
+            self.held = max(self.held, samples)
+        elif self.held + samples > self.room:
+            raise MemoryError("out of memory")
+
+
+class LastLayer(chainer.FunctionHook):
+    """Takes memory at the end of a forward."""
+
+    def __init__(self, device):
+        self.take = device.take
+
+    def forward_preprocess(self, function, inputs):
+        if function.label == "LinearFunction":
+            self.take(len(inputs[0]))
+
+
+@pytest.mark.parametrize(
+    ("override", "micro_batch_size", "room", "stays"),
+    [
+        (RAMP, 128, 150, True),  # 64 beside a graph of 64, or 128 alone; not 128 beside a graph of 64
+        ("batch={global: 128, norm_span: 32}", 32, 48, False),  # the first of an update comes beside a graph of others
+    ],
+    ids=["ramp", "no room beside a graph"],
+)
+def test_graphs_give_up_their_memory_before_a_micro_batch_has_none(
+    run, caplog, override, micro_batch_size, room, stays
+):
+    device = Tight(room)
+    with LastLayer(device):
+        actual = run(override, device=device, micro_batch_size=micro_batch_size)
+    assert not any(record.ran_out for record in actual[0])
+    assert ("half the --micro-batch-size would leave room for one; forward" in caplog.text) is not stays
+    assert device.launched
+    assert_same(actual, run(override, micro_batch_size=micro_batch_size))
+
+
+class ImagesOfGraphs(chainer.LinkHook):
+    def __init__(self, device):
+        self.device, self.addresses = device, []
+
+    def forward_preprocess(self, args):
+        if self.device.in_graph and args.link.name is None:
+            self.addresses.append(args.args[0].ctypes.data)
+
+
+def test_graphs_of_several_kinds_read_their_images_from_one_array(run):
+    device = Tight(room=10**6)
+    with ImagesOfGraphs(device) as seen:
+        run("batch={global: 64, norm_span: 32}", device=device)  # an update has a first one and another
+    assert device.launched < len(seen.addresses)  # by captures
+    assert len(set(seen.addresses)) == 1
 
 
 @pytest.mark.gpu

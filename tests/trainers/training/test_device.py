@@ -15,12 +15,13 @@ import pytest
 from mpi4py import MPI
 
 from recipes.errors import InputRefused
+from recipes.extras import install
 from trainers.communicators import Nccl
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.training import device as device_module
-from trainers.training.device import INSTALL, choose_gpu, chosen_gpu, gpu_facts, has_gpu, notes_on, take_device
+from trainers.training.device import choose_gpu, chosen_gpu, gpu_facts, has_gpu, notes_on, take_device
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 2\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
 NO_GPU = r"(Chainer can use no GPU here: \S|CuPy finds no GPU: )"
@@ -137,7 +138,7 @@ def test_the_extra_that_errors_name_has_all_that_a_gpu_needs(extra, cuda):
     packages = [re.match(r"[\w-]+", word)[0] for word in tomllib.loads(text)["project"]["optional-dependencies"][extra]]
     libraries = [f"nvidia-{name}-cu{cuda}" for name in ("cudnn", "nccl")]
     assert sorted(packages) == sorted([f"cupy-cuda{cuda}x", "ml-dtypes", "nvidia-cudnn-frontend", *libraries])
-    assert f".[{extra}]" in INSTALL
+    assert f".[{extra}]" in install("gpu")
 
 
 @without_gpu
@@ -153,7 +154,7 @@ def test_the_command_line_starts_nothing(tmp_path):
 def test_what_communicators_of_gpus_lack_here_is_named_with_a_way_out():
     what, way_out = Nccl().missing()
     assert what.startswith("Nccl: NCCL is missing: ")
-    assert 'pip install ".[gpu]"' in way_out
+    assert "pip install '.[gpu]'" in way_out
 
 
 def test_a_cpu_is_taken_and_needs_no_word():

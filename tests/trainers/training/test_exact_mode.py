@@ -11,10 +11,11 @@ from recipes.reading.open import open_cluster, open_recipe
 from recipes.reading.yaml import block_text
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import THREADS
 from trainers.runs.run_folder import dataset_facts
 from trainers.training.environment import numerical_environment
-from trainers.training.exact_mode import ExactRefused, require_same_machine, unlike_hosts, why_not_exact
+from trainers.training.exact_mode import ExactRefused, hold_on_gpu, require_same_machine, unlike_hosts, why_not_exact
 
 CLUSTER = "name: ours\nnodes: 1\nworkers_per_node: 4\ndevice: {device}\ndevice_memory_bytes: 8000000000\n{more}"
 
@@ -149,6 +150,15 @@ def test_another_processor_or_version_is_refused_naming_both(run):
 def test_an_ordinary_run_does_not_become_an_exact_one(run, environment):
     with pytest.raises(ExactRefused, match="its weights so far depend on how it was divided"):
         require_same_machine(run(**environment, **numerical_environment()))
+
+
+def test_on_a_gpu_another_version_of_a_library_is_refused_once_the_gpu_is_taken(run):
+    now = numerical_environment()
+    folder = run(exact=True, **now | {"kernels": now["kernels"] | {"cublas": "130200"}})
+    with pytest.raises(RunFailed, match=r"kernels\.cublas: '130200' in the run, None now; resume without --exact"):
+        hold_on_gpu(MPI.COMM_SELF, folder)
+    hold_on_gpu(MPI.COMM_SELF, run(exact=True, **now))
+    hold_on_gpu(MPI.COMM_SELF, None)
 
 
 def test_without_a_record_nothing_is_promised(run, tmp_path):

@@ -14,8 +14,11 @@ from trainers.runs.mpi_ranks import find_mpiexec
 
 UPDATES = 4
 RECIPES = {
-    "float32": [],
-    "mixed16": ["precision.compute=mixed16"],
+    "float32": {},
+    "mixed16": {"precision.compute": "mixed16"},
+    "noise scale": {"measure_noise": True, "micro_batch_size": 16},
+    "AdaScale": {"optimizer": "{kind: AdaScale, momentum: 0.9}", "learning_rate.rule": "none", "micro_batch_size": 16},
+    "clip": {"gradient.clip_norm": "1.0"},
 }
 
 
@@ -50,6 +53,11 @@ def test_the_host_waits_once_an_update(counted, recipe, launches):
     assert last < first
 
 
+@pytest.mark.parametrize("recipe", ["noise scale", "AdaScale", "clip"])
+def test_norms_make_the_host_wait_once_more_however_many_micro_batches_there_are(counted, recipe):
+    assert [update["waits"] for update in counted[recipe]] == [2] * UPDATES
+
+
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_exact_mode_has_the_same_bits_on_two_ranks_that_share_a_gpu(on_stand_in):
@@ -58,7 +66,7 @@ def test_exact_mode_has_the_same_bits_on_two_ranks_that_share_a_gpu(on_stand_in)
     assert on_stand_in("digests", find_mpiexec(), "-n", "2") == [[digest] * 2] * 2
 
 
-def updater_of(*overrides, mpi, exact=False, micro_batch_size=32):
+def updater_of(*overrides, mpi, exact=False, micro_batch_size=32, measure_noise=False):
     """The updater of `kilobatch train`, of SmallResNet on the stand-in; and its model."""
     import chainer
 
@@ -68,7 +76,7 @@ def updater_of(*overrides, mpi, exact=False, micro_batch_size=32):
     from trainers.datasets.loader import StreamIterator
     from trainers.launch.request import TrainRequest, prepare
     from trainers.models.batch_norm import NormGroups
-    from trainers.training.build import build, build_exchange, build_feed
+    from trainers.training.build import build, build_exchange, build_feed, ordered
     from trainers.training.updater import RecipeUpdater
 
     net = ("model={kind: SmallResNet, width: 8}", "learning_rate.warmup=null", "batch.global=64", "batch.norm_span=16")
@@ -76,7 +84,7 @@ def updater_of(*overrides, mpi, exact=False, micro_batch_size=32):
     request = TrainRequest(recipe="digits/large_batch", overrides=(*net, *overrides), **how)
     plan, device = prepare(request, workers=mpi.size).plan, chainer.get_device("@cupy:0")
     recipe = plan.recipe
-    parts, groups = build(recipe, plan.dataset), NormGroups(recipe.evaluation, TreeSum(mpi) if exact else None)
+    parts, groups = ordered(build(recipe, plan.dataset)), NormGroups(recipe.evaluation, TreeSum(mpi) if exact else None)
     groups.install(parts.model)
     parts.model.to_device(device)
     iterator = StreamIterator(
@@ -88,7 +96,7 @@ def updater_of(*overrides, mpi, exact=False, micro_batch_size=32):
     )
     exchange = build_exchange(GradientExchange(), parts, mpi, exact=exact)
     given = {"loss": parts.loss, "plan": plan, "exchange": exchange, "mpi": mpi, "norm_groups": groups}
-    return RecipeUpdater(iterator, parts.optimizer, **given), parts.model
+    return RecipeUpdater(iterator, parts.optimizer, measure_noise=measure_noise, **given), parts.model
 
 
 def waits():
@@ -97,8 +105,12 @@ def waits():
     from mpi4py import MPI
 
     found = {}
-    for name, overrides in RECIPES.items():
-        updater, _ = updater_of(*overrides, mpi=MPI.COMM_SELF)
+    for name, changed in RECIPES.items():
+        options = {key: value for key, value in changed.items() if key in ("measure_noise", "micro_batch_size")}
+        overrides = (f"{key}={value}" for key, value in changed.items() if key not in options)
+        cupy_stand_in.counts.clear()
+        updater, _ = updater_of(*overrides, mpi=MPI.COMM_SELF, **options)
+        assert not cupy_stand_in.counts["launches"]
         found[name] = []
         for _ in range(UPDATES):
             cupy_stand_in.counts.clear()

@@ -27,7 +27,8 @@ from trainers.kernels.cuda.images import whole_pixels
 from trainers.kernels.cuda.launcher import aligned
 from trainers.kernels.cuda.pooling import as_NHWC
 from trainers.kernels.cuda.tuned_plans import TunedPlans
-from trainers.runs.errors import RunFailed
+from trainers.runs.errors import RunFailed, one_line
+from trainers.runs.memory import is_out_of_memory
 
 log = logging.getLogger("kilobatch")
 
@@ -198,7 +199,11 @@ def _plan(
     device: int,
     thread: int,
 ) -> _Plan | None:
-    """The plan that cuDNN's heuristics put first; None where there is none. It belongs to a device and a thread."""
+    """The plan that cuDNN's heuristics put first; None where there is none. It belongs to a device and a thread.
+
+    Raises:
+        MemoryError: memory ran out while it was built; the next call tries again.
+    """
     handle = _handle(device, thread)
     graph = cudnn.pygraph(
         io_data_type=_TYPES[kind],
@@ -217,6 +222,8 @@ def _plan(
         graph.check_support()
         graph.build_plans()
     except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+        if is_out_of_memory(RuntimeError(str(error))):
+            raise MemoryError(f"for cuDNN's plan of {name}: {one_line(error)}") from error
         log.info("cuDNN has no plan for %s: %s", name, str(error).strip()[:300])
         return None
     itemsize, shapes = 4 if kind == "f" else 2, (*shapes, shapes[0])  # what is added has the shape of x

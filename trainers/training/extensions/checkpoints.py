@@ -21,7 +21,7 @@ from trainers.runs.checkpoint import (
 from trainers.runs.errors import RunFailed
 from trainers.runs.run_folder import CHECKPOINTS, METRICS, FolderRefused
 from trainers.training.extensions.evaluation import Evaluation
-from trainers.training.extensions.metrics import Metrics
+from trainers.training.extensions.metrics import Metrics, plain
 
 log = logging.getLogger("kilobatch")
 _KEPT = 2
@@ -134,7 +134,10 @@ class Checkpoints(Extension):
             if self._evaluation.goal is not None:
                 state["goal"] = self._evaluation.goal
             if self.extensions:
-                state["extensions"] = [getattr(extension, "state", None) for extension in self.extensions]
+                state["extensions"] = [
+                    plain(getattr(each, "state", None), f"the attribute `state` of {type(each).__name__}")
+                    for each in self.extensions
+                ]
             optimizer = updater.get_optimizer("main")
             write_checkpoint(
                 self._folder,
@@ -148,5 +151,5 @@ class Checkpoints(Extension):
             )
             best = self.best and self.best["checkpoint"]
             prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
-        self._metrics.write("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)
+        self._metrics.record("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)
         self._metrics.restart_clock()

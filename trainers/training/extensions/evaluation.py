@@ -32,6 +32,8 @@ class Score:
     Args:
         samples: of this worker's share, in order from sample `first` on: (samples, 3), the label, the class that the
             model takes it for, and its cross-entropy.
+        top: of these samples, where asked for: (samples, top), the most probable classes, most probable first, and
+            their probabilities.
     """
 
     accuracy: float
@@ -39,6 +41,7 @@ class Score:
     num_samples: int
     first: int = field(default=0, compare=False)
     samples: np.ndarray | None = field(default=None, compare=False, repr=False)
+    top: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False, repr=False)
 
 
 class Evaluation(Extension):
@@ -84,11 +87,11 @@ class Evaluation(Extension):
             "epoch": updater.epoch_detail,
             "samples": updater.plan.timeline.samples_at(updater.iteration),
         }
-        self._metrics.write("eval_accuracy", score.accuracy, **reached)
-        self._metrics.write("eval_loss", score.loss, **reached)
+        self._metrics.record("eval_accuracy", score.accuracy, **reached)
+        self._metrics.record("eval_loss", score.loss, **reached)
         if self._stop_at and self.goal is None and self._stop_at.reached(accuracy=score.accuracy, loss=score.loss):
             self.goal = {"accuracy": score.accuracy, "loss": score.loss, **reached}
-            self._metrics.write("goal", score.accuracy, loss=score.loss, **reached)
+            self._metrics.record("goal", score.accuracy, loss=score.loss, **reached)
         self._metrics.restart_clock()
 
 
@@ -102,6 +105,7 @@ def score(
     workers: LoaderWorkers | None = None,
     whole_forwards: bool = False,
     flipped: bool = False,
+    top: int = 0,
 ) -> Score:
     """Score a model over samples 0 ... num_samples - 1, split contiguously over the workers.
 
@@ -119,6 +123,7 @@ def score(
         whole_forwards: split the samples into the forwards of a single worker and deal these out: the score then has
             the same bits on any number of workers, and some workers score up to 100 samples more than others.
         flipped: add the logits of the mirror images, left and right exchanged.
+        top: how many of the most probable classes of each sample the score names; the softmax is that of the loss.
     Raises:
         EvaluationOutOfMemory: on this worker alone, where its forwards cannot become smaller.
     """
@@ -126,6 +131,7 @@ def score(
     units = -(-num_samples // unit)
     start, stop = (min(unit * (units * rank // mpi.size), num_samples) for rank in (mpi.rank, mpi.rank + 1))
     losses, samples, first, size = [], [np.empty((0, 3))], start, _CHUNK
+    tops = [(np.empty((0, top), np.int64), np.empty((0, top), np.float32))]
     ahead = LoadedAhead(
         workers or LoaderWorkers(),
         lambda indices: Loading(load, [(0, index) for index in indices], key="augmentation.eval", finish=_pair),
@@ -134,7 +140,8 @@ def score(
     while first < stop:
         indices = range(first, min(first + size, stop))
         try:
-            part, mean_loss = _forward(model, *ahead.take(indices), loss, flipped)
+            part, mean_loss, logits = _forward(model, *ahead.take(indices), loss, flipped)
+            tops.append(_most_probable(logits, top))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -150,12 +157,14 @@ def score(
     own = np.concatenate(samples)
     corrects, parts = zip(*mpi.allgather((int((own[:, 0] == own[:, 1]).sum()), losses)), strict=True)
     total_loss = math.fsum(chain(*parts))  # exact, so that the order does not matter
+    classes, probabilities = map(np.concatenate, zip(*tops, strict=True))
     return Score(
         accuracy=sum(corrects) / num_samples,
         loss=total_loss / num_samples,
         num_samples=num_samples,
         first=start,
         samples=own,
+        top=(classes, probabilities) if top else None,
     )
 
 
@@ -169,8 +178,8 @@ def _forward(
     labels: np.ndarray,
     loss: Callable[..., chainer.Variable],
     flipped: bool,
-) -> tuple[np.ndarray, float]:
-    """Of each sample what `Score.samples` holds, and the mean loss of all."""
+) -> tuple[np.ndarray, float, Any]:
+    """Of each sample what `Score.samples` holds, the mean loss of all, and the logits, on the model's device."""
     images_NCHW = images_NCHW.astype(chainer.get_dtype(), copy=False)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         sent = model.device.send(labels)
@@ -180,7 +189,17 @@ def _forward(
         mean_loss = float(loss(logits, sent).array)
         losses = functions.softmax_cross_entropy(logits, sent, reduce="no").array
     parts = (labels, logits.array.argmax(axis=1), losses)
-    return np.stack([backend.CpuDevice().send(part).astype(np.float64) for part in parts], axis=1), mean_loss
+    columns = np.stack([backend.CpuDevice().send(part).astype(np.float64) for part in parts], axis=1)
+    return columns, mean_loss, logits.array
+
+
+def _most_probable(logits: Any, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """The classes with the largest logits of each sample, the largest first, and their probabilities."""
+    if not top:
+        return np.empty((len(logits), 0), np.int64), np.empty((len(logits), 0), np.float32)
+    logits = backend.CpuDevice().send(logits).astype(np.float32, copy=False)
+    classes = np.argsort(-logits, axis=1, kind="stable")[:, :top]  # of equal ones the first, as argmax takes it
+    return classes, np.take_along_axis(functions.softmax(logits).array, classes, axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)

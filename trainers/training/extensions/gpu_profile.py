@@ -88,8 +88,14 @@ class GpuProfile:
         with _without_warnings():
             self._profiler.stop()
             events = self._profiler.key_averages()
-        given = [(event.key, event.self_device_time_total / 1e3, event.count) for event in events]
+        given = [(event.key, _microseconds(event) / 1e3, event.count) for event in events]
         return milliseconds_by_class(each for each in given if each[1] > 0)
+
+
+def _microseconds(event: Any) -> float:
+    """On the GPU, without what it called; older versions of PyTorch have another name for it."""
+    renamed = hasattr(event, "self_device_time_total")
+    return event.self_device_time_total if renamed else event.self_cuda_time_total
 
 
 def _without_warnings() -> Any:

@@ -37,7 +37,7 @@ class GradientExchange(Extension):
             return
         self._written = True
         facts = described(self._exchange)
-        self._metrics.write(
+        self._metrics.record(
             "gradient_exchange", self._name, update=updater.iteration, epoch=updater.epoch_detail, **facts
         )
         log.info("gradients: %s", exchange_words({"value": self._name, **facts}))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused
+from recipes.extras import install
 from recipes.reading.open import CODE
 from trainers.runs.errors import ServiceAway
 from trainers.runs.identity import IDENTITY
@@ -163,4 +164,4 @@ def mlflow_client() -> Any:
 
 def _require_package(kind: str, package: str, extra: str) -> None:
     if find_spec(package) is None:
-        raise InputRefused(f"{kind} needs {package}; type in the checkout: pip install '.[{extra}]'")
+        raise InputRefused(f"{kind} needs {package}; {install(extra)}")

@@ -17,6 +17,40 @@ from trainers.runs.phase_clock import RankSeconds, UpdateSeconds
 _OPTIONAL = ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")
 
 
+# What the readers of a run look for: theirs would be mistaken for an evaluation, or for the run's end.
+_OWN_KEYS = (
+    "checkpoint",
+    "eval_accuracy",
+    "eval_loss",
+    "goal",
+    "gradient_exchange",
+    "micro_batch_size",
+    "rank_seconds",
+    "run_start",
+    "run_stop",
+    "skipped_image",
+    "train_loss",
+)
+
+
+def plain(value: Any, what: str) -> Any:
+    """A value as JSON gives it back; numbers and arrays of NumPy or CuPy become Python's.
+
+    Args:
+        what: begins the message.
+    Raises:
+        ValueError: JSON cannot hold it.
+    """
+
+    def of_arrays(part: Any) -> Any:
+        if not hasattr(part, "tolist"):
+            what_it_takes = "numbers, texts, lists and dicts of these"
+            raise ValueError(f"{what} holds a {type(part).__name__}; a run's files take {what_it_takes}")
+        return part.tolist()
+
+    return json.loads(json.dumps(value, default=of_arrays))
+
+
 class JsonLines:
     """A file of JSON lines, written by one rank, a whole line at a time."""
 
@@ -73,6 +107,7 @@ class Metrics(Extension):
     ) -> None:
         self._lines, self.writes, self.observers = JsonLines(path, writes=writes), writes, [observe]
         self._ranks, self._memory = ranks, memory
+        self._updater: Any = None
         self._unwritten: list[UpdateSeconds] = []
         self._reached: dict[str, Any] = {}
         self._last = time.perf_counter()
@@ -80,6 +115,7 @@ class Metrics(Extension):
 
     def initialize(self, trainer: Trainer) -> None:
         """Start the clock of the first update."""
+        self._updater = trainer.updater
         self.restart_clock()
 
     def __call__(self, trainer: Trainer) -> None:
@@ -89,8 +125,8 @@ class Metrics(Extension):
         now = time.perf_counter()
         for ran_out in record.ran_out:
             note = f"update {record.update}: {ran_out}"
-            self.write("micro_batch_size", ran_out.next_size, update=updater.iteration, rank=ran_out.rank, note=note)
-        self.write(
+            self.record("micro_batch_size", ran_out.next_size, update=updater.iteration, rank=ran_out.rank, note=note)
+        self.record(
             "train_loss",
             record.loss,
             update=record.update,
@@ -111,7 +147,24 @@ class Metrics(Extension):
             self._write_rank_seconds(**self._memory())
 
     def write(self, key: str, value: Any, **more: Any) -> None:
-        """Append a line; `value` and `more` are plain data."""
+        """Append a line of an extension, with the updates and epochs done if `more` has none.
+
+        Args:
+            key: none of kilobatch's own.
+            value, more: plain data, or numbers and arrays of NumPy.
+        Raises:
+            ValueError: the key is one of kilobatch's own; a value is no such data.
+        """
+        if key in _OWN_KEYS or "time_ms" in more:
+            word = key if key in _OWN_KEYS else "time_ms"
+            raise ValueError(f"{word} is a name of kilobatch's own in the metrics; write under another")
+        if self._updater is not None:
+            more = {"update": self._updater.iteration, "epoch": self._updater.epoch_detail} | more
+        line = {"value": value, **more}
+        self.record(key, **{name: plain(each, f"the metric {key} has a {name}, which") for name, each in line.items()})
+
+    def record(self, key: str, value: Any, **more: Any) -> None:
+        """Append a line of kilobatch's own; `value` and `more` are plain data."""
         now = self._zero + time.perf_counter()
         line = {"key": key, "value": value, "time_ms": round(now * 1000), **more}
         self._lines.write(line)
@@ -132,7 +185,7 @@ class Metrics(Extension):
         if self._unwritten:
             means = np.mean([split_exchange(seconds.seconds) for seconds in self._unwritten], axis=0)
             rows = [[round(value, 6) for value in row] for row in means.tolist()]
-            self.write("rank_seconds", len(self._unwritten), phases=PHASES, seconds=rows, **self._reached, **memory)
+            self.record("rank_seconds", len(self._unwritten), phases=PHASES, seconds=rows, **self._reached, **memory)
             self._unwritten = []
 
     def close(self) -> None:

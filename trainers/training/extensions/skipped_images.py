@@ -51,7 +51,7 @@ class SkippedImages(Extension):
             more = {} if self._known else {"note": f"{text}; the log names any further ones"}  # on the terminal
             self._known[key] = image
             more |= {"split": image.split, "index": image.index, "update": trainer.updater.iteration}
-            self._metrics.write("skipped_image", image.message, **more)
+            self._metrics.record("skipped_image", image.message, **more)
             if self._mpi.rank == 0:
                 log.warning("%s", text)
         if self._limit is not None and len(self._known) > self._limit:

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from trainers.runs.phase_clock import PhaseClock
-from trainers.training.extensions.gpu_profile import GpuProfile
+from trainers.training.extensions.gpu_profile import GpuProfile, _microseconds
 
 
 @pytest.mark.torch
@@ -23,3 +23,8 @@ def test_a_pytorch_for_cpus_leaves_the_ranges(monkeypatch):
     assert clock.ranges is cuda.nvtx
     assert profile.end() == {}
     assert clock.ranges is None
+
+
+@pytest.mark.parametrize("name", ["self_device_time_total", "self_cuda_time_total"])
+def test_the_time_of_a_kernel_has_either_of_two_names(name):
+    assert _microseconds(SimpleNamespace(**{name: 3.0})) == 3.0

@@ -298,5 +298,5 @@ def test_a_missing_package_is_named_before_a_run(monkeypatch):
     monkeypatch.setattr("sys.path", [])
     for kind, package in ((MLflow, "mlflow"), (TensorBoard, "tensorboardX")):
         monkeypatch.delitem(__import__("sys").modules, package, raising=False)
-        with pytest.raises(InputRefused, match=f"needs {package}; type in the checkout: pip install '"):
+        with pytest.raises(InputRefused, match=f"needs {package}; in the checkout, pip install "):
             kind().require()
