@@ -380,3 +380,15 @@ def test_what_is_no_index_of_a_list_is_refused(run, index):
     code, _, problems = run("recipes", "show", "digits/baseline", "--set", f"model.blocks.{index}=2")
     assert (code, len(problems)) == (2, 1)
     assert f"{index} is no place in a list of 3" in problems[0]
+
+
+@pytest.mark.parametrize("words", [["recipes", "path"], ["verify", "digits/ramp"], ["report", "nowhere"], []])
+def test_of_the_ranks_of_a_launcher_only_rank_0_does_the_work_of_one_process(monkeypatch, capfd, words):
+    monkeypatch.setattr(sys, "argv", ["kilobatch", *words])
+    for name, value in {"PMI_RANK": "1", "PMI_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    command_line.main()
+    assert capfd.readouterr() == ("", "")
+    assert not command_line._is_rank_without_work("train")
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert not any(map(command_line._is_rank_without_work, words))

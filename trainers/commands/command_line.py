@@ -42,6 +42,9 @@ Examples:
 """
 
 
+_FOR_ALL_RANKS = ("train", "search", "search-ranks", "frontier", "doctor", "probe", "probe-ranks", "load-samples")
+
+
 class _Commands(TyperGroup):
     """Knows commands of two words, as `search status`, beside one that is the first word alone."""
 
@@ -120,8 +123,19 @@ def _name(command: Any) -> str:
     return command.name or command.callback.__name__.replace("_", "-")
 
 
+def _is_rank_without_work(word: str) -> bool:
+    """Whether a launcher of the user's started a command of one process on several ranks, and this is not rank 0."""
+    if word in _FOR_ALL_RANKS:
+        return False
+    from trainers.runs.mpi_ranks import launched_by_us, launched_rank, launched_ranks
+
+    return launched_ranks() is not None and not launched_by_us() and launched_rank() > 0
+
+
 def main() -> None:
     """Runs the command line."""
+    if _is_rank_without_work(next(iter(sys.argv[1:]), "")):
+        return
     atexit.register(gc.freeze)  # skips the garbage collection at exit, which would take 0.2 s
     try:
         with _open_streams():

@@ -144,7 +144,7 @@ def serve(
         socket_number, memory_number: file descriptors.
         open_samples: the request -> (split, pixels) -> its samples.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the rank, which goes on for a while
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # meant for the rank, which goes on
         signal.signal(number, signal.SIG_IGN)
     connection, memory = Connection(socket_number), _Memory(memory_number)
     with suppress(EOFError, ConnectionError):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -12,6 +15,7 @@ from typing import IO, Any
 from recipes.errors import InputRefused, printable, refuse_unreachable
 from recipes.planning.planner import Plan
 from recipes.reports.record import RunError, evaluations_of, number_of, read_metrics, updates_of
+from recipes.reports.wording import counted
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import (
@@ -20,6 +24,7 @@ from trainers.runs.errors import (
     RunFailed,
     abort_on_exception,
     error_text,
+    log_failures,
     print_error,
     remove_shared_memory,
 )
@@ -29,6 +34,7 @@ from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import (
     CHECKPOINTS,
+    LOG,
     METRICS,
     REPORT,
     RUN,
@@ -46,8 +52,14 @@ from trainers.runs.run_folder import (
     write_report,
 )
 from trainers.runs.stop_request import STOP_FILE
-from trainers.runs.watchdog import start_watchdog
+from trainers.runs.watchdog import start_watchdog, watch_next_rank
 from trainers.training.exact_mode import require_same_machine
+
+_OTHERS_SECONDS = 1.0  # for the processes of the other ranks to end, once they have left MPI
+_WAY_OUT_OF_ONE_RANK = (
+    "leave -n out; in a shell that srun started, begin it with `srun --mpi=none --pty bash`, or type "
+    "`unset PMI_RANK PMI_SIZE PMI_FD PMI_JOBID` first"
+)
 
 
 @refuse_unreachable()
@@ -204,12 +216,27 @@ def train_together(
         RunFailed: on all ranks, where the run cannot go on.
     """
     checked = served or launched_by_us()
+    over = threading.Event() if checked else watch_next_rank(mpi, "--resume goes on from the newest checkpoint")
+    try:
+        code, folder, report = _train_checked(request, mpi, threads, served=served, checked=checked, orphaned=orphaned)
+    finally:
+        over.set()
+    if checked or not (code or report):
+        return code
+    return _leave(folder, leads=mpi.rank == 0, code=code, report=report)
+
+
+def _train_checked(
+    request: TrainRequest, mpi: Any, threads: int, *, served: bool, checked: bool, orphaned: Callable[[], bool]
+) -> tuple[int, Path, bool]:
+    """The exit code of the run, its folder, and whether its report is due; see `train_together`."""
     prepared, folder, held, done = _checked_together(request, mpi, checked=checked, alone=not served)
     if done:
         if mpi.rank == 0:
             print(printable(done))
-        asked = request.report and not (folder / REPORT).exists()
-        return _report_alone(folder, leads=mpi.rank == 0, code=0) if asked else 0
+        return 0, folder, request.report and not (folder / REPORT).exists()
+    if not checked:  # else the parent process writes the log
+        log_failures(folder / LOG)
     heartbeat = Heartbeat(folder, mpi=mpi, seconds=request.watchdog_seconds, is_orphan=orphaned)
     try:
         heartbeat.start()
@@ -229,6 +256,8 @@ def train_together(
             )
     except RunFailed:
         heartbeat.finish()
+        if mpi.rank == 0 and request.report and not checked:
+            report_failure(folder)
         raise
     except InputRefused as error:  # on this rank alone, perhaps: others must not wait for it
         raise RankFailed(str(error)) from error
@@ -237,9 +266,7 @@ def train_together(
     heartbeat.finish()
     if held is not None:
         held.close()
-    if not checked and request.report:
-        return _report_alone(folder, leads=mpi.rank == 0, code=code)
-    return code
+    return code, folder, request.report
 
 
 def report_run(folder: Path) -> int:
@@ -254,20 +281,35 @@ def report_run(folder: Path) -> int:
     return 0
 
 
-def _report_alone(folder: Path, *, leads: bool, code: int) -> int:
-    """Rank 0 draws the report where no parent of ours can; the others have finalized MPI and exit without waiting.
+def report_failure(folder: Path) -> None:
+    """Write the report of a run that failed after an update, else that of the session before would stay."""
+    from recipes.reports.page import write_page
+    from recipes.reports.record import open_run
 
-    But after a signal all wait: mpiexec kills rank 0 when a rank leaves with another exit code than 0.
+    with suppress(InputRefused, OSError, TypeError):  # the failure, which may be that of the folder, is told already
+        if len((run := open_run(folder)).updates):
+            write_page([run], folder / REPORT)
+
+
+def _leave(folder: Path, *, leads: bool, code: int, report: bool) -> int:
+    """Leave a run where no parent of ours can draw its report: rank 0 does, and leaves last, with the exit code.
+
+    The others leave with 0 at once: when a rank leaves with another code, mpiexec and `srun --kill-on-bad-exit` kill
+    those that are still there, and the job would end with the code of a kill.
 
     Returns:
-        the exit code of the run, or 3 where the report cannot be written.
+        the exit code of this process; 3 on rank 0 where the report cannot be written.
     """
     from mpi4py import MPI
 
-    if code == 0:
-        MPI.Finalize()
-        sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
-    return report_run(folder) or code if leads else code
+    MPI.Finalize()
+    sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
+    if not leads:
+        return 0
+    code = (report_run(folder) if report else 0) or code
+    if code:
+        time.sleep(_OTHERS_SECONDS)
+    return code
 
 
 def _checked_together(
@@ -281,9 +323,9 @@ def _checked_together(
     if mpi.rank == 0:
         try:
             if request.workers not in (None, mpi.size):
-                raise LaunchError(
-                    f"-n {request.workers} was asked for and {mpi.size} ranks were launched; leave -n out"
-                )
+                ranks = f"{counted(mpi.size, 'rank')} {'were' if mpi.size > 1 else 'was'}"
+                what = f"-n {request.workers} was asked for and {ranks} launched"
+                raise LaunchError(f"{what}; {'leave -n out' if mpi.size > 1 else _WAY_OUT_OF_ONE_RANK}")
             prepared = prepare(request, workers=mpi.size)
             require_threads(prepared.plan, mpi)
             folder = request.out or default_folder(prepared.opened.recipe.name)

@@ -14,7 +14,14 @@ from typing import Any
 
 from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
-from trainers.launch.join_ranks import check_folder, join_world, nothing_left, report_run, train_together
+from trainers.launch.join_ranks import (
+    check_folder,
+    join_world,
+    nothing_left,
+    report_failure,
+    report_run,
+    train_together,
+)
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.cores import usable_cores
@@ -44,7 +51,7 @@ from trainers.runs.run_folder import (
     require_another_end,
     session_starts,
 )
-from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop, requester_text
+from trainers.runs.stop_request import STOP_FILE, handling_signals, keeping_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
 
 _HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
@@ -134,13 +141,17 @@ def _start(
         failure = f"mpiexec's process beside the ranks was killed, and {len(left)} ranks trained on; they are ended"
     if failure is not None:
         started.kill()
+    if signals.asked and code not in (EXIT_INPUT, EXIT_FAILED) and last_line(folder) == before:
+        print_error("kilobatch: stopped by a signal before an update was done; the same command starts it again")
+        return EXIT_STOPPED
+    if failure is not None:
         said = [line for line in started.errors().splitlines() if not line.startswith(_HYDRA)]
         print_error(
             "".join(f"{line}\n" for line in said)
             + f"kilobatch: {failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}"
         )
         if request.report:
-            _report_failure(folder)
+            report_failure(folder)
         return EXIT_FAILED
     code = _verdict(code, folder, before, started, ended_at_once_by=signals.ended_at_once_by)
     if request.measure_noise and code in (0, EXIT_STOPPED):
@@ -153,21 +164,11 @@ def _start(
     if request.report and code in (0, EXIT_STOPPED):
         code = report_run(folder) or code
     elif request.report and code == EXIT_FAILED:
-        _report_failure(folder)
+        report_failure(folder)
     if code == 0:
         report = f"  report: {folder / REPORT}" if request.report else ""
         console.print(f"run: {folder}{report}", markup=False, highlight=False, soft_wrap=True)
     return code
-
-
-def _report_failure(folder: Path) -> None:
-    """Write the report of a run that failed after an update, else that of the session before would stay."""
-    from recipes.reports.page import write_page
-    from recipes.reports.record import open_run
-
-    with suppress(InputRefused, OSError, TypeError):  # the failure, which may be that of the folder, is told already
-        if len((run := open_run(folder)).updates):
-            write_page([run], folder / REPORT)
 
 
 def _join(request: TrainRequest, ranks: int) -> int:
@@ -175,7 +176,8 @@ def _join(request: TrainRequest, ranks: int) -> int:
     hold_exit_socket(launched_rank())
     threads = limit_threads()
     try:
-        code = train_together(request, join_world(ranks), threads=threads)
+        with keeping_signals():
+            code = train_together(request, join_world(ranks), threads=threads)
     except InputRefused:
         if launched_rank() == 0:
             raise
@@ -193,7 +195,8 @@ class _StopSignals:
         self.ranks: Ranks | None = None
         self._on_signal = on_signal
         self.ended_at_once_by: str | None = None
-        self._folder, self._asked = folder, False
+        self.asked = False
+        self._folder = folder
         self._handling = handling_signals(self._note)
 
     def __enter__(self) -> _StopSignals:
@@ -208,10 +211,10 @@ class _StopSignals:
 
     def _note(self, number: int, frame: object) -> None:
         self._on_signal(number)
-        if self._asked and self.ranks is not None:
+        if self.asked and self.ranks is not None:
             self._end_at_once("a second signal")
             return
-        self._asked = True
+        self.asked = True
         message = "stopping after this update, with a checkpoint; once more to end at once"
         try:
             request_stop(self._folder / STOP_FILE, "signal")

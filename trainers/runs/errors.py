@@ -27,6 +27,7 @@ _EXTRAS = {"matplotlib": "plots", "onnx": "onnx"} | dict.fromkeys(("cmaes", "opt
 _EXIT_UNREAD = 1  # Click's exit code for a broken pipe
 _ABORT_SECONDS = 5.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
+_failure_log: Path | None = None  # see `log_failures`
 _DRAIN_SECONDS = 2.0  # how long `print_and_drain` waits for the launcher to read the message
 
 
@@ -184,8 +185,17 @@ def error_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
+def log_failures(file: Path) -> None:
+    """From now on `print_and_drain` appends to a file too: there is no parent process that copies stderr to it."""
+    global _failure_log
+    _failure_log = file
+
+
 def print_and_drain(text: str) -> None:
     """Write to stderr and wait until a pipe is read: this process, and the launcher that relays it, may end next."""
+    if _failure_log is not None:
+        with suppress(OSError), open(_failure_log, "a", encoding="utf-8") as file:
+            print(printable(text), file=file)
     print(printable(text), file=sys.stderr, flush=True)
     with suppress(OSError, ValueError):  # no file, no pipe
         pipe, until = sys.stderr.fileno(), time.monotonic() + _DRAIN_SECONDS

@@ -140,8 +140,9 @@ class Heartbeat:
 
     def finish(self) -> None:
         """Write the last heartbeat: this rank has done its part."""
+        began = self._thread.is_alive()  # asked before it may end
         self._ended.set()
-        if self._thread.is_alive():
+        if began:
             self._thread.join()
             self._write(self._record(finished=True))
 

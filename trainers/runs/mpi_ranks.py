@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -30,7 +31,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _MOST_THREADS = 1024  # a number with more digits than was meant would end in "can't start new thread"
 _NUMPYS_BLAS = "OPENBLAS_NUM_THREADS"
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
-_PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `_process_mark`
+_PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `process_mark`
 _LEFT_SECONDS = 3.0  # that ranks may take to end after their mpiexec
 _KILLS, _KILL_SECONDS = 4, 0.5  # how often, and how long mpiexec has to end each time
 
@@ -91,10 +92,10 @@ def parent_is_gone() -> bool:
     """
     process, _, rest = os.environ.get(_PARENT, "").partition(" ")
     here = rest.endswith(f" {socket.gethostname()}")
-    return here and _process_mark(int(process)) != f"{process} {rest}"
+    return here and process_mark(int(process)) != f"{process} {rest}"
 
 
-def _process_mark(process: int) -> str:
+def process_mark(process: int) -> str:
     """PID and start time of a process, which together are never reused, and this host; empty if it has ended."""
     state, *rest = process_fields(process) or ["Z"]
     return "" if state == "Z" else f"{process} {rest[18]} {socket.gethostname()}"
@@ -116,6 +117,23 @@ def command_line() -> str:
 def threads_per_rank(local_ranks: int) -> int:
     """`usable_cores` divided between the ranks on this machine, at least one."""
     return max(1, usable_cores() // local_ranks)
+
+
+def ranks_that_share_cores(environment: Mapping[str, str] = os.environ, cores: int | None = None) -> int:
+    """How many of a launcher's ranks share the cores that this process may run on; by default of its `cores`.
+
+    One where Slurm has bound each rank to cores of its own. Where nodes have different numbers, it is the largest.
+
+    >>> ranks_that_share_cores({"SLURM_TASKS_PER_NODE": "4(x2),1"}, cores=16)
+    4
+    >>> ranks_that_share_cores({"SLURM_TASKS_PER_NODE": "4(x2),1", "SLURM_CPUS_PER_TASK": "8"}, cores=8)
+    1
+    """
+    bound = environment.get("SLURM_CPUS_PER_TASK") == str(cores or len(os.sched_getaffinity(0)))
+    for name in _LOCAL_SIZE_NAMES:
+        if numbers := re.findall(r"(?:^|,)(\d+)", environment.get(name, "")):
+            return 1 if bound and name.startswith("SLURM_") else max(map(int, numbers))
+    return launched_ranks(environment) or 1
 
 
 def limit_threads(
@@ -144,8 +162,7 @@ def limit_threads(
                 raise LaunchError(f"{what}; write 1, say, or unset it: the ranks of a run share the cores evenly")
             os.environ[name] = str(given)
     if local_ranks is None:
-        sizes = (os.environ.get(name, "").split("(")[0] for name in _LOCAL_SIZE_NAMES)
-        local_ranks = next((int(size) for size in sizes if size.isdigit()), launched_ranks() or 1)
+        local_ranks = ranks_that_share_cores()
     number, users = str(threads or threads_per_rank(local_ranks)), None
     if kernels_share_cores and not any(os.environ.get(name, "").isdigit() for name in THREADS):
         os.environ[_NUMPYS_BLAS] = "1"
@@ -211,7 +228,7 @@ class Ranks:
     def processes(self) -> dict[int, int]:
         """Rank -> PID, of these ranks on this machine, also of those that their launcher has left behind."""
         processes: dict[int, int] = {}
-        marks = {f"{_PARENT}={_process_mark(os.getpid())}", f"{EXIT_SOCKET}={self.exits.name}"}
+        marks = {f"{_PARENT}={process_mark(os.getpid())}", f"{EXIT_SOCKET}={self.exits.name}"}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # it has just ended, or is another user's
                 words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
@@ -230,7 +247,7 @@ class Ranks:
 
     def has_launcher(self) -> bool:
         """Whether mpiexec still has its proxy, the process of this machine that started the ranks; or has ended."""
-        return self.poll() is not None or any(map(_process_mark, _children(self.process.pid)))
+        return self.poll() is not None or any(map(process_mark, _children(self.process.pid)))
 
     def poll(self) -> int | None:
         """The exit code of mpiexec; None while it runs."""
@@ -284,7 +301,7 @@ def start_ranks(
     environment = {name: value for name, value in given.items() if name not in marks}
     environment |= {name: environment.get(name) or limit for name, limit in limits.items()}
     exits = RankExits(num_ranks)
-    own = {_OWN: command_line(), _PARENT: _process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    own = {_OWN: command_line(), _PARENT: process_mark(os.getpid()), "PYTHONUNBUFFERED": "1"}
     own |= {} if exits.name is None else {EXIT_SOCKET: exits.name}
     own |= LOCAL_LAUNCH if launcher is None and "HYDRA_RMK" not in os.environ else {}
     launcher = [find_mpiexec(), "-n", str(num_ranks)] if launcher is None else launcher

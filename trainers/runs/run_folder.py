@@ -128,7 +128,8 @@ def require_usable(folder: Path, *, resume: bool) -> None:
         return
     if not any((folder / name).exists() for name in (LOG, RUN, METRICS, CHECKPOINTS)):
         raise FolderRefused(f"{folder} is not empty, and holds no run; choose another --out")
-    if not resume:
+    begun = {path.name for path in folder.iterdir()} - {LOG, RANKS, STOP_FILE}  # which a start has made
+    if not resume and begun:
         raise FolderRefused(f"{folder} is not empty; add --resume to go on with the run in it, or choose another --out")
     refuse_links(folder)
     for name in _READ:

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 STOP_FILE = "stop"  # in the run's folder: requests a stop at the next update, from any host
+_kept: list[int] = []  # see `keeping_signals`
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Signals that ask a run to stop: Ctrl-C, `kill`, and a terminal that was closed, unless `nohup` ignores that."""
+    """Signals that ask a run to stop: Ctrl-C, `kill`, Slurm's warning of the time limit (`--signal=USR1@120`).
+
+    A terminal that was closed, too, unless `nohup` ignores that.
+    """
     closed = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *closed]
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *closed]
 
 
 @contextmanager
@@ -28,6 +32,16 @@ def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+@contextmanager
+def keeping_signals() -> Iterator[None]:
+    """Within, a signal that asks for a stop is kept for a `StopRequest` made later; else it would end the process."""
+    with handling_signals(lambda number, frame: _kept.append(number)):
+        try:
+            yield
+        finally:
+            _kept.clear()
 
 
 def request_stop(file: Path, who: str) -> None:
@@ -59,8 +73,8 @@ class StopRequest:
 
     def __init__(self, run: Path, *, watches_file: bool) -> None:
         self._file = run / STOP_FILE if watches_file else None
-        self._signalled = False
-        self._before = {number: signal.signal(number, self._note) for number in (*stop_signals(), signal.SIGUSR1)}
+        self._signalled = bool(_kept)
+        self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
 
     def close(self) -> None:
         """The run is over: signals mean what they did before."""

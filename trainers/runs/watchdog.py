@@ -1,20 +1,23 @@
 """Which rank is at fault when a run hangs, from the heartbeats of all ranks.
 
-`Watchdog` runs in a rank and watches the others. `ParentWatch` in the parent process watches what they cannot see.
+`Watchdog` runs in a rank and watches the others. `ParentWatch` in the parent process watches what they cannot see;
+`watch_next_rank` notices a dead rank where there is no such parent.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainers.runs.errors import abort_all_ranks, print_and_drain
 from trainers.runs.heartbeat import PATIENCE, Heartbeat, HeartbeatRecord, read_heartbeat
-from trainers.runs.mpi_ranks import Ranks, process_fields
+from trainers.runs.mpi_ranks import Ranks, process_fields, process_mark
 from trainers.runs.run_folder import METRICS, newest_checkpoint_name
 
 _WATCHES_FROM = 1 / 8  # part of a rank's allowed time after which, without progress, it watches the others
@@ -22,6 +25,8 @@ _SILENT = 3 / 4  # part of a rank's allowed time without a heartbeat after which
 _TURN = 3  # heartbeats that a watcher waits for the watcher before it to report
 _CHECK_SECONDS = 0.5  # between two looks at whether the ranks have started up
 _ALONE_SECONDS = 3.0  # between the end of the launcher's proxy and that of the ranks that it leaves, at least
+_PROXY_SECONDS = 20.0  # for mpiexec to start its proxy, which a signal to all processes may have killed
+_LAUNCHER_SECONDS = 1.0  # for a launcher to end the ranks itself once one of them has ended
 _LEAST_STARTUP_SECONDS = 45.0  # to import everything and to join MPI, on a slow disk and busy cores
 _STATES = {
     "T": "its process is stopped (SIGSTOP)",
@@ -64,6 +69,33 @@ def start_watchdog(heartbeat: Heartbeat) -> None:
                 abort_all_ranks()
 
         heartbeat.on_beat = end_if_at_fault
+
+
+def watch_next_rank(world: Any, way_on: str) -> threading.Event:
+    """End all ranks once the next one on this host has ended, as srun does not, until the returned event is set.
+
+    All ranks call this together. A rank that is alone on its host is not watched.
+    Bytes on the wire: about 40 from each rank to each.
+
+    Args:
+        way_on: what the user can do then, in words.
+    """
+    over, marks = threading.Event(), world.allgather(process_mark(os.getpid()))
+    here = [rank for rank, mark in enumerate(marks) if mark and process_mark(int(mark.split()[0])) == mark]
+    following = here[(here.index(world.rank) + 1) % len(here)] if world.rank in here else world.rank
+    process, *_, host = marks[following].split() or ["", ""]
+
+    def watch() -> None:
+        while process_mark(int(process)) == marks[following]:
+            if over.wait(_CHECK_SECONDS):
+                return
+        if not over.wait(_LAUNCHER_SECONDS):
+            print_and_drain(f"kilobatch: rank {following} on {host} (process {process}) has ended; {way_on}")
+            abort_all_ranks()
+
+    if following != world.rank:
+        threading.Thread(target=watch, name="watch of the next rank", daemon=True).start()
+    return over
 
 
 def watchers(num_ranks: int) -> list[int]:
@@ -194,7 +226,7 @@ class ParentWatch:
         began: dict[int, int] = {}  # rank -> process, as it was seen
         gone: Counter[int] = Counter()  # rank -> for how many looks it has been gone
         while not self._over.wait(_CHECK_SECONDS):
-            had_launcher = had_launcher or self._ranks.has_launcher()
+            had_launcher = had_launcher or self._ranks.has_launcher() or waited >= _PROXY_SECONDS
             alone = 0.0 if self._ranks.has_launcher() or not had_launcher else alone + _CHECK_SECONDS
             missing = self._missing() if starting else []
             starting, waited = bool(missing), waited + _CHECK_SECONDS

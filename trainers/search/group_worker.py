@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -26,12 +25,12 @@ from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed, a
 from trainers.runs.mpi_ranks import killed_with_parent, limit_threads, parent_is_gone, without_launcher
 from trainers.runs.run_folder import LOG
 from trainers.runs.stop_request import STOP_FILE, handling_signals, request_stop
+from trainers.runs.watchdog import watch_next_rank
 from trainers.search.group import ANSWERS, ORDERS, MessageReader, dismiss, group_folder, write_message
 from trainers.search.placement import place
 from trainers.training.device import choose_gpu, chosen_gpu, local_rank_of
 
 _POLL_SECONDS = 0.005  # ranks wait for hours if need be, and leave the core to other processes
-_LAUNCHER_SECONDS = 1.0  # time for a launcher to end the ranks itself
 
 
 def worker_loop(comm: Any, messages: Path, *, threads: int, stop: Path | None = None) -> None:
@@ -100,7 +99,8 @@ def run_launched_worker(folder: Path, *, each: int, ranks: int) -> int:
     threads = limit_threads(threads=1)
     world = join_world(ranks)
     choose_gpu(local_rank_of(world))
-    messages, search_ended = world.bcast(f"world-{time.time_ns()}", root=0), _watch_next_rank(world)
+    messages = world.bcast(f"world-{time.time_ns()}", root=0)
+    search_ended = watch_next_rank(world, "the same command goes on")
     of_groups = [group_folder(folder, number) / messages for number in range(ranks // each)]
     supervisor = _start_supervisor(f"{ranks}:{messages}", of_groups) if world.rank == 0 else None
     number = _group_of(world.rank, world.allgather(socket.gethostname()), each=each)
@@ -144,20 +144,3 @@ def _start_supervisor(joined: str, of_groups: Sequence[Path]) -> subprocess.Pope
 
     threading.Thread(target=watch, daemon=True).start()
     return process
-
-
-def _watch_next_rank(world: Any) -> threading.Event:
-    """End all ranks once the next one on this host has ended, as srun does not, unless the returned event is set."""
-    search_ended, host, own = threading.Event(), socket.gethostname(), os.getpid()
-    pids = [pid for other, pid in world.allgather((host, own)) if other == host]
-    next_pid = pids[(pids.index(own) + 1) % len(pids)]
-
-    def watch() -> None:
-        select.select([os.pidfd_open(next_pid)], [], [])
-        if not search_ended.wait(_LAUNCHER_SECONDS):
-            print_and_drain(f"kilobatch: a rank on {host} (process {next_pid}) has ended; the same command goes on")
-            abort_all_ranks()
-
-    if next_pid != own and hasattr(os, "pidfd_open"):  # Linux
-        threading.Thread(target=watch, daemon=True).start()
-    return search_ended

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from socket import gethostname
 
 from trainers.launch.request import refused
 from trainers.runs import mpi_ranks
@@ -18,6 +18,7 @@ from trainers.runs.mpi_ranks import LaunchError, Ranks
 
 # srun reads these as options. With those of the allocation a step takes all its GPUs, and the next group waits.
 _OF_ALLOCATION = ("SLURM_GPUS", "SLURM_MEM_PER_", "SLURM_NTASKS_PER_", "SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION")
+_ALLOCATION = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_TASKS_PER_NODE")
 _SHELL_OF_SALLOC = "4294967290"  # SLURM_INTERACTIVE_STEP of slurm.h: a step that holds nothing
 _QUEUE_SECONDS = 45  # that a step may wait for its nodes before srun gives up and says why; a `Group` waits longer
 
@@ -59,7 +60,7 @@ def placements(
         hosts: such as `a,b,c:4`; None: those of the Slurm allocation, if it can start steps here, else this machine.
     Raises:
         RecipeError: the ranks are fewer than a group needs, more than the allocation holds, or not those of `hosts`.
-        LaunchError: there is no mpiexec, or Slurm does not describe the allocation.
+        LaunchError: there is no mpiexec, or Slurm does not describe the allocation, or it is heterogeneous.
     """
     options: list[str] = []
     if hosts is not None:
@@ -67,7 +68,7 @@ def placements(
     elif _starts_steps(environment):
         slots, options = _slurm(workers, environment)
     else:
-        slots = {gethostname(): workers or each}
+        slots = {socket.gethostname(): workers or each}
     workers = workers or sum(slots.values())
     if workers < each:
         raise refused("-n", f"{workers} ranks are fewer than the {each} of a trial", f"ask for {each} or more")
@@ -87,9 +88,36 @@ def placements(
 
 
 def _starts_steps(environment: Mapping[str, str]) -> bool:
-    """Whether srun can start steps: in an allocation, but not where one step, `srun --pty bash`, holds it all."""
+    """Whether srun can start steps: in an allocation, but not where one step, `srun --pty bash`, holds it all.
+
+    A container may have SLURM_JOB_ID alone: then the ranks are started here.
+    """
     in_step = mpi_ranks.in_slurm_shell(environment) and environment.get("SLURM_STEP_ID") != _SHELL_OF_SALLOC
-    return "SLURM_JOB_ID" in environment and not in_step and bool(shutil.which("srun", path=environment.get("PATH")))
+    if in_step or not shutil.which("srun", path=environment.get("PATH")):
+        return False
+    if "SLURM_HET_SIZE" in environment and "SLURM_JOB_NODELIST" not in environment:
+        raise LaunchError(
+            "this allocation is heterogeneous (SLURM_HET_SIZE), and groups of ranks are placed on the nodes of one "
+            "allocation; start all ranks on one component by srun --het-group=0 before the command, or name --hosts"
+        )
+    return all(name in environment for name in _ALLOCATION)
+
+
+def require_ssh(hosts: Iterable[str], environment: Mapping[str, str] = os.environ) -> None:
+    """Raise LaunchError where MPICH's mpiexec needs ssh for one of these hosts, and there is none."""
+    if shutil.which("ssh", path=environment.get("PATH")) or "HYDRA_LAUNCHER" in environment:
+        return
+    if host := next((host for host in hosts if not _is_here(host)), None):
+        raise LaunchError(f"--hosts: ranks on {host} are started over ssh, which is missing here; install OpenSSH")
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine: a socket can be bound to its address."""
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError:
+        return False
+    return True
 
 
 def place(slots: Mapping[str, int], *, each: int, groups: int) -> list[tuple[str, ...]]:

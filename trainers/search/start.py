@@ -32,7 +32,7 @@ from trainers.search.folder import SEARCH, folder_record
 from trainers.search.group import Group
 from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
-from trainers.search.placement import placements
+from trainers.search.placement import placements, require_ssh
 from trainers.search.prior import first_values
 from trainers.search.results import confirmed_text, scores, shown, trials_text, write_best
 from trainers.search.status import Display
@@ -153,6 +153,8 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
         what = f"{request.workers:,} ranks are more than all {opened.search.budget.trials:,} trials of the budget need"
         raise refused("-n", what, f"ask for at most {useful:,}")
     placed = placements(each=each, workers=request.workers or launched_ranks(), hosts=request.hosts)
+    if request.hosts is not None and not request.dry_run:
+        require_ssh(host for own in placed for host in own.hosts)
     idle = (request.workers or 0) - len(placed) * each
     if idle > 0:
         print_error(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")

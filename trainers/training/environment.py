@@ -8,6 +8,7 @@ import platform
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,28 @@ def environment(
         "threads_per_rank": threads,
         "loader": loader,
         "ranks": ranks,
+        **slurm_job(),
         "git": _git(),
         "data_fingerprint": fingerprint,
         "ids": ids,
     }
+
+
+def slurm_job(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Job, step and nodes of Slurm, and the task of a job array, as `slurm`; nothing outside a job.
+
+    >>> slurm_job({"SLURM_JOB_ID": "28", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "node[1-2]"})
+    {'slurm': {'job': '28', 'step': '0', 'nodes': 'node[1-2]'}}
+    """
+    names = {
+        "job": "JOB_ID",
+        "step": "STEP_ID",
+        "array": "ARRAY_JOB_ID",
+        "task": "ARRAY_TASK_ID",
+        "nodes": "JOB_NODELIST",
+    }
+    found = {key: environment.get(f"SLURM_{name}") for key, name in (*names.items(), ("nodes", "JOB_NODELIST"))}
+    return {"slurm": {key: text for key, text in found.items() if text}} if found["job"] else {}
 
 
 def numerical_environment() -> dict[str, Any]:

@@ -60,6 +60,7 @@ from trainers.training.environment import (
     crowded_warnings,
     environment,
     mixed_kernels_warning,
+    slurm_job,
     this_rank,
 )
 from trainers.training.equal_ranks import WeightsDiffer, require_equal_weights, require_one_recipe, why_weights_differ
@@ -110,7 +111,8 @@ def train_as_rank(
     configure_logging(
         folder, rank=mpi.rank, to_file=not launched_by_us, quiet=request.verbosity < 0 and not launched_by_us
     )
-    log.info("run: %s", folder)
+    job = slurm_job().get("slurm")
+    log.info("run: %s%s", folder, f", job {job['job']} of Slurm" if job else "")
     if on_cpu := prepared.plan.cluster.device == "cpu":
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before

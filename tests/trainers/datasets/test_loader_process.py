@@ -7,10 +7,13 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from trainers.datasets.loader_process import LoaderProcess
 
 pytestmark = pytest.mark.mpi
 
@@ -199,3 +202,16 @@ def test_starts_and_ends_leave_nothing(folder, tmp_path, processes_of, number):
     while (left := loaders(tmp_path)) and time.monotonic() < until:
         time.sleep(0.05)
     assert left == []
+
+
+def test_signals_that_ask_a_rank_to_stop_leave_its_loader_processes(caplog):
+    loader, samples = LoaderProcess({}, name="loader worker 0"), SimpleNamespace(split="train", pixels=False)
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, None):
+            with pytest.raises(KeyError, match="'train'"):  # not in the request: an answer of a process that lives
+                loader.load(samples, [(0, 0)], None)
+            if number is not None:
+                loader._process.send_signal(number)
+    finally:
+        loader.close()
+    assert not caplog.records

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipes.errors import InputRefused
 from recipes.reading.yaml import block_text
 from trainers.launch import join_ranks
 from trainers.launch.join_ranks import check_folder
@@ -83,7 +84,7 @@ def test_what_only_the_ranks_refuse_is_reported_without_a_traceback(tmp_path):
 
 
 def test_a_report_that_rank_0_cannot_write_is_reported_as_that_of_our_own_ranks(tmp_path, capsys):
-    assert join_ranks._report_alone(tmp_path, leads=True, code=4) == 3
+    assert join_ranks.report_run(tmp_path) == 3
     assert capsys.readouterr().err.endswith(
         f"the run has ended, but its report cannot be written; to try again: kilobatch report {tmp_path}\n"
     )
@@ -186,3 +187,10 @@ def test_a_recipe_with_a_number_as_key_differs(ramp, tmp_path):
     (tmp_path / "run.yaml").write_text(block_text(record))
     with pytest.raises(FolderRefused, match="another recipe; 5: 6 in the run, None now"):
         check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+
+
+def test_a_shell_with_the_variables_of_one_rank_is_told_how_to_start_ranks_all_the_same(tmp_path):
+    alone = SimpleNamespace(rank=0, size=1, bcast=lambda value, root: value)
+    request = TrainRequest(recipe="digits/ramp", workers=2, out=tmp_path / "run")
+    with pytest.raises(InputRefused, match=r"1 rank was launched; .*srun --mpi=none --pty bash.*unset PMI_RANK"):
+        join_ranks._checked_together(request, alone, checked=False, alone=True)

@@ -313,10 +313,10 @@ def test_a_run_that_fails_after_a_resume_does_not_keep_the_report_before(tmp_pat
     (folder / "report.html").write_text("stopped")
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({**last_line(folder), "value": "failed", "reason": "no memory"}) + "\n")
-    start_ranks._report_failure(folder)
+    start_ranks.report_failure(folder)
     assert "failed" in (folder / "report.html").read_text()
     (folder / "metrics.jsonl").write_text("damaged\n")
-    start_ranks._report_failure(folder)
+    start_ranks.report_failure(folder)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path, on_resident_ranks):

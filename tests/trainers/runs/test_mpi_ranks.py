@@ -13,7 +13,6 @@ from trainers.runs.mpi_ranks import (
     KERNEL_THREADS,
     THREADS,
     LaunchError,
-    _process_mark,
     _tee,
     find_mpiexec,
     in_slurm_shell,
@@ -21,6 +20,8 @@ from trainers.runs.mpi_ranks import (
     launched_ranks,
     limit_threads,
     process_fields,
+    process_mark,
+    ranks_that_share_cores,
     start_ranks,
     threads_per_rank,
 )
@@ -85,11 +86,11 @@ def test_in_such_a_shell_only_ranks_are_taken_for_ranks(tmp_path, monkeypatch, e
 
 
 def test_a_process_whose_name_is_cut_within_a_character_is_known():
-    name, mark = Path("/proc/self/comm"), _process_mark(os.getpid())
+    name, mark = Path("/proc/self/comm"), process_mark(os.getpid())
     before = name.read_bytes()
     name.write_bytes("ein Lauf ) mit\u00e4".encode()[:-1])
     try:
-        assert _process_mark(os.getpid()) == mark
+        assert process_mark(os.getpid()) == mark
         assert process_fields(os.getpid())[0] == "R"
     finally:
         name.write_bytes(before)
@@ -175,3 +176,18 @@ def test_a_file_beside_this_python_that_cannot_be_run_is_no_mpiexec(tmp_path, mo
 
     with pytest.raises(LaunchError, match="pip install mpich"):
         find_mpiexec()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"MPI_LOCALNRANKS": "4", "SLURM_TASKS_PER_NODE": "1", "SLURM_CPUS_PER_TASK": "8"}, 4),  # mpiexec in a job
+        ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_CPUS_PER_TASK": "8"}, 1),  # bound to cores of its own
+        ({"SLURM_TASKS_PER_NODE": "2,1", "SLURM_CPUS_PER_TASK": "4"}, 2),  # not bound
+        ({"SLURM_TASKS_PER_NODE": "1(x3),12"}, 12),
+        ({"PMI_RANK": "0", "PMI_SIZE": "3"}, 3),
+        ({}, 1),
+    ],
+)
+def test_cores_are_divided_between_the_ranks_that_share_them(environment, expected):
+    assert ranks_that_share_cores(environment, cores=8) == expected

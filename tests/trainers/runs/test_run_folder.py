@@ -75,6 +75,16 @@ def test_sources_that_a_kill_cut_off_are_written_by_the_next_session(tmp_path):
     assert json.loads((tmp_path / "sources" / "paths.json").read_text()) == []
 
 
+def test_a_folder_of_a_start_that_did_not_come_to_a_run_may_be_used_again(tmp_path):
+    (tmp_path / "ranks").mkdir()
+    for name in ("log.txt", "stop", "run.yaml"):
+        (tmp_path / name).touch()
+        if name != "run.yaml":
+            require_usable(tmp_path, resume=False)
+    with pytest.raises(FolderRefused, match=r"is not empty; add --resume"):
+        require_usable(tmp_path, resume=False)
+
+
 def test_a_folder_that_holds_something_is_refused_unless_a_run_in_it_is_resumed(tmp_path):
     require_usable(tmp_path / "new", resume=False)
     require_usable(tmp_path, resume=False)

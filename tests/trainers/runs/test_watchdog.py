@@ -4,16 +4,21 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
-from trainers.runs.heartbeat import HeartbeatRecord, heartbeat_file, read_heartbeat
-from trainers.runs.mpi_ranks import start_ranks
+from trainers.runs import errors, watchdog
+from trainers.runs.heartbeat import Heartbeat, HeartbeatRecord, clear_heartbeats, heartbeat_file, read_heartbeat
+from trainers.runs.mpi_ranks import process_mark, start_ranks
 from trainers.runs.run_folder import METRICS, RANKS
-from trainers.runs.watchdog import ParentWatch, Watchdog, watchers
+from trainers.runs.watchdog import ParentWatch, Watchdog, watch_next_rank, watchers
 
 SECONDS = 0.4
 WAITING = HeartbeatRecord(
@@ -198,3 +203,41 @@ def test_ranks_that_write_metrics_train_though_their_heartbeats_are_not_seen(tmp
     startup.close()
     assert startup.failure is None
     assert started.process.wait(timeout=60) == 0, "they were left alone, and train to their end"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_rank_without_a_parent_ends_all_ranks_once_the_next_one_of_its_host_has_ended(
+    ends, tmp_path, monkeypatch, capsys
+):
+    aborted = threading.Event()
+    monkeypatch.setattr(watchdog, "abort_all_ranks", aborted.set)
+    monkeypatch.setattr(watchdog, "_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog, "_LAUNCHER_SECONDS", 0.05)
+    monkeypatch.setattr(errors, "_failure_log", tmp_path / "log.txt")
+    with subprocess.Popen(["sleep", "60"]) as next_rank:
+        mark = process_mark(next_rank.pid)
+        elsewhere = [f"{mark}x", mark.replace(" ", " 1")]  # another host; another process of this number
+        world = SimpleNamespace(rank=1, allgather=lambda own: [mark, own, *elsewhere])
+        over = watch_next_rank(world, "start again")
+        if not ends:
+            over.set()
+        next_rank.kill()
+    assert aborted.wait(5 if ends else 0.1) == ends
+    said = f"kilobatch: rank 0 on {socket.gethostname()} (process {next_rank.pid}) has ended; start again\n"
+    assert capsys.readouterr().err == (said if ends else "")
+    assert not ends or (tmp_path / "log.txt").read_text() == said
+    over.set()
+
+
+def test_a_last_heartbeat_is_written_however_fast_its_thread_ends(tmp_path):
+    class Ended(threading.Event):
+        def set(self):
+            super().set()
+            heartbeat._thread.join()
+
+    clear_heartbeats(tmp_path)
+    heartbeat = Heartbeat(tmp_path, mpi=SimpleNamespace(rank=0), seconds=0)
+    heartbeat._ended = Ended()
+    heartbeat.start()
+    heartbeat.finish()
+    assert read_heartbeat(tmp_path, 0).finished

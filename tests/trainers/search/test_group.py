@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import nullcontext
 from socket import gethostname
 
 import pytest
@@ -10,7 +11,7 @@ from recipes.errors import RecipeError
 from trainers.launch.request import TrainRequest
 from trainers.runs.mpi_ranks import LaunchError
 from trainers.search.group import ANSWERS, ORDERS, Group, MessageReader, RunEnd, cause_of, write_message
-from trainers.search.placement import Placement, hosts_named, place, placements
+from trainers.search.placement import Placement, hosts_named, place, placements, require_ssh
 
 
 def test_each_message_comes_once_in_order_and_whole(tmp_path):
@@ -245,3 +246,17 @@ def test_what_an_allocation_or_the_number_of_ranks_does_not_hold_is_refused(allo
         placements(each=1, workers=11, environment=allocation())
     with pytest.raises(LaunchError, match="does not describe the allocation: slurm_load_jobs error"):
         placements(each=1, workers=None, environment={**allocation(), "SLURM_JOB_NODELIST": "gone"})
+
+
+def test_an_allocation_of_which_only_the_number_is_known_is_this_machine_and_a_heterogeneous_one_is_refused(allocation):
+    words = {name: value for name, value in allocation().items() if name in ("SLURM_JOB_ID", "PATH")}
+    assert placements(each=1, workers=2, environment=words)[0].hosts == (gethostname(),)
+    with pytest.raises(LaunchError, match=r"heterogeneous .* srun --het-group=0 .* --hosts"):
+        placements(each=1, workers=2, environment={**words, "SLURM_HET_SIZE": "2"})
+
+
+def test_other_hosts_are_refused_where_ssh_is_missing():
+    require_ssh(["localhost", "127.0.0.1"], environment={"PATH": ""})
+    for environment in ({}, {"HYDRA_LAUNCHER": "rsh"}):
+        with pytest.raises(LaunchError, match="192.0.2.1 are started over ssh") if not environment else nullcontext():
+            require_ssh(["localhost", "192.0.2.1"], environment={"PATH": "/nowhere", **environment})

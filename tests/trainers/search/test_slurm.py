@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -123,7 +124,7 @@ def test_ranks_that_srun_started_are_split_into_groups_and_a_killed_one_ends_all
         assert "type `export SLURM_MPI_TYPE=pmi2` before the same command" in output
     assert {trial.state for trial in search.trials()} == {TrialState.RUNNING}  # none is spent on it
     output = search.kill_launched_rank(*launcher)
-    assert re.search(r"a rank on \S+ \(process \d+\) has ended; the same command goes on", output)
+    assert re.search(r"rank \d on \S+ \(process \d+\) has ended; the same command goes on", output)
     search.resume_launched(*launcher)
 
 
@@ -140,3 +141,42 @@ def test_a_run_is_trained_by_ranks_that_srun_started(slurm, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "on 2 workers" in done.stdout
     assert "success at update 36; run: " in done.stdout
+    job = json.loads((tmp_path / "out" / "environment.json").read_text())["slurm"]
+    assert job == {"job": job["job"], "step": "0", "nodes": "node1"}
+    assert (tmp_path / "out" / "log.txt").read_text().splitlines()[0].endswith(f"out, job {job['job']} of Slurm")
+
+
+def has_trained(folder):
+    end, metrics = time.monotonic() + 60, folder / "metrics.jsonl"
+    while not metrics.exists() or "train_loss" not in metrics.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_killed_rank_ends_the_others_that_srun_started_and_the_log_says_why(slurm, tmp_path):
+    slurm(1)
+    folder = tmp_path / "out"
+    command = ["salloc", "--quiet", "--ntasks=2", "srun", sys.executable, "-P", "-m", "kilobatch", "train"]
+    with subprocess.Popen([*command, "digits/batch_256", "--set", "epochs=600", "--out", folder]) as process:
+        has_trained(folder)
+        pid = json.loads((folder / "environment.json").read_text())["ranks"][1]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        process.wait(timeout=20)  # the watchdog would take 120 s
+    assert process.returncode != 0
+    assert f"kilobatch: rank 1 on node1 (process {pid}) has ended; " in (folder / "log.txt").read_text()
+
+
+def test_a_warning_of_the_time_limit_ends_a_job_with_code_4_and_no_rank_is_killed(slurm, tmp_path):
+    slurm(2)
+    folder = tmp_path / "out"
+    launcher = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", "srun", "--kill-on-bad-exit=1"]
+    command = [*launcher, sys.executable, "-P", "-m", "kilobatch", "train", "digits/batch_256", "--set", "epochs=600"]
+    with subprocess.Popen([*command, "--out", folder], stderr=subprocess.PIPE, text=True) as process:
+        has_trained(folder)
+        job = json.loads((folder / "environment.json").read_text())["slurm"]
+        subprocess.run(["scancel", "--signal=USR1", f"{job['job']}.{job['step']}"], check=True)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 4, said
+    assert "task 0: Exited with exit code 4" in said
+    assert "Killed" not in said
+    assert (folder / "report.html").exists()
