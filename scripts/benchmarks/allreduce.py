@@ -88,7 +88,7 @@ def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
     from trainers import communicators
     from trainers.communicators.wire import WIRES
     from trainers.gradients.exchange import Exchange
-    from trainers.gradients.flat_gradients import FlatGradients
+    from trainers.gradients.flat_gradients import FlatGradients, backward_order
 
     shared: dict[int, Any] = {}
 
@@ -102,7 +102,7 @@ def our_ways(options: argparse.Namespace, world: Any) -> Iterator[Way]:
         component = communicators.Ring(sockets=True) if name == SOCKETS else getattr(communicators, name)()
         connection = component.connect(world.Dup())
         owns = type(connection).allocate is not communicators.connection.Connection.allocate
-        flat = FlatGradients(*built(options.model), connection.allocate if owns else allocate)
+        flat = FlatGradients(backward_order(*built(options.model)), connection.allocate if owns else allocate)
         for wire in options.wires if getattr(component, "sums_16_bits", True) else ["float32"]:
             for size in options.buckets:
                 exchange = Exchange(flat, connection, wire=WIRES[wire](), bucket_bytes=size or WHOLE, overlap=False)

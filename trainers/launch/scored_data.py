@@ -16,7 +16,15 @@ from recipes.schema import Dataset
 from trainers.datasets.samples import splits_of
 from trainers.launch.identity import classes_of
 from trainers.launch.preflight import DataRefused, refused_data
-from trainers.runs.identity import changes, digests_of_data, is_of_the_user, own_code, read_identity, sha256_of_files
+from trainers.runs.identity import (
+    IDENTITY,
+    changes,
+    digests_of_data,
+    is_of_the_user,
+    own_code,
+    read_identity,
+    sha256_of_files,
+)
 from trainers.runs.run_folder import DATASET
 
 _MOST_NAMED = 10
@@ -92,6 +100,9 @@ def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
         )
     trained = classes_of(run, dataset.reader)
     labels = _labels(dataset, names, trained)
+    if names and not trained and len(names) != dataset.num_classes:
+        what = f"{run} has no record of its classes, and here are {len(names):,} of {dataset.num_classes:,}"
+        raise DataRefused(f"data set {dataset.name}: {what}, by whatever numbers; give data with all classes")
     if not (names and trained) and found.get("num_classes", 0) > dataset.num_classes:
         what = f"{file} says num_classes: {dataset.num_classes:,}, and there are {found['num_classes']:,}"
         raise DataRefused(f"data set {dataset.name}: {what}; the model knows no others: give other data with --data")
@@ -119,10 +130,10 @@ def _labels(dataset: Dataset, names: Sequence[str], trained: Sequence[str]) -> t
 
 
 def _differences(opened: OpenedRecipe, reader: Any, data: Mapping[str, str], run: Path) -> list[str]:
-    """What has changed of own code and of the scored data; nothing where the run has no record of them."""
+    """What has changed of own code and of the scored data."""
     before = read_identity(run)
     if before is None:
-        return []
+        return [f"code or data, perhaps: {run / IDENTITY} is missing or damaged"]
     if reader is not opened.dataset.reader and isinstance(before.get("data"), Mapping):
         kept = {part: digest for part, digest in before["data"].items() if part in data or _is_of(part, reader.train)}
         before = {**before, "data": kept}

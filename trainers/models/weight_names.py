@@ -140,11 +140,8 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
         if not any(is_in(name, [layer]) for name in (*own, *foreign.values(), *arrays)):
             what = f"there is no layer {layer} in the model, nor in {init.weights}"
             raise UnfitWeights("except", what, "name a layer of the model, or take it out")
-
-    def excepted(path: str) -> bool:
-        return is_in(path, init.except_) or is_in(foreign.get(path, path), init.except_)
-
-    wanted = [path for path in (foreign if is_foreign else own) if not excepted(path)]
+    loaded = loaded_paths(model, init)
+    wanted = [path for path in (foreign if is_foreign else own) if path in loaded]
     faults = {
         "lacks": [path for path in wanted if path not in found],
         "has, and the model lacks,": [name for name in others if not is_in(name, init.except_)],
@@ -159,6 +156,12 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
                 way_out = "give the checkpoint's weights.safetensors" if torchs else _EXPORT
             raise UnfitWeights("weights", f"{init.weights} {what} {listed(sorted(names))}", way_out)
     return {path: found[path] for path in wanted}
+
+
+def loaded_paths(model: chainer.Link, init: Init) -> set[str]:
+    """The paths of a model's arrays that come from the file of `init`."""
+    foreign, left = torch_names(model), init.except_
+    return {path for path in weights_of(model) if not (is_in(path, left) or is_in(foreign.get(path, path), left))}
 
 
 def is_in(name: str, layers: Iterable[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -54,13 +54,16 @@ def set_hyperparameters(component: Any, optimizer: chainer.Optimizer, values: Hy
         setattr(of_parameter, component.rate_attribute, factor * rate)
 
 
-def set_rate_factors(optimizer: chainer.Optimizer, factors: Sequence[RateFactor], *, freezes: bool = False) -> None:
+def set_rate_factors(
+    optimizer: chainer.Optimizer, factors: Sequence[RateFactor], *, loaded: Collection[str] = ()
+) -> None:
     """Give parameters rates of their own, from the next `set_hyperparameters` on.
 
     Args:
         optimizer: set up with its model.
         factors: of the recipe; the first that names a parameter holds for it.
-        freezes: batch normalisations whose parameters all have the factor 0 also keep their running statistics.
+        loaded: paths of the arrays that the model began with. A batch normalisation whose parameters are all among them
+            and all have the factor 0 also keeps its running statistics.
     Raises:
         ValueError: an entry names no parameter.
     """
@@ -75,10 +78,10 @@ def set_rate_factors(optimizer: chainer.Optimizer, factors: Sequence[RateFactor]
     optimizer.hyperparam.rate_factors = [
         (parameter.update_rule.hyperparam, by_path[path]) for path, parameter in model.namedparams() if path in by_path
     ]
-    for path, link in model.namedlinks() if freezes else ():
+    for path, link in model.namedlinks():
         if isinstance(link, L.BatchNormalization):
             paths = [f"{path.rstrip('/')}{inner}" for inner, _ in link.namedparams()]
-            link.is_frozen = bool(paths) and all(by_path.get(each) == 0 for each in paths)
+            link.is_frozen = bool(paths) and all(each in loaded and by_path.get(each) == 0 for each in paths)
 
 
 def parameters_named(words: Sequence[str], model: chainer.Link) -> list[str]:

@@ -18,7 +18,7 @@ from recipes.planning.cluster import GradientExchange
 from recipes.planning.division import divide
 from recipes.planning.memory import Model
 from recipes.reading.read import Reading
-from recipes.schema import Dataset, Recipe, Updater
+from recipes.schema import Dataset, Init, Recipe, Updater
 from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.augmentations.mixing import GroupMixing
 from trainers.augmentations.pipeline import Finish, Pipeline
@@ -99,7 +99,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
-    set_rate_factors(optimizer, recipe.learning_rate.factors, freezes=recipe.init is not None)
+    set_rate_factors(optimizer, recipe.learning_rate.factors, loaded=_loaded(model, recipe.init))
     return Parts(
         model=model,
         optimizer=optimizer,
@@ -197,11 +197,12 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
-    if is_new and (changed := _drawn_again(initialized.changed(model), recipe)):
+    drawn = {*initialized.changed(model)} - _loaded(model, recipe.init) if is_new else ()
+    if drawn:
         raise InputRefused(
-            f"the model, {name}: its constructor sets values of {listed(changed)}, which the recipe's seed would draw "
-            "again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make it "
-            "`chainer.Parameter(array)`, or name a file of weights in the recipe: `init: {weights: FILE.safetensors}`"
+            f"the model, {name}: its constructor sets values of {listed(sorted(drawn))}, which the recipe's seed would "
+            "draw again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make "
+            "it `chainer.Parameter(array)`, or name a file of weights in the recipe: `init: {weights: FILE.safetensors}`"
         )
     image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
     unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
@@ -302,13 +303,12 @@ def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[
         yield
 
 
-def _drawn_again(paths: Sequence[str], recipe: Recipe) -> list[str]:
-    """Those of the paths whose values are not taken from the file of `recipe.init`."""
-    if recipe.init is None:
-        return [*paths]
-    from trainers.models.weight_names import is_in  # and ChainerCV
+def _loaded(model: chainer.Chain, init: Init | None) -> set[str]:
+    if init is None:
+        return set()
+    from trainers.models.weight_names import loaded_paths  # and ChainerCV
 
-    return [path for path in paths if is_in(path, recipe.init.except_)]
+    return loaded_paths(model, init)
 
 
 def own_place(error: Exception) -> str:

@@ -85,6 +85,19 @@ def test_classes_that_the_run_does_not_know_are_refused(run, tmp_path, is_record
         score_run(run, data=tmp_path / "other")
 
 
+def test_without_a_record_a_score_counts_for_other_data_and_takes_no_classes_by_their_numbers(run, tmp_path, capsys):
+    (run / "identity.json").write_text("{")
+    shutil.rmtree(run / "evaluation")
+    draw(tmp_path / "seven", "val", CLASSES, 2)
+    scored = score_run(run, data=tmp_path / "seven")
+    assert "identity.json is missing or damaged; this score is not the run's" in capsys.readouterr().err
+    assert scored["differences"]
+    assert not (run / "evaluation").exists()
+    draw(tmp_path / "two", "val", CLASSES[2:4], 1)
+    with pytest.raises(InputRefused, match="has no record of its classes, and here are 2 of 7, by whatever numbers"):
+        score_run(run, data=tmp_path / "two")
+
+
 def test_the_same_images_are_the_run_s_wherever_they_lie_and_without_those_of_training(trained, run, tmp_path):
     (run / "evaluation" / "classes.json").unlink()
     shutil.copytree(trained / "images" / "val", tmp_path / "moved" / "val")

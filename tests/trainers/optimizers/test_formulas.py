@@ -297,12 +297,17 @@ def test_a_rate_factor_that_names_nothing_is_refused(recorded):
 
 
 @pytest.mark.parametrize(
-    ("words", "freezes", "frozen"),
-    [(("norm",), True, True), (("/bn/*",), True, True), (("/bn/gamma",), True, False), (("norm",), False, False)],
+    ("words", "loaded", "frozen"),
+    [
+        (("norm",), {"/bn/gamma", "/bn/beta"}, True),
+        (("/bn/*",), {"/bn/gamma", "/bn/beta"}, True),
+        (("/bn/gamma",), {"/bn/gamma", "/bn/beta"}, False),
+        (("norm",), (), False),
+    ],
 )
-def test_a_normalisation_is_frozen_by_a_factor_of_0_on_both_of_its_parameters(words, freezes, frozen, recorded):
+def test_a_normalisation_is_frozen_by_a_factor_of_0_on_both_of_its_loaded_parameters(words, loaded, frozen, recorded):
     model, optimizer = recorded.setup(SGD())
-    set_rate_factors(optimizer, [RateFactor(parameters=words, factor=0.0)], freezes=freezes)
+    set_rate_factors(optimizer, [RateFactor(parameters=words, factor=0.0)], loaded=loaded)
     assert getattr(model.bn, "is_frozen", False) is frozen
 
 
