@@ -202,7 +202,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         raise InputRefused(
             f"the model, {name}: its constructor sets values of {listed(sorted(drawn))}, which the recipe's seed would "
             "draw again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make "
-            "it `chainer.Parameter(array)`, or name a file of weights in the recipe: `init: {weights: FILE.safetensors}`"
+            "it `chainer.Parameter(array)`, or name a file of weights: `init: {weights: FILE.safetensors}`"
         )
     image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
     unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
