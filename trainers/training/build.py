@@ -314,7 +314,8 @@ def _loaded(model: chainer.Chain, init: Init | None) -> set[str]:
 def own_place(error: Exception) -> str:
     """File and line of the user's own code in which an error was raised; else where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
+    here = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
+    own = [frame for frame in here if "site-packages" not in frame.filename]  # of a `.venv` in this folder
     return f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
 
 
