@@ -190,6 +190,7 @@ class Reading:
     problems: list[Problem] = dataclasses.field(default_factory=list)
     warnings: list[Problem] = dataclasses.field(default_factory=list)
     notes: dict[Path, str] = dataclasses.field(default_factory=dict)
+    not_shown: set[Path] = dataclasses.field(default_factory=set)  # younger keys that have their default
 
     def refuse(self, path: Path, what: str, way_out: str, *, at_key: bool = False) -> Any:
         """Notes a problem at a path, or at the nearest path above it that was written in a file; returns REFUSED."""
@@ -264,6 +265,7 @@ class Reading:
             values[field.name], resolved[field.key] = value, tree
             if field.younger and value == field.default:
                 del resolved[field.key]
+                self.not_shown.add(inner)
                 self.notes = {noted: note for noted, note in self.notes.items() if noted[: len(inner)] != inner}
         if any(value is REFUSED for value in values.values()):
             return REFUSED, resolved

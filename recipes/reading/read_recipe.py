@@ -405,7 +405,8 @@ def _check(reading: Reading, recipe: Recipe, resolved: Mapping[str, Any]) -> Non
             try:
                 value_at(resolved, path)
             except LookupError:
-                reading.refuse((key, index), f"there is no value at {path}", "name a path that `show` prints")
+                if path not in map(dotted, reading.not_shown):
+                    reading.refuse((key, index), f"there is no value at {path}", "name a path that `show` prints")
 
 
 def _check_batch(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:

@@ -36,6 +36,14 @@ def test_the_share_is_rounded_down_as_it_is_written(opened):
         assert opened(f"evaluation.held_out={share}").dataset.num_eval == count
 
 
+def test_an_assumed_share_may_be_taken_back(opened):
+    """As `evaluate --split test` does; the key is younger, and is not in the recipe where it has its default."""
+    taken_back = opened("assumed=[evaluation.held_out]", "evaluation.held_out=null")
+    assert taken_back.recipe.assumed == ("evaluation.held_out",)
+    with pytest.raises(RecipeError, match="there is no value at evaluation.heldout"):
+        opened("assumed=[evaluation.heldout]")
+
+
 def test_without_the_keys_nothing_new_is_recorded(opened, write):
     for one in (opened(), opened("evaluation.held_out=null")):
         assert "held_out" not in json.dumps(one.tree)
