@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -69,22 +70,43 @@ def own_class(dotted: str, *, group: str) -> type:
     raise TypeError(f"it is no frozen dataclass with {method}(){also}")
 
 
-_noted: dict[Path, str] = {}  # SHA-256 of the files of one's own modules when they were imported
+@dataclass(frozen=True, kw_only=True)
+class _Note:
+    """What was imported from a file: the module, its spec, which each import or reload makes anew, and its SHA-256."""
+
+    module: str
+    spec: ModuleSpec | None
+    sha256: str
+
+
+_noted: dict[Path, _Note] = {}  # of the files of one's own modules
 
 
 def _note_files(module: ModuleType) -> None:
-    if (file := getattr(module, "__file__", None)) is None or (file := Path(file).resolve()) in _noted:
+    if (file := getattr(module, "__file__", None)) is None or Path(file).resolve() in _noted:
         return
-    folder = file.parents[module.__name__.count(".") + (file.name == "__init__.py")]
-    if str(folder) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+    above, depth = Path(file).absolute().parents, module.__name__.count(".") + (Path(file).name == "__init__.py")
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    if depth >= len(above) or above[depth].resolve() in installed:
         return
-    for path in own_code([{"kind": f"{module.__name__}."}], [folder]).values():
-        _noted.setdefault(path.resolve(), _sha256(path))
+    for name, path in own_code([{"kind": f"{module.__name__}."}], [above[depth]]).items():
+        dotted = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        _noted.setdefault(path.resolve(), _Note(module=dotted, spec=_spec_of(dotted), sha256=_sha256(path)))
 
 
 def changed_modules() -> list[Path]:
-    """Files of one's own modules that have changed since this process imported them: ranks would take the new ones."""
-    return [path for path, digest in _noted.items() if not path.is_file() or _sha256(path) != digest]
+    """Files of one's own modules that have changed since this process imported them: ranks would take the new ones.
+
+    A module that was imported anew or reloaded counts as imported now.
+    """
+    for path, note in _noted.items():
+        if path.is_file() and (spec := _spec_of(note.module)) is not note.spec:
+            _noted[path] = _Note(module=note.module, spec=spec, sha256=_sha256(path))
+    return [path for path, note in _noted.items() if not path.is_file() or _sha256(path) != note.sha256]
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    return getattr(sys.modules.get(module), "__spec__", None)
 
 
 def _sha256(path: Path) -> str:
