@@ -239,6 +239,12 @@ class _Group(Mapping[str, type]):
         return {entry.name: entry for entry in reversed(list(found))}  # of two with one name the first counts
 
 
+def installed_kind(group: str | None, kind: str) -> EntryPoint | None:
+    """The entry point of another package that gives a `kind` of a group; None if kilobatch or own code gives it."""
+    words = None if group is None else _group(group, allow_code=False)
+    return None if words is None or kind in words.names else words._installed.get(kind)
+
+
 class KindBroken(ImportError, InputRefused):
     """A `kind` of an installed package cannot be imported."""
 
