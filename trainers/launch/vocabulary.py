@@ -57,14 +57,16 @@ def own_class(dotted: str, *, group: str) -> type:
         # An exception of a user's module becomes a problem at the recipe's line, not a traceback of ours.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     method = _METHODS.get(group, "build")
-    is_frozen = dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen
-    if is_frozen and callable(getattr(cls, method, None)):
+    has_method = dataclasses.is_dataclass(cls) and callable(getattr(cls, method, None))
+    if has_method and cls.__dataclass_params__.frozen:
         return cls
     plain = _PLAIN.get(group)
     if plain and isinstance(cls, type) and _is_a(cls, plain):
         return _component_of(cls, dotted, group)
     if group == "datasets" and is_own_data(cls):
         return _component_of(cls, dotted, group)
+    if has_method:
+        return cls  # which is refused where the recipe is read
     also = f" or a {plain}" if plain else ""
     also = ", or a class with __len__(), load(index) and the argument split" if group == "datasets" else also
     raise TypeError(f"it is no frozen dataclass with {method}(){also}")

@@ -407,6 +407,7 @@ def test_a_run_that_cannot_start_raises(tmp_path):
         ({"ranks": True}, "ranks is True; write 1"),
         ({"loader_workers": -1}, "is -1; write 0 or more"),
         ({"report": "no"}, "report is 'no'; write True or False"),
+        ({"resume": np.array([1, 0])}, r"resume is array\(\[1, 0\]\); write True or False"),
         ({"verbosity": None}, "verbosity is None; write -1, 0 or 1"),
         ({"watchdog_seconds": float("nan")}, "watchdog_seconds is nan; write 0 or more"),
     ):
