@@ -16,7 +16,9 @@ import kilobatch as kb
 from recipes.errors import InputRefused, RecipeError
 from recipes.reports import record
 from trainers.commands import python_api
+from trainers.launch.own_modules import open_with_its_code
 from trainers.runs.errors import RunFailed
+from trainers.training.request import TrainRequest
 
 pytestmark = pytest.mark.mpi
 
@@ -136,6 +138,16 @@ def test_an_own_module_that_was_reloaded_is_what_its_file_is(with_own_schedule):
     Path("api_schedule.py").write_text(SCHEDULE % 0.25)
     with pytest.raises(InputRefused, match="^api_schedule.py has changed since"):
         kb.open("mine.yaml", allow_code=True)
+
+
+def test_a_rule_that_is_younger_than_a_run_does_not_stop_its_resume(with_own_schedule):
+    Path("api_schedule.py").write_text((SCHEDULE % 1).replace("(frozen=True)", ""))
+    Path("run").mkdir()
+    again = TrainRequest(recipe="mine.yaml", out=Path("run"), resume=True, allow_code=True)
+    with pytest.raises(RecipeError, match="add frozen=True to @dataclass"):
+        open_with_its_code(again)
+    Path("run/run.yaml").touch()
+    assert "add frozen=True" in str(open_with_its_code(again).warnings)
 
 
 def test_a_package_that_is_a_link_is_looked_at_where_it_was_imported(with_own_schedule):
