@@ -366,13 +366,16 @@ class Reading:
         if "." in kind and not self.allow_code:
             return self.refuse(inner, f"{kind} is code of your own", "pass --allow-code to run it")
         try:
-            return group[kind]
+            cls = group[kind]
         except KeyError:
             way_out = kind_here(kind) or nearest(kind, sorted(group), called="known")
             way_out += " (or name it in `lacks` if it is not built)" if self.may_lack else ""
             return self.refuse(inner, f"there is no {component.word} called {kind}", way_out)
         except (ImportError, AttributeError, TypeError) as error:
             return self.refuse(inner, f"{kind} cannot be used: {error}", "mend that module, or use another kind")
+        if dataclasses.is_dataclass(cls) and not cls.__dataclass_params__.frozen:
+            self.refuse_anew(inner, inner, f"{kind} is a mutable dataclass", "add frozen=True to @dataclass")
+        return cls
 
     def _left_out(self, field: Field, path: Path) -> tuple[Any, Any]:
         if field.required:

@@ -78,9 +78,9 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
-            trained, nor a loss or an optimizer of one's own train it, the recipe names parameters that the model does
-            not have, or initial weights do not fit; see `require_images`, `require_trainable` and `require_parameters`
-            of `trainers.training.build`, and `require_update` of `trainers.training.trial_update`.
+            trained, a loss or an optimizer of one's own cannot train it in a new run, the recipe names parameters that
+            the model does not have, or initial weights do not fit; see `require_images`, `require_trainable` and
+            `require_parameters` of `trainers.training.build`, and `require_update` of `trainers.training.trial_update`.
     """
     print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
@@ -112,10 +112,11 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
     if files:
         require_fit(opened)
-    if is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer):
+    if files and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 
-        require_update(opened.recipe, opened.dataset)
+        for warning in require_update(opened.recipe, opened.dataset, on_gpu=device == "gpu"):
+            print_error(f"kilobatch: warning: {warning}")
 
 
 def require_fit(opened: OpenedRecipe) -> None:

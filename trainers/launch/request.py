@@ -95,6 +95,7 @@ def open_request(request: TrainRequest, *, looks: bool = False) -> OpenedRecipe:
     """
     own, _ = overrides_by_file(request.overrides, "cluster")
     resumed = request.out if request.resume else None
+    goes_on = resumed is not None and (resumed / RUN).is_file()
     return open_recipe(
         request.recipe,
         vocabulary=vocabulary(allow_code=request.allow_code),
@@ -103,7 +104,7 @@ def open_request(request: TrainRequest, *, looks: bool = False) -> OpenedRecipe:
         allow_code=request.allow_code,
         data_root=request.data,
         copies_in=[resumed] if resumed is not None else [],
-        of_run=None if looks else resumed is not None and (resumed / RUN).is_file(),
+        of_run=goes_on or (None if looks else False),
     )
 
 

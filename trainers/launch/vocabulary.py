@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -56,35 +57,58 @@ def own_class(dotted: str, *, group: str) -> type:
         # An exception of a user's module becomes a problem at the recipe's line, not a traceback of ours.
         raise ImportError(f"{type(error).__name__}: {error}") from error
     method = _METHODS.get(group, "build")
-    is_frozen = dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen
-    if is_frozen and callable(getattr(cls, method, None)):
+    has_method = dataclasses.is_dataclass(cls) and callable(getattr(cls, method, None))
+    if has_method and cls.__dataclass_params__.frozen:
         return cls
     plain = _PLAIN.get(group)
     if plain and isinstance(cls, type) and _is_a(cls, plain):
         return _component_of(cls, dotted, group)
     if group == "datasets" and is_own_data(cls):
         return _component_of(cls, dotted, group)
+    if has_method:
+        return cls  # which is refused where the recipe is read
     also = f" or a {plain}" if plain else ""
     also = ", or a class with __len__(), load(index) and the argument split" if group == "datasets" else also
     raise TypeError(f"it is no frozen dataclass with {method}(){also}")
 
 
-_noted: dict[Path, str] = {}  # SHA-256 of the files of one's own modules when they were imported
+@dataclass(frozen=True, kw_only=True)
+class _Note:
+    """What was imported from a file: the module, its spec, which each import or reload makes anew, and its SHA-256."""
+
+    module: str
+    spec: ModuleSpec | None
+    sha256: str
+
+
+_noted: dict[Path, _Note] = {}  # of the files of one's own modules
 
 
 def _note_files(module: ModuleType) -> None:
-    if (file := getattr(module, "__file__", None)) is None or (file := Path(file).resolve()) in _noted:
+    if (file := getattr(module, "__file__", None)) is None or Path(file).resolve() in _noted:
         return
-    folder = file.parents[module.__name__.count(".") + (file.name == "__init__.py")]
-    if str(folder) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+    above, depth = Path(file).absolute().parents, module.__name__.count(".") + (Path(file).name == "__init__.py")
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    if depth >= len(above) or above[depth].resolve() in installed:
         return
-    for path in own_code([{"kind": f"{module.__name__}."}], [folder]).values():
-        _noted.setdefault(path.resolve(), _sha256(path))
+    for name, path in own_code([{"kind": f"{module.__name__}."}], [above[depth]]).items():
+        dotted = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        _noted.setdefault(path.resolve(), _Note(module=dotted, spec=_spec_of(dotted), sha256=_sha256(path)))
 
 
 def changed_modules() -> list[Path]:
-    """Files of one's own modules that have changed since this process imported them: ranks would take the new ones."""
-    return [path for path, digest in _noted.items() if not path.is_file() or _sha256(path) != digest]
+    """Files of one's own modules that have changed since this process imported them: ranks would take the new ones.
+
+    A module that was imported anew or reloaded counts as imported now.
+    """
+    for path, note in _noted.items():
+        if path.is_file() and (spec := _spec_of(note.module)) is not note.spec:
+            _noted[path] = _Note(module=note.module, spec=spec, sha256=_sha256(path))
+    return [path for path, note in _noted.items() if not path.is_file() or _sha256(path) != note.sha256]
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    return getattr(sys.modules.get(module), "__spec__", None)
 
 
 def _sha256(path: Path) -> str:
@@ -215,6 +239,12 @@ class _Group(Mapping[str, type]):
         """The names of other packages."""
         found = entry_points(group=f"kilobatch.{self.name}")
         return {entry.name: entry for entry in reversed(list(found))}  # of two with one name the first counts
+
+
+def installed_kind(group: str | None, kind: str) -> EntryPoint | None:
+    """The entry point of another package that gives a `kind` of a group; None if kilobatch or own code gives it."""
+    words = None if group is None else _group(group, allow_code=False)
+    return None if words is None or kind in words.names else words._installed.get(kind)
 
 
 class KindBroken(ImportError, InputRefused):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -13,15 +12,23 @@ from typing import Any
 
 from recipes.errors import InputRefused, listed
 from recipes.reading.open import CODE
-from recipes.reading.registry import entry_points
 from recipes.schema import Dataset
-from recipes.schema.vocabulary import Vocabulary
 from trainers.runs.run_folder import read_file, write_whole
 
 IDENTITY = "identity.json"
 WHATS = ("code", "data")
-# Groups of entry points whose names a recipe may use.
-_GROUPS = tuple(f"kilobatch.{field.name}" for field in dataclasses.fields(Vocabulary))
+# The group whose names stand below a key of a recipe or a data set.
+_GROUPS = {
+    "model": "models",
+    "optimizer": "optimizers",
+    "loss": "losses",
+    "extensions": "extensions",
+    "augmentation": "augmentations",
+    "mix": "mixes",
+    "schedule": "schedules",
+    "warmup": "warmups",
+    "reader": "datasets",
+}
 
 
 class IdentityChanged(InputRefused):
@@ -63,22 +70,23 @@ def _with_imports(modules: Sequence[str], folders: Sequence[Path], *, within: st
 def installed_code(trees: Iterable[Any]) -> dict[str, str]:
     """Version and SHA-256 of each file of the installed packages that give a `kind` by an entry point.
 
-    Of a package these are the module that the entry point names, and what it imports from its own package.
+    Of a package these are the module that the entry point names, and what it imports from its own package; where no
+    file is found, such as in an archive, its name and version.
     """
-    kinds = {kind for tree in trees for kind in _kinds(tree)}
+    from trainers.launch.vocabulary import installed_kind  # which needs `own_code`
+
+    entries = {installed_kind(group, kind) for tree in trees for group, kind in _grouped_kinds(tree, None)}
     found = {}
-    for group in _GROUPS:
-        for entry in entry_points(group=group):
-            if entry.name not in kinds or entry.dist is None:
-                continue
-            package = entry.module.partition(".")[0]
-            spec = importlib.util.find_spec(package)
-            file = spec and spec.origin and Path(spec.origin)
-            if not file:
-                continue
-            files = _with_imports([entry.module], [file.parents[file.name == "__init__.py"]], within=package)
-            name, version = entry.dist.name, entry.dist.version
-            found |= {f"{path} of {name}": f"{version} {digest}" for path, digest in sha256_of_files(files).items()}
+    for entry in entries:
+        if entry is None or entry.dist is None:
+            continue
+        package, name, version = entry.module.partition(".")[0], entry.dist.name, entry.dist.version
+        spec = importlib.util.find_spec(package)
+        places = spec and (spec.submodule_search_locations or filter(None, [spec.origin]))
+        folders = [Path(place).parent for place in places or ()]
+        files = _with_imports([entry.module], folders, within=package)
+        digests = {f"{path} of {name}": f"{version} {digest}" for path, digest in sha256_of_files(files).items()}
+        found |= digests or {name: version}
     return dict(sorted(found.items()))
 
 
@@ -184,12 +192,18 @@ def _named_modules(trees: Iterable[Any]) -> list[str]:
 
 
 def _kinds(tree: Any) -> Iterator[str]:
+    return (kind for _, kind in _grouped_kinds(tree, None))
+
+
+def _grouped_kinds(tree: Any, group: str | None) -> Iterator[tuple[str | None, str]]:
+    """Each `kind`, and the group whose name it is."""
     if isinstance(tree, Mapping):
         if isinstance(kind := tree.get("kind"), str):
-            yield kind
-        tree = list(tree.values())
+            yield group, kind
+        for key, inner in tree.items():
+            yield from _grouped_kinds(inner, _GROUPS.get(key, group))
     for inner in tree if isinstance(tree, list) else ():
-        yield from _kinds(inner)
+        yield from _grouped_kinds(inner, group)
 
 
 def _files_of(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:

@@ -26,6 +26,14 @@ def _whole(value: object) -> int | None:
         return None
 
 
+def _truth(value: object) -> bool | None:
+    """A bool, also of NumPy, or 0 or 1; None for anything else."""
+    try:
+        return bool(value) if value in (True, False) else None
+    except ValueError:  # an array
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
     """What `kilobatch train` was asked for, word for word.
@@ -82,9 +90,9 @@ class TrainRequest:
                 object.__setattr__(self, name, str(value))
         for name in ("resume", "trace", "measure_noise", "exact", "allow_code", "report"):
             if (value := getattr(self, name)) is not None or name != "exact":
-                if value not in (True, False):
+                if (truth := _truth(value)) is None:
                     raise InputRefused(f"{name} is {value!r}; write True or False")
-                object.__setattr__(self, name, bool(value))
+                object.__setattr__(self, name, truth)
 
     def as_tree(self) -> dict[str, Any]:
         """The same request as plain data."""

@@ -1,4 +1,4 @@
-"""An update of two images before ranks start: it shows what a loss or an optimizer of one's own would fail at."""
+"""A trial before ranks start: it shows what a loss or an optimizer of one's own would fail at."""
 
 from __future__ import annotations
 
@@ -15,59 +15,75 @@ from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparame
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import one_line
 from trainers.runs.identity import is_of_the_user
-from trainers.training.build import drawn_model, example_image, own_place
+from trainers.training.build import drawn_model, own_place
 
-_STEPS = 2  # the second finds the state that the first left
+_MOST_SAMPLES = 256  # of a larger norm group only so many are tried
+_LEAST_STEPS = 2  # the second finds the state that the first left
+_MOST_STEPS = 16  # some optimizers gather several gradients before they move a weight
 _LEAST_RATE = 0.01  # a step of less might change no float32
 
 
-def require_update(recipe: Recipe, dataset: Dataset) -> None:
-    """Compute a loss and its gradients, and take steps with them, to learn now whether that works.
+def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) -> list[str]:
+    """Compute a loss of drawn logits and its gradient, and take steps with drawn gradients, to learn now if that works.
 
+    Args:
+        on_gpu: the run will train there. The steps of an optimizer are not tried: they may need a GPU.
+    Returns:
+        Warnings: the loss fails on the samples of this trial, or the optimizer changes its state and moves no weight.
     Raises:
-        InputRefused: the loss fails, or is no Variable of one number, or reaches no parameter; the optimizer fails, is
-            none of Chainer's, does not say where its rate is, or moves no weight.
+        InputRefused: the loss cannot be built, or is no Variable of one number, or no gradient comes from it; the
+            optimizer fails, is none of Chainer's, does not say where its rate is, or moves neither weights nor state.
     """
-    model = drawn_model(recipe, dataset)
-    images_NCHW = np.stack([example_image(recipe, dataset)] * 2)
-    labels = np.arange(2, dtype=np.int32) % dataset.num_classes
-    mixtures = np.eye(dataset.num_classes, dtype=np.float32)[labels]
+    model, random, warnings = drawn_model(recipe, dataset), np.random.default_rng(0), []
     with np.errstate(all="ignore"), chainer.using_config("train", False):
-        for targets in (labels, mixtures) if recipe.augmentation.mix else (labels,):
-            model.cleargrads()
-            _compute_gradients(recipe, model, images_NCHW, targets)
+        if is_of_the_user(recipe.loss):
+            size, classes = max(2, min(recipe.batch.norm_span.sizes[0], _MOST_SAMPLES)), dataset.num_classes
+            labels = np.arange(size, dtype=np.int32) % min(classes, size // 2)  # each of them several times
+            mixtures = (labels[:, np.newaxis] == np.arange(classes)).astype(np.float32)
+            logits = random.standard_normal((size, classes)).astype(chainer.get_dtype())
+            for targets in (labels, mixtures) if recipe.augmentation.mix else (labels,):
+                warnings += _compute_gradients(recipe, model, logits, targets)
         if is_of_the_user(recipe.optimizer):
-            _take_steps(recipe, model)
+            warnings += _take_steps(recipe, model, random, on_gpu=on_gpu)
+    return warnings
 
 
-def _compute_gradients(recipe: Recipe, model: chainer.Chain, images_NCHW: np.ndarray, targets: np.ndarray) -> None:
+def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray, targets: np.ndarray) -> list[str]:
     what = f"the loss, {type(recipe.loss).__name__},"
-    logits = model(images_NCHW)
-    loss = _tried(
-        what, f"logits {logits.shape} and targets {targets.shape}", lambda: recipe.loss.build()(logits, targets)
-    )
+    function = _tried(what, "build()", recipe.loss.build)
+    logits = chainer.Parameter(values)
+    model.cleargrads()
+    logits.cleargrad()
+    try:
+        loss = function(logits, targets)
+        if isinstance(loss, chainer.Variable) and loss.shape == ():
+            loss.backward()
+    except Exception as error:  # perhaps only on these samples
+        at = f"a trial with logits {logits.shape} and targets {targets.shape}"
+        return [f"{what} fails at {at}: {one_line(error)} ({own_place(error)}); the ranks may meet the same"]
     if not isinstance(loss, chainer.Variable) or loss.shape != ():
         shape = f" of shape {loss.shape}" if hasattr(loss, "shape") else ""
         raise InputRefused(
             f"{what} returns a {type(loss).__name__}{shape}; let it return the mean over the samples, a "
             "chainer.Variable of shape ()"
         )
-    _tried(what, "backward", loss.backward)
-    if all(parameter.grad is None for parameter in model.params()):
+    if all(parameter.grad is None for parameter in (logits, *model.params())):
         raise InputRefused(f"{what} gives the model no gradient; compute it by functions of Chainer, without `.array`")
+    return []
 
 
-def _take_steps(recipe: Recipe, model: chainer.Chain) -> None:
+def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generator, *, on_gpu: bool) -> list[str]:
     component, what = recipe.optimizer, f"the optimizer, {type(recipe.optimizer).__name__},"
     if not hasattr(component, "rate_attribute"):
         raise InputRefused(
             f'{what} has no `rate_attribute`; add `rate_attribute: ClassVar[str] = "lr"` to its class, the attribute '
             "of the optimizer's `hyperparam` that is the rate"
         )
+    if on_gpu:
+        return []
     optimizer = _tried(what, "build()", component.build)
     if not isinstance(optimizer, chainer.GradientMethod):
         raise InputRefused(f"{what} builds a {type(optimizer).__name__}; let build() return an optimizer of Chainer")
-    before = {path: parameter.array.copy() for path, parameter in model.namedparams()}
 
     def set_up() -> None:
         optimizer.setup(model)
@@ -76,14 +92,34 @@ def _take_steps(recipe: Recipe, model: chainer.Chain) -> None:
 
     _tried(what, "its setup", set_up)
     rate = max(full_rate_at(recipe, 0.0), _LEAST_RATE)
-    for update in range(_STEPS):
+    weights = {path: parameter.array.copy() for path, parameter in model.namedparams()}
+    state: dict[str, np.ndarray] = {}
+    has_changed = False
+    for update in range(_MOST_STEPS):
         batch = recipe.batch.global_.sizes[0]
         values = Hyperparameters(update=update, epoch=0.0, global_batch_size=batch, learning_rate=rate, full_rate=rate)
         set_hyperparameters(optimizer_at(recipe, 0.0), optimizer, values)
+        for _, parameter in sorted(model.namedparams()):
+            parameter.grad = random.standard_normal(parameter.shape).astype(parameter.dtype)
         _tried(what, f"step {update + 1}", optimizer.update)
-    if all(np.array_equal(parameter.array, before[path]) for path, parameter in model.namedparams()):
-        way_out = "change the array `w` in place, as in `w -= ...`, not by `w = w - ...`"
-        raise InputRefused(f"{what} moves no weight in {_STEPS} steps; {way_out}")
+        has_moved = any(not np.array_equal(parameter.array, weights[path]) for path, parameter in model.namedparams())
+        if has_moved and update + 1 >= _LEAST_STEPS:
+            return []
+        before, state = state, _state_of(model)
+        has_changed |= any(
+            not np.array_equal(value, before.get(name, np.zeros_like(value))) for name, value in state.items()
+        )
+    failing = f"{what} moves no weight in {_MOST_STEPS} steps"
+    if has_changed:
+        return [f"{failing}, only its state; is that meant? `w = w - ...` leaves the weights, `w -= ...` moves them"]
+    raise InputRefused(f"{failing}; change the array `w` in place, as in `w -= ...`, not by `w = w - ...`")
+
+
+def _state_of(model: chainer.Chain) -> dict[str, np.ndarray]:
+    """A copy of what the rules of all parameters keep."""
+    rules = ((path, parameter.update_rule) for path, parameter in model.namedparams())
+    states = ((path, rule.state or {}) for path, rule in rules if rule is not None)
+    return {f"{path}.{name}": np.array(value) for path, state in states for name, value in state.items()}
 
 
 def _tried(what: str, at: str, call: Callable[[], Any]) -> Any:

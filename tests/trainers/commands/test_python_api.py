@@ -1,5 +1,6 @@
 """`import kilobatch`: recipes, plans and runs from Python, also beside packages of the same names."""
 
+import importlib
 import inspect
 import json
 import signal
@@ -15,7 +16,9 @@ import kilobatch as kb
 from recipes.errors import InputRefused, RecipeError
 from recipes.reports import record
 from trainers.commands import python_api
+from trainers.launch.own_modules import open_with_its_code
 from trainers.runs.errors import RunFailed
+from trainers.training.request import TrainRequest
 
 pytestmark = pytest.mark.mpi
 
@@ -110,13 +113,52 @@ def test_an_own_module_that_was_imported_from_another_folder_is_refused(with_own
 
 
 def test_an_own_module_that_only_the_program_finds_is_refused(with_own_schedule, monkeypatch):
-    """It lies beside the program; ranks look in the working directory and beside the recipe."""
-    (with_own_schedule / "script.py").touch()
+    """Ranks look in the working directory, beside the recipe and where each new process looks."""
     (with_own_schedule / "a" / "api_schedule.py").rename(with_own_schedule / "api_schedule.py")
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(with_own_schedule / "script.py"))
     monkeypatch.syspath_prepend(with_own_schedule)
-    with pytest.raises(InputRefused, match="api_schedule.py lies beside the program, where ranks do not look; move it"):
+    with pytest.raises(InputRefused, match="api_schedule.py lies where ranks do not look; move it"):
         kb.open("mine.yaml", allow_code=True)
+    monkeypatch.setenv("PYTHONPATH", str(with_own_schedule))
+    kb.open("mine.yaml", allow_code=True)
+
+
+def test_an_installed_package_hides_a_folder_of_its_name_from_own_modules(with_own_schedule):
+    """The working directory comes last on Python's path, here and in ranks."""
+    Path("api_schedule.py").write_text(f"import yaml\n{SCHEDULE % 1}")
+    Path("yaml").mkdir()
+    Path("yaml/__init__.py").touch()
+    kb.open("mine.yaml", allow_code=True)
+
+
+def test_an_own_module_that_was_reloaded_is_what_its_file_is(with_own_schedule):
+    kb.open("mine.yaml", allow_code=True)
+    Path("api_schedule.py").write_text(SCHEDULE % 0.125)
+    importlib.reload(sys.modules["api_schedule"])
+    assert kb.open("mine.yaml", allow_code=True).opened.recipe.learning_rate.schedule(0) == 0.125
+    Path("api_schedule.py").write_text(SCHEDULE % 0.25)
+    with pytest.raises(InputRefused, match="^api_schedule.py has changed since"):
+        kb.open("mine.yaml", allow_code=True)
+
+
+def test_a_rule_that_is_younger_than_a_run_does_not_stop_its_resume(with_own_schedule):
+    Path("api_schedule.py").write_text((SCHEDULE % 1).replace("(frozen=True)", ""))
+    Path("run").mkdir()
+    again = TrainRequest(recipe="mine.yaml", out=Path("run"), resume=True, allow_code=True)
+    with pytest.raises(RecipeError, match="add frozen=True to @dataclass"):
+        open_with_its_code(again)
+    Path("run/run.yaml").touch()
+    assert "add frozen=True" in str(open_with_its_code(again).warnings)
+
+
+def test_a_package_that_is_a_link_is_looked_at_where_it_was_imported(with_own_schedule):
+    (with_own_schedule / "real.py").write_text(SCHEDULE % 1)
+    Path("api_links/a/b/c/d/e/f/g/h/i").mkdir(parents=True)
+    Path("api_links/a/b/c/d/e/f/g/h/i/deep.py").symlink_to(with_own_schedule / "real.py")
+    kind = {"learning_rate.schedule": {"kind": "api_links.a.b.c.d.e.f.g.h.i.deep.Same"}}
+    kb.open("digits/baseline", set=kind, allow_code=True)
+    (with_own_schedule / "real.py").write_text(SCHEDULE % 0.5)
+    with pytest.raises(InputRefused, match="has changed since this program imported it; restart"):
+        kb.open("digits/baseline", set=kind, allow_code=True)
 
 
 def test_values_of_a_recipe_are_a_copy():
@@ -377,6 +419,7 @@ def test_a_run_that_cannot_start_raises(tmp_path):
         ({"ranks": True}, "ranks is True; write 1"),
         ({"loader_workers": -1}, "is -1; write 0 or more"),
         ({"report": "no"}, "report is 'no'; write True or False"),
+        ({"resume": np.array([1, 0])}, r"resume is array\(\[1, 0\]\); write True or False"),
         ({"verbosity": None}, "verbosity is None; write -1, 0 or 1"),
         ({"watchdog_seconds": float("nan")}, "watchdog_seconds is nan; write 0 or more"),
     ):

@@ -126,6 +126,16 @@ def test_a_word_of_a_package_that_is_broken_is_refused_where_it_stands(opened, m
     assert str(refused) == f"{broken}; mend or remove that package"
 
 
+def test_an_installed_dataclass_that_is_not_frozen_is_refused_in_new_runs(opened, monkeypatch):
+    entry = EntryPoint(name="Acme", value="own_code_of_a_test:Melting", group="kilobatch.models")
+    monkeypatch.setattr(vocabulary_module, "entry_points", lambda group: [entry] if group == entry.group else [])
+    monkeypatch.syspath_prepend(".")
+    with pytest.raises(RecipeError, match=r"mine.yaml:3:.*: Acme is a mutable dataclass; add frozen=True to @data"):
+        opened("Acme")
+    of_run = open_recipe("mine.yaml", vocabulary=vocabulary(), of_run=True)
+    assert "add frozen=True" in str(of_run.warnings)
+
+
 def test_own_dataclass_is_used_as_it_is(opened):
     recipe = opened("own_code_of_a_test.Own, size: 5")
     assert recipe.model.build(**TOLD) == (5, 10)
@@ -154,7 +164,7 @@ def test_own_model_can_be_sent_to_another_process(opened):
         ("own_code_of_a_test.Odd, link: 3", "model.link: has the type .*Link.*, which no YAML can give"),
         ("own_code_of_a_test.No", "cannot be used: .*has no attribute 'No'"),
         ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
-        ("own_code_of_a_test.Melting", "it is no frozen dataclass with build.."),
+        ("own_code_of_a_test.Melting", "is a mutable dataclass; add frozen=True to @dataclass"),
         ("sched.Net", "cannot be used: sched is a module of Python; rename yours; "),
         ("no_such_code.Net", "No module named 'no_such_code'"),
         ("broken_code_of_a_test.Net", "ZeroDivisionError: division by zero"),

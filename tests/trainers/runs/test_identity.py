@@ -132,6 +132,20 @@ def test_code_of_an_installed_package_is_what_gives_a_kind_and_what_that_imports
         require_same_identity(tmp_path / "run", now, accepted=[])
 
 
+def test_an_installed_package_counts_only_where_a_kind_is_its_own(tmp_path, monkeypatch):
+    """Not the same name of another group, nor one that kilobatch has too; a package may lack `__init__.py`."""
+    written(tmp_path, spread__inner__net="")
+    (tmp_path / "spread-1.0.dist-info").mkdir()
+    (tmp_path / "spread-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: spread\nVersion: 1.0\n")
+    of_models = "[kilobatch.models]\nSpread = spread.inner.net:Net\nSmallCNN = spread.inner.net:Net\n"
+    points = f"{of_models}Zipped = spread.zipped:Net\n[kilobatch.losses]\nSpread = json:Loss\n"
+    (tmp_path / "spread-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [*installed_code([{"model": {"kind": "Spread"}}])] == ["spread/inner/net.py of spread"]
+    assert installed_code([{"optimizer": {"kind": "Spread"}}, {"model": {"kind": "SmallCNN"}}]) == {}
+    assert installed_code([{"model": {"kind": "Zipped"}}]) == {"spread": "1.0"}
+
+
 def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path, largest_file):
     made_of = {"code": {"a.py": "1"}, "data": {}}
     write_identity(tmp_path, made_of, {}, update=0)

@@ -1,10 +1,12 @@
 """What a loss or an optimizer of one's own would fail at on every rank is refused before they start."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import chainer
 import chainer.functions as F
+import numpy as np
 import pytest
 
 from recipes.errors import InputRefused
@@ -67,8 +69,8 @@ class WithoutRate:
     [
         (lambda logits, targets: None, "returns a NoneType; let it return the mean over the samples"),
         (lambda logits, targets: 1.0, "returns a float; let it"),
-        (lambda logits, targets: F.softmax_cross_entropy(logits, targets, reduce="no"), r"a Variable of shape \(2,\)"),
-        (lambda logits, targets: logits[3], r"fails at logits \(2, 10\) and targets \(2,\): .*test_trial_update.py"),
+        (lambda logits, targets: F.softmax_cross_entropy(logits, targets, reduce="no"), r"a Variable of shape \(32,\)"),
+        (lambda logits, targets: logits[3], r"returns a Variable of shape \(10,\)"),
         (lambda logits, targets: F.mean(chainer.Variable(logits.array)), "gives the model no gradient; compute it by"),
     ],
 )
@@ -80,7 +82,7 @@ def test_a_loss_of_ones_own_that_does_not_train_is_refused(opened, loss, message
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (Steps(move=rebind), "moves no weight in 2 steps; change the array `w` in place"),
+        (Steps(move=rebind), "moves no weight in 16 steps; change the array `w` in place"),
         (Steps(move=fail_later), "fails at step 2: .*ZeroDivision"),
         (WithoutRate(), "has no `rate_attribute`; add `rate_attribute: ClassVar"),
     ],
@@ -90,11 +92,69 @@ def test_an_optimizer_of_ones_own_that_does_not_train_is_refused(opened, optimiz
         require_update(replace(opened.recipe, optimizer=optimizer), opened.dataset)
 
 
-def test_they_are_tried_before_ranks_start_and_others_are_not(opened, monkeypatch):
+def hardest(logits, targets):
+    losses = F.softmax_cross_entropy(logits, targets, reduce="no")
+    return F.mean(losses[np.argpartition(-losses.array, 8)[:8]])
+
+
+def of_pairs(logits, targets):
+    one, other = np.nonzero(np.triu(targets[:, None] == targets, 1))
+    return F.mean(F.stack([F.sum((logits[i] - logits[j]) ** 2) for i, j in zip(one, other, strict=True)]))
+
+
+def masked(logits, targets):
+    return F.mean(F.softmax_cross_entropy(logits, targets, reduce="no") * np.float32(targets > 99))
+
+
+def fourth(w, step, state, t):
+    state["v"] += step
+    w -= state["v"] * (t % 4 == 0)
+
+
+def large(w, step, state, t):
+    w -= step * (abs(step) > 1e-6)
+
+
+@pytest.mark.parametrize("loss", [hardest, of_pairs, masked])
+def test_a_loss_that_looks_at_the_samples_of_a_norm_group_is_tried_on_so_many(opened, loss):
+    recipe = replace(opened.recipe, loss=Loss(value=loss), optimizer=Steps(move=large))
+    assert require_update(recipe, opened.dataset) == []
+
+
+def test_what_may_train_all_the_same_is_named(opened):
+    def fails(logits, targets):
+        raise IndexError(len(targets))
+
+    (warning,) = require_update(replace(opened.recipe, loss=Loss(value=fails)), opened.dataset)
+    assert re.fullmatch(r"the loss, Loss, fails at .*\(32, 10\).*IndexError: 32 .*test_trial_update.*", warning)
+
+    def late(w, step, state, t):
+        state["v"] += step
+
+    (warning,) = require_update(replace(opened.recipe, optimizer=Steps(move=late)), opened.dataset)
+    assert warning.startswith("the optimizer, Steps, moves no weight in 16 steps, only its state; is that meant?")
+
+
+@pytest.mark.parametrize("move", [fourth, in_place])
+def test_an_optimizer_that_moves_weights_at_some_steps_is_taken(opened, move):
+    assert require_update(replace(opened.recipe, optimizer=Steps(move=move)), opened.dataset) == []
+
+
+def test_an_optimizer_takes_no_steps_on_the_cpu_for_a_run_on_a_gpu(opened):
+    assert require_update(replace(opened.recipe, optimizer=Steps(move=fail_later)), opened.dataset, on_gpu=True) == []
+
+
+def test_they_are_tried_before_the_ranks_of_a_new_run_start(opened, capsys):
     good = replace(opened.recipe, loss=Loss(value=F.softmax_cross_entropy), optimizer=Steps(move=in_place))
     require_startable(replace(opened, recipe=good), ranks=1, files=True)
+    wrong = replace(opened, recipe=replace(good, optimizer=Steps(move=rebind)))
     with pytest.raises(InputRefused, match="the optimizer, Steps, moves no weight"):
-        require_startable(replace(opened, recipe=replace(good, optimizer=Steps(move=rebind))), ranks=1, files=False)
+        require_startable(wrong, ranks=1, files=True)
+    require_startable(wrong, ranks=1, files=False)
+    assert capsys.readouterr().err == ""
+    doubtful = replace(opened, recipe=replace(good, loss=Loss(value=lambda logits, targets: 1 / 0)))
+    require_startable(doubtful, ranks=1, files=True)
+    assert capsys.readouterr().err.startswith("kilobatch: warning: the loss, Loss, fails at a trial with logits")
 
 
 def test_a_loss_beside_mixes_is_tried_on_mixtures_too(opened):
@@ -102,6 +162,6 @@ def test_a_loss_beside_mixes_is_tried_on_mixtures_too(opened):
         "digits/baseline", vocabulary=vocabulary(), overrides=["augmentation.mix=[{kind: Mixup, alpha: 0.2}]"]
     )
     of_labels = Loss(value=lambda logits, targets: -F.mean(F.select_item(F.log_softmax(logits), targets)))
-    require_update(replace(opened.recipe, loss=of_labels), opened.dataset)
-    with pytest.raises(InputRefused, match=r"the loss, Loss, fails at logits \(2, 10\) and targets \(2, 10\): "):
-        require_update(replace(mixed.recipe, loss=of_labels), mixed.dataset)
+    assert require_update(replace(opened.recipe, loss=of_labels), opened.dataset) == []
+    (warning,) = require_update(replace(mixed.recipe, loss=of_labels), mixed.dataset)
+    assert "fails at a trial with logits (32, 10) and targets (32, 10): " in warning

@@ -108,7 +108,18 @@ class Checkpoints(Extension):
                 log.warning("warning: the best checkpoint, %s; from here on the best of the others counts", what)
             self.best = None
         self.last: str | None = resumed and checkpoint_name(resumed["update"])
+        self._is_new = resumed is None
         self.extensions: list[Any] = []
+
+    def states(self) -> list[Any]:
+        """The `state` of each extension, None where it has none.
+
+        Raises:
+            ValueError: it is no plain data; in a new run, a key of a dict is no text, which it would be on resume.
+        """
+        whats = (f"the attribute `state` of {type(each).__name__}" for each in self.extensions)
+        states = (getattr(each, "state", None) for each in self.extensions)
+        return [plain(state, what, text_keys=self._is_new) for state, what in zip(states, whats, strict=True)]
 
     def __call__(self, trainer: Trainer) -> None:
         updater = trainer.updater
@@ -134,10 +145,7 @@ class Checkpoints(Extension):
             if self._evaluation.goal is not None:
                 state["goal"] = self._evaluation.goal
             if self.extensions:
-                state["extensions"] = [
-                    plain(getattr(each, "state", None), f"the attribute `state` of {type(each).__name__}")
-                    for each in self.extensions
-                ]
+                state["extensions"] = self.states()
             optimizer = updater.get_optimizer("main")
             write_checkpoint(
                 self._folder,

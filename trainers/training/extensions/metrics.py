@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,14 @@ _OWN_KEYS = (
 )
 
 
-def plain(value: Any, what: str) -> Any:
-    """A value as JSON gives it back; numbers and arrays of NumPy or CuPy become Python's.
+def plain(value: Any, what: str, *, text_keys: bool = False) -> Any:
+    """A value as JSON gives it back; numbers and arrays of NumPy or CuPy become Python's, and the keys of dicts texts.
 
     Args:
         what: begins the message.
+        text_keys: keys must be texts; else numbers may be keys too.
     Raises:
-        ValueError: JSON cannot hold it.
+        ValueError: JSON cannot hold it; a key is neither a text nor a number, or no text.
     """
 
     def of_arrays(part: Any) -> Any:
@@ -48,7 +50,19 @@ def plain(value: Any, what: str) -> Any:
             raise ValueError(f"{what} holds a {type(part).__name__}; a run's files take {what_it_takes}")
         return part.tolist()
 
-    return json.loads(json.dumps(value, default=of_arrays))
+    def with_plain_keys(part: Any) -> Any:
+        if isinstance(part, list | tuple):
+            return [with_plain_keys(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        for key in part:
+            if not isinstance(key, str) and (text_keys or not isinstance(key, Real | np.generic | None)):
+                way_out = "write texts, which a checkpoint gives back as they were" if text_keys else "write texts"
+                raise ValueError(f"{what} holds a dict with the key {key!r}, a {type(key).__name__}; {way_out}")
+        keys = (key.item() if isinstance(key, np.generic) else key for key in part)
+        return {key: with_plain_keys(each) for key, each in zip(keys, part.values(), strict=True)}
+
+    return json.loads(json.dumps(with_plain_keys(value), default=of_arrays))
 
 
 class JsonLines:

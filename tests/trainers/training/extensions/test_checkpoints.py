@@ -1,5 +1,7 @@
 """Which checkpoint of a resumed run is its best one, and that a run without a whole one does not lose its record."""
 
+from types import SimpleNamespace
+
 import pytest
 from mpi4py import MPI
 
@@ -52,3 +54,14 @@ def test_checkpoints_that_cannot_be_listed_end_all_ranks(resumed):
     (resumed / "checkpoints").symlink_to("checkpoints")
     with pytest.raises(RunFailed, match="checkpoints cannot be read: Too many levels of symbolic links"):
         read_together(resumed, MPI.COMM_SELF)
+
+
+def test_a_state_with_keys_that_a_resumed_run_would_not_get_is_refused_in_new_runs(tmp_path):
+    def states(resumed):
+        kept = Checkpoints(tmp_path, writes=True, evaluation=None, metrics=None, resumed=resumed, identity={})
+        kept.extensions.append(SimpleNamespace(state={1: 0}))
+        return kept.states()
+
+    with pytest.raises(ValueError, match="attribute `state` of SimpleNamespace holds a dict with the key 1, a int; "):
+        states(None)
+    assert states({"best": None, "update": 4}) == [{"1": 0}]

@@ -42,10 +42,10 @@ def of_an_extension(tmp_path):
 def test_a_line_of_an_extension_says_when_it_was_written_in_plain_data(of_an_extension):
     metrics, lines = of_an_extension
     metrics.write("largest", np.float32(0.5), norms=np.array([1, 2]))
-    metrics.write("later", 1, update=2)
+    metrics.write("later", {np.int64(1): 1, 2: [{"a": 3}]}, update=2)
     assert [{name: line[name] for name in line if name != "time_ms"} for line in lines] == [
         {"key": "largest", "value": 0.5, "update": 3, "epoch": 0.5, "norms": [1, 2]},
-        {"key": "later", "value": 1, "update": 2, "epoch": 0.5},
+        {"key": "later", "value": {"1": 1, "2": [{"a": 3}]}, "update": 2, "epoch": 0.5},
     ]
 
 
@@ -54,6 +54,11 @@ def test_a_line_of_an_extension_says_when_it_was_written_in_plain_data(of_an_ext
     [
         ("eval_accuracy", 1.0, "^eval_accuracy is a name of kilobatch's own in the metrics; write under another"),
         ("mine", object(), "^the metric mine has a value, which holds a object; a run's files take numbers, texts"),
+        (
+            "mine",
+            [{(1, 2): 3}],
+            r"^the metric mine has a value, which holds a dict with the key \(1, 2\), a tuple",
+        ),
     ],
 )
 def test_a_line_that_readers_of_the_run_would_mistake_is_refused(of_an_extension, key, value, message):
