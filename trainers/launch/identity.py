@@ -21,13 +21,13 @@ def ids_of(opened: OpenedRecipe) -> dict[str, str | None]:
 
 def made_of(opened: OpenedRecipe) -> dict[str, Any]:
     """SHA-256 of each own file and of each part of the data; without `data` where these are not here."""
-    trees, folders = [opened.tree, opened.dataset_tree], opened.code_folders
     try:
         refuse_folder(opened.dataset, None)
-        made = identity_of(trees, folders, opened.dataset)
+        made = identity_of(opened)
         return {what: made[what] for what in WHATS}
     except (LookupError, OSError, ValueError, AttributeError):  # no reader, or one that finds nothing to read
-        return {"code": sha256_of_files(own_code(trees, folders))}
+        trees = [opened.tree, opened.dataset_tree]
+        return {"code": sha256_of_files(own_code(trees, opened.code_folders))}
 
 
 def code_of(opened: OpenedRecipe) -> dict[str, str | None]:

@@ -86,7 +86,7 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
     changed = {}
     if request.resume and (before := read_identity(folder)) is not None:
         opened = prepared.opened
-        now = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
+        now = identity_of(opened)
         require_same_identity(folder, now, accepted=request.accept_changed)
         changed = changes(before, now)
     if request.resume and not changed:  # other data or code come to other numbers

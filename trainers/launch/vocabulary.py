@@ -234,17 +234,15 @@ class _Group(Mapping[str, type]):
     def __contains__(self, kind: object) -> bool:
         return kind in self.names or kind in self._installed
 
+    def entry_point(self, kind: str) -> EntryPoint | None:
+        """That of another package which gives a `kind`; None if kilobatch or own code gives it."""
+        return None if kind in self.names else self._installed.get(kind)
+
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:
         """The names of other packages."""
         found = entry_points(group=f"kilobatch.{self.name}")
         return {entry.name: entry for entry in reversed(list(found))}  # of two with one name the first counts
-
-
-def installed_kind(group: str | None, kind: str) -> EntryPoint | None:
-    """The entry point of another package that gives a `kind` of a group; None if kilobatch or own code gives it."""
-    words = None if group is None else _group(group, allow_code=False)
-    return None if words is None or kind in words.names else words._installed.get(kind)
 
 
 class KindBroken(ImportError, InputRefused):

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, listed
-from recipes.reading.open import CODE
+from recipes.reading.open import CODE, OpenedRecipe
 from recipes.schema import Dataset
+from recipes.schema.vocabulary import Vocabulary
 from trainers.runs.run_folder import read_file, write_whole
 
 IDENTITY = "identity.json"
@@ -67,15 +68,14 @@ def _with_imports(modules: Sequence[str], folders: Sequence[Path], *, within: st
     return dict(sorted(found.items()))
 
 
-def installed_code(trees: Iterable[Any]) -> dict[str, str]:
+def installed_code(trees: Iterable[Any], vocabulary: Vocabulary) -> dict[str, str]:
     """Version and SHA-256 of each file of the installed packages that give a `kind` by an entry point.
 
     Of a package these are the module that the entry point names, and what it imports from its own package; where no
     file is found, such as in an archive, its name and version.
     """
-    from trainers.launch.vocabulary import installed_kind  # which needs `own_code`
-
-    entries = {installed_kind(group, kind) for tree in trees for group, kind in _grouped_kinds(tree, None)}
+    kinds = {pair for tree in trees for pair in _grouped_kinds(tree, None) if pair[0] is not None}
+    entries = {getattr(vocabulary, group).entry_point(kind) for group, kind in kinds}
     found = {}
     for entry in entries:
         if entry is None or entry.dist is None:
@@ -101,17 +101,18 @@ def sha256_of_tree(tree: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def identity_of(trees: Iterable[Any], folders: Sequence[Path], dataset: Dataset) -> dict[str, Any]:
+def identity_of(opened: OpenedRecipe) -> dict[str, Any]:
     """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data.
 
     Beside them `classes`, the names of the classes in the order of their labels, where the reader knows names, and
     `installed`, see `installed_code`, where there is any.
     """
-    trees, reader = [*trees], dataset.reader
-    made_of = {"code": sha256_of_files(own_code(trees, folders)), "data": digests_of_data(reader, dataset)}
-    if hasattr(reader, "class_names"):
-        made_of["classes"] = list(reader.class_names(dataset.root))
-    if installed := installed_code(trees):
+    trees, dataset = [opened.tree, opened.dataset_tree], opened.dataset
+    code = sha256_of_files(own_code(trees, opened.code_folders))
+    made_of = {"code": code, "data": digests_of_data(dataset.reader, dataset)}
+    if hasattr(dataset.reader, "class_names"):
+        made_of["classes"] = list(dataset.reader.class_names(dataset.root))
+    if installed := installed_code(trees, opened.reading.vocabulary):
         made_of["installed"] = installed
     return made_of
 

@@ -313,7 +313,7 @@ class _Run:
         plan = replace(self.plan, model=self.plan.model or sizes_of(self.parts.model, opened.recipe))
         time = forecast_tree(plan)
         files = own_code([opened.tree, opened.dataset_tree], opened.code_folders)
-        now = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
+        now = identity_of(opened)
         self.ids = identity_ids(opened, now)
         write_run(
             folder,

@@ -105,7 +105,7 @@ def test_a_run_that_diverged_goes_on_only_with_other_data_that_were_accepted(tmp
     opened = prepared.opened
     record = {"recipe": opened.tree, "dataset": dataset_facts(opened.dataset)}
     (tmp_path / "run.yaml").write_text(block_text(record))
-    same = identity_of([opened.tree, opened.dataset_tree], opened.code_folders, opened.dataset)
+    same = identity_of(opened)
     other = same | {"data": dict.fromkeys(same["data"], "0")}
     for identity, request, refusal in (
         (same, accepting, FolderRefused),

@@ -14,6 +14,7 @@ from PIL import Image
 from recipes.errors import InputRefused
 from trainers.datasets import ImageFolder
 from trainers.launch.export_run import export_run
+from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import (
     IdentityChanged,
     changes,
@@ -118,14 +119,14 @@ def test_code_of_an_installed_package_is_what_gives_a_kind_and_what_that_imports
     points = "[kilobatch.models]\nPlugged = plugged.net:Net\nOther = beside:Net\n"
     (tmp_path / "plugged-1.2.dist-info" / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path)
-    before = {"code": {}, "installed": installed_code([{"model": {"kind": "Plugged"}}])}
+    before = {"code": {}, "installed": installed_code([{"model": {"kind": "Plugged"}}], vocabulary())}
     assert [*before["installed"]] == [f"plugged/{name}.py of plugged" for name in ("__init__", "near", "net")]
     assert all(re.fullmatch("1.2 [0-9a-f]{64}", each) for each in before["installed"].values())
     (tmp_path / "plugged" / "near.py").write_text("x = 1\n")
-    now = {"code": {}, "installed": installed_code([{"model": {"kind": "Plugged"}}])}
+    now = {"code": {}, "installed": installed_code([{"model": {"kind": "Plugged"}}], vocabulary())}
     assert changes(before, now) == {"code": "code: plugged/near.py of plugged has changed"}
     assert changes({"code": {}}, now) == {}  # a run of an older version, which recorded none
-    assert installed_code([{"model": {"kind": "SmallCNN"}}]) == {}
+    assert installed_code([{"model": {"kind": "SmallCNN"}}], vocabulary()) == {}
     (tmp_path / "run").mkdir()
     write_identity(tmp_path / "run", before, {}, update=0)
     with pytest.raises(IdentityChanged, match="put back what it had, go on all the same with --accept-changed code"):
@@ -141,9 +142,9 @@ def test_an_installed_package_counts_only_where_a_kind_is_its_own(tmp_path, monk
     points = f"{of_models}Zipped = spread.zipped:Net\n[kilobatch.losses]\nSpread = json:Loss\n"
     (tmp_path / "spread-1.0.dist-info" / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path)
-    assert [*installed_code([{"model": {"kind": "Spread"}}])] == ["spread/inner/net.py of spread"]
-    assert installed_code([{"optimizer": {"kind": "Spread"}}, {"model": {"kind": "SmallCNN"}}]) == {}
-    assert installed_code([{"model": {"kind": "Zipped"}}]) == {"spread": "1.0"}
+    assert [*installed_code([{"model": {"kind": "Spread"}}], vocabulary())] == ["spread/inner/net.py of spread"]
+    assert installed_code([{"optimizer": {"kind": "Spread"}}, {"model": {"kind": "SmallCNN"}}], vocabulary()) == {}
+    assert installed_code([{"model": {"kind": "Zipped"}}], vocabulary()) == {"spread": "1.0"}
 
 
 def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path, largest_file):
