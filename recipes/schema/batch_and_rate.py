@@ -119,8 +119,9 @@ class RateFactor:
         rate of these parameters = factor * rate
 
     Args:
-        parameters: `norm` (scales and shifts of normalisation), `bias`, or patterns of paths such as `/fc/*`, where `*`
-            is any text. Each pattern must name a parameter of the model, and so must the list.
+        parameters: `norm` (scales and shifts of normalisation), `bias`, or patterns of paths such as `/fc/*` (of
+            ResNet50 `/fc6/*`), where `*` is any text. Each pattern must name a parameter of the model, and so must the
+            list.
         factor: at least 0; 0 leaves them as they are, but for decay that does not follow the rate. It also freezes
             a batch normalisation whose scale and shift it names and `init` has loaded: training normalises by the
             running statistics that were loaded, which stay.

@@ -123,18 +123,27 @@ def _name(command: Any) -> str:
     return command.name or command.callback.__name__.replace("_", "-")
 
 
-def _is_rank_without_work(word: str) -> bool:
-    """Whether a launcher of the user's started a command of one process on several ranks, and this is not rank 0."""
-    if word in _FOR_ALL_RANKS:
-        return False
-    from trainers.runs.mpi_ranks import launched_by_us, launched_rank, launched_ranks
+def _has_work(word: str) -> bool:
+    """Whether this process runs the command: of one process that a launcher started on several ranks, rank 0 alone.
 
-    return launched_ranks() is not None and not launched_by_us() and launched_rank() > 0
+    It is no rank then: with the launcher's variables it would wait in MPI for the others, which have left.
+    """
+    if word in _FOR_ALL_RANKS:
+        return True
+    from trainers.runs.mpi_ranks import launched_by_us, launched_rank, launched_ranks, without_launcher
+
+    if launched_ranks() is None or launched_by_us():
+        return True
+    if launched_rank() > 0:
+        return False
+    for name in os.environ.keys() - without_launcher().keys():
+        del os.environ[name]
+    return True
 
 
 def main() -> None:
     """Runs the command line."""
-    if _is_rank_without_work(next(iter(sys.argv[1:]), "")):
+    if not _has_work(next(iter(sys.argv[1:]), "")):
         return
     atexit.register(gc.freeze)  # skips the garbage collection at exit, which would take 0.2 s
     try:

@@ -47,10 +47,14 @@ _OTHERWISE = {
     "workers": "ranks=2",
     "fast": "exact=False",
     "set": 'kilobatch.open(recipe, set={"epochs": 3})',
+    "q": "verbosity=-1",
+    "v": "verbosity=1",
     "quiet": "verbosity=-1",
     "verbose": "verbosity=1",
     "watchdog": "watchdog_seconds=60",
     "noise_scale": "measure_noise=True",
+    "kernels": 'os.environ["KILOBATCH_KERNELS"] = "numpy"',
+    "decoder": 'os.environ["KILOBATCH_DECODER"] = "pillow"',
 }
 
 
@@ -284,7 +288,7 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
     given = recipe.request if isinstance(recipe, OpenRecipe) else TrainRequest(recipe=_name_of(recipe))
     changed = _as_options(options)
     if "overrides" in changed:  # on top of those of `open`
-        changed["overrides"] = (*given.overrides, *changed["overrides"])
+        changed["overrides"] = (*given.overrides, *(changed["overrides"] or ()))
     request = replace(given, workers=ranks, **changed)
     if request.allow_code and not isinstance(recipe, OpenRecipe):
         open_with_its_code(replace(request, out=None if out is None else _path_of(out)))

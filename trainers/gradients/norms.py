@@ -152,6 +152,8 @@ class SquaredNorm:
     @property
     def terms(self) -> Any:
         """The terms in one array, on their device."""
+        if not self.squares:
+            return np.zeros(1)
         xp = chainer.backend.get_array_module(*self.squares)
         return xp.concatenate([xp.ravel(each) for each in self.squares])
 

@@ -39,7 +39,7 @@ def classes_of(run: Path, reader: Any) -> list[str]:
     """The names of a run's classes, in the order of their labels, as recorded; none where it has no record of them."""
     record = read_identity(run) or {}
     names, data = record.get("classes"), record.get("data")
-    if names is None and isinstance(reader, ImageFolder) and isinstance(data, Mapping):  # a run of before 2026-11-28
+    if names is None and isinstance(reader, ImageFolder) and isinstance(data, Mapping):  # its record has no classes
         folder = f"{reader.train}/"
         names = sorted((part.removeprefix(folder) for part in data if part.startswith(folder)), key=os.fsencode)
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []

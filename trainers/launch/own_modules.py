@@ -39,8 +39,11 @@ def open_with_its_code(request: TrainRequest) -> OpenedRecipe:
     """
     try:
         opened = open_request(request, looks=True)
-    except RecipeError:  # perhaps of the code as it was
-        _require_unchanged_code(changed_modules())
+    except RecipeError as error:
+        try:
+            _require_unchanged_code(changed_modules() if request.allow_code else ())
+        except InputRefused as changed:  # perhaps the cause
+            raise InputRefused(f"{error}\n{changed}") from error
         raise
     files = own_code([opened.tree, opened.dataset_tree], opened.code_folders)
     _require_unchanged_code({path.resolve() for path in files.values()}.intersection(changed_modules()))

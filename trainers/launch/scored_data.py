@@ -20,6 +20,7 @@ from trainers.runs.identity import (
     IDENTITY,
     changes,
     digests_of_data,
+    installed_code,
     is_of_the_user,
     own_code,
     read_identity,
@@ -137,8 +138,10 @@ def _differences(opened: OpenedRecipe, reader: Any, data: Mapping[str, str], run
     if reader is not opened.dataset.reader and isinstance(before.get("data"), Mapping):
         kept = {part: digest for part, digest in before["data"].items() if part in data or _is_of(part, reader.train)}
         before = {**before, "data": kept}
-    code = sha256_of_files(own_code([opened.tree, opened.dataset_tree], opened.code_folders))
-    return list(changes(before, {"code": code, "data": data}).values())
+    trees = [opened.tree, opened.dataset_tree]
+    code = sha256_of_files(own_code(trees, opened.code_folders))
+    installed = installed_code(trees, opened.reading.vocabulary)
+    return list(changes(before, {"code": code, "data": data, "installed": installed}).values())
 
 
 def _is_of(part: str, split: str) -> bool:

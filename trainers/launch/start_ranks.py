@@ -141,7 +141,8 @@ def _start(
         failure = f"mpiexec's process beside the ranks was killed, and {len(left)} ranks trained on; they are ended"
     if failure is not None:
         started.kill()
-    if signals.asked and code not in (EXIT_INPUT, EXIT_FAILED) and last_line(folder) == before:
+    has_begun = not folder.is_dir() or last_line(folder) != before  # a folder that was moved away may have updates
+    if signals.asked and code not in (EXIT_INPUT, EXIT_FAILED) and not has_begun:
         print_error("kilobatch: stopped by a signal before an update was done; the same command starts it again")
         return EXIT_STOPPED
     if failure is not None:

@@ -27,6 +27,7 @@ _GROUPS = {
     "augmentation": "augmentations",
     "mix": "mixes",
     "schedule": "schedules",
+    "schedules": "schedules",
     "warmup": "warmups",
     "reader": "datasets",
 }

@@ -73,8 +73,9 @@ class StopRequest:
 
     def __init__(self, run: Path, *, watches_file: bool) -> None:
         self._file = run / STOP_FILE if watches_file else None
-        self._signalled = bool(_kept)
+        self._signalled = False
         self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
+        self._signalled |= bool(_kept)  # last: none is lost between the two
 
     def close(self) -> None:
         """The run is over: signals mean what they did before."""

@@ -77,18 +77,18 @@ def environment(
         "threads_per_rank": threads,
         "loader": loader,
         "ranks": ranks,
-        **slurm_job(),
+        **({"slurm": job} if (job := slurm_job()) else {}),
         "git": _git(),
         "data_fingerprint": fingerprint,
         "ids": ids,
     }
 
 
-def slurm_job(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Job, step and nodes of Slurm, and the task of a job array, as `slurm`; nothing outside a job.
+def slurm_job(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Job, step and nodes of Slurm, and the task of a job array; nothing outside a job.
 
     >>> slurm_job({"SLURM_JOB_ID": "28", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "node[1-2]"})
-    {'slurm': {'job': '28', 'step': '0', 'nodes': 'node[1-2]'}}
+    {'job': '28', 'step': '0', 'nodes': 'node[1-2]'}
     """
     names = {
         "job": "JOB_ID",
@@ -97,8 +97,8 @@ def slurm_job(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "task": "ARRAY_TASK_ID",
         "nodes": "JOB_NODELIST",
     }
-    found = {key: environment.get(f"SLURM_{name}") for key, name in (*names.items(), ("nodes", "JOB_NODELIST"))}
-    return {"slurm": {key: text for key, text in found.items() if text}} if found["job"] else {}
+    found = {key: text for key, name in names.items() if (text := variables.get(f"SLURM_{name}"))}
+    return found if "job" in found else {}
 
 
 def numerical_environment() -> dict[str, Any]:

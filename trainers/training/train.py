@@ -111,7 +111,7 @@ def train_as_rank(
     configure_logging(
         folder, rank=mpi.rank, to_file=not launched_by_us, quiet=request.verbosity < 0 and not launched_by_us
     )
-    job = slurm_job().get("slurm")
+    job = slurm_job()
     log.info("run: %s%s", folder, f", job {job['job']} of Slurm" if job else "")
     if on_cpu := prepared.plan.cluster.device == "cpu":
         kernels.settle()

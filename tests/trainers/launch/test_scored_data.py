@@ -15,6 +15,8 @@ from safetensors import safe_open
 from recipes.errors import InputRefused
 from trainers.launch.export_run import export_run
 from trainers.launch.score_run import score_run, scored_text
+from trainers.launch.vocabulary import vocabulary
+from trainers.runs.identity import installed_code
 from trainers.runs.run_folder import write_whole
 
 pytestmark = pytest.mark.mpi
@@ -70,6 +72,22 @@ def test_other_data_need_one_split_and_find_the_classes_of_the_run_by_their_name
     assert f"is not written into {run / 'evaluation'}" in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in (run / "evaluation").iterdir()} == before
     assert [(line["label"], line["class"]) for line in table(tmp_path / "p.csv")] == [("1", "b")] * 3 + [("6", "ï")] * 3
+
+
+def test_code_of_an_installed_package_that_has_not_changed_is_the_run_s(run, tmp_path, monkeypatch):
+    (tmp_path / "scored_loss.py").write_text("from trainers.losses import SoftmaxCrossEntropy as Plugged\n")
+    about = tmp_path / "scored_loss-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: scored_loss\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[kilobatch.losses]\nPlugged = scored_loss:Plugged\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(recipe.replace("kind: SoftmaxCrossEntropy", "kind: Plugged"))
+    record = json.loads((run / "identity.json").read_text())
+    record["installed"] = installed_code([{"loss": {"kind": "Plugged"}}], vocabulary())
+    assert [*record["installed"]] == ["scored_loss.py of scored_loss"]
+    write_whole(run / "identity.json", json.dumps(record))
+    assert score_run(run)["differences"] == []
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])

@@ -140,11 +140,14 @@ def test_an_installed_package_counts_only_where_a_kind_is_its_own(tmp_path, monk
     (tmp_path / "spread-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: spread\nVersion: 1.0\n")
     of_models = "[kilobatch.models]\nSpread = spread.inner.net:Net\nSmallCNN = spread.inner.net:Net\n"
     points = f"{of_models}Zipped = spread.zipped:Net\n[kilobatch.losses]\nSpread = json:Loss\n"
+    points += "[kilobatch.schedules]\nHalf = spread.inner.net:Half\n"
     (tmp_path / "spread-1.0.dist-info" / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(tmp_path)
     assert [*installed_code([{"model": {"kind": "Spread"}}], vocabulary())] == ["spread/inner/net.py of spread"]
     assert installed_code([{"optimizer": {"kind": "Spread"}}, {"model": {"kind": "SmallCNN"}}], vocabulary()) == {}
     assert installed_code([{"model": {"kind": "Zipped"}}], vocabulary()) == {"spread": "1.0"}
+    momentum = {"schedules": {"momentum": {"kind": "Half"}}}
+    assert [*installed_code([momentum], vocabulary())] == ["spread/inner/net.py of spread"]
 
 
 def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path, largest_file):

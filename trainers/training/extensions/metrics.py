@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from trainers.runs.phase_clock import RankSeconds, UpdateSeconds
 
 _OPTIONAL = ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")
 
-
-# What the readers of a run look for: theirs would be mistaken for an evaluation, or for the run's end.
+# Keys that readers of a run interpret: an extension's line with one would pass for an evaluation, or the run's end.
 _OWN_KEYS = (
     "checkpoint",
     "eval_accuracy",
@@ -55,11 +53,13 @@ def plain(value: Any, what: str, *, text_keys: bool = False) -> Any:
             return [with_plain_keys(each) for each in part]
         if not isinstance(part, dict):
             return part
-        for key in part:
-            if not isinstance(key, str) and (text_keys or not isinstance(key, Real | np.generic | None)):
+        keys = [key.item() if isinstance(key, np.generic) else key for key in part]
+        for key in keys:
+            if not isinstance(key, str) and (text_keys or not isinstance(key, int | float | None)):
                 way_out = "write texts, which a checkpoint gives back as they were" if text_keys else "write texts"
                 raise ValueError(f"{what} holds a dict with the key {key!r}, a {type(key).__name__}; {way_out}")
-        keys = (key.item() if isinstance(key, np.generic) else key for key in part)
+        if len({*map(str, keys)}) < len(keys):
+            raise ValueError(f"{what} holds a dict in which two keys are one text; write different ones")
         return {key: with_plain_keys(each) for key, each in zip(keys, part.values(), strict=True)}
 
     return json.loads(json.dumps(with_plain_keys(value), default=of_arrays))
