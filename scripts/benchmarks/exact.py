@@ -52,29 +52,15 @@ def updater(
     mode: str, case: str, world: Any, updates: int, size: int | None
 ) -> tuple[Callable[[], None], dict[str, int]]:
     """A function that does one update, and the sizes of its forwards."""
-    from trainers.communicators.tree_sum import TreeSum
     from trainers.launch.request import TrainRequest, prepare
-    from trainers.models.batch_norm import NormGroups
-    from trainers.training.build import build, build_exchange
-    from trainers.training.updater import RecipeUpdater
+    from trainers.training.build import build
 
     recipe, overrides = CASES[case]
     request = TrainRequest(recipe=recipe, overrides=overrides, exact=mode == "exact", micro_batch_size=size)
     prepared = prepare(request, workers=world.size)
     parts = build(prepared.opened.recipe, prepared.opened.dataset)
-    groups = NormGroups(prepared.opened.recipe.evaluation, TreeSum(world.Dup()) if mode == "exact" else None)
-    groups.install(parts.model)
     shares = timing.load_shares(prepared, world.rank, updates)
-    exchange = build_exchange(prepared.plan.cluster.exchange, parts, world, exact=prepared.plan.exact)
-    updater = RecipeUpdater(
-        {"main": Replay(shares)},
-        parts.optimizer,
-        loss=parts.loss,
-        plan=prepared.plan,
-        exchange=exchange,
-        mpi=world,
-        norm_groups=groups,
-    )
+    updater = timing.updater_of(prepared, parts, Replay(shares), world)
     division = prepared.plan.segments[0].division
     sizes = {"micro_batches": division.num_micro_batches(0), "micro_batch_size": division.largest}
     return updater.update, sizes

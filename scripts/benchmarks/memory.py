@@ -112,31 +112,17 @@ def train(request: Any, updates: int, when_built: Callable[[], None]) -> None:
 
     from recipes.planning.stream import Stream
     from trainers import kernels
-    from trainers.communicators.tree_sum import TreeSum
     from trainers.datasets.loader import StreamIterator
     from trainers.launch.request import prepare
-    from trainers.models.batch_norm import NormGroups
-    from trainers.training.build import build, build_exchange
-    from trainers.training.updater import RecipeUpdater
+    from trainers.training.build import build
 
     world, prepared = MPI.COMM_WORLD, prepare(request, workers=1)
     kernels.settle()
     recipe, dataset, plan = prepared.opened.recipe, prepared.opened.dataset, prepared.plan
     parts = build(recipe, dataset)
-    groups = NormGroups(recipe.evaluation, TreeSum(world.Dup()) if plan.exact else None)
-    groups.install(parts.model)
     stream = Stream(seed=recipe.seed, num_samples=dataset.num_train, repeats=recipe.stream.repeats)
     iterator = StreamIterator(plan=plan, rank=0, stream=stream, load=parts.load_train)
-    exchange = build_exchange(plan.cluster.exchange, parts, world, exact=plan.exact)
-    updater = RecipeUpdater(
-        iterator,
-        parts.optimizer,
-        loss=parts.loss,
-        plan=plan,
-        exchange=exchange,
-        mpi=world,
-        norm_groups=groups,
-    )
+    updater = timing.updater_of(prepared, parts, iterator, world)
     when_built()
     for _ in range(updates):
         updater.update()

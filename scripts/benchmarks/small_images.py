@@ -41,32 +41,18 @@ def our_update(mode: str, batch: int) -> tuple[Callable[[], float], Any]:
     from mpi4py import MPI
 
     from recipes.planning.stream import Stream
-    from trainers.communicators.tree_sum import TreeSum
     from trainers.datasets.loader import StreamIterator
     from trainers.launch.request import TrainRequest, prepare
-    from trainers.models.batch_norm import NormGroups
-    from trainers.training.build import build, build_exchange
-    from trainers.training.updater import RecipeUpdater
+    from trainers.training.build import build
 
     world, exact = MPI.COMM_SELF, mode == "exact"
     request = TrainRequest(recipe=RECIPE, overrides=(f"batch.global={batch}", "epochs=1000"), exact=exact)
     prepared = prepare(request, workers=1)
     recipe, dataset = prepared.opened.recipe, prepared.opened.dataset
     parts = build(recipe, dataset)
-    groups = NormGroups(recipe.evaluation, TreeSum(world) if exact else None)
-    groups.install(parts.model)
     stream = Stream(seed=recipe.seed, num_samples=dataset.num_train)
     iterator = StreamIterator(plan=prepared.plan, rank=0, stream=stream, load=parts.load_train)
-    exchange = build_exchange(prepared.plan.cluster.exchange, parts, world, exact=prepared.plan.exact)
-    updater = RecipeUpdater(
-        {"main": iterator},
-        parts.optimizer,
-        loss=parts.loss,
-        plan=prepared.plan,
-        exchange=exchange,
-        mpi=world,
-        norm_groups=groups,
-    )
+    updater = timing.updater_of(prepared, parts, iterator, world)
 
     def update() -> float:
         updater.update()

@@ -109,6 +109,27 @@ def load_shares(prepared: Any, rank: int, num_updates: int) -> list[Any]:
     return [replace(share, micro_batches=list(share.micro_batches)) for share in shares]
 
 
+def updater_of(prepared: Any, parts: Any, iterator: Any, world: Any) -> Any:
+    """The `RecipeUpdater` of a prepared run, with the norm groups and the exchange of its plan."""
+    from trainers.communicators.tree_sum import TreeSum
+    from trainers.models.batch_norm import NormGroups
+    from trainers.training.build import build_exchange
+    from trainers.training.updater import RecipeUpdater
+
+    plan = prepared.plan
+    groups = NormGroups(prepared.opened.recipe.evaluation, TreeSum(world.Dup()) if plan.exact else None)
+    groups.install(parts.model)
+    return RecipeUpdater(
+        {"main": iterator},
+        parts.optimizer,
+        loss=parts.loss,
+        plan=plan,
+        exchange=build_exchange(plan.cluster.exchange, parts, world, exact=plan.exact),
+        mpi=world,
+        norm_groups=groups,
+    )
+
+
 def on_ranks(script: str, ranks: int, words: Sequence[object]) -> Any:
     """Start a script on MPI ranks with these options and --json; returns the figures that it writes."""
     with tempfile.TemporaryDirectory() as folder:
