@@ -70,8 +70,9 @@ def serve(name: str, options: argparse.Namespace) -> None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             return {"seconds": seconds, "loss": loss, "peak_bytes": peak}
 
+    span = options.norm_span or len(images)
     for line in sys.stdin:
-        measured = measured or programs.timed(name, options.precision[0], images, labels, options.norm_span)
+        measured = measured or programs.timed(name, options.precision[0], images, labels, span)
         try:
             figures = programs.by_class(measured.step) if line.strip() == "kernels" else measured()
         except Exception as error:

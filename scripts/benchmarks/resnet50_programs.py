@@ -379,7 +379,7 @@ def by_class(step: Callable[[], Any]) -> dict[str, tuple[float, int]]:
 
     from trainers.training.extensions.gpu_profile import milliseconds_by_class
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         step()
         torch.cuda.synchronize()
     events = [(event.key, event.self_device_time_total / 1e3, event.count) for event in profile.key_averages()]

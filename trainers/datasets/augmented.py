@@ -21,6 +21,8 @@ Split = Literal["train", "late", "eval"]  # late: training samples after the end
 SMALL = 1 << 14  # values of an image up to which a call of NumPy takes longer than its work
 _TOGETHER = 32  # images that are finished at once: few, so that they stay in the cache
 _STACKED = 64  # samples of one array from which on it takes less time to make them as arrays
+_CHUNK = 8  # samples that a worker takes at a time: few, so that all workers end a micro-batch together
+_STACKED_CHUNK = 256  # of those that are made as arrays
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class AugmentedSamples:
     def __call__(self, epoch: int, index: int, image_size: int | None = None) -> tuple[Any, int]:
         pixels, label = self._load(epoch, index, image_size)
         return pixels if self.pixels else self.pipeline.finish.image(*pixels), label
+
+    def chunk(self, image_size: int | None) -> int:
+        """Samples that a worker of a rank takes at a time."""
+        return _CHUNK if self._stacked([(0, 0)], image_size) is None else _STACKED_CHUNK
 
     def several(
         self, wanted: Sequence[tuple[int, int]], image_size: int | None, moved: Callable[[], None]

@@ -23,7 +23,7 @@ import numpy as np
 
 from recipes.errors import listed
 from trainers.augmentations.pipeline import Pixels
-from trainers.datasets.augmented import AugmentedSamples, Split
+from trainers.datasets.augmented import AugmentedSamples, Split, StackedSamples
 from trainers.runs.errors import RankFailed
 from trainers.runs.mpi_ranks import KERNEL_THREADS, THREADS, killed_with_parent, without_launcher
 
@@ -53,8 +53,8 @@ class LoaderProcess:
 
     def load(
         self, load: AugmentedSamples, samples: Sequence[tuple[int, int]], image_size: int | None
-    ) -> list[tuple[Any, int]]:
-        """What `load` gives for each sample; arrays lie in the shared memory, until the next call.
+    ) -> Sequence[tuple[Any, int]]:
+        """What `load` gives for each sample; single images lie in the shared memory, until the next call.
 
         Raises:
             Exception: what was raised there.
@@ -72,10 +72,11 @@ class LoaderProcess:
                 continue
             if isinstance(answer, BaseException):
                 raise answer
-            fields, skipped = answer
+            fields, is_stacked, skipped = answer
             if skipped:
                 load.samples.skipped.update(skipped)
-            return [self._sample(*each) for each in fields]
+            loaded = [self._sample(*each) for each in fields]
+            return StackedSamples(*_copied(*loaded[0])) if is_stacked else loaded
 
     def close(self) -> None:
         """End the process."""
@@ -123,9 +124,7 @@ class LoaderProcess:
             )
         log.warning("%s; it is started again", how)
 
-    def _sample(
-        self, start: int, dtype: str, shape: tuple[int, ...], mirrored: bool | None, label: int
-    ) -> tuple[Any, int]:
+    def _sample(self, start: int, dtype: str, shape: tuple[int, ...], mirrored: Any, label: Any) -> tuple[Any, Any]:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if start + size > len(self._mapped):
             self._mapped = mmap.mmap(self._memory, 0, prot=mmap.PROT_READ)
@@ -160,7 +159,7 @@ def serve(
                     raise problem
                 load = samples_of(asked["split"], asked["pixels"])
                 fields = memory.put(load.several(asked["samples"], asked["image_size"], lambda: None))
-                answer = fields, getattr(load.samples, "skipped", None)
+                answer = *fields, getattr(load.samples, "skipped", None)
             except BaseException as error:
                 answer = _portable(error)
             connection.send(answer)
@@ -172,13 +171,18 @@ class _Memory:
     def __init__(self, number: int) -> None:
         self._number, self._mapped = number, None
 
-    def put(self, loaded: Sequence[tuple[Any, int]]) -> list[tuple[Any, ...]]:
-        """Write images; where each begins, its type and shape, whether it is to be mirrored, and its label."""
+    def put(self, loaded: Sequence[tuple[Any, int]]) -> tuple[list[tuple[Any, ...]], bool]:
+        """Write images; where each begins, its type and shape, whether it is to be mirrored, and its label.
+
+        Returns:
+            these, and whether they are one array of all samples, with arrays in place of single values.
+        """
+        is_stacked = isinstance(loaded, StackedSamples)
         fields, start = [], 0
         arrays = []
-        for image, label in loaded:
+        for image, label in [(loaded.images, loaded.labels)] if is_stacked else loaded:
             pixels, mirrored = (image, None) if isinstance(image, np.ndarray) else image
-            fields.append((start, pixels.dtype.str, pixels.shape, mirrored, int(label)))
+            fields.append((start, pixels.dtype.str, pixels.shape, mirrored, label if is_stacked else int(label)))
             arrays.append(pixels)
             start = -(-(start + pixels.nbytes) // _ALIGNED) * _ALIGNED
         if self._mapped is None or start > len(self._mapped):
@@ -187,7 +191,14 @@ class _Memory:
         for (begin, *_), pixels in zip(fields, arrays, strict=True):
             whole = np.frombuffer(self._mapped, np.uint8, count=pixels.nbytes, offset=begin)
             np.copyto(whole.view(pixels.dtype).reshape(pixels.shape), pixels)
-        return fields
+        return fields, is_stacked
+
+
+def _copied(images: Any, labels: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Out of the shared memory."""
+    return (
+        images.copy() if isinstance(images, np.ndarray) else Pixels(images.pixels_HWC.copy(), images.mirrored)
+    ), labels
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import time
@@ -23,11 +24,10 @@ from trainers.runs.identity import is_of_the_user
 Finish = Callable[[Any, np.ndarray], Any]
 
 AHEAD_BYTES = 256 << 20  # of images that a rank has loaded ahead; then it adds no micro-batch
-_CHUNK = 8  # samples that a worker takes at a time: small, so that all workers end a micro-batch together
 _TIMED = 8  # samples that each thread loads for the choice between threads and processes
 _SHORT_SECONDS = 0.0005  # a sample that takes less needs no workers
 _WORTH = 1.3  # times as fast as one thread two must be, else processes load
-_ENOUGH = 4 * _CHUNK  # samples ahead for each worker, at least, so that none is idle
+_ENOUGH = 4  # chunks ahead for each worker, at least, so that none is idle
 
 
 class LoadImages(Protocol):
@@ -40,6 +40,9 @@ class LoadImages(Protocol):
         self, wanted: Sequence[tuple[int, int]], image_size: int | None, moved: Callable[[], None]
     ) -> Sequence[tuple[Any, int]]:
         """Those of each (epoch, index); `moved` is called after some."""
+
+    def chunk(self, image_size: int | None) -> int:
+        """Samples that a worker takes at a time."""
 
 
 class LoadsSamples(Protocol):
@@ -87,9 +90,15 @@ class Loading:
         self._result: Any = None
         self._bytes = 0
 
-    def chunks(self, size: int) -> Iterator[tuple[int, int]]:
-        """Start and stop of the samples that a worker loads at a time."""
-        return ((start, min(start + size, len(self.samples))) for start in range(0, len(self.samples), size))
+    @functools.cached_property
+    def chunk(self) -> int:
+        """Samples that a worker takes at a time."""
+        return self.load.chunk(self.image_size)
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Start and stop of the samples that a worker takes at a time."""
+        starts = range(0, len(self.samples), self.chunk)
+        return ((start, min(start + self.chunk, len(self.samples))) for start in starts)
 
     def run(self, start: int, stop: int, load_samples: Callable[..., Sequence[Any]]) -> None:
         """Load some of the samples; what goes wrong is raised by `result`."""
@@ -219,7 +228,7 @@ class LoaderWorkers:
     def begin(self, loading: Loading) -> None:
         """Have it loaded, after all that was begun before."""
         if self.num_workers:
-            for start, stop in loading.chunks(_CHUNK):
+            for start, stop in loading.chunks():
                 self._tasks.put((loading, start, stop))
 
     def result(self, loading: Loading) -> Any:
@@ -386,5 +395,5 @@ class LoadedAhead:
         if not self._workers.num_workers or not self._ahead:
             return self._workers.num_workers > 0
         samples = sum(len(loading.samples) for _, loading in self._ahead)
-        enough = max(2 * len(current.samples), _ENOUGH * self._workers.num_workers)
+        enough = max(2 * len(current.samples), _ENOUGH * current.chunk * self._workers.num_workers)
         return samples < enough and 0 < samples * self._sample_bytes < AHEAD_BYTES

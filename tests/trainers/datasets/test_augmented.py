@@ -188,6 +188,7 @@ def test_samples_of_one_array_are_made_as_arrays(parts, dtype, pixels):
     wanted = [(7 * number % 5, int(index)) for number, index in enumerate(rng.permutation(290))]
     together, alone = load.several(wanted, 12, lambda: None), [load(*each, 12) for each in wanted]
     assert isinstance(together, StackedSamples)
+    assert load.chunk(12) > 64  # so that a worker makes them so too
     finish = load.pipeline.finish.image
     if pixels:  # a mirror image may be left to `finish`
         together, alone = ([(finish(*image), label) for image, label in each] for each in (together, alone))
@@ -207,6 +208,7 @@ def test_other_lists_and_large_images_are_made_one_by_one(parts, side):
     images = np.zeros((64, side, side, 3), np.uint8)
     load = made(SamplesInMemory(images_NHWC=images, labels=np.arange(64)), parts)
     assert isinstance(load.several([(0, index) for index in range(64)], None, lambda: None), list)
+    assert load.chunk(None) == 8
 
 
 def test_a_crop_that_does_not_fit_names_its_sample():

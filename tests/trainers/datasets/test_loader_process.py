@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trainers.datasets.augmented import StackedSamples, augmented_samples
 from trainers.datasets.loader_process import LoaderProcess
+from trainers.launch.request import TrainRequest, open_request
+from trainers.runs.identity import sha256_of_tree
 
 pytestmark = pytest.mark.mpi
 
@@ -202,6 +205,29 @@ def test_starts_and_ends_leave_nothing(folder, tmp_path, processes_of, number):
     while (left := loaders(tmp_path)) and time.monotonic() < until:
         time.sleep(0.05)
     assert left == []
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+def test_small_images_of_one_array_come_as_arrays(pixels):
+    normalize = "{kind: Normalize, with: synthetic}"
+    parts = f"train: [{{kind: RandomCrop, size: 16}}, {{kind: HorizontalFlip}}, {normalize}], eval: [{normalize}]"
+    changes = ("dataset=synthetic", f"augmentation={{{parts}}}")
+    request = TrainRequest(recipe="digits/large_batch", overrides=changes)
+    opened = open_request(request)
+    load = augmented_samples(opened.recipe, opened.dataset, "train", pixels=pixels)
+    wanted = [(epoch, index) for epoch in (0, 3) for index in range(50)]
+    asked = {"train": request.as_tree(), "recipe_sha256": sha256_of_tree(opened.tree)}
+    loader = LoaderProcess(asked, name="loader worker 0")
+    try:
+        first = loader.load(load, wanted, None)
+        loader.load(load, wanted[::-1], None)  # into the same memory
+    finally:
+        loader.close()
+    expected = load.several(wanted, None, lambda: None)
+    assert isinstance(first, StackedSamples)
+    np.testing.assert_array_equal(first.labels, expected.labels)
+    for image, other in zip(*((each.images if pixels else [each.images]) for each in (first, expected)), strict=True):
+        np.testing.assert_array_equal(image, other, strict=True)
 
 
 def test_signals_that_ask_a_rank_to_stop_leave_its_loader_processes(caplog):

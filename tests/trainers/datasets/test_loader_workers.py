@@ -28,6 +28,9 @@ class OneByOne:
     def __init__(self, load):
         self._load = load
 
+    def chunk(self, image_size):
+        return 8
+
     def several(self, wanted, image_size, moved):
         return [self._load(epoch, index) for epoch, index in wanted]
 
