@@ -1,4 +1,4 @@
-"""`kilobatch recipes ...`: look at recipes, check, copy and derive them."""
+"""`kilobatch recipes ...`: write, look at, check, copy and derive recipes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainers.commands.options import (
     written,
 )
 
-app = typer.Typer(help="Look at recipes, check, copy and derive them.", **OPTIONS_OF_GROUPS)
+app = typer.Typer(help="Write, look at, check, copy and derive recipes.", **OPTIONS_OF_GROUPS)
 
 OfFile = Enum("OfFile", {name: name for name in ("recipe", "dataset", "cluster", "search", "frontier")})
 
@@ -294,6 +294,29 @@ def copy(
     target = copy_recipe(recipe, file)
     print(f"wrote {target}; change it, then: kilobatch recipes validate {typed(target)}")
     print("Its name, title, claims and card are still those of the original: what you change no longer is.")
+
+
+@app.command()
+def new(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="It has train/CLASS/FILE, and val/CLASS/FILE if there are any.")
+    ],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="The new recipe; FOLDER-recipe.yaml here.")
+    ] = None,
+) -> None:
+    """Write a first recipe for a folder of images.
+
+    A file FOLDER.yaml beside it describes the images: classes, mean and standard deviation. Change both as you like.
+    """
+    from functools import partial
+
+    from recipes.errors import printable
+    from trainers.datasets.progress_bar import showing_progress
+    from trainers.launch.new_recipe import write_new_recipe
+
+    lines = write_new_recipe(folder, file, showing=partial(showing_progress, unit="images", after_seconds=1.0))
+    print(printable("\n".join(lines)))
 
 
 @app.command()

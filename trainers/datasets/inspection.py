@@ -118,11 +118,11 @@ def _split(samples: Any, names: Sequence[str], num_classes: int) -> dict[str, An
             "largest": {"name": class_called(names, large), "samples": int(counts[large])},
             "without_samples": int((counts == 0).sum()),
         },
-        "images": _images(samples),
+        "images": images_found(samples),
     }
 
 
-def _images(samples: Any) -> dict[str, Any]:
+def images_found(samples: Any) -> dict[str, Any]:
     """Sizes, types and modes of an even sample."""
     measured, kinds, modes, unreadable, turned = [], Counter(), Counter(), 0, 0
     looked = evenly(len(samples), _LOOKED)
