@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from lr_schedules.units import require_number
-from recipes.arguments import require_share
+from recipes.arguments import require_share, younger
 from recipes.errors import InputRefused
 
 __all__ = ["BinaryCrossEntropy", "SoftmaxCrossEntropy"]
@@ -119,32 +119,71 @@ class BinaryCrossEntropy:
 class SoftmaxCrossEntropy:
     """Cross entropy between the softmax of the logits and the targets, the mean over the samples.
 
-        loss = mean over samples of -sum over k of q_k log p_k
+        loss = mean over samples of -sum over k of w_k q_k log p_k
         p = softmax(logits);   q_k = 1 - e + e / K for the label, e / K for every other class
 
-    Notation: K classes, e `label_smoothing`. e is shared by all K classes, the label's own included. Mixed targets are
-    mixtures of the smoothed q of their labels.
+    Notation: K classes, e `label_smoothing`, w `class_weights`. e is shared by all K classes, the label's own included.
+    Mixed targets are mixtures of the smoothed q of their labels.
 
     Args:
         label_smoothing: the uniform share e of the targets, in [0, 1); 0 is the plain cross entropy.
+        class_weights: w, one number a class, in the order of the labels, at least 0; null: 1 for all. `data inspect`
+            prints those that make up for classes of different sizes: samples / (K * samples of the class).
     Raises:
-        ValueError: `label_smoothing` is outside [0, 1).
+        ValueError: `label_smoothing` is outside [0, 1); a weight is below 0, or all are 0.
 
     Source: Szegedy et al. 2015, arXiv 1512.00567, section 7 (not checked); PyTorch's documentation of CrossEntropyLoss
         mixes in the same uniform share.
+    Differs: PyTorch divides by the weights of the labels in the batch, this by the samples, so that a sample counts the
+        same beside any others. With the weights of `data inspect` both are equal in the mean.
     """
 
     label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = younger(None)
 
     def __post_init__(self) -> None:
         require_share("SoftmaxCrossEntropy.label_smoothing", self.label_smoothing)
+        if self.class_weights is None:
+            return
+        if not isinstance(self.class_weights, tuple) or not self.class_weights:
+            raise ValueError(f"SoftmaxCrossEntropy.class_weights must be numbers, got {self.class_weights!r}")
+        for weight in self.class_weights:
+            require_number("SoftmaxCrossEntropy.class_weights", weight, at_least=0)
+        if not any(self.class_weights):
+            raise ValueError("SoftmaxCrossEntropy.class_weights must not all be 0: nothing would be learned")
 
     def build(self) -> Callable[..., chainer.Variable | None]:
         """A function of logits (samples x classes, float) and targets that returns a scalar Variable.
 
         A label outside 0 to K - 1 gives a loss of NaN in the fused kernels of a GPU, and is refused by those of a CPU.
         """
-        return self._loss
+        if self.class_weights is None:
+            return self._loss
+        import chainer
+
+        of_targets = SoftmaxCrossEntropy().build()
+
+        @functools.cache  # on a GPU one array, which a captured graph goes on reading
+        def weights_on(xp: Any) -> Any:
+            return xp.asarray(self.class_weights, np.float32)
+
+        def weighted(logits: chainer.Variable, targets: np.ndarray, norm_groups: int = 1) -> chainer.Variable | None:
+            q = soft_targets(targets, like=logits, label_smoothing=self.label_smoothing)
+            return of_targets(logits, q * weights_on(chainer.backend.get_array_module(q)), norm_groups)
+
+        return weighted
+
+    def require_classes(self, num_classes: int) -> None:
+        """Refuse weights of more or fewer classes.
+
+        Raises:
+            InputRefused: they are not as many.
+        """
+        if self.class_weights is not None and len(self.class_weights) != num_classes:
+            raise InputRefused(
+                f"SoftmaxCrossEntropy.class_weights has {len(self.class_weights)} numbers, and the data set "
+                f"{num_classes} classes; `kilobatch data inspect` prints weights that make up for their sizes"
+            )
 
     def _loss(self, logits: chainer.Variable, targets: np.ndarray, norm_groups: int = 1) -> chainer.Variable | None:
         import chainer.functions as F

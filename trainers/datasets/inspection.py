@@ -22,6 +22,8 @@ from trainers.datasets.samples import evenly
 
 SPLITS = ("train", "eval")
 _LOOKED = 2000  # images of a split whose header is read
+UNEVEN = 2  # times as many samples as the smallest class the largest one has, from which on weights are shown
+_MOST_WEIGHTS = 30  # that are printed
 _BINS = 12  # of the histogram
 _WIDTH = 40  # of its longest bar, in characters
 _ORIENTATION = 0x112  # the EXIF tag
@@ -116,10 +118,20 @@ def _split(samples: Any, names: Sequence[str], num_classes: int) -> dict[str, An
             "counts": counts.tolist(),
             "smallest": {"name": class_called(names, small), "samples": int(counts[small])},
             "largest": {"name": class_called(names, large), "samples": int(counts[large])},
+            "weights": class_weights(counts),
             "without_samples": int((counts == 0).sum()),
         },
         "images": images_found(samples),
     }
+
+
+def class_weights(counts: np.ndarray) -> list[float]:
+    """Samples / (classes * samples of the class), for each class: in the mean over the samples 1; 0 without samples.
+
+    They are the `class_weights` of a loss that make classes count alike.
+    """
+    counts = np.asarray(counts)
+    return [round(float(counts.sum() / (len(counts) * count)), 4) if count else 0.0 for count in counts]
 
 
 def images_found(samples: Any) -> dict[str, Any]:
@@ -171,6 +183,7 @@ def inspection_text(found: dict[str, Any]) -> str:
     for split, part in found["splits"].items():
         lines += ["", f"{split}: {counted(part['samples'], 'sample')}", *_class_lines(part["classes"], part["samples"])]
         lines += _image_lines(part["images"])
+    lines += _weights_lines(found["splits"]["train"]["classes"])
     return "\n".join(printable_line(line) for line in lines)
 
 
@@ -182,6 +195,14 @@ def _class_lines(classes: dict[str, Any], samples: int) -> list[str]:
         line = f"{number(small['samples'])} in each"
     empty = classes["without_samples"]
     return [f"  samples a class: {line}{among}"] + ([f"  classes without a sample: {number(empty)}"] if empty else [])
+
+
+def _weights_lines(classes: dict[str, Any]) -> list[str]:
+    """The `class_weights` of training samples, where classes are uneven and few."""
+    is_even = classes["largest"]["samples"] < UNEVEN * classes["smallest"]["samples"]
+    if is_even or len(classes["weights"]) > _MOST_WEIGHTS:
+        return []
+    return ["", f"class_weights of a loss that make all classes count alike: {classes['weights']}"]
 
 
 def _image_lines(images: dict[str, Any]) -> list[str]:

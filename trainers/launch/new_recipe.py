@@ -20,7 +20,7 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
 from trainers.datasets.image_folder import ImageFolder
-from trainers.datasets.inspection import images_found
+from trainers.datasets.inspection import UNEVEN, class_weights, images_found
 from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.launch.vocabulary import vocabulary
 
@@ -55,7 +55,7 @@ learning_rate:
   per: 256
   rule: linear                                  # in proportion to the batch: {rate:.3g} here
   schedule: {{kind: Cosine}}                      # over the whole run, to 0
-optimizer: {{kind: MomentumSGD, momentum: 0.9, weight_decay: 1e-4, no_decay: [norm]}}
+{loss}optimizer: {{kind: MomentumSGD, momentum: 0.9, weight_decay: 1e-4, no_decay: [norm]}}
 augmentation:
   train:
 {train}
@@ -64,6 +64,11 @@ augmentation:
   eval: [{evaluated}{{kind: Normalize, with: {name}}}]
 evaluation: {{every: 1ep}}
 seed: 0
+"""
+_LOSS = """\
+loss:
+  kind: SoftmaxCrossEntropy                     # so that classes of different sizes count alike:
+  class_weights: {weights}
 """
 
 
@@ -109,7 +114,7 @@ def write_new_recipe(
     num_train = facts["num_train"] - (facts["num_train"] // 10 if reader.eval is None else 0)
     texts = {
         dataset: _dataset_text(name, folder, dataset, reader, mean=mean, std=std, measured=measured),
-        recipe: _recipe_text(name, dataset, looks, num_train),
+        recipe: _recipe_text(name, dataset, looks, num_train, np.bincount(samples.labels)),
     }
     _write(texts)
     try:
@@ -162,7 +167,7 @@ def _dataset_text(name: str, folder: Path, file: Path, reader: ImageFolder, **me
     return text + (_VALIDATION if reader.eval is None else "")
 
 
-def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], num_train: int) -> str:
+def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], num_train: int, counts: np.ndarray) -> str:
     height, width = looks["height"], looks["width"]
     side = int(min(height["median"], width["median"]))
     one_size = height["min"] == height["max"] == width["min"] == width["max"]
@@ -180,7 +185,9 @@ def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], num_train: int
     batch = max(1, min(_MOST, 1 << max(0, (num_train // 16).bit_length() - 1)))
     updates = -(-num_train // batch)
     epochs = min(200, max(30, math.ceil(_UPDATES / updates)))
+    is_uneven = counts.max() >= UNEVEN * counts.min()
     return _RECIPE.format(
+        loss=_LOSS.format(weights=class_weights(counts)) if is_uneven else "",
         name=name,
         dataset=dataset.name,
         model=model,

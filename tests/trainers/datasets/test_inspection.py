@@ -48,6 +48,8 @@ def test_classes_are_counted_and_named(found):
     assert classes["counts"] == [3, 1]
     assert classes["smallest"] == {"name": "dog", "samples": 1}
     assert classes["largest"] == {"name": "cat", "samples": 3}
+    assert classes["weights"] == [0.6667, 2.0]
+    assert inspection_text(found).endswith("class_weights of a loss that make all classes count alike: [0.6667, 2.0]")
 
 
 def test_names_of_classes_and_files_write_no_control_characters_and_no_lines(tmp_path):

@@ -68,6 +68,14 @@ def test_without_val_a_tenth_is_scored(tmp_path):
     assert "72 training images" in lines[0]
 
 
+def test_uneven_classes_get_weights(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=32)
+    for file in sorted((folder / "train" / "night").iterdir())[10:]:
+        file.unlink()
+    opened, _ = written(folder, tmp_path / "mine.yaml")
+    assert opened.recipe.loss.class_weights == (0.625, 2.5)  # day, night: 40 and 10 of 50
+
+
 def test_what_is_written_trains(tmp_path, kilobatch):
     written(made_folder(tmp_path / "photos", side=16, grey=True), tmp_path / "mine.yaml")
     out = ("--out", tmp_path / "run", "--no-report", "--stop-after", "2up")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from chainer import gradient_check
 
+from recipes.errors import InputRefused
 from trainers import losses
 from trainers.losses import BinaryCrossEntropy, SoftmaxCrossEntropy, soft_targets
 from trainers.models import ResNet50, SmallCNN
@@ -18,6 +19,7 @@ LOSSES = (
     SoftmaxCrossEntropy(),
     SoftmaxCrossEntropy(label_smoothing=0.1),
     SoftmaxCrossEntropy(label_smoothing=0.5),
+    SoftmaxCrossEntropy(label_smoothing=0.1, class_weights=(0.5, 2, 0, 1, 1.5)),
     BinaryCrossEntropy(),
     BinaryCrossEntropy(label_smoothing=0.1, reduction="class_sum"),
     BinaryCrossEntropy(label_smoothing=0.1, target_threshold=0.2),
@@ -36,6 +38,7 @@ def in_float64(logits, targets, loss):
     mixture = np.eye(num_classes)[targets] if targets.ndim == 1 else targets.astype(np.float64)
     t = mixture * (1 - loss.label_smoothing) + loss.label_smoothing / num_classes
     if isinstance(loss, SoftmaxCrossEntropy):
+        t = t * (1 if loss.class_weights is None else np.array(loss.class_weights))
         log_p = z - z.max(axis=1, keepdims=True)
         log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))
         return -(t * log_p).sum() / num_samples, (np.exp(log_p) * t.sum(axis=1, keepdims=True) - t) / num_samples
@@ -128,8 +131,8 @@ def test_loss_and_gradient_are_those_of_the_formula(loss, scale, mixed, dtype, b
     expected_loss, expected_gradient = in_float64(logits, targets, loss)
     assert actual.dtype == x.grad.dtype == dtype
     np.testing.assert_allclose(actual.array, expected_loss, rtol=bound)
-    # s - t of a target of 1 is rounded like 1, whatever is left of it.
-    np.testing.assert_allclose(x.grad, expected_gradient, rtol=bound, atol=2 * np.finfo(dtype).eps)
+    # s - t of a target of 1, or of 2 with its weight, is rounded like that, whatever is left of it.
+    np.testing.assert_allclose(x.grad, expected_gradient, rtol=bound, atol=4 * np.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -198,9 +201,15 @@ def test_a_threshold_that_every_class_passes_is_refused():
         loss(samples()[0], samples()[1])
 
 
+def test_weights_of_more_or_fewer_classes_are_refused():
+    with pytest.raises(InputRefused, match="class_weights has 2 numbers, and the data set 3 classes"):
+        SoftmaxCrossEntropy(class_weights=(1, 2)).require_classes(3)
+
+
 @pytest.mark.parametrize(
     ("loss", "field", "value"),
     [
+        *((SoftmaxCrossEntropy, "class_weights", value) for value in (2, (), (0, 0), (1, -1), (1, "2"))),
         *((SoftmaxCrossEntropy, "label_smoothing", value) for value in (-0.1, 1.0, float("nan"), "0.1", None)),
         (BinaryCrossEntropy, "label_smoothing", 1.0),
         (BinaryCrossEntropy, "reduction", "mean"),
@@ -211,7 +220,7 @@ def test_a_threshold_that_every_class_passes_is_refused():
     ],
 )
 def test_wrong_fields_are_refused(loss, field, value):
-    with pytest.raises(ValueError, match=rf"{loss.__name__}\.{field} must be"):
+    with pytest.raises(ValueError, match=rf"{loss.__name__}\.{field} must "):
         loss(**{field: value})
 
 
