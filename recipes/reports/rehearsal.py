@@ -96,7 +96,7 @@ def _row(segment: Mapping[str, Any]) -> dict[str, Any]:
 def _updates(updates: Sequence[int]) -> str:
     shown = [f"{update:,}" for update in updates]
     some = shown if len(shown) < 6 else [*shown[:3], "...", shown[-1]]
-    return f"{len(updates):,}, after {', '.join(some)} updates"
+    return f"{len(updates):,}, after {', '.join(some)} update{'' if list(updates) == [1] else 's'}"
 
 
 def _each(num_bytes: int | None) -> str:
