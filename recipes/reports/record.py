@@ -360,7 +360,8 @@ def open_run(path: str | Path) -> Run:
     head = read_head(folder / "run.yaml")
     metrics = folder / "metrics.jsonl"
     lines = read_metrics(metrics)
-    seconds, outcome, reason = _ending(lines)
+    end = session_end(lines)
+    seconds = _elapsed(lines)  # before the columns: it is one of them
     return Run(
         folder=folder,
         recipe=_mapping(head, "recipe", folder),
@@ -372,8 +373,8 @@ def open_run(path: str | Path) -> Run:
         updates=updates_of(metrics, lines),
         evaluations=evaluations_of(metrics, lines),
         seconds=seconds,
-        outcome=outcome,
-        reason=reason,
+        outcome=str(end.get("value", "unfinished")),
+        reason=str(end.get("reason") or ""),
         phases=phases_of(metrics, lines),
         notes=_notes(lines),
         skipped_images=tuple(
@@ -457,19 +458,23 @@ def _read_environment(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _ending(numbered: Lines) -> tuple[float, str, str]:
-    """Seconds of all sessions, how the last one ended, and why; each line gets its `elapsed_seconds`."""
+def session_end(lines: Lines) -> dict[str, Any]:
+    """The `run_stop` line of the last session, whose value says how it ended; empty where none is written yet."""
+    ends = [line for _, line in lines if line["key"] in ("run_start", "run_stop")]
+    return ends[-1] if ends and ends[-1]["key"] == "run_stop" else {}
+
+
+def _elapsed(numbered: Lines) -> float:
+    """Seconds of all sessions; each line gets its `elapsed_seconds`."""
     lines = [line for _, line in numbered]
-    milliseconds, outcome, reason, start = 0.0, "unfinished", "", None
+    milliseconds, start = 0.0, None
     for line, following in zip_longest(lines, lines[1:]):
         if line["key"] == "run_start":
-            start, outcome, reason = line["time_ms"], "unfinished", ""
+            start = line["time_ms"]
         line["elapsed_seconds"] = (milliseconds + (0 if start is None else line["time_ms"] - start)) / 1000
-        if line["key"] == "run_stop":
-            outcome, reason = str(line["value"]), str(line.get("reason") or "")
         if start is not None and (following is None or following["key"] == "run_start"):
             milliseconds += line["time_ms"] - start
-    return milliseconds / 1000, outcome, reason
+    return milliseconds / 1000
 
 
 def _sessions(lines: Lines) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
@@ -20,7 +20,7 @@ from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe
 from recipes.reading.registry import is_of_library, library_name, shown
 from recipes.reading.tree_diff import compare
-from recipes.reports.record import number_of, read_metrics
+from recipes.reports.record import number_of, read_metrics, session_end
 from recipes.reports.wording import percent
 from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import kind_of
@@ -139,7 +139,7 @@ class Run:
     @property
     def ended(self) -> str:
         """How the run ended: `success`, `stopped` (also by `stop_after`) or `failed`; `no` if it has not."""
-        return _how_ended([line for _, line in read_metrics(self.folder / METRICS, all_updates=False)])
+        return session_end(read_metrics(self.folder / METRICS, all_updates=False)).get("value", "no")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Run:
         return {
             "run": _shown(self.folder),
             "recipe": next((line["value"] for line in ends if line["key"] == "run_start"), ""),
-            "ended": _how_ended(lines),
+            "ended": session_end(numbered).get("value", "no"),
             "update": reached.get("update"),
             "epoch": reached.get("epoch"),
             "accuracy": self._last_accuracy(lines),
@@ -365,11 +365,6 @@ def facts_or_damage(run: Run) -> dict[str, Any]:
 
 def _damage(run: Run, error: Exception) -> str:
     return "damaged: " + str(error).removeprefix(f"{run.folder}{os.sep}")
-
-
-def _how_ended(lines: Sequence[Mapping[str, Any]]) -> str:
-    ends = [line for line in lines if line["key"] in ("run_start", "run_stop")]
-    return next((line["value"] for line in ends[-1:] if line["key"] == "run_stop"), "no")
 
 
 def _bytes_in(folder: Path) -> int:
