@@ -30,6 +30,7 @@ from trainers.runs.errors import (
 )
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import changes, identity_of, read_identity, require_same_identity
+from trainers.runs.metrics_file import require_another_end
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import (
@@ -45,7 +46,6 @@ from trainers.runs.run_folder import (
     default_folder,
     folder_required,
     lock_folder,
-    require_another_end,
     require_same_recipe,
     require_usable,
     update_of,

@@ -27,6 +27,7 @@ from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.cores import usable_cores
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
+from trainers.runs.metrics_file import last_line, require_another_end, session_starts
 from trainers.runs.mpi_ranks import (
     THREADS,
     Ranks,
@@ -45,11 +46,8 @@ from trainers.runs.run_folder import (
     FolderRefused,
     claimed,
     default_folder,
-    last_line,
     lock_folder,
     newest_checkpoint_name,
-    require_another_end,
-    session_starts,
 )
 from trainers.runs.stop_request import STOP_FILE, handling_signals, keeping_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
