@@ -49,7 +49,7 @@ from trainers.runs.run_folder import (
     lock_folder,
     newest_checkpoint_name,
 )
-from trainers.runs.stop_request import STOP_FILE, handling_signals, keeping_signals, request_stop, requester_text
+from trainers.runs.stop_request import STOP_FILE, handling_signals, noting_early_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
 
 _HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
@@ -175,7 +175,7 @@ def _join(request: TrainRequest, ranks: int) -> int:
     hold_exit_socket(launched_rank())
     threads = limit_threads()
     try:
-        with keeping_signals():
+        with noting_early_signals():
             code = train_together(request, join_world(ranks), threads=threads)
     except InputRefused:
         if launched_rank() == 0:
@@ -190,7 +190,7 @@ class _StopSignals:
     Installed before the ranks start, so that no signal is lost and no rank is left behind; removes an old stop file.
     """
 
-    def __init__(self, folder: Path, on_signal: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(self, folder: Path, on_signal: Callable[[int], None]) -> None:
         self.ranks: Ranks | None = None
         self._on_signal = on_signal
         self.ended_at_once_by: str | None = None
