@@ -18,8 +18,9 @@ import numpy as np
 from recipes.errors import InputRefused
 from recipes.reports.charts import script
 from recipes.reports.html import table, tag
+from recipes.reports.metrics import evaluations_of, read_metrics, session_end
 from recipes.reports.page import document, page_text, policy_of
-from recipes.reports.record import evaluations_of, open_run, read_metrics, session_end
+from recipes.reports.record import open_run
 from recipes.reports.sections import OUTCOMES
 from recipes.reports.wording import percent
 

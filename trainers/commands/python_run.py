@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, refuse_unreachable
-from recipes.reports.record import number_of, read_metrics, session_end
+from recipes.reports.metrics import number_of, read_metrics, session_end
 from recipes.reports.wording import percent
 from recipes.schema.dataset import url_of
 from trainers.runs.errors import print_warnings

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from recipes.errors import InputRefused, printable, refuse_unreachable
 from recipes.planning.planner import Plan
-from recipes.reports.record import RunError, evaluations_of, number_of, read_metrics, session_end, updates_of
+from recipes.reports.metrics import RunError, evaluations_of, number_of, read_metrics, session_end, updates_of
 from recipes.reports.wording import counted
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare

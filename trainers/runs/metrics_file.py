@@ -110,7 +110,7 @@ def _before(text: bytes, update: int, path: Path) -> bool | None:
 
 def _require_figures(path: Path, line: dict[str, Any]) -> None:
     """Raise LookupError or InputRefused where a line of the metrics lacks what the report reads."""
-    from recipes.reports.record import evaluations_of, number_of, updates_of
+    from recipes.reports.metrics import evaluations_of, number_of, updates_of
 
     _ = line["key"], line["value"], number_of(path, 1, line, "time_ms")
     updates_of(path, [(1, line)])

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from recipes.reading.read import value_at
-from recipes.reports.record import read_metrics
+from recipes.reports.metrics import read_metrics
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from recipes.schema.positions import last_multiple

@@ -1,7 +1,7 @@
 import pytest
 
 from recipes.errors import InputRefused
-from recipes.reports import record
+from recipes.reports import metrics
 from trainers.commands import python_run
 from trainers.commands.python_run import Run, runs
 
@@ -60,7 +60,7 @@ def test_branches_of_a_run_which_have_its_first_lines_are_in_the_order_of_their_
 def test_facts_read_the_metrics_once(tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").touch()
     (tmp_path / "metrics.jsonl").write_text(SCORED % "0.5" + "\n")
-    read, real = [], record.read_metrics
+    read, real = [], metrics.read_metrics
     monkeypatch.setattr(python_run, "read_metrics", lambda path, **how: read.append(path) or real(path, **how))
     assert Run(tmp_path).facts["accuracy"] == 0.5
     assert len(read) == 1
