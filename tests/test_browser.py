@@ -261,9 +261,9 @@ def test_a_trial_is_marked_in_all_charts_and_in_its_row(browser, pages):
 def ticks_of(browser, tmp_path):
     """Draws a chart of values over these epochs; gives the numbers at its axes. Further arguments are of the chart."""
 
-    def draw(values, *, axis="epochs", places=None, look="dots", zoom=None, title="scores", **how):
+    def draw(values, *, axis="epochs", places=None, look="dots", zoom=None, **how):
         curve = charts.curve("at", values, "all", look=look)
-        made = charts.chart(title, "", [curve], axes=[axis], **how)
+        made = charts.chart("scores", "", [curve], axes=[axis], **how)
         places = list(range(len(values))) if places is None else places
         data = {"points": {"at": {axis: places}}, "ends": {"epochs": 10}, "charts": [made]}
         page = document("a chart", charts.drawn(data), style=charts.style(), script=charts.script())
@@ -306,7 +306,7 @@ def test_an_axis_of_many_powers_of_ten_has_few_short_labels(ticks_of):
 
 def test_axes_reach_to_the_end_of_the_run_and_percent_to_100(ticks_of):
     assert "10" in ticks_of([2.5], look="smooth", places=[0])
-    zoomed = ticks_of([50, 60, 99, 98, 97], title="Accuracy (%)", zoom=(0.25, 0.34))  # around the fourth
+    zoomed = ticks_of([50, 60, 99, 98, 97], percent=True, zoom=(0.25, 0.34))  # around the fourth
     heights = [float(tick) for tick in zoomed if float(tick) > 10]
     assert 97 <= max(heights) <= 100
 

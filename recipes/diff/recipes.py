@@ -18,7 +18,8 @@ from recipes.planning.timeline import Timeline, timeline_of
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import names, shown
 from recipes.reading.tree_diff import MISSING, Difference, comparable_tree, compare
-from recipes.reports.record import RunError, read_head
+from recipes.reports.metrics import RunError
+from recipes.reports.record import read_head
 from recipes.reports.wording import number
 from recipes.schema import Recipe
 from recipes.schema.vocabulary import Vocabulary, kind_of, rate_rule

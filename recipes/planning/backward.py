@@ -141,9 +141,12 @@ def fullest_shares(
 
 
 def _most_nodes(groups: int, workers: np.ndarray, largest: int) -> np.ndarray:
-    """`Division.most_micro_batches` of aligned micro-batches of up to `largest` groups."""
+    """`Division.most_micro_batches` of aligned micro-batches of up to `largest` groups, for all these workers at once.
+
+    A scan has up to 100,000 of them; the formulas are those of `Division._shares_by_alignment` and of `_num_nodes`.
+    """
     each, more = np.divmod(groups, workers)
-    period = np.minimum(largest, _highest_bit(each + (more > 0)))  # as of `Division._shares_by_alignment`
+    period = np.minimum(largest, _highest_bit(each + (more > 0)))
     most = np.zeros_like(workers)
     kinds = ((each + 1, 0 * more, more), (each, more * (each + 1), workers - more))  # groups, the first one, how many
     for number in range(int(np.minimum(workers, period).max())):

@@ -211,10 +211,9 @@ def _num_nodes(groups: range, largest: int) -> int:
     """len(_nodes(groups, largest)), counted without making them."""
     if not groups:
         return 0
-    first, last = -(-groups.start // largest) * largest, groups.stop // largest * largest
-    if first > last:
-        return len(_nodes(groups, largest))  # less than two of the largest
-    return (last - first) // largest + (first - groups.start).bit_count() + (groups.stop - last).bit_count()
+    node = min(largest, 1 << (groups.start ^ groups.stop).bit_length() - 1)  # the largest there is room for
+    first, last = -(-groups.start // node) * node, groups.stop // node * node
+    return (last - first) // node + (first - groups.start).bit_count() + (groups.stop - last).bit_count()
 
 
 def _num_sums(groups: range, largest: int) -> int:

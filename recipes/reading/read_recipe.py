@@ -17,7 +17,7 @@ from typing import Any
 
 from lr_schedules import BatchRamp
 from recipes.arguments import LONGEST_SIDE
-from recipes.errors import RecipeError
+from recipes.errors import RecipeError, listed
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate
 from recipes.reading.augmentation_checks import check_augmentation
@@ -34,6 +34,7 @@ from recipes.schema.vocabulary import Component
 _BESIDE = ("joins", "target_batch")
 
 _LARGEST_DEFAULT_SPAN = 32
+_MOST_NAMED = 8  # positions in a message: a straight line has up to 256
 
 
 @dataclass(kw_only=True)
@@ -215,7 +216,7 @@ class TimeReading:
         for start in span.boundaries:
             if start not in self.ramp.boundaries:
                 what = f"changes at {start:g}, where `batch.global` does not"
-                return self.reading.refuse(path, what, f"steps of the batch: {listed(self.ramp.boundaries)}"), resolved
+                return self.reading.refuse(path, what, f"steps of the batch: {_places(self.ramp.boundaries)}"), resolved
         for start in self.ramp.boundaries:
             size, group = self.ramp(start), span(start)
             if size % group:
@@ -228,9 +229,9 @@ class TimeReading:
         return span, resolved
 
 
-def listed(positions: Iterable[float]) -> str:
+def _places(positions: Iterable[float]) -> str:
     """Positions in a message."""
-    return ", ".join(f"{position:g}" for position in positions)
+    return listed((f"{position:g}" for position in positions), most=_MOST_NAMED)
 
 
 @dataclass(kw_only=True)
@@ -296,7 +297,7 @@ class RateReading:
             return self.reading.refuse_pair((*path, "epochs"), ("epochs",), what, way_out)
         inside = [start for start in self.time.ramp.boundaries if 0 < start < end]
         if inside and not aimed:
-            what = f"the batch moves at {listed(inside)}, inside the warmup of {end:g}"
+            what = f"the batch moves at {_places(inside)}, inside the warmup of {end:g}"
             return self.reading.refuse(path, what, f"say which it aims at: `target_batch: {self.time.ramp(end)}`")
         if warmup.joins == "before":
             self.reading.rest_of_run = self.time.epochs - end

@@ -224,7 +224,7 @@
       legend: { markers: { width: 3, dash: (_, s) => dashing(series[s]) } },
       scales: {
         x: { time: false, distr: logX ? 3 : 1, range: ticks.length ? places : across(data.ends?.[axis], logX) },
-        y: { distr: logY ? 3 : 1, range: upright(logY, chart.title.includes("(%)")) }, edge: { range: [0, 1] }
+        y: { distr: logY ? 3 : 1, range: upright(logY, chart.percent) }, edge: { range: [0, 1] }
       },
       axes: [
         {

@@ -84,21 +84,23 @@ def chart(
     axes: Sequence[str] = AXES,
     logarithmic: str = "",
     may_be: str = "xy",
+    percent: bool = False,
     stacked: bool = False,
     ticks: Sequence[str] = (),
 ) -> Chart:
     """A chart.
 
     Args:
-        title: unlike that of any other chart of the page; with `(%)` in it, the axis stays within 0 and 100.
+        title: unlike that of any other chart of the page.
         axes: those that its points have, the first by default.
         logarithmic: `x`, `y` or `xy`: at first.
         may_be: which of them the reader may make logarithmic.
+        percent: its values are in percent: the axis stays within 0 and 100.
         stacked: each curve begins on the one before.
         ticks: names of the places 0, 1, ... of an axis without numbers; what follows a line break is in the legend.
     """
-    how = {"axes": axes, "logarithmic": logarithmic, "mayBe": may_be, "stacked": stacked, "ticks": ticks}
-    return {"title": title, "caption": caption, **how, "curves": curves}
+    how = {"axes": axes, "logarithmic": logarithmic, "mayBe": may_be, "percent": percent}
+    return {"title": title, "caption": caption, **how, "stacked": stacked, "ticks": ticks, "curves": curves}
 
 
 def curve(at: str, values: Any, label: str, *, style: int = 0, look: str = "line", **more: Any) -> dict[str, Any]:
@@ -168,12 +170,15 @@ class _Maker:
             places = np.append(run.updates.epoch[first], run.epochs_done)
             self.add(index, ("updates", places), np.append(means, end), label, look, scales=scales)
 
-    def chart(self, title: str, caption: str, *, logarithmic: bool = False, stacked: bool = False) -> Chart:
+    def chart(
+        self, title: str, caption: str, *, logarithmic: bool = False, percent: bool = False, stacked: bool = False
+    ) -> Chart:
         return chart(
             title,
             caption,
             self.curves,
             logarithmic="y" if logarithmic else "",
+            percent=percent,
             stacked=stacked,
             may_be="x" if stacked else "xy",
         )
@@ -233,7 +238,7 @@ def _accuracy(on: _Maker) -> Chart:
         if scored.any():
             points = ("scored", run.evaluations.epoch[scored])
             on.add(index, points, 100 * run.evaluations.accuracy[scored], "accuracy", "dots")
-    return on.chart("Accuracy (%)", "Of each evaluation, over the whole evaluation set.")
+    return on.chart("Accuracy (%)", "Of each evaluation, over the whole evaluation set.", percent=True)
 
 
 def _loss(on: _Maker) -> Chart:

@@ -18,8 +18,9 @@ import numpy as np
 from recipes.errors import InputRefused
 from recipes.reports.charts import script
 from recipes.reports.html import table, tag
+from recipes.reports.metrics import evaluations_of, read_metrics, session_end
 from recipes.reports.page import document, page_text, policy_of
-from recipes.reports.record import evaluations_of, open_run, read_metrics
+from recipes.reports.record import open_run
 from recipes.reports.sections import OUTCOMES
 from recipes.reports.wording import percent
 
@@ -203,8 +204,7 @@ def _state(metrics: Path, *_stamp: int) -> tuple[str, str]:
         accuracy = evaluations_of(metrics, lines).accuracy
     except InputRefused:
         return "cannot be read", ""
-    ends = [line for _, line in lines if line["key"] in ("run_start", "run_stop")]
-    outcome = str(ends[-1]["value"]) if ends and ends[-1]["key"] == "run_stop" else "unfinished"
+    outcome = str(session_end(lines).get("value", "unfinished"))
     known = accuracy[~np.isnan(accuracy)]
     return OUTCOMES.get(outcome, outcome), percent(float(known[-1]) if len(known) else None)
 

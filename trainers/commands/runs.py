@@ -116,7 +116,7 @@ def list_runs(
     from recipes.errors import printable
     from recipes.reports.curves import points_text
     from recipes.sharing.pack_file import SUFFIX
-    from trainers.commands.python_api import facts_or_damage, runs
+    from trainers.commands.python_run import facts_or_damage, runs
 
     rows = [facts_or_damage(run) for run in runs(folder)]
     if as_json:
@@ -150,7 +150,7 @@ def show(
 ) -> None:
     """What a run is and how it ended, and the files in its folder."""
     from recipes.errors import printable
-    from trainers.commands.python_api import Run
+    from trainers.commands.python_run import Run
     from trainers.runs.run_folder import require_run
 
     require_run(run)
@@ -201,7 +201,7 @@ def _folders(name: str) -> list[Path]:
     from recipes.errors import InputRefused
     from recipes.reading.registry import path_of_pack
     from recipes.reports.wording import counted
-    from trainers.commands.python_api import runs
+    from trainers.commands.python_run import runs
     from trainers.runs.run_folder import RECIPE
 
     path = path_of_pack(name)

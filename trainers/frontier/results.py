@@ -18,7 +18,7 @@ from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.frontiers.proposals import Optimum, at_edge
 from recipes.search_space.ranges import Space
 from trainers.launch.verdict import Claimed, judge
-from trainers.runs.run_folder import has_diverged
+from trainers.runs.metrics_file import has_diverged
 from trainers.search.folder import SEARCH, read_study, run_folders
 from trainers.search.outcome import evaluations, metrics_lines
 from trainers.search.results import ended_confirmations

@@ -31,6 +31,7 @@ from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
 from trainers.runs.identity import IDENTITY
+from trainers.runs.metrics_file import has_diverged, truncate_records
 from trainers.runs.run_folder import (
     CHECKPOINTS,
     ENVIRONMENT,
@@ -39,10 +40,8 @@ from trainers.runs.run_folder import (
     RUN,
     checkpoints_in,
     dataset_facts,
-    has_diverged,
     require_run,
     require_same_recipe,
-    truncate_records,
     update_of,
     write_whole,
 )

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from recipes.errors import InputRefused, printable, refuse_unreachable
 from recipes.planning.planner import Plan
-from recipes.reports.record import RunError, evaluations_of, number_of, read_metrics, updates_of
+from recipes.reports.metrics import RunError, evaluations_of, number_of, read_metrics, session_end, updates_of
 from recipes.reports.wording import counted
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
@@ -30,6 +30,7 @@ from trainers.runs.errors import (
 )
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import changes, identity_of, read_identity, require_same_identity
+from trainers.runs.metrics_file import require_another_end
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import (
@@ -45,7 +46,6 @@ from trainers.runs.run_folder import (
     default_folder,
     folder_required,
     lock_folder,
-    require_another_end,
     require_same_recipe,
     require_usable,
     update_of,
@@ -112,14 +112,13 @@ def _ending(folder: Path, prepared: Prepared) -> str:
                 number_of(path, number, line, name)
     except RunError:  # missing or damaged: the run goes on, and warns of it
         return ""
-    lines = [line for _, line in numbered]
-    if not lines or lines[-1]["key"] != "run_stop" or lines[-1]["value"] != "success":
+    if session_end(numbered).get("value") != "success":
         return ""
     timeline = prepared.plan.timeline
     state = RunState(
         total_updates=timeline.num_updates, total_samples=timeline.num_samples, num_train=timeline.num_train
     )
-    for line in lines:
+    for _, line in numbered:
         state.take(line)
     checkpoint, _ = newest_checkpoint(folder / CHECKPOINTS)
     whole = checkpoint is not None and checkpoint.name == checkpoint_name(state.updates)

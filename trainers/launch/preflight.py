@@ -79,8 +79,8 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
             trained, a loss or an optimizer of one's own cannot train it in a new run, the recipe names parameters that
-            the model does not have, or initial weights do not fit; see `require_images`, `require_trainable` and
-            `require_parameters` of `trainers.training.build`, and `require_update` of `trainers.training.trial_update`.
+            the model does not have, or initial weights do not fit; see `trial_images.py`, `trial_model.py` and
+            `trial_update.py` of `trainers/training`.
     """
     print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
@@ -100,11 +100,11 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     own = any(map(is_of_the_user, parts))
     reader = opened.dataset.reader
     if files and (own or getattr(reader, "reads_folder", True) or getattr(reader, "is_own", False)):
-        from trainers.training.build import require_images
+        from trainers.training.trial_images import require_images
 
         require_images(opened.recipe, opened.dataset)
     if opened.tree["model"]["kind"] not in models.__all__:
-        from trainers.training.build import require_trainable  # and Chainer
+        from trainers.training.trial_model import require_trainable  # and Chainer
 
         if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=device == "gpu", is_new=files):
             named = listed(unreached, most=_MAX_NAMED)
@@ -123,11 +123,11 @@ def require_fit(opened: OpenedRecipe) -> None:
     """Check that the model has what the recipe names of it, and that initial weights fit; the data may be elsewhere.
 
     Raises:
-        RecipeError: see `trainers.training.build.require_parameters`.
+        RecipeError: see `trainers.training.trial_model.require_parameters`.
     """
     recipe = opened.recipe
     if recipe.init or recipe.learning_rate.factors or getattr(recipe.optimizer, "required_matrices", ()):
-        from trainers.training.build import require_parameters
+        from trainers.training.trial_model import require_parameters
 
         require_parameters(recipe, opened.dataset, opened.reading)
 

@@ -27,6 +27,7 @@ from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.cores import usable_cores
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
+from trainers.runs.metrics_file import last_line, require_another_end, session_starts
 from trainers.runs.mpi_ranks import (
     THREADS,
     Ranks,
@@ -45,13 +46,10 @@ from trainers.runs.run_folder import (
     FolderRefused,
     claimed,
     default_folder,
-    last_line,
     lock_folder,
     newest_checkpoint_name,
-    require_another_end,
-    session_starts,
 )
-from trainers.runs.stop_request import STOP_FILE, handling_signals, keeping_signals, request_stop, requester_text
+from trainers.runs.stop_request import STOP_FILE, handling_signals, noting_early_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
 
 _HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
@@ -177,7 +175,7 @@ def _join(request: TrainRequest, ranks: int) -> int:
     hold_exit_socket(launched_rank())
     threads = limit_threads()
     try:
-        with keeping_signals():
+        with noting_early_signals():
             code = train_together(request, join_world(ranks), threads=threads)
     except InputRefused:
         if launched_rank() == 0:
@@ -192,7 +190,7 @@ class _StopSignals:
     Installed before the ranks start, so that no signal is lost and no rank is left behind; removes an old stop file.
     """
 
-    def __init__(self, folder: Path, on_signal: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(self, folder: Path, on_signal: Callable[[int], None]) -> None:
         self.ranks: Ranks | None = None
         self._on_signal = on_signal
         self.ended_at_once_by: str | None = None

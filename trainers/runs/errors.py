@@ -154,6 +154,14 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def own_place(error: Exception) -> str:
+    """File and line of the user's own code in which an error was raised; else where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
+    own = [frame for frame in here if "site-packages" not in frame.filename]  # of a `.venv` in this folder
+    return f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
+
+
 def abort_on_exception(rank: int) -> None:
     """Make an uncaught exception in this process end all ranks.
 

@@ -28,7 +28,7 @@ _PROC = Path("/proc/self")
 _RESET_PEAK = "5"  # resets the peak resident set size (VmHWM), see proc(5)
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's mallopt
 _pools: list[Any] = []  # CuPy's memory pools beside the default one
-_most_pooled = 0  # bytes of all pools before blocks were freed
+_peak_pool_bytes = 0  # of all pools together, before blocks were freed
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -62,8 +62,8 @@ def trim_heap() -> None:
 
 def reset_peak() -> None:
     """Reset the peak, and count no pool of earlier runs any more: a process may do several runs."""
-    global _most_pooled
-    _most_pooled = 0
+    global _peak_pool_bytes
+    _peak_pool_bytes = 0
     _pools.clear()
     trim_heap()
     with suppress(OSError):  # not Linux, or not allowed: the peak is that of the process
@@ -82,7 +82,7 @@ def peak_memory(device: Any) -> dict[str, int]:
     """
     peak = {"resident_bytes": _peak_resident_bytes()}
     if device.name != "@numpy":
-        peak["gpu_pool_bytes"] = max(_most_pooled, _pooled(device.xp))
+        peak["gpu_pool_bytes"] = max(_peak_pool_bytes, _pool_bytes(device.xp))
     return peak
 
 
@@ -92,12 +92,12 @@ def free_blocks(pool: Any, xp: Any) -> None:
     Args:
         xp: the module cupy.
     """
-    global _most_pooled
-    _most_pooled = max(_most_pooled, _pooled(xp))
+    global _peak_pool_bytes
+    _peak_pool_bytes = max(_peak_pool_bytes, _pool_bytes(xp))
     pool.free_all_blocks()
 
 
-def _pooled(xp: Any) -> int:
+def _pool_bytes(xp: Any) -> int:
     """Bytes that all pools have taken of the GPU."""
     return sum(int(pool.total_bytes()) for pool in (xp.get_default_memory_pool(), *_pools))
 

@@ -22,8 +22,9 @@ from rich.text import Text
 from recipes.errors import printable
 from recipes.reports.wording import duration, number
 from trainers.runs.errors import redirect_to_devnull
+from trainers.runs.metrics_file import SESSION_START
 from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
-from trainers.runs.run_folder import METRICS, SESSION_START
+from trainers.runs.run_folder import METRICS
 
 _POLL_SECONDS = 0.2
 

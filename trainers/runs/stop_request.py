@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 STOP_FILE = "stop"  # in the run's folder: requests a stop at the next update, from any host
-_kept: list[int] = []  # see `keeping_signals`
+_early_signals: list[int] = []  # see `noting_early_signals`
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -35,13 +35,13 @@ def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def keeping_signals() -> Iterator[None]:
-    """Within, a signal that asks for a stop is kept for a `StopRequest` made later; else it would end the process."""
-    with handling_signals(lambda number, frame: _kept.append(number)):
+def noting_early_signals() -> Iterator[None]:
+    """Within, a signal that asks for a stop is noted for a `StopRequest` made later; else it would end the process."""
+    with handling_signals(lambda number, frame: _early_signals.append(number)):
         try:
             yield
         finally:
-            _kept.clear()
+            _early_signals.clear()
 
 
 def request_stop(file: Path, who: str) -> None:
@@ -75,7 +75,7 @@ class StopRequest:
         self._file = run / STOP_FILE if watches_file else None
         self._signalled = False
         self._before = {number: signal.signal(number, self._note) for number in stop_signals()}
-        self._signalled |= bool(_kept)  # last: none is lost between the two
+        self._signalled |= bool(_early_signals)  # last: none is lost between the two
 
     def close(self) -> None:
         """The run is over: signals mean what they did before."""

@@ -13,13 +13,14 @@ from statistics import fmean
 from typing import Any
 
 from recipes.reading.read import value_at
-from recipes.reports.record import read_metrics
+from recipes.reports.metrics import read_metrics
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from recipes.schema.positions import last_multiple
 from recipes.search_space.open_search import OpenedSearch, assignments
 from trainers.launch.request import Prepared, TrainRequest
-from trainers.runs.run_folder import METRICS, RUN, ending_of
+from trainers.runs.metrics_file import ending_of
+from trainers.runs.run_folder import METRICS, RUN
 
 _REACHES = "accuracy >= {:g}"  # the constraint that a trial which misses its target breaks
 # The value of each objective; constraint -> by how much it is violated, at most 0 if it is kept.

@@ -165,18 +165,17 @@ class _Charts:
     def __init__(self, study: optuna.Study, search: Search) -> None:
         self._search, self._trials, self._best = search, begun(study), best_trials(study)
         metrics = [objective.metric for objective in search.objectives]
+        self._percent = [metric == "accuracy" for metric in metrics]
         self._titles = ["accuracy (%)" if metric == "accuracy" else metric_name(metric) for metric in metrics]
-        self._units = [100.0 if metric == "accuracy" else 1.0 for metric in metrics]
         self._signs = [1 if objective.direction == "maximize" else -1 for objective in search.objectives]
         self.points: dict[str, Any] = {}
         self.charts: list[Chart] = []
 
     def curves(self, epochs: float) -> None:
         """What each trial reported on its way; a curve that diverged does not scale the axis."""
-        reports, unit, curves = self._search.reports, self._units[0], []
-        title = f"{self._titles[0]} on the way"
-        if self._search.has_goal:
-            title, unit = "accuracy that the target lacks (%)", 100.0
+        reports, curves, has_goal = self._search.reports, [], self._search.has_goal
+        title = "accuracy that the target lacks (%)" if has_goal else f"{self._titles[0]} on the way"
+        in_percent = has_goal or self._percent[0]
         reported, best = [one for one in self._trials if one.intermediate_values], {one.number for one in self._best}
         for state, look in _LOOKS.items():
             for trial in [one for one in reported if ("best" if one.number in best else state_of(one)) == state]:
@@ -184,11 +183,11 @@ class _Charts:
                 parts = [report * every for report in trial.intermediate_values]
                 own = trial.params.get("epochs", epochs)
                 place = {"part of the run": parts, "epochs": [part * own for part in parts]}
-                values = [unit * value for value in trial.intermediate_values.values()]
+                values = [100 * value if in_percent else value for value in trial.intermediate_values.values()]
                 how = {"names": f"trial {trial.number}", "group": state, "width": 1.2, **look}
                 curves.append(self._curve(f"way {trial.number}", place, values, state, **how))
         words = "What trials reported on their way. Point at a curve or at a row of the table."
-        self._add(title, words, curves, axes=("part of the run", "epochs"))
+        self._add(title, words, curves, axes=("part of the run", "epochs"), percent=in_percent)
 
     def history(self) -> None:
         """The objective of every trial when it ended, and the best so far."""
@@ -206,7 +205,8 @@ class _Charts:
             best = [self._score(trial) if state_of(trial) == "complete" else math.nan for trial in ended]
             look = "highest" if self._signs[0] > 0 else "lowest"
             curves.append(self._curve("best", place, best, "best so far", style=1, look=look))
-        self._add(self._titles[0], "Every trial when it ended, and the best so far.", curves, axes=[*place])
+        words = "Every trial when it ended, and the best so far."
+        self._add(self._titles[0], words, curves, axes=[*place], percent=self._percent[0])
 
     def front(self, at: int) -> None:
         """The first objective against another one."""
@@ -217,7 +217,8 @@ class _Charts:
         if best:
             x, y = zip(*best, strict=True)
             curves.append(self._curve(f"{title} best", {other: x}, y, "not beaten", style=1))
-        self._add(title, f"Trials that no other one beats, by {first} and {other}.", curves, axes=[other])
+        words = f"Trials that no other one beats, by {first} and {other}."
+        self._add(title, words, curves, axes=[other], percent=self._percent[0])
 
     def slice(self, path: str, name: str, at: int) -> None:
         """An objective against the value of a path."""
@@ -227,7 +228,7 @@ class _Charts:
         place = {name: [*map(choices.index, values)] if choices else values}
         how = {"ticks": [*map(short, choices)], "may_be": "y"} if choices else {"logarithmic": "x" * range_.log}
         words = f"Every trial by its {path}; the other values differ too."
-        self._add(title, words, self._dots(title, trials, place, at), axes=[name], **how)
+        self._add(title, words, self._dots(title, trials, place, at), axes=[name], percent=self._percent[at], **how)
 
     def parallel(self, at: int) -> None:
         """The values of every complete trial, those of the best fifth on top in another colour."""
@@ -261,7 +262,9 @@ class _Charts:
 
     def _score(self, trial: FrozenTrial, at: int = 0) -> float | None:
         """A score as it is drawn; None before the trial is complete."""
-        return self._units[at] * trial.values[at] if trial.state == TrialState.COMPLETE else None
+        if trial.state != TrialState.COMPLETE:
+            return None
+        return 100 * trial.values[at] if self._percent[at] else trial.values[at]
 
     def _dots(self, title: str, trials: Sequence[FrozenTrial], place: Place, at: int = 0) -> list[dict[str, Any]]:
         """A dot for each complete one of the trials at its score, where those that diverged lie at the bad edge."""

@@ -19,8 +19,9 @@ from recipes.reports.wording import number, percent
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.launch.verdict import t_quantile
+from trainers.runs.metrics_file import has_diverged
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import has_diverged, write_whole
+from trainers.runs.run_folder import write_whole
 from trainers.search.outcome import evaluations, has_ended, metrics_lines, trial_changes, trial_result
 from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_trials, reason_of, state_of
 

@@ -18,9 +18,10 @@ from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import suggested, values_text
 from trainers.launch.request import Prepared, TrainRequest, prepare
+from trainers.runs.metrics_file import ending_of, session_starts
 from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import LOG, METRICS, ending_of, newest_checkpoint_name, session_starts
+from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
 from trainers.search import outcome
 from trainers.search import study as studies

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import chainer
 import numpy as np
 
-from recipes.errors import InputRefused, RecipeError, listed
+from recipes.errors import InputRefused
 from recipes.planning.cluster import GradientExchange
-from recipes.planning.division import divide
 from recipes.planning.memory import Model
-from recipes.reading.read import Reading
 from recipes.schema import Dataset, Init, Recipe, Updater
 from recipes.schema.image_size import evaluated_size, image_sizes
 from trainers.augmentations.mixing import GroupMixing
@@ -29,24 +23,16 @@ from trainers.communicators.wire import WIRES, FullWire
 from trainers.datasets.augmented import AugmentedSamples, augmented_samples
 from trainers.datasets.bad_images import SkippedImage, SkippingSamples
 from trainers.datasets.device_feed import DeviceFeed
-from trainers.datasets.own_data import OwnSamples, WrongSample
-from trainers.datasets.samples import SamplesInMemory, UnreadableImage, evenly, innermost
 from trainers.gradients.exchange import ExactExchange, Exchange
 from trainers.gradients.flat_gradients import BackwardOrder, FlatGradients, backward_order
 from trainers.gradients.local_steps import LocalExchange
-from trainers.gradients.mixed_precision import HALVES, computing, forward_in, images_dtype
+from trainers.gradients.mixed_precision import images_dtype
 from trainers.gradients.power_sgd import PowerExchange
-from trainers.models.batch_norm import NormGroups
-from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
-from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
-from trainers.optimizers.hyperparameters import patterns_of_layers, set_rate_factors, words_without_parameters
+from trainers.models.keyed_random import draw_initial_weights
+from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
-from trainers.runs.errors import UnfitImage, one_line
-from trainers.runs.identity import is_of_the_user
 
 AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
-_LOOKED = 2000  # samples whose size is looked at before a run
-_MOST_LAYERS = 16  # in a message; VGG16 has so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +85,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
-    set_rate_factors(optimizer, recipe.learning_rate.factors, loaded=_loaded(model, recipe.init))
+    set_rate_factors(optimizer, recipe.learning_rate.factors, loaded=loaded_parameters(model, recipe.init))
     return Parts(
         model=model,
         optimizer=optimizer,
@@ -167,156 +153,16 @@ def build_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None)
 
 def drawn_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None) -> chainer.Chain:
     """The recipe's model with its weights drawn from the recipe's seed; arguments and errors as of `build_model`."""
-    return _with_weights(build_model(recipe, dataset, sides=sides), recipe, dataset)
+    return draw_weights(build_model(recipe, dataset, sides=sides), recipe, dataset)
 
 
-def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False, is_new: bool = True) -> list[str]:
-    """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
-
-    Args:
-        on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
-        is_new: it will begin with its initial weights, not with those of a checkpoint.
-    Returns:
-        Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
-    Raises:
-        InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
-            gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
-            number, or a normalisation over the batch that is not `BatchNormalization`; its constructor sets values that
-            the seed draws again; the loss wants something that it does not have.
-    """
-    name = type(recipe.model).__name__
-    try:
-        with AsInitialized() as initialized:
-            model = build_model(recipe, dataset)
-    except InputRefused:
-        raise
-    except Exception as error:
-        what = f"the model, {name}, cannot be built: {one_line(error)}"
-        raise InputRefused(f"{what} ({own_place(error)}); correct it") from error
-    if next(model.params(), None) is None:
-        raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
-    if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
-        raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
-    drawn = {*initialized.changed(model)} - _loaded(model, recipe.init) if is_new else ()
-    if drawn:
-        raise InputRefused(
-            f"the model, {name}: its constructor sets values of {listed(sorted(drawn))}, which the recipe's seed would "
-            "draw again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make "
-            "it `chainer.Parameter(array)`, or name a file of weights: `init: {weights: FILE.safetensors}`"
-        )
-    image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
-    unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
-    try:
-        require_one_path(model)
-        require_numbers(model)
-        norm_groups = NormGroups(recipe.evaluation)
-        norm_groups.install(_with_weights(model, recipe, dataset))
-    except (TypeError, ValueError) as error:
-        raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
-    _require_gradients(model, name, image_CHW, dataset.num_classes, norm_groups=norm_groups)
-    if compute in HALVES and not on_gpu:
-        with computing(compute, model.device):
-            _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
-    return unreached
-
-
-def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
-    """Build the model, to learn now whether it has what `learning_rate.factors`, `init` and `others` of Muon name.
-
-    Raises:
-        RecipeError: a pattern names no parameter, or of Muon no matrix; initial weights do not fit, see `begin_with`.
-    """
-    from trainers.models.weight_names import UnfitWeights, begin_with, pattern_here  # and ChainerCV
-
-    model = drawn_model(recipe, dataset)
-    way_out = f"write what it has, such as {listed(patterns_of_layers(model), most=_MOST_LAYERS)}, or take it out"
-    for index, entry in enumerate(recipe.learning_rate.factors):
-        for words in words_without_parameters(entry.parameters, model):
-            what = f"{words} names no parameter of the model, {type(recipe.model).__name__}"
-            what += f" (torchvision's name; here {here})" if (here := pattern_here(model, words)) else ""
-            reading.refuse(("learning_rate", "factors", index, "parameters"), what, way_out)
-    for index, pattern in enumerate(getattr(recipe.optimizer, "required_matrices", ())):
-        if not any(fnmatchcase(path, pattern) and each.ndim >= 2 for path, each in model.namedparams()):
-            what = f"{pattern} names no matrix of the model, {type(recipe.model).__name__}"
-            reading.refuse(("optimizer", "others", index), what, way_out)
-    if recipe.init is not None:
-        try:
-            begin_with(model, recipe.init)
-        except UnfitWeights as error:
-            reading.refuse(("init", error.key), error.what, error.way_out)
-    if reading.problems:
-        raise RecipeError(reading.problems)
-
-
-def _require_gradients(
-    model: chainer.Chain,
-    name: str,
-    image_CHW: np.ndarray,
-    num_classes: int,
-    *,
-    compute: str = "float32",
-    norm_groups: NormGroups | None = None,
-) -> list[str]:
-    """Paths of the parameters that two images give no gradient; refused is a model that trains none, or whose logits
-    are not (2, num_classes).
-
-    Args:
-        norm_groups: of the model: forward is that of training, of one norm group; None: that of evaluation.
-    """
-    images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
-    how = f" in {compute}" if compute in HALVES else "" if norm_groups is None else " in training"
-    what, random = "forward", np.random.get_state()
-    try:
-        with chainer.using_config("train", False) if norm_groups is None else _training_of_two(model, norm_groups):
-            logits = forward_in(model, compute)(images_NCHW)
-        what = "backward"
-        model.cleargrads()
-        if isinstance(logits, chainer.Variable):
-            chainer.functions.sum(logits).backward()
-    except Exception as error:
-        what = f"its {what}{how} fails on images of {size}, channels, height and width: {one_line(error)}"
-        way_out = "correct it, or set precision.compute to float32" if compute in HALVES else "correct it"
-        raise InputRefused(f"the model, {name}: {what} ({own_place(error)}); {way_out}") from error
-    finally:
-        if norm_groups is not None:  # a run in this process draws as if nothing had been tried
-            np.random.set_state(random)
-    if getattr(logits, "shape", None) != (2, num_classes):
-        raise InputRefused(
-            f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}{how}, "
-            f"and the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes "
-            "outputs"
-        )
-    unreached = [path for path, parameter in sorted(model.namedparams()) if parameter.grad is None]
-    if len(unreached) == len(list(model.params())):
-        raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
-    return unreached
-
-
-@contextmanager
-def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[None]:
-    """Forward within is that of training, of two samples in one norm group."""
-    division = divide(global_batch_size=2, norm_span=2, workers=1, micro_batch_size=2)
-    norm_groups.begin_update(division)
-    norm_groups.begin_micro_batch(division.micro_batches(0)[0])
-    indices = np.arange(2)
-    with chainer.using_config("train", True), KeyedDropout(model, seed=0, epochs=0 * indices, indices=indices):
-        yield
-
-
-def _loaded(model: chainer.Chain, init: Init | None) -> set[str]:
+def loaded_parameters(model: chainer.Chain, init: Init | None) -> set[str]:
+    """Paths of the parameters that a file of weights gives."""
     if init is None:
         return set()
     from trainers.models.weight_names import loaded_paths  # and ChainerCV
 
     return loaded_paths(model, init)
-
-
-def own_place(error: Exception) -> str:
-    """File and line of the user's own code in which an error was raised; else where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]  # where it was imported
-    own = [frame for frame in here if "site-packages" not in frame.filename]  # of a `.venv` in this folder
-    return f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
 
 
 def example_image(recipe: Recipe, dataset: Dataset) -> np.ndarray:
@@ -326,68 +172,7 @@ def example_image(recipe: Recipe, dataset: Dataset) -> np.ndarray:
     return image_CHW.astype(chainer.get_dtype(), copy=False)
 
 
-def require_images(recipe: Recipe, dataset: Dataset) -> None:
-    """Load some samples as training and evaluation do.
-
-    Of files, those with the least and the most height, width and ratio of both: other images lie between them.
-
-    Raises:
-        InputRefused: a sample or an augmentation fails, or images come out in several sizes or with other channels.
-    """
-    keys = {"train": "augmentation.train", "eval": "augmentation.eval"}
-    keys |= {} if recipe.augmentation.end is None else {"late": "augmentation.end"}
-    for split, key in keys.items():
-        load = augmented_samples(recipe, dataset, split)
-        samples, parts = load.samples, getattr(recipe.augmentation, split)
-        own = list(filter(is_of_the_user, parts))
-        own_data = isinstance(innermost(samples), OwnSamples)
-        if not own and isinstance(innermost(samples), SamplesInMemory):
-            _require_channels(samples[0][0].shape[-1], dataset, f"sample 0 of {split}")
-        for size in dict.fromkeys(image_sizes(recipe) if split != "eval" else image_sizes(recipe)[-1:]):
-            shapes: dict[tuple[int, ...], int] = {}
-            for index in _extremes(samples):
-                try:
-                    image_CHW, _ = load(0, index, image_size=size)
-                except (UnfitImage, UnreadableImage, WrongSample) as error:
-                    raise InputRefused(f"{error}") from error
-                except Exception as error:
-                    if own_data and not own:
-                        what = f"{one_line(error)} ({own_place(error)})"
-                        raise InputRefused(f"sample {index} of {split} cannot be loaded: {what}") from error
-                    raise InputRefused(
-                        f"{key} cannot be applied to sample {index}: {one_line(error)} ({own_place(error)}); an "
-                        "augmentation is called with (image_HWC, draws) and returns an image, uint8 or float32"
-                    ) from error
-                _require_channels(len(image_CHW), dataset, f"sample {index} of {split}")
-                shapes.setdefault(image_CHW.shape, index)
-            if len(shapes) > 1:
-                (one, first), (other, second) = list(shapes.items())[:2]
-                called = getattr(samples, "name_of", "sample {}".format)
-                named = [called(first), called(second)]
-                raise InputRefused(
-                    f"{key} makes {'x'.join(map(str, one))} of {named[0]}, {'x'.join(map(str, other))} of {named[1]}: "
-                    "they cannot be computed together; bring all images to one size: Resize and CenterCrop, or "
-                    "RandomResizedCrop"
-                )
-
-
-def _require_channels(given: int, dataset: Dataset, which: str) -> None:
-    if given != dataset.channels:
-        what = f"{given} channels, and the file of data set {dataset.name} says {dataset.channels}"
-        raise InputRefused(f"{which} has {what}; correct `channels` there")
-
-
-def _extremes(samples: Any) -> list[int]:
-    """Some samples: the first ones, and those of extreme sizes among evenly spaced ones."""
-    chosen = [0, len(samples) - 1]
-    if hasattr(samples, "size_of"):
-        sizes = {index: samples.size_of(index) for index in evenly(len(samples), _LOOKED)}
-        for measure in (lambda i: sizes[i][0], lambda i: sizes[i][1], lambda i: sizes[i][0] / sizes[i][1]):
-            chosen += [min(sizes, key=measure), max(sizes, key=measure)]
-    return sorted(set(chosen))
-
-
-def _with_weights(model: chainer.Chain, recipe: Recipe, dataset: Dataset) -> chainer.Chain:
+def draw_weights(model: chainer.Chain, recipe: Recipe, dataset: Dataset) -> chainer.Chain:
     """Draw initial weights by the recipe's seed; before, lazy layers get their shapes from a forward of one image."""
     waits = any(parameter.array is None for parameter in model.params())
     if waits or any(getattr(link, "avg_mean", 0) is None for link in model.links()):

@@ -38,6 +38,7 @@ from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
 from trainers.runs.identity import identity_of, own_code, sha256_of_tree, write_identity
 from trainers.runs.memory import collect_new_garbage, peak_memory, reset_peak
+from trainers.runs.metrics_file import truncate_records
 from trainers.runs.mpi_ranks import command_line
 from trainers.runs.phase_clock import RankSeconds
 from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
@@ -49,7 +50,6 @@ from trainers.runs.run_folder import (
     TRACE,
     configure_logging,
     dataset_facts,
-    truncate_records,
     write_run,
 )
 from trainers.runs.stop_request import StopRequest

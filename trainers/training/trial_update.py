@@ -13,9 +13,9 @@ from recipes.planning.rates import full_rate_at, optimizer_at
 from recipes.schema import Dataset, Recipe
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters, set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
-from trainers.runs.errors import one_line
+from trainers.runs.errors import one_line, own_place
 from trainers.runs.identity import is_of_the_user
-from trainers.training.build import drawn_model, own_place
+from trainers.training.build import drawn_model
 
 _MOST_SAMPLES = 256  # of a larger norm group only so many are tried
 _LEAST_STEPS = 2  # the second finds the state that the first left

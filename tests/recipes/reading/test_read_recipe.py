@@ -261,6 +261,17 @@ def test_ramp_inside_the_warmup_needs_to_know_its_aim(write, problem_of):
     assert "`target_batch: 192`" in problem.way_out
 
 
+def test_of_the_many_steps_of_a_line_inside_the_warmup_the_first_are_named(write, problem_of):
+    problem = problem_of(
+        write(
+            line_6="batch: {global: [{from: 0, size: 96, grow_to: 1440, until: 10, by: 96}]}",
+            line_7="learning_rate: {reference: 0.05, per: 32, warmup: {kind: GradualWarmup, epochs: 10}}",
+        )
+    )
+    assert problem.what.count(",") == 8
+    assert problem.what.endswith(" and 5 more, inside the warmup of 10")
+
+
 def test_warmup_before_a_decay_leaves_it_some_time(write, problem_of):
     problem = problem_of(
         write(

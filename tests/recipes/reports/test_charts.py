@@ -18,6 +18,7 @@ def test_curves_are_what_was_measured(write_run):
     made, points = by_title([run])
     assert list(made)[:2] == ["Accuracy (%)", "Loss"]
     assert made["Accuracy (%)"]["curves"][0]["values"] == pytest.approx(100 * run.evaluations.accuracy)
+    assert [title for title, chart in made.items() if chart["percent"]] == ["Accuracy (%)"]
     training, evaluation = made["Loss"]["curves"]
     assert training["values"][:-1] == pytest.approx(run.updates.loss, rel=1e-5)
     assert evaluation["values"] == pytest.approx(run.evaluations.loss, rel=1e-5)

@@ -14,7 +14,6 @@ import pytest
 
 import kilobatch as kb
 from recipes.errors import InputRefused, RecipeError
-from recipes.reports import record
 from trainers.commands import python_api
 from trainers.launch.own_modules import open_with_its_code
 from trainers.runs.errors import RunFailed
@@ -24,7 +23,6 @@ pytestmark = pytest.mark.mpi
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
-SCORED = '{"key": "eval_accuracy", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}'
 
 
 def test_every_public_name_is_there():
@@ -167,6 +165,12 @@ def test_values_of_a_recipe_are_a_copy():
     assert recipe.values["batch"]["global"] != 999
 
 
+def test_a_run_is_no_recipe_to_train(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(InputRefused, match="is no recipe; name its folder"):
+        kb.train(kb.Run(tmp_path))
+
+
 @pytest.mark.parametrize("wrong", [None, 3, "opened"])
 def test_what_names_no_recipe_is_refused(wrong):
     wrong = kb.open("digits/baseline") if wrong == "opened" else wrong
@@ -300,71 +304,11 @@ def test_a_failed_run_names_the_last_error_of_its_log(tmp_path, monkeypatch, log
     assert str(caught.value) == f"the run failed with exit code 3; its log is {tmp_path / 'log.txt'}{cause}"
 
 
-def test_a_run_is_found_from_every_folder_and_says_how_it_ended(tmp_path, monkeypatch):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.yaml").touch()
-    (tmp_path / "run" / "metrics.jsonl").write_text(SCORED % "0.5" + "\n")
-    monkeypatch.chdir(tmp_path)
-    run = kb.Run("run")
-    assert repr(run) == "<run run: accuracy 50.00 %>"
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert (run.accuracy, run.ended) == (0.5, "no")
-    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
-        file.write('{"key": "run_stop", "value": "stopped", "time_ms": 1}\n')
-    assert run.ended == run.facts["ended"] == "stopped"
-    with pytest.raises(InputRefused, match="^None is no path; write one as a text or a Path"):
-        kb.Run(None)
-    with pytest.raises(InputRefused, match="is no recipe; name its folder"):
-        kb.train(run)
-
-
 @pytest.mark.parametrize("option", ["ranks", "micro_batch_size"])
 @pytest.mark.parametrize("value", ["2", 2.5, 0])
 def test_a_plan_of_no_whole_number_is_refused(option, value):
     with pytest.raises(InputRefused, match=f"^{option} is {value!r}; write 1 or more as a whole number$"):
         kb.plan("digits/large_batch", **{option: value})
-
-
-def test_runs_of_no_folder_are_refused(tmp_path):
-    assert kb.runs(tmp_path) == []
-    with pytest.raises(InputRefused, match="none is no folder"):
-        kb.runs(tmp_path / "none")
-    (tmp_path / "mine.kilobatch").touch()
-    with pytest.raises(InputRefused, match=r"mine.kilobatch is a file, not a folder"):
-        kb.runs(tmp_path / "mine.kilobatch")
-    with pytest.raises(InputRefused, match=r"mine.kilobatch is no run's folder"):
-        kb.Run(str(tmp_path / "mine.kilobatch"))
-
-
-def test_a_damaged_run_is_shown_beside_the_others(tmp_path):
-    lines = {"damaged": "{]", "other": SCORED % '"high"', "new": ""}
-    for name, line in lines.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "recipe.yaml").touch()
-        (tmp_path / name / "metrics.jsonl").write_text(f"{line}\n" if line else "")
-    shown = {run.folder.name: repr(run) for run in kb.runs(tmp_path)}
-    assert shown["new"] == f"<run {tmp_path / 'new'}: not evaluated yet>"
-    assert shown["damaged"].startswith(f"<run {tmp_path / 'damaged'}: damaged: metrics.jsonl")
-    assert shown["other"].startswith(f"<run {tmp_path / 'other'}: damaged: ")
-
-
-def test_branches_of_a_run_which_have_its_first_lines_are_in_the_order_of_their_numbers(tmp_path):
-    names = ["mine", "mine-branches-9/batch-64-seed-2", "mine-branches-9/batch-128-seed-1", "mine-branches-10/batch-64"]
-    for name in reversed(names):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "recipe.yaml").touch()
-        (tmp_path / name / "metrics.jsonl").write_text(SCORED % "0.5" + "\n")
-    assert [str(run.folder.relative_to(tmp_path)) for run in kb.runs(tmp_path)] == names
-
-
-def test_facts_read_the_metrics_once(tmp_path, monkeypatch):
-    (tmp_path / "recipe.yaml").touch()
-    (tmp_path / "metrics.jsonl").write_text(SCORED % "0.5" + "\n")
-    read, real = [], record.read_metrics
-    monkeypatch.setattr(python_api, "read_metrics", lambda path, **how: read.append(path) or real(path, **how))
-    assert kb.Run(tmp_path).facts["accuracy"] == 0.5
-    assert len(read) == 1
 
 
 @pytest.fixture(scope="module")

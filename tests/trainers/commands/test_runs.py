@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from recipes.errors import InputRefused
-from recipes.reports.record import RunError
+from recipes.reports.metrics import RunError
 from trainers.commands.runs import list_runs, remove, show
 from trainers.runs.run_folder import FolderRefused, lock_folder
 

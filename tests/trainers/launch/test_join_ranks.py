@@ -17,7 +17,8 @@ from trainers.launch import join_ranks
 from trainers.launch.join_ranks import check_folder
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.identity import IdentityChanged, identity_of
-from trainers.runs.run_folder import FolderRefused, dataset_facts, require_another_end
+from trainers.runs.metrics_file import require_another_end
+from trainers.runs.run_folder import FolderRefused, dataset_facts
 from trainers.training.exact_mode import ExactRefused
 
 pytestmark = pytest.mark.mpi

@@ -20,7 +20,8 @@ from trainers.runs.errors import RankFailed
 from trainers.runs.memory import installed_bytes
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
-from trainers.training.build import build, require_images
+from trainers.training.build import build
+from trainers.training.trial_images import require_images
 
 DATASET = "name: own\nreader: {kind: ImageFolder}\nroot: own\nchannels: 3\n"
 RECIPE = """\

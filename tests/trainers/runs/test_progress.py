@@ -14,9 +14,9 @@ from contextlib import closing
 import pytest
 from rich.console import Console
 
+from trainers.runs.metrics_file import session_starts
 from trainers.runs.progress import Screen, Tail, follow
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import session_starts
 
 WRITE = """
 import json, pathlib, sys, time

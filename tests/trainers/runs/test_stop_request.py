@@ -17,7 +17,7 @@ from trainers.runs.stop_request import (
     STOP_FILE,
     StopRequest,
     handling_signals,
-    keeping_signals,
+    noting_early_signals,
     request_stop,
     requester_text,
 )
@@ -27,7 +27,9 @@ def do_nothing(number, frame):
     pass
 
 
-@pytest.mark.parametrize("handling", [lambda folder: handling_signals(do_nothing), _StopSignals])
+@pytest.mark.parametrize(
+    "handling", [lambda folder: handling_signals(do_nothing), lambda folder: _StopSignals(folder, print)]
+)
 def test_signals_are_handled_within_and_by_nobody_outside_the_main_thread(tmp_path, handling):
     def handlers():
         before = signal.getsignal(signal.SIGTERM)
@@ -70,7 +72,7 @@ def test_a_run_knows_whether_a_user_a_search_or_a_signal_made_its_stop_file(tmp_
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_the_signals_of_a_terminal_and_of_slurm_ask_a_parent_and_a_rank_to_stop(tmp_path, number, capfd):
-    with _StopSignals(tmp_path):
+    with _StopSignals(tmp_path, print):
         os.kill(os.getpid(), number)
         assert (tmp_path / STOP_FILE).read_text() == "signal"
     request = StopRequest(tmp_path, watches_file=False)
@@ -83,7 +85,7 @@ def test_the_signals_of_a_terminal_and_of_slurm_ask_a_parent_and_a_rank_to_stop(
 
 def test_a_signal_to_a_rank_that_starts_up_stops_the_run_that_it_begins(tmp_path):
     for signalled in (True, False):  # the second run of a process knows nothing of the first
-        with keeping_signals():
+        with noting_early_signals():
             if signalled:
                 os.kill(os.getpid(), signal.SIGTERM)
             request = StopRequest(tmp_path, watches_file=False)

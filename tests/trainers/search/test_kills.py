@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from trainers.runs.run_folder import ending_of
+from trainers.runs.metrics_file import ending_of
 from trainers.runs.storage_url import hidden
 from trainers.search.folder import PASSWORD
 

@@ -204,6 +204,13 @@ def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(page, searc
     assert text.index("trial 0: 85.00&nbsp;% (95&nbsp;%: 81.00&nbsp;% to 89.00&nbsp;%)") < text.index("<h2>Trials</h2>")
 
 
+def test_device_hours_against_accuracy_are_not_in_percent(search):
+    study = optuna.create_study(directions=["minimize", "maximize"])
+    study.add_trial(trial(TrialState.COMPLETE, [300.0, 0.9], 0.1, "a"))
+    made, _ = charts_of(study, replace(search, objective=BOTH[::-1]))
+    assert not made["device-hours against accuracy (%)"]["percent"]
+
+
 def test_importances_are_of_each_objective_in_its_own_direction(page, search):
     """The rate decides the accuracy, the more the better; the word decides the hours."""
     study = optuna.create_study(directions=["maximize", "minimize"])
@@ -236,5 +243,6 @@ def test_several_objectives_have_a_front_and_a_table_of_it(page, search):
     made, points = charts_of(study, both)
     assert list(made) == ["accuracy (%) by rate", "accuracy (%) by word", "accuracy (%) against device-hours",
                           "device-hours by rate", "device-hours by word"]  # fmt: skip
+    assert [chart["percent"] for chart in made.values()] == [True, True, True, False, False]
     assert points["accuracy (%) against device-hours best"] == {"device-hours": [1, 3]}
     assert "Not beaten in everything" in text

@@ -141,7 +141,8 @@ def score(
         indices = range(first, min(first + size, stop))
         try:
             part, mean_loss, logits = _forward(model, *ahead.take(indices), loss, flipped)
-            tops.append(_most_probable(logits, top))
+            if top:
+                tops.append(_most_probable(logits, top))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -157,14 +158,13 @@ def score(
     own = np.concatenate(samples)
     corrects, parts = zip(*mpi.allgather((int((own[:, 0] == own[:, 1]).sum()), losses)), strict=True)
     total_loss = math.fsum(chain(*parts))  # exact, so that the order does not matter
-    classes, probabilities = map(np.concatenate, zip(*tops, strict=True))
     return Score(
         accuracy=sum(corrects) / num_samples,
         loss=total_loss / num_samples,
         num_samples=num_samples,
         first=start,
         samples=own,
-        top=(classes, probabilities) if top else None,
+        top=tuple(map(np.concatenate, zip(*tops, strict=True))) if top else None,
     )
 
 
@@ -195,8 +195,6 @@ def _forward(
 
 def _most_probable(logits: Any, top: int) -> tuple[np.ndarray, np.ndarray]:
     """The classes with the largest logits of each sample, the largest first, and their probabilities."""
-    if not top:
-        return np.empty((len(logits), 0), np.int64), np.empty((len(logits), 0), np.float32)
     logits = backend.CpuDevice().send(logits).astype(np.float32, copy=False)
     classes = np.argsort(-logits, axis=1, kind="stable")[:, :top]  # of equal ones the first, as argmax takes it
     return classes, np.take_along_axis(functions.softmax(logits).array, classes, axis=1)

@@ -15,7 +15,7 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
-from recipes.reports.record import read_metrics
+from recipes.reports.metrics import read_metrics
 from trainers.runs.run_folder import METRICS, MLFLOW_NOTE, write_whole
 
 log = logging.getLogger("kilobatch")

@@ -1,0 +1,203 @@
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recipes.errors import InputRefused
+from recipes.reading.open import open_recipe
+from recipes.schema import Init
+from trainers.launch.preflight import require_startable
+from trainers.launch.request import TrainRequest
+from trainers.launch.start_ranks import start_or_join
+from trainers.launch.vocabulary import vocabulary
+from trainers.models.batch_norm import NormGroups
+from trainers.training.build import drawn_model
+from trainers.training.trial_model import require_trainable
+
+OWN = """\
+import chainer
+import chainer.links as L
+
+
+class Own(chainer.Chain):
+    def __init__(self, num_classes):
+        super().__init__()
+        with self.init_scope():
+            {layers}
+
+    def forward(self, x):
+        return self.out(x) if hasattr(self, "out") else self.fc(x)
+"""
+HEAD = "self.out = L.Linear(64, num_classes)"
+HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
+
+
+@pytest.mark.parametrize(
+    ("layers", "override", "message"),
+    [
+        (
+            HEAD,
+            HEAD_BIAS,
+            "Own, cannot be trained: BinaryCrossEntropy.head_bias is -2.0, but Own has no link `fc` with",
+        ),
+        (
+            "self.fc = L.Linear(None, 2)",
+            "seed=0",
+            "Own, makes (2, 2) of two images of 1x8x8, and the logits of 10 classes are (2, 10); let its",
+        ),
+        (
+            "self.n, self.fc = L.BatchRenormalization(2), L.Linear(None, num_classes)",
+            "seed=0",
+            "Own, cannot be trained: /n is a BatchRenormalization: its sta",
+        ),
+        (
+            "self.out, self.lost = L.Linear(64, num_classes), L.Linear(None, 3)",
+            "seed=0",
+            "Own, cannot be trained: parameter /lost/W has no shape yet: give its l",
+        ),
+        (
+            "self.fc = self.again = L.Linear(64, num_classes)",
+            "seed=0",
+            "Own, cannot be trained: /fc/W is also /again/W, and would be",
+        ),
+        (
+            "self.fc = L.Linear(64, num_classes); self.fc.b.array[...] = -5",
+            "seed=0",
+            "Own: its constructor sets values of /fc/b, which the recipe's seed would draw again; give the layer an",
+        ),
+        (
+            "self.fc = L.Linear(64, num_classes); self.add_persistent('note', 'hello')",
+            "seed=0",
+            "Own, cannot be trained: the persistent value /note, of str, is no number and no array of numbers, which",
+        ),
+        ("self.fc = L.Linear(3, num_classes)", "seed=0", "Own: its forward fails on images of 1x8x8, channels, height"),
+        (
+            "self.fc = L.Linear(64, num_classes); "
+            "self.out = lambda x: (self.fc(x), 0) if chainer.config.train else self.fc(x)",
+            "seed=0",
+            "Own, makes tuple of two images of 1x8x8 in training, and the logits of 10 classes are (2, 10)",
+        ),
+        (
+            "self.fc, F = L.Linear(64, num_classes), chainer.functions; "
+            "self.out = lambda x: self.fc(F.reshape(F.dropout(F.reshape(x, (-1, 8))), (-1, 64)))",
+            "seed=0",
+            "Own: its forward in training fails on images of 1x8x8, channels, height and width: ValueError: dropout in",
+        ),
+        ("self.fc, self.forward = L.Linear(64, num_classes), None", "seed=0", "Own, has no method `forward(self"),
+        (
+            "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(x.astype('f'))",
+            "precision={compute: mixed16}",
+            "Own: its forward in mixed16 fails on images of 1x8x8, channels, height and width: InvalidType",
+        ),
+        ("import os; os.environ['NOT']", "seed=0", "Own, cannot be built: KeyError: 'NOT' (HERE/NAME.py:9)"),
+        ("pass", "seed=0", "Own, has no parameters: make its layers within"),
+        (
+            "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(x).array",
+            "seed=0",
+            "Own: no gradient reaches its parameters; return the Variable, not its array",
+        ),
+    ],
+)
+def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
+    layers, override, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    name = f"mine_{abs(hash(layers))}"  # Python keeps what it has imported
+    (tmp_path / f"{name}.py").write_text(OWN.format(layers=layers))
+    overrides = (f"model={{kind: {name}.Own}}", override)
+    message = message.replace("HERE/NAME", str(tmp_path / name))
+    with pytest.raises(InputRefused, match=re.escape(message)):
+        start_or_join(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True, out=Path("run")))
+    assert not Path("run").exists()
+
+
+def test_a_model_for_a_gpu_is_not_tried_in_16_bits_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    layers = "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(x.astype('f'))"
+    (tmp_path / "mine_on_gpu.py").write_text(OWN.format(layers=layers))
+    overrides = ("model={kind: mine_on_gpu.Own}", "precision={compute: mixed16}")
+    words = vocabulary(allow_code=True)
+    opened = open_recipe("digits/baseline", vocabulary=words, overrides=overrides, allow_code=True)
+    assert require_trainable(opened.recipe, opened.dataset, on_gpu=True) == []
+    require_startable(opened, ranks=1, files=False, device="gpu")
+    with pytest.raises(InputRefused, match="its forward in mixed16 fails"):
+        require_startable(opened, ranks=1, files=False)
+
+
+@pytest.mark.parametrize(("init", "named"), [(None, "/a/b, /fc/b"), (("fc",), "/fc/b"), ((), None)])
+def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_replaces(
+    init, named, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    layers = "self.a, self.fc = L.Linear(64, 64), L.Linear(64, 10); self.a.b.array[...] = self.fc.b.array[...] = 1"
+    (tmp_path / "mine_set.py").write_text(OWN.format(layers=f"{layers}; self.out = lambda x: self.fc(self.a(x))"))
+    how = {"vocabulary": vocabulary(allow_code=True), "overrides": ["model={kind: mine_set.Own}"], "allow_code": True}
+    opened = open_recipe("digits/baseline", **how)
+    recipe = opened.recipe if init is None else replace(opened.recipe, init=Init(weights="w.safetensors", except_=init))
+    assert require_trainable(recipe, opened.dataset, is_new=False) == []
+    with pytest.raises(InputRefused, match=f"sets values of {named}, which") if named else nullcontext():
+        require_trainable(recipe, opened.dataset)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "unreached"),
+    [
+        ("mine_whole", "self.fc = L.Linear(64, num_classes)", ""),
+        (
+            "mine_cut",
+            "self.a, self.fc = L.Linear(64, 9), L.Linear(9, 10); self.out = lambda x: self.fc(self.a(x).array)",
+            "kilobatch: warning: no gradient reaches /a/W, /a/b: at most weight decay",
+        ),
+        (
+            "mine_normal",
+            "self.n = L.BatchNormalization(axis=(0, 2, 3), use_gamma=False, use_beta=False); "
+            "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(self.n(x))",
+            "",
+        ),
+    ],
+)
+def test_a_model_of_ones_own_is_let_through_and_what_it_does_not_train_is_named(
+    name, layers, unreached, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.py").write_text(OWN.format(layers=layers))
+    overrides = (f"model={{kind: {name}.Own}}", HEAD_BIAS)
+    opened = open_recipe(
+        "digits/baseline", vocabulary=vocabulary(allow_code=True), overrides=overrides, allow_code=True
+    )
+    require_startable(opened, ranks=1, files=True)
+    said = capsys.readouterr().err
+    assert said.startswith(unreached)
+    assert bool(said) == bool(unreached)
+    NormGroups(opened.recipe.evaluation).install(drawn_model(opened.recipe, opened.dataset))  # as ranks do
+
+
+FACTORS = "learning_rate.factors=[{parameters: [bias], factor: 2}, {parameters: [%s], factor: 0.5}]"
+MUON = "optimizer={kind: Muon, others: [/fc/*, %s]}"
+
+
+@pytest.mark.parametrize(
+    ("override", "refused"),
+    [
+        (FACTORS % "/head/*", "learning_rate.factors.1.parameters: /head/* names no parameter of the model, Simple"),
+        (FACTORS % "norm", "learning_rate.factors.1.parameters: norm names no parameter of the model, SimpleCNN; "),
+        (FACTORS % "/fc/*, /conv9/*", "learning_rate.factors.1.parameters: /conv9/* names no parameter of the model, "),
+        (FACTORS % "norm, /fc/*", None),
+        (MUON % "/head/*", "optimizer.others.1: /head/* names no matrix of the model, SimpleCNN; write what it has, "),
+        (MUON % "/fc/b", "optimizer.others.1: /fc/b names no matrix of the model, SimpleCNN; write what it has, "),
+        (MUON % "/hidden/*", None),
+        ("optimizer={kind: Muon}", None),  # whose default has /fc6/*, for any model
+    ],
+)
+def test_parameters_that_the_model_does_not_have_are_refused_before_anything_starts(override, refused):
+    how = {"overrides": ("model={kind: SimpleCNN}", override)}
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), **how)
+    if refused is None:
+        require_startable(opened, ranks=1, files=True)
+        return
+    with pytest.raises(InputRefused, match=r"^command line:2:\d+: " + re.escape(refused)):
+        require_startable(opened, ranks=1, files=True)
+    require_startable(opened, ranks=1, files=False)  # a run that was trained so goes on

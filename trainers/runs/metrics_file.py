@@ -1,0 +1,117 @@
+"""A run's metrics file: how its last session ended, where sessions begin, and what a resumed run keeps of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import InputRefused
+from recipes.reports.json_text import parse_json
+from trainers.runs.run_folder import METRICS, TRACE, FolderRefused, write_whole
+
+SESSION_START = b'"run_start"'  # in the first line of a session
+_LONGEST_LINE = 2**20  # bytes of a line: the last one has a number for each rank
+_FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    """The last whole line of a run's metrics, read from their end; empty where there is none, or it is damaged."""
+    with suppress(OSError), open(folder / METRICS, "rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - _LONGEST_LINE, 0))
+        *whole, cut = file.read().split(b"\n")  # by a kill, perhaps
+        for text in (cut, *[text for text in whole if text.strip()][-1:]):
+            with suppress(ValueError, TypeError, RecursionError):
+                return dict(parse_json(text))
+    return {}
+
+
+def ending_of(folder: Path) -> str:
+    """How a run ended: `success`, `stopped`, `diverged` or `failed`; empty where it trains, or was killed.
+
+    It diverged if it ended in numbers that are not finite: a result, and not a failure of the machine.
+    """
+    last = last_line(folder)
+    if last.get("key") != "run_stop":
+        return ""
+    return "diverged" if last.get("value") == "failed" and last.get("cause") in _FOREVER else str(last.get("value"))
+
+
+def has_diverged(folder: Path) -> bool:
+    """Whether a run diverged, see `ending_of`."""
+    return ending_of(folder) == "diverged"
+
+
+def require_another_end(folder: Path) -> None:
+    """Refuse to resume a run that ended in numbers that are not finite: the same recipe ends there again.
+
+    Raises:
+        FolderRefused: the last session ended so, with what the recipe is to be changed to.
+    """
+    if has_diverged(folder):
+        reason = str(last_line(folder).get("reason", "")).partition(". Last good")[0]
+        raise FolderRefused(
+            f"the run in {folder} ended because {reason}. "
+            "Resumed, the same recipe comes to the same numbers; change it, and start anew in another --out"
+        )
+
+
+def truncate_records(folder: Path, update: int) -> list[str]:
+    """Drop from metrics and trace all after `update` updates: a resumed run does these again.
+
+    Returns:
+        A warning where metrics of the first `update` updates are lost, or may be.
+    """
+    warnings = []
+    for name in (METRICS, TRACE):
+        path = folder / name
+        if not path.exists():
+            if name == METRICS and update:
+                warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
+            continue
+        lines = path.read_bytes().splitlines(keepends=True)
+        before = [_before(line, update, path) for line in lines]
+        kept = [line for line, is_kept in zip(lines, before, strict=True) if is_kept]
+        lost, damaged = update - sum(b'"train_loss"' in line for line in kept), before.count(None)
+        if name == METRICS and (lost > 0 or damaged):
+            what = f"the metrics of {lost} of the first {update} updates are lost"
+            what = what if lost > 0 else f"{damaged} of its lines cannot be read"
+            warnings.append(f"warning: {path} was cut or damaged: {what}")
+        write_whole(path, b"".join(kept))
+    return warnings
+
+
+def session_starts(path: Path) -> frozenset[bytes]:
+    """The lines of a metrics file that begin its sessions; none where it is not there."""
+    try:
+        with path.open("rb") as file:
+            return frozenset(line.rstrip(b"\n") for line in file if SESSION_START in line)
+    except FileNotFoundError:
+        return frozenset()
+
+
+def _before(text: bytes, update: int, path: Path) -> bool | None:
+    """Whether a line is about the first `update` updates; None for a damaged one, or one that a crash cut off."""
+    try:
+        line = json.loads(text.decode())
+        key = line.get("key", "train_loss")  # the trace has no others
+        if not isinstance(key, str) or not text.endswith(b"\n"):
+            return None
+        # An update's own line carries its number, from 0.
+        kept = line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
+        if kept and path.name == METRICS:
+            _require_figures(path, line)
+        return kept
+    except (InputRefused, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+
+
+def _require_figures(path: Path, line: dict[str, Any]) -> None:
+    """Raise LookupError or InputRefused where a line of the metrics lacks what the report reads."""
+    from recipes.reports.metrics import evaluations_of, number_of, updates_of
+
+    _ = line["key"], line["value"], number_of(path, 1, line, "time_ms")
+    updates_of(path, [(1, line)])
+    evaluations_of(path, [(1, line)])

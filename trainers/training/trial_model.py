@@ -1,0 +1,157 @@
+"""A trial before ranks start: it shows whether a model can be trained, and has what its recipe names of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+
+import chainer
+import numpy as np
+
+from recipes.errors import InputRefused, RecipeError, listed
+from recipes.planning.division import divide
+from recipes.reading.read import Reading
+from recipes.schema import Dataset, Recipe
+from trainers.gradients.mixed_precision import HALVES, computing, forward_in
+from trainers.models.batch_norm import NormGroups
+from trainers.models.keyed_random import KeyedDropout
+from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
+from trainers.optimizers.hyperparameters import patterns_of_layers, words_without_parameters
+from trainers.runs.errors import one_line, own_place
+from trainers.training.build import build_model, draw_weights, drawn_model, example_image, loaded_parameters
+
+_MOST_LAYERS = 16  # in a message; VGG16 has so many
+
+
+def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False, is_new: bool = True) -> list[str]:
+    """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
+
+    Args:
+        on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
+        is_new: it will begin with its initial weights, not with those of a checkpoint.
+    Returns:
+        Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
+    Raises:
+        InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
+            gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
+            number, or a normalisation over the batch that is not `BatchNormalization`; its constructor sets values that
+            the seed draws again; the loss wants something that it does not have.
+    """
+    name = type(recipe.model).__name__
+    try:
+        with AsInitialized() as initialized:
+            model = build_model(recipe, dataset)
+    except InputRefused:
+        raise
+    except Exception as error:
+        what = f"the model, {name}, cannot be built: {one_line(error)}"
+        raise InputRefused(f"{what} ({own_place(error)}); correct it") from error
+    if next(model.params(), None) is None:
+        raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
+    if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
+        raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
+    drawn = {*initialized.changed(model)} - loaded_parameters(model, recipe.init) if is_new else ()
+    if drawn:
+        raise InputRefused(
+            f"the model, {name}: its constructor sets values of {listed(sorted(drawn))}, which the recipe's seed would "
+            "draw again; give the layer an initializer or array (`initialW=`, `initial_bias=`, `initial_gamma=`), make "
+            "it `chainer.Parameter(array)`, or name a file of weights: `init: {weights: FILE.safetensors}`"
+        )
+    image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
+    unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
+    try:
+        require_one_path(model)
+        require_numbers(model)
+        norm_groups = NormGroups(recipe.evaluation)
+        norm_groups.install(draw_weights(model, recipe, dataset))
+    except (TypeError, ValueError) as error:
+        raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
+    _require_gradients(model, name, image_CHW, dataset.num_classes, norm_groups=norm_groups)
+    if compute in HALVES and not on_gpu:
+        with computing(compute, model.device):
+            _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
+    return unreached
+
+
+def _require_gradients(
+    model: chainer.Chain,
+    name: str,
+    image_CHW: np.ndarray,
+    num_classes: int,
+    *,
+    compute: str = "float32",
+    norm_groups: NormGroups | None = None,
+) -> list[str]:
+    """Paths of the parameters that two images give no gradient; refused is a model that trains none, or whose logits
+    are not (2, num_classes).
+
+    Args:
+        norm_groups: of the model: forward is that of training, of one norm group; None: that of evaluation.
+    """
+    images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
+    how = f" in {compute}" if compute in HALVES else "" if norm_groups is None else " in training"
+    what, random = "forward", np.random.get_state()
+    try:
+        with chainer.using_config("train", False) if norm_groups is None else _training_of_two(model, norm_groups):
+            logits = forward_in(model, compute)(images_NCHW)
+        what = "backward"
+        model.cleargrads()
+        if isinstance(logits, chainer.Variable):
+            chainer.functions.sum(logits).backward()
+    except Exception as error:
+        what = f"its {what}{how} fails on images of {size}, channels, height and width: {one_line(error)}"
+        way_out = "correct it, or set precision.compute to float32" if compute in HALVES else "correct it"
+        raise InputRefused(f"the model, {name}: {what} ({own_place(error)}); {way_out}") from error
+    finally:
+        if norm_groups is not None:  # a run in this process draws as if nothing had been tried
+            np.random.set_state(random)
+    if getattr(logits, "shape", None) != (2, num_classes):
+        raise InputRefused(
+            f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}{how}, "
+            f"and the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes "
+            "outputs"
+        )
+    unreached = [path for path, parameter in sorted(model.namedparams()) if parameter.grad is None]
+    if len(unreached) == len(list(model.params())):
+        raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
+    return unreached
+
+
+@contextmanager
+def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[None]:
+    """Forward within is that of training, of two samples in one norm group."""
+    division = divide(global_batch_size=2, norm_span=2, workers=1, micro_batch_size=2)
+    norm_groups.begin_update(division)
+    norm_groups.begin_micro_batch(division.micro_batches(0)[0])
+    indices = np.arange(2)
+    with chainer.using_config("train", True), KeyedDropout(model, seed=0, epochs=0 * indices, indices=indices):
+        yield
+
+
+def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
+    """Build the model, to learn now whether it has what `learning_rate.factors`, `init` and `others` of Muon name.
+
+    Raises:
+        RecipeError: a pattern names no parameter, or of Muon no matrix; initial weights do not fit, see `begin_with`.
+    """
+    from trainers.models.weight_names import UnfitWeights, begin_with, pattern_here  # and ChainerCV
+
+    model = drawn_model(recipe, dataset)
+    way_out = f"write what it has, such as {listed(patterns_of_layers(model), most=_MOST_LAYERS)}, or take it out"
+    for index, entry in enumerate(recipe.learning_rate.factors):
+        for words in words_without_parameters(entry.parameters, model):
+            what = f"{words} names no parameter of the model, {type(recipe.model).__name__}"
+            what += f" (torchvision's name; here {here})" if (here := pattern_here(model, words)) else ""
+            reading.refuse(("learning_rate", "factors", index, "parameters"), what, way_out)
+    for index, pattern in enumerate(getattr(recipe.optimizer, "required_matrices", ())):
+        if not any(fnmatchcase(path, pattern) and each.ndim >= 2 for path, each in model.namedparams()):
+            what = f"{pattern} names no matrix of the model, {type(recipe.model).__name__}"
+            reading.refuse(("optimizer", "others", index), what, way_out)
+    if recipe.init is not None:
+        try:
+            begin_with(model, recipe.init)
+        except UnfitWeights as error:
+            reading.refuse(("init", error.key), error.what, error.way_out)
+    if reading.problems:
+        raise RecipeError(reading.problems)
