@@ -186,6 +186,32 @@ def test_validate_looks_whether_initial_weights_and_patterns_fit_the_model(run, 
     assert "w.safetensors lacks /blocks/0/bn1/N, " in run("recipes", "validate", "b.yaml")[2][0]
 
 
+SHARED = """\
+import chainer
+import chainer.links as L
+
+
+class Shared(chainer.Chain):
+    def __init__(self, num_classes):
+        super().__init__()
+        with self.init_scope():
+            self.a = self.b = L.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.a(x)
+"""
+
+
+def test_validate_tries_a_model_of_ones_own_where_code_is_allowed_and_data_are_at_hand(run, tmp_path):
+    (tmp_path / "mine_shared.py").write_text(SHARED)
+    (tmp_path / "mine.yaml").write_text(MINE + "model: {kind: mine_shared.Shared}\n")
+    code, _, problems = run("recipes", "validate", "mine.yaml", "--allow-code")
+    assert (code, len(problems)) == (2, 1)
+    assert problems[0].startswith(
+        "mine.yaml:1:1: the model, Shared, cannot be trained: /b/W is also /a/W, and would be"
+    )
+
+
 def test_the_recipe_of_what_studies_need_is_valid_as_printed(run, tmp_path):
     page = (ROOT / "docs" / "write-a-recipe.md").read_text(encoding="utf-8").partition("## What studies need")[2]
     (tmp_path / "studies.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])

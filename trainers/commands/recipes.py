@@ -70,20 +70,30 @@ def validate(
     data: Data = None,
     allow_code: AllowCode = False,
 ) -> None:
-    """Check recipes. Every problem is one line with its place and a way out."""
-    from recipes.errors import RecipeError, printable
+    """Check recipes. Every problem is one line with its place and a way out.
+
+    With --allow-code, and the data at hand, a model, loss and optimizer of your own are tried as before a run.
+    """
+    from recipes.errors import InputRefused, Problem, RecipeError, printable
     from trainers import models
-    from trainers.launch.preflight import require_fit
+    from trainers.launch.preflight import has_data, require_fit, require_own_code
 
     problems = []
     for name in recipes:
         try:
             opened = opened_recipe(name, overrides, data, allow_code)
             init, kind = opened.recipe.init, opened.tree["model"]["kind"]
-            if kind in models.__all__ and not opened.obstacles and (init is None or Path(init.weights).is_file()):
+            is_complete = not opened.obstacles and (init is None or Path(init.weights).is_file())
+            if is_complete and allow_code and has_data(opened.dataset):
+                require_own_code(opened)
+            if is_complete and (allow_code or kind in models.__all__):
                 require_fit(opened)
         except RecipeError as error:
             problems += error.problems
+            continue
+        except InputRefused as error:  # of code of the user's own
+            what, _, way_out = str(error).partition("; ")
+            problems.append(Problem(file=name, what=what, way_out=way_out))
             continue
         reasons = "; ".join(opened.obstacles)
         print(printable(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else "")))

@@ -103,19 +103,31 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
         from trainers.training.trial_images import require_images
 
         require_images(opened.recipe, opened.dataset)
+    require_own_code(opened, on_gpu=device == "gpu", is_new=files)
+    if files:
+        require_fit(opened)
+
+
+def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool = True) -> None:
+    """Try a model, a loss and an optimizer of the user's own on the data, before ranks start; print warnings.
+
+    Args:
+        on_gpu: it will be trained there.
+        is_new: it will begin with its initial weights: loss and optimizer are tried too.
+    Raises:
+        InputRefused: see `require_trainable` and `require_update`.
+    """
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.trial_model import require_trainable  # and Chainer
 
-        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=device == "gpu", is_new=files):
+        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_new):
             named = listed(unreached, most=_MAX_NAMED)
             way_out = "is that meant? In a forward `.array` cuts off what lies before it"
             print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
-    if files:
-        require_fit(opened)
-    if files and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
+    if is_new and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 
-        for warning in require_update(opened.recipe, opened.dataset, on_gpu=device == "gpu"):
+        for warning in require_update(opened.recipe, opened.dataset, on_gpu=on_gpu):
             print_error(f"kilobatch: warning: {warning}")
 
 
@@ -130,6 +142,15 @@ def require_fit(opened: OpenedRecipe) -> None:
         from trainers.training.trial_model import require_parameters
 
         require_parameters(recipe, opened.dataset, opened.reading)
+
+
+def has_data(dataset: Dataset) -> bool:
+    """Whether the data are where they should be."""
+    try:
+        require_data(dataset)
+    except DataRefused:
+        return False
+    return True
 
 
 def require_data(dataset: Dataset) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from trainers.gradients.power_sgd import PowerExchange
 from trainers.models.keyed_random import draw_initial_weights
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
+from trainers.runs.errors import one_line, own_place
 
 AnyExchange = Exchange | ExactExchange | PowerExchange | LocalExchange
 
@@ -80,8 +82,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
                 f"data set {dataset.name}: {len(load.samples)} samples in {load.split}, its file says {expected}; "
                 f"correct num_{load.split} there, or give the right folder with --data"
             )
-    sizes = (load(0, 0, image_size=image_sizes(recipe)[-1])[0].shape[1:] for load in (train, evaluated))
-    model = drawn_model(recipe, dataset, sides=[height if height == width else None for height, width in sizes])
+    model = drawn_model(recipe, dataset, sides=loaded_sides(recipe, train, evaluated))
     optimizer = recipe.optimizer.build()
     optimizer.setup(model)
     decay_parameters(optimizer, recipe.optimizer)
@@ -132,19 +133,38 @@ def _late(recipe: Recipe, dataset: Dataset, train: AugmentedSamples) -> Augmente
 Sides = Sequence[int | None]  # of the images that a model is trained on, and of those that it is scored on
 
 
+def loaded_sides(recipe: Recipe, train: AugmentedSamples, evaluated: AugmentedSamples) -> Sides:
+    """The sides of the first sample of each split as the model gets it; None of one that is not square."""
+    shapes = (load(0, 0, image_size=image_sizes(recipe)[-1])[0].shape for load in (train, evaluated))
+    return [height if height == width else None for _, height, width in shapes]
+
+
 def build_model(recipe: Recipe, dataset: Dataset, *, sides: Sides | None = None) -> chainer.Chain:
     """The recipe's model for a data set, its weights not yet drawn from the recipe's seed.
 
     Args:
-        sides: in pixels, as loaded images have them; None: those that the augmentations say, where no data are at hand.
+        sides: in pixels, as loaded images have them; None: those that the augmentations say, else those of the first
+            samples, where data are at hand.
     Raises:
         InputRefused: the recipe's image size changes, and the model does not take one of the sizes; the model takes one
-            size only, and evaluation gives it another.
+            size only, and evaluation gives it another; its constructor fails.
     """
     sizes, scored_at = image_sizes(recipe), evaluated_size(recipe)
+    if sides is None and sizes[-1] is None:
+        with suppress(
+            OSError, ValueError, LookupError, TypeError, InputRefused
+        ):  # no data, or bad ones: said elsewhere
+            sides = loaded_sides(recipe, *(augmented_samples(recipe, dataset, split) for split in ("train", "eval")))
     if sides is not None:
         sizes[-1], scored_at = sides[0] or sizes[-1], sides[1] or scored_at
-    model = recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=sizes[-1])
+    try:
+        model = recipe.model.build(num_classes=dataset.num_classes, channels=dataset.channels, image_size=sizes[-1])
+    except (InputRefused, MemoryError):
+        raise
+    except Exception as error:
+        what = f"the model, {type(recipe.model).__name__}, cannot be built: {one_line(error)} ({own_place(error)})"
+        unknown = "; image_size is None: the data are not at hand, or their images are not square"
+        raise InputRefused(f"{what}; correct it{unknown if sizes[-1] is None else ''}") from error
     if len(set(sizes)) > 1:
         _require_sizes(model, recipe.model, channels=dataset.channels, sizes=sorted(set(sizes)))
     _require_evaluated_size(model, recipe, scored_at)
@@ -256,7 +276,7 @@ def counted_model(recipe: Recipe, dataset: Dataset) -> tuple[chainer.Chain, Mode
     """The recipe's model, built, and what the plan's memory needs of it; lazy layers count nothing yet.
 
     Raises:
-        InputRefused: this machine has no memory for it.
+        InputRefused: this machine has no memory for it; see `build_model` for others.
     """
     try:
         model = build_model(recipe, dataset)

@@ -39,14 +39,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
             the seed draws again; the loss wants something that it does not have.
     """
     name = type(recipe.model).__name__
-    try:
-        with AsInitialized() as initialized:
-            model = build_model(recipe, dataset)
-    except InputRefused:
-        raise
-    except Exception as error:
-        what = f"the model, {name}, cannot be built: {one_line(error)}"
-        raise InputRefused(f"{what} ({own_place(error)}); correct it") from error
+    with AsInitialized() as initialized:
+        model = build_model(recipe, dataset)
     if next(model.params(), None) is None:
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
     if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:

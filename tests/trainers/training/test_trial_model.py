@@ -8,12 +8,14 @@ import pytest
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from recipes.schema import Init
+from trainers.datasets.image_folder import ImageFolder
+from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import TrainRequest
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
 from trainers.models.batch_norm import NormGroups
-from trainers.training.build import drawn_model
+from trainers.training.build import build_model, drawn_model
 from trainers.training.trial_model import require_trainable
 
 OWN = """\
@@ -111,6 +113,39 @@ def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
     with pytest.raises(InputRefused, match=re.escape(message)):
         start_or_join(TrainRequest(recipe="digits/baseline", overrides=overrides, allow_code=True, out=Path("run")))
     assert not Path("run").exists()
+
+
+SIZED = """\
+import chainer
+import chainer.links as L
+
+
+class Sized(chainer.Chain):
+    def __init__(self, num_classes, channels, image_size):
+        super().__init__()
+        with self.init_scope():
+            self.fc = L.Linear(channels * image_size**2, num_classes)
+
+    def forward(self, x):
+        return self.fc(x)
+"""
+
+
+def test_a_size_that_no_augmentation_says_is_that_of_the_images(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine_sized.py").write_text(SIZED)
+    plain = "[{kind: Normalize, with: digits}]"
+    overrides = ("model={kind: mine_sized.Sized}", f"augmentation={{train: {plain}, eval: {plain}}}")
+    words = vocabulary(allow_code=True)
+    opened = open_recipe("digits/baseline", vocabulary=words, overrides=overrides, allow_code=True)
+    assert require_trainable(opened.recipe, opened.dataset) == []
+    assert model_of(opened).num_parameters == 8 * 8 * 10 + 10  # of a plan
+    away = replace(opened.dataset, reader=ImageFolder(), root=tmp_path / "away")
+    with pytest.raises(
+        InputRefused, match=r"Sized, cannot be built: TypeError.*mine_sized.py:9\); .* image_size is None"
+    ):
+        build_model(opened.recipe, away)
 
 
 def test_a_model_for_a_gpu_is_not_tried_in_16_bits_on_the_cpu(tmp_path, monkeypatch):
