@@ -23,7 +23,7 @@ from recipes.errors import InputRefused, listed
 from trainers.augmentations import decoders
 from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.datasets.manifest import MANIFEST, read_manifest
-from trainers.datasets.samples import EncodedSamples, ImageFiles, evenly
+from trainers.datasets.samples import IMAGE_SUFFIXES, EncodedSamples, ImageFiles, evenly
 from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of, digest_of
 from trainers.runs.errors import RunFailed
 from trainers.runs.run_folder import write_whole
@@ -260,7 +260,7 @@ def _stored(samples: Any, classes: Sequence[str], indices: Sequence[int], how: C
             while key in named:
                 key += "-"
         taken.add(key)
-        if how.shorter is not None or own.lower() not in ("jpg", "jpeg", "png"):
+        if how.shorter is not None or f".{own.lower()}" not in IMAGE_SUFFIXES:
             own = "jpg" if file.startswith(_JPEG) else "png"  # readers look into the file, whatever its name
         yield StoredImage(name=f"{key}.{own}", file=file, label=label)
 

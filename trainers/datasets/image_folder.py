@@ -1,4 +1,4 @@
-"""A folder of class folders of JPEG and PNG files."""
+"""A folder of class folders of image files."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
+    IMAGE_SUFFIXES,
     FilePaths,
     ImageFiles,
     evenly,
@@ -29,7 +30,6 @@ from trainers.datasets.samples import (
     splits_of,
 )
 
-_SUFFIXES = (".jpeg", ".jpg", ".png")
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
 _LISTERS = 4  # threads: a network file system answers several at once; here more would wait for each other
 _INSTEAD = ", or write `validation: {fraction: 0.1}` in the data set's file to score samples of train"
@@ -39,7 +39,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, JPEG or PNG, turned as stored (not by EXIF).
+    """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, turned as stored (not by EXIF).
 
     The classes are the folders, numbered from 0 in the order of their names as bytes; both splits must have the same.
     The samples are in the order of their paths below the split, as bytes. Names that begin with a dot are passed over;
@@ -53,8 +53,8 @@ class ImageFolder:
         train: folder of the training split, below ROOT.
         eval: folder of the evaluation split, below ROOT; null if there is none.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
-        others: what happens to files that are not called .jpg, .jpeg or .png, and to folders within those of classes:
-            `refuse` names them, `skip` passes over them and all that is in them.
+        others: what happens to files that are not called .jpg, .jpeg, .png, .webp, .bmp or .gif, and to folders within
+            those of classes: `refuse` names them, `skip` passes over them and all that is in them.
     Raises:
         ValueError: `train` or `eval` is empty, absolute or leads upwards, or they are equal; `channels` is not 1 or 3;
             `others` is another word. When opened: the folder is not as described.
@@ -150,7 +150,7 @@ class ImageFolder:
 
     def _refuse_others(self, place: Place) -> None:
         others = self._others(place)
-        what = f"not files called {', '.join(_SUFFIXES)}: {listed(map(printable_line, others), most=_MOST_NAMED)}"
+        what = f"not files called {', '.join(IMAGE_SUFFIXES)}: {listed(map(printable_line, others), most=_MOST_NAMED)}"
         way_out = "move them away, or write `others: skip` in the reader"
         raise ValueError(f"{place.shown(place.folder)}: {what}; {way_out}")
 
@@ -201,6 +201,10 @@ def _in_order(classes: list[str]) -> list[str]:
     return sorted(classes, key=lambda name: os.fsencode(name) + b"/")
 
 
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
 def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray]:
     """paths and bounds of `FilePaths`, sizes of all files in bytes, counts of each class, in the order of paths.
 
@@ -220,7 +224,7 @@ def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray
             ]
         images, others = [], []
         for file, size, is_file in entries:
-            if is_file and file.lower().endswith(_SUFFIXES):
+            if is_file and _is_image(file):
                 images.append((os.fsencode(file), size))
             else:
                 others.append(os.fsencode(f"{name}/{file}" if is_file else f"{name}/{file}/"))
@@ -242,7 +246,10 @@ def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray
         arrays = {"sizes": np.concatenate(sizes), "counts": np.array(counts), "others": np.array(others, np.bytes_)}
         return {**paths.arrays(), **arrays}
 
-    found = indexed(root, split, state=state, make=make)
+    def is_current(index: dict[str, np.ndarray]) -> bool:  # older versions knew fewer names of images
+        return not any(_is_image(os.fsdecode(name)) for name in index.get("others", ()))
+
+    found = indexed(root, split, state=state, make=make, is_current=is_current)
     _refuse_elsewhere(found, folder)
     return found
 

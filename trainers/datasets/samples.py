@@ -18,6 +18,9 @@ from trainers.datasets.remote import local_root
 from trainers.runs.errors import RankFailed
 from trainers.runs.identity import is_of_the_user
 
+# How the files are called that are decoded, whatever is in them: see `FORMATS` of the decoders.
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
 # A sample: the image, height x width x channels, uint8 or float32 in 0..255, and its label.

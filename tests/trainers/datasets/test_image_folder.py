@@ -182,12 +182,13 @@ def refused(root, message):
 
 
 def test_what_is_no_image_by_its_name_is_refused_in_one_message(root):
-    inside = ("train/b/a\n.gif", "train/Z/b.txt", "val/b-c/c.txt")
+    inside = ("train/b/a\n.tif", "train/Z/b.txt", "val/b-c/c.txt")
     for name in ("train/notes.txt", "val/.hidden", "val/Thumbs.db", *inside):
         (root / name).touch()
     (root / "val" / "b" / "folder.png").mkdir()
-    message = refused(root, f"{root}: not files called .jpeg, .jpg, .png: train/notes.txt, train/Z/b.txt, ")
-    assert all(name in message for name in (r"train/b/a\n.gif", "val/Thumbs.db", "val/b-c/c.txt", "val/b/folder.png/"))
+    suffixes = ".bmp, .gif, .jpeg, .jpg, .png, .webp"
+    message = refused(root, f"{root}: not files called {suffixes}: train/notes.txt, train/Z/b.txt, ")
+    assert all(name in message for name in (r"train/b/a\n.tif", "val/Thumbs.db", "val/b-c/c.txt", "val/b/folder.png/"))
     for number in range(10):
         (root / "train" / "b" / f"{number}.txt").touch()
     refused(root, " and 6 more; move them away, or write `others: skip` in the reader")
@@ -266,13 +267,13 @@ def test_names_that_are_no_text_are_read(root):
 def test_a_file_name_is_shown_without_commands_to_the_terminal(tmp_path):
     (tmp_path / "train" / "a").mkdir(parents=True)
     (tmp_path / "val" / "a").mkdir(parents=True)
-    (tmp_path / "train" / "a" / "\x1b[31mred.gif").touch()
+    (tmp_path / "train" / "a" / "\x1b[31mred.tif").touch()
     (tmp_path / "mine.yaml").write_text(
         "reader: {kind: ImageFolder}\nroot: .\nchannels: 3\nmean: [0, 0, 0]\nstd: [1, 1, 1]\n"
     )
     with pytest.raises(RecipeError) as refused:
         open_dataset(str(tmp_path / "mine.yaml"), vocabulary=vocabulary())
-    assert r"train/a/\x1b[31mred.gif; move them away" in str(refused.value)
+    assert r"train/a/\x1b[31mred.tif; move them away" in str(refused.value)
     assert "\x1b" not in str(refused.value)
 
 
@@ -284,10 +285,22 @@ def aged(root):
     return root
 
 
+def test_an_index_of_a_version_that_knew_fewer_names_of_images_is_made_anew(aged, monkeypatch):
+    write(aged / "train" / "b" / "1.webp")
+    os.utime(aged / "train" / "b", (time.time() - 60,) * 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("trainers.datasets.image_folder.IMAGE_SUFFIXES", (".jpeg", ".jpg", ".png"))
+        assert ImageFolder(others="skip").other_files(aged) == ["train/b/1.webp"]
+    for others in ("refuse", "skip"):
+        assert names(aged, "train", others=others)[3] == "b/1.webp"
+    samples = ImageFolder().open(aged, "train")
+    np.testing.assert_allclose(samples[3][0].mean((0, 1)), (200, 100, 50), atol=5)
+
+
 def test_folders_are_listed_once_and_again_when_one_changes(aged, monkeypatch):
     before = names(aged, "train"), ImageFolder().fingerprints(aged)
     with monkeypatch.context() as patch:
-        patch.setattr("trainers.datasets.image_folder._SUFFIXES", None)  # nobody looks at files
+        patch.setattr("trainers.datasets.image_folder.IMAGE_SUFFIXES", None)  # nobody looks at files
         assert (names(aged, "train"), ImageFolder().fingerprints(aged)) == before
     (aged / "train" / "b" / "1.jpg").rename(aged / "train" / "b" / "0.jpg")
     assert names(aged, "train")[2] == "b/0.jpg"
