@@ -64,9 +64,13 @@ def indexed(
 
 
 def state_of(path: str | Path) -> tuple[int, int]:
-    """Size in bytes, 0 of a folder, and time of change in nanoseconds."""
+    """Size in bytes, 0 of a folder, and time of change in nanoseconds: the later of that of its content and its entry.
+
+    `cp -a`, rsync and tar set the first one back, so that a copy of other data could look unchanged.
+    """
     found = os.stat(path)
-    return 0 if os.path.isdir(path) else found.st_size, found.st_mtime_ns
+    size = 0 if os.path.isdir(path) else found.st_size
+    return size, max(found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _keep(place: Path, arrays: dict[str, np.ndarray], newest: int) -> None:

@@ -93,7 +93,16 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
     Returns:
         name, num_classes, channels, other_files (their number), fingerprint, and for each split samples, classes and
         images.
+    Raises:
+        InputRefused: a file cannot be read for the fingerprint; it is named.
     """
+    try:
+        return _inspected(dataset)
+    except (LookupError, OSError, ValueError) as error:  # a file is gone, say, though the index names it
+        raise InputRefused(f"data set {dataset.name}: {error}") from error
+
+
+def _inspected(dataset: Dataset) -> dict[str, Any]:
     names = class_names(dataset)
     opened = {split: open_split(dataset, split) for split in SPLITS}
     return {

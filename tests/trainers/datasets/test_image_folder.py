@@ -91,7 +91,7 @@ def test_images_as_imagenet_has_them_are_read(root):
         np.testing.assert_allclose(samples[index][0].mean((0, 1)), (200, 100, 50), atol=3)
 
 
-def test_damaged_exif_data_is_no_reason_to_complain(root):
+def test_damsettled_exif_data_is_no_reason_to_complain(root):
     exif = b"Exif\0\0MM\0*" + struct.pack(">IHHHII", 8, 9, 0x010F, 2, 64, 0xFFFF)  # nine tags, and only one is there
     Image.new("RGB", (12, 9)).save(root / "val" / "b" / "1.jpg", exif=exif)
     code = "import sys; from pathlib import Path; from trainers.datasets import ImageFolder as F\n"
@@ -278,50 +278,49 @@ def test_a_file_name_is_shown_without_commands_to_the_terminal(tmp_path):
 
 
 @pytest.fixture
-def aged(root):
-    """Folders that changed a minute ago."""
-    for folder in [*root.glob("*/*")]:
-        os.utime(folder, (time.time() - 60,) * 2)
+def settled(root, monkeypatch):
+    """Folders whose index is kept, though they have just been made."""
+    monkeypatch.setattr("trainers.datasets.index_file._SETTLED_NS", -1_000)
+    time.sleep(0.02)  # a tick of the file system's clock, so that a later change shows
     return root
 
 
-def test_an_index_of_a_version_that_knew_fewer_names_of_images_is_made_anew(aged, monkeypatch):
-    write(aged / "train" / "b" / "1.webp")
-    os.utime(aged / "train" / "b", (time.time() - 60,) * 2)
+def test_an_index_of_a_version_that_knew_fewer_names_of_images_is_made_anew(settled, monkeypatch):
+    write(settled / "train" / "b" / "1.webp")
     with monkeypatch.context() as patch:
         patch.setattr("trainers.datasets.image_folder.IMAGE_SUFFIXES", (".jpeg", ".jpg", ".png"))
-        assert ImageFolder(others="skip").other_files(aged) == ["train/b/1.webp"]
+        assert ImageFolder(others="skip").other_files(settled) == ["train/b/1.webp"]
     for others in ("refuse", "skip"):
-        assert names(aged, "train", others=others)[3] == "b/1.webp"
-    samples = ImageFolder().open(aged, "train")
+        assert names(settled, "train", others=others)[3] == "b/1.webp"
+    samples = ImageFolder().open(settled, "train")
     np.testing.assert_allclose(samples[3][0].mean((0, 1)), (200, 100, 50), atol=5)
 
 
-def test_folders_are_listed_once_and_again_when_one_changes(aged, monkeypatch):
-    before = names(aged, "train"), ImageFolder().fingerprints(aged)
+def test_folders_are_listed_once_and_again_when_one_changes(settled, monkeypatch):
+    before = names(settled, "train"), ImageFolder().fingerprints(settled)
     with monkeypatch.context() as patch:
         patch.setattr("trainers.datasets.image_folder.IMAGE_SUFFIXES", None)  # nobody looks at files
-        assert (names(aged, "train"), ImageFolder().fingerprints(aged)) == before
-    (aged / "train" / "b" / "1.jpg").rename(aged / "train" / "b" / "0.jpg")
-    assert names(aged, "train")[2] == "b/0.jpg"
-    assert ImageFolder().fingerprints(aged) != before[1]
+        assert (names(settled, "train"), ImageFolder().fingerprints(settled)) == before
+    (settled / "train" / "b" / "1.jpg").rename(settled / "train" / "b" / "0.jpg")
+    assert names(settled, "train")[2] == "b/0.jpg"
+    assert ImageFolder().fingerprints(settled) != before[1]
 
 
 @pytest.mark.parametrize("path", ["../../secret.jpg", "/secret.jpg"])
-def test_an_index_that_leads_out_is_refused(aged, path):
-    ImageFolder().facts(aged)
-    place, paths = aged / ".kilobatch-index-train", FilePaths()
+def test_an_index_that_leads_out_is_refused(settled, path):
+    ImageFolder().facts(settled)
+    place, paths = settled / ".kilobatch-index-train", FilePaths()
     with np.load(place) as arrays:
         found = dict(arrays)
     paths.extend([os.fsencode(path), *map(os.fsencode, list(FilePaths.of_arrays(found))[1:])])
     with place.open("wb") as file:
         np.savez(file, **{**found, **paths.arrays()})
-    assert "remove .kilobatch-index-*" in refused(aged, "its index beside it names other files than CLASS/FILE")
+    assert "remove .kilobatch-index-*" in refused(settled, "its index beside it names other files than CLASS/FILE")
 
 
-def test_a_long_listing_shows_its_progress(aged, monkeypatch, capsys):
+def test_a_long_listing_shows_its_progress(settled, monkeypatch, capsys):
     monkeypatch.setattr("trainers.datasets.image_folder._QUIET_SECONDS", 1e-9)
-    ImageFolder().facts(aged)
+    ImageFolder().facts(settled)
     assert "train: listing its classes, once: 0 of 3 classes" in capsys.readouterr().err
-    ImageFolder().facts(aged)
+    ImageFolder().facts(settled)
     assert capsys.readouterr().err == ""
