@@ -14,7 +14,7 @@ import numpy as np
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.fingerprints import fingerprint_of_files
 from trainers.datasets.index_file import indexed
-from trainers.datasets.manifest import preparation, refuse_unfinished
+from trainers.datasets.manifest import preparation, recorded_classes, refuse_unfinished
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
@@ -112,8 +112,10 @@ class TarShards:
         return found
 
     def class_names(self, root: Path) -> list[str]:
-        """Names of the classes, in the order of their labels; none where the archives have .cls."""
-        return [os.fsdecode(name) for name in self._index(self._place(root), "train")[0]["classes"]]
+        """Names of the classes, in the order of their labels; with .cls those that the converter recorded, if any."""
+        place = self._place(root)
+        found = [os.fsdecode(name) for name in self._index(place, "train")[0]["classes"]]
+        return found or recorded_classes(place.folder)
 
     def _place(self, root: Path | None) -> Place:
         layout = " and ".join(getattr(self, split) for split in splits_of(self))
