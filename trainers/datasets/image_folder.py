@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from trainers.datasets.samples import (
 
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
 _LISTERS = 4  # threads: a network file system answers several at once; here more would wait for each other
+SCORED = ("val", "valid", "validation", "test")  # folders of the evaluation split, as others call them too
 _INSTEAD = ", or write `validation: {fraction: 0.1}` in the data set's file to score samples of train"
 _QUIET_SECONDS = 2.0  # of listing, before it shows its progress
 _MOST_NAMED = 10
@@ -170,8 +172,10 @@ class ImageFolder:
     def _classes(self, place: Place) -> list[str]:
         """Names of the class folders, in the order of their labels."""
         root = place.folder
-        train, beside = _class_folders(root, self.train)
-        evaluation, more = (train, []) if self.eval is None else _class_folders(root, self.eval, instead=_INSTEAD)
+        train, beside = _class_folders(root, self.train, instead=_flat_in_words(root))
+        evaluation, more = train, []
+        if self.eval is not None:
+            evaluation, more = _class_folders(root, self.eval, instead=_scored_in_words(root))
         if self.others == "refuse" and (beside or more):
             self._refuse_others(place)
         if train != evaluation:
@@ -194,6 +198,27 @@ def _class_folders(root: Path, split: str, *, instead: str = "") -> tuple[list[s
     if not classes:
         raise ValueError(f"{folder}: no class folder; the images must lie in {folder}/CLASS/FILE")
     return sorted(classes, key=os.fsencode), sorted(beside, key=os.fsencode)
+
+
+def is_flat(root: Path) -> bool:
+    """Whether a folder has no folder `train`, and folders of classes in its place."""
+    if (root / "train").is_dir() or not root.is_dir():
+        return False
+    folders = (entry for entry in sorted(root.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
+    return any(_is_image(name) for folder in folders for name in os.listdir(folder))
+
+
+def _flat_in_words(root: Path) -> str:
+    if not is_flat(root):
+        return ""
+    above, name = map(json.dumps, os.path.split(root.resolve()))
+    keys = f"`root: {above}`, `reader: {{kind: ImageFolder, train: {name}, eval: null}}` and `validation:"
+    return f"; if its folders are the classes, write {keys} {{fraction: 0.1}}`, as `kilobatch recipes new` does"
+
+
+def _scored_in_words(root: Path) -> str:
+    found = next((name for name in SCORED if (root / name).is_dir()), None)
+    return _INSTEAD if found is None else f"; if they lie in {found}, write `eval: {found}` in the reader"
 
 
 def _in_order(classes: list[str]) -> list[str]:
