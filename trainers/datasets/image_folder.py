@@ -29,6 +29,7 @@ from trainers.datasets.samples import (
     require_root,
     require_split,
     splits_of,
+    written_otherwise,
 )
 
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
@@ -181,6 +182,9 @@ class ImageFolder:
         if train != evaluation:
             name = min(set(train) ^ set(evaluation), key=os.fsencode)
             there, missing = (self.train, self.eval) if name in train else (self.eval, self.train)
+            if twin := written_otherwise(name, evaluation if name in train else train):
+                what = f"class {ascii(name)} is in {there}, and {ascii(twin)} in {missing}"
+                raise ValueError(f"{root}: {what}: the same letters, written in other bytes; rename one of them")
             raise ValueError(
                 f"{root}: class {name!r} is in {there} but not in {missing}: both splits must have the same classes"
             )
@@ -308,9 +312,9 @@ def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:
         for entry in entries:
             if not entry.name.startswith("."):
                 if entry.is_symlink():
-                    _refuse_escape(entry.path, root)
                     if not os.path.exists(entry.path):
                         raise ValueError(f"{entry.path}: a link that leads nowhere; remove it")
+                    _refuse_escape(entry.path, root)
                 yield entry
 
 

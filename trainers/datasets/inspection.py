@@ -108,7 +108,7 @@ def _inspected(dataset: Dataset) -> dict[str, Any]:
     return {
         "name": dataset.name,
         "reader": type(dataset.reader).__name__,
-        "root": None if dataset.root is None else str(dataset.root),
+        "root": None if dataset.root is None else str(url_of(dataset.root) or dataset.root),
         "num_classes": dataset.num_classes,
         "channels": dataset.channels,
         "other_files": len(other_files(dataset)),

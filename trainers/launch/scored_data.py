@@ -13,7 +13,7 @@ import numpy as np
 from recipes.errors import listed
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Dataset
-from trainers.datasets.samples import splits_of
+from trainers.datasets.samples import splits_of, written_otherwise
 from trainers.launch.identity import classes_of
 from trainers.launch.preflight import DataRefused, refused_data
 from trainers.runs.identity import (
@@ -135,6 +135,9 @@ def _labels(dataset: Dataset, names: Sequence[str], trained: Sequence[str]) -> t
         return None
     if unknown := [name for name in names if name not in trained]:
         strange, known = (listed(map(repr, each), most=_MOST_NAMED) for each in (unknown, trained))
+        twins = {name: twin for name in unknown if (twin := written_otherwise(name, trained))}
+        for name, twin in list(twins.items())[:1]:
+            known = f"{known}; {ascii(name)} is {ascii(twin)} there, the same letters in other bytes"
         what = f"there are classes that the run was not trained on: {strange}; it knows {known}"
         raise DataRefused(f"data set {dataset.name}: {what}; rename them, or give other data with --data")
     return tuple(map(trained.index, names))

@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 import time
+import unicodedata
 
 import numpy as np
 import pytest
@@ -212,6 +213,16 @@ def test_other_files_are_passed_over_on_request_and_change_nothing(root):
 def test_a_link_that_leads_nowhere_is_refused_by_path(root):
     (root / "train" / "b" / "link.jpg").symlink_to("nothing.jpg")
     refused(root, "link.jpg: a link that leads nowhere; remove it")
+    (root / "train" / "b" / "link.jpg").unlink()
+    (root / "train" / "b" / "away.jpg").symlink_to("/nowhere/1.jpg")
+    refused(root, "away.jpg: a link that leads nowhere; remove it")
+
+
+def test_classes_of_the_same_letters_in_other_bytes_are_shown_by_these(root):
+    for split, form in (("train", "NFC"), ("val", "NFD")):
+        write(root / split / unicodedata.normalize(form, "é") / "1.jpg")
+    message = refused(root, "the same letters, written in other bytes; rename one of them")
+    assert r"class 'e\u0301' is in val, and '\xe9' in train" in message
 
 
 def test_empty_and_missing_folders_are_refused_by_path(root, tmp_path_factory):

@@ -3,6 +3,7 @@
 import io
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from trainers.datasets.inspection import (
     inspection_text,
     require_opened,
 )
+from trainers.datasets.remote import FOLDER_VARIABLE
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,15 @@ def test_classes_of_shards_have_the_names_of_their_folders(tmp_path):
     found = Dataset(name="shards", channels=3, reader=reader, root=tmp_path, **reader.facts(tmp_path))
     assert class_names(found) == ["cat", "dog"]
     assert inspect(found)["splits"]["eval"]["images"]["types"] == {"JPEG": 2}
+
+
+def test_a_url_is_shown_as_it_was_written(folder, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec", reason="fsspec is not installed: pip install .[remote]")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    root = Path(f"file://{folder}")  # which takes one of its slashes
+    reader = ImageFolder()
+    found = inspect(Dataset(name="photos", channels=3, reader=reader, root=root, **reader.facts(root)))
+    assert found["root"] == f"file://{folder}"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

@@ -128,6 +128,12 @@ def test_classes_that_the_run_does_not_know_are_refused(run, tmp_path, is_record
         score_run(run, data=tmp_path / "other")
 
 
+def test_a_class_in_other_bytes_than_that_of_the_run_is_refused_by_its_bytes(run, tmp_path):
+    draw(tmp_path / "other", "val", ["a", "i\u0308"], 1)
+    with pytest.raises(InputRefused, match=r"; 'i\\u0308' is '\\xef' there, the same letters in other bytes; rename"):
+        score_run(run, data=tmp_path / "other")
+
+
 def test_without_a_record_a_score_counts_for_other_data_and_takes_no_classes_by_their_numbers(run, tmp_path, capsys):
     (run / "identity.json").write_text("{")
     shutil.rmtree(run / "evaluation")
