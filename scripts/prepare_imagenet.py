@@ -81,6 +81,7 @@ from trainers.datasets.ilsvrc2012 import (
 )
 from trainers.datasets.manifest import MANIFEST, read_manifest
 from trainers.datasets.progress_bar import showing_progress
+from trainers.datasets.samples import splits_of
 from trainers.datasets.shard_files import require_writer
 from trainers.launch.preflight import require_data
 from trainers.launch.vocabulary import vocabulary
@@ -113,7 +114,8 @@ def prepare(
     if root.resolve() == source.resolve():
         raise InputRefused(f"{root}: the folder of the source; name another ROOT")
     as_folders = conversion == Conversion(form="folder") and not (root / MANIFEST).exists()
-    if as_folders and (not source.is_dir() or _form_of(source) is None):
+    as_folders = as_folders and dataset.validation is None  # which has no folder of scored images
+    if as_folders and (not source.is_dir() or _form_of(source, dataset) is None):
         make_folders(source, root, dataset, console, move=move)
         how = f"--data {root}"
     elif move:
@@ -130,8 +132,11 @@ def _convert(
 ) -> Path:
     """Write samples in another form, or compare those that are all written with the manifest; the data set's file."""
     totals = {"train": dataset.num_train, "eval": dataset.num_eval}
+    if dataset.validation is not None:
+        totals = {"train": sum(totals.values())}
     kind = READERS[conversion.form]
-    reader = _MAKE[kind](**_channels(kind, dataset))
+    fields = _fields(kind, dataset)
+    reader = _MAKE[kind](**fields)
     file = root / f"{dataset.name}.yaml"
     if not (root / MANIFEST).exists() or _num_written(root) < sum(totals.values()):
         images = _images(source, dataset)
@@ -163,20 +168,22 @@ def _convert(
         "name": dataset.name,
         "title": f"{dataset.title or dataset.name}, as {conversion.form}: {read_manifest(root)[0]['images']}",
         "source": "scripts/prepare_imagenet.py; mean and deviation: those of the images before",
-        "reader": {"kind": kind, **_channels(kind, dataset)},
+        "reader": {"kind": kind, **fields},
         "root": ".",
         **facts,
         **numbers,
         **subset,
+        **({"validation": asdict(dataset.validation)} if dataset.validation else {}),
         "on_bad_image": on_bad,
     }
     file.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return file
 
 
-def _channels(kind: str, dataset: Dataset) -> dict[str, int]:
-    """The reader's field; arrays have as many as were written."""
-    return {"channels": dataset.channels} if kind != "Arrays" and dataset.channels in (1, 3) else {}
+def _fields(kind: str, dataset: Dataset) -> dict[str, int | None]:
+    """The reader's fields; arrays have as many channels as were written."""
+    fields = {"channels": dataset.channels} if kind != "Arrays" and dataset.channels in (1, 3) else {}
+    return fields | ({} if dataset.validation is None else {"eval": None})
 
 
 def _refuse_other(root: Path, source: Path, conversion: Conversion, totals: Mapping[str, int]) -> None:
@@ -198,33 +205,36 @@ def _num_written(root: Path) -> int:
     return sum(line["samples"] for line in read_manifest(root)[1].values())
 
 
-def _form_of(folder: Path) -> str | None:
+def _form_of(folder: Path, dataset: Dataset) -> str | None:
     """The reader of a folder, by what it holds; None for ILSVRC 2012's own files.
 
     Raises:
-        InputRefused: it holds one split only.
+        InputRefused: it holds one split only, and the data set has no `validation`.
     """
     if (folder / KAGGLE).is_dir() or any((folder / name).is_file() for name in ARCHIVES.values()):
         return None
-    there = {kind: [one for one in sign if next(folder.glob(one), None)] for kind, sign in _SIGNS.items()}
-    if whole := [kind for kind, found in there.items() if len(found) == len(_SIGNS[kind])]:
+    signs = {kind: sign if dataset.validation is None else sign[:1] for kind, sign in _SIGNS.items()}
+    there = {kind: [one for one in sign if next(folder.glob(one), None)] for kind, sign in signs.items()}
+    if whole := [kind for kind, found in there.items() if len(found) == len(signs[kind])]:
         return whole[0]
     for kind, found in there.items():
         if found:
             (absent,) = set(_SIGNS[kind]) - set(found)
-            raise InputRefused(f"{folder}: has {found[0]}, and no {absent}; {kind} needs both, so add the other split")
+            way_out = "so add the other split, or `validation: {fraction: 0.1}` to the file that --dataset names"
+            raise InputRefused(f"{folder}: has {found[0]}, and no {absent}; {kind} needs both, {way_out}")
     return None
 
 
 def _images(folder: Path, dataset: Dataset) -> SourceImages:
     """The samples of a source, by the data set's own reader where that reads its form."""
-    kind = _form_of(folder)
+    kind = _form_of(folder, dataset)
     if kind is None:
-        return kaggle_images(folder) if (folder / KAGGLE).is_dir() else archive_images(folder)
+        images = kaggle_images(folder) if (folder / KAGGLE).is_dir() else archive_images(folder)
+        return images if dataset.validation is None else replace(images, splits={"train": images.splits["train"]})
     own = type(dataset.reader).__name__ == kind
     try:
-        reader = dataset.reader if own else _MAKE[kind](**_channels(kind, dataset))
-        splits = {split: reader.open(folder, split) for split in ("train", "eval")}
+        reader = dataset.reader if own else _MAKE[kind](**_fields(kind, dataset))
+        splits = {split: reader.open(folder, split) for split in splits_of(reader)}
     except ValueError as error:
         raise InputRefused(str(error)) from error
     return SourceImages(name=f"{kind} in {folder}", splits=splits, classes=names_of_classes(splits["train"]))

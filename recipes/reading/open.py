@@ -260,19 +260,17 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading, counting: 
     # Problems of the reader itself are noted when the whole file is read.
     trial = dataclasses.replace(reading, problems=[], notes={})
     reader, _ = trial.component(Component("datasets"), tree["reader"], ("reader",))
+    validation, _ = trial.value(Validation | None, tree.get("validation"), ("validation",))
+    shares = validation.split(10**9) if isinstance(validation, Validation) else {}
+    any_counts = dict.fromkeys(missing, 1) | shares  # where only the reader is to be refused
     if isinstance(reader, Unbuilt):
         if "." in reader.kind:
             what = f"{reader.kind} is code of your own, and counts the samples"
             reading.refuse(("reader", "kind"), what, f"pass --allow-code to run it, or write {missing[0]} here to plan")
-            tree.update(dict.fromkeys(missing, 1))
+            tree.update(any_counts)
         return
-    if reader is REFUSED:
-        tree.update(dict.fromkeys(missing, 1))  # any value: only the reader is to be refused
-        return
-    validation, _ = trial.value(Validation | None, tree.get("validation"), ("validation",))
-    if not counting:
-        shares = validation.split(10**9) if isinstance(validation, Validation) else {}
-        tree.update(dict.fromkeys(missing, 1) | shares)
+    if reader is REFUSED or not counting:
+        tree.update(any_counts)
         return
     try:
         if isinstance(validation, Validation):
@@ -283,7 +281,7 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading, counting: 
     except (LookupError, OSError, ValueError) as error:
         way_out = f"give {'its' if root is None else 'another'} folder with --data, or write {missing[0]} here to plan"
         reading.refuse(("reader",), f"cannot count: {error}", way_out)
-        facts = dict.fromkeys(missing, 1)
+        facts = any_counts
     tree.update({key: facts[key] for key in missing if key in facts})
 
 

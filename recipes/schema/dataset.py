@@ -67,16 +67,19 @@ class SourceFile:
     Args:
         name: below the source's URL, and in the folder where it is put; `.tar.gz` and `.tar` are unpacked there.
         sha256: of its bytes, in hexadecimal.
+        content_sha256: of what a `.gz` holds; files at hand are refused if it differs, however they are compressed.
     """
 
     name: str
     sha256: str
+    content_sha256: str = younger("")
 
     def __post_init__(self) -> None:
         plain = self.name and "/" not in self.name and not self.name.startswith(".")
         require(plain, f"SourceFile.name must be the name of a file without a folder, got {self.name!r}")
-        is_sum = re.fullmatch("[0-9a-f]{64}", self.sha256)
-        require(is_sum, f"SourceFile.sha256 must have 64 hexadecimal digits, got {self.sha256!r}")
+        for key, value in (("sha256", self.sha256), ("content_sha256", self.content_sha256 or self.sha256)):
+            is_sum = re.fullmatch("[0-9a-f]{64}", value)
+            require(is_sum, f"SourceFile.{key} must have 64 hexadecimal digits, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

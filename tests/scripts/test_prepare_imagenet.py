@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from scipy.io import savemat
 
 from recipes.reading.open import open_dataset
 from trainers.datasets import Arrays, ImageFolder, Parquet, TarShards, shard_files
+from trainers.datasets.held_out import open_split
 from trainers.launch.vocabulary import vocabulary
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -262,6 +264,23 @@ def test_a_source_of_one_split_is_refused_by_what_it_lacks(archives, prepare, tm
         code, output = prepare(tmp_path / "photos", "root", *words)
         assert (code, "photos: has train/*/*, and no val/*/*; ImageFolder needs both" in output) == (2, True), output
     assert not Path("root").exists()
+
+
+@pytest.mark.parametrize(("form", "reader"), [("tar", TarShards(eval=None)), ("folder", ImageFolder(eval=None))])
+def test_where_samples_are_held_out_one_split_is_enough(archives, prepare, form, reader):
+    assert prepare(archives, "photos")[0] == 0
+    shutil.rmtree("photos/val")
+    lines = ["name: small", "reader: {kind: ImageFolder}", "root: photos", "channels: 3", "validation: {fraction: 0.3}"]
+    Path("small.yaml").write_text("\n".join(lines))
+    code, output = prepare("photos", "root", "--format", form, "--workers", "1")
+    assert code == 0, output
+    ours, theirs = (open_dataset(name, vocabulary=vocabulary()) for name in ("root/small.yaml", "small.yaml"))
+    assert (ours.reader, ours.validation, ours.num_train, ours.num_eval) == (reader, theirs.validation, 7, 2)
+    for split in ("train", "eval"):
+        samples, others = (open_split(dataset, split) for dataset in (ours, theirs))
+        assert [samples.encoded(index) for index in range(len(samples))] == [
+            others.encoded(index) for index in range(len(others))
+        ]
 
 
 def test_parquet_without_pyarrow_is_refused_before_anything_is_written(archives, prepare, monkeypatch):

@@ -309,7 +309,7 @@ def copy(
 @app.command()
 def new(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="It has train/CLASS/FILE, and val/CLASS/FILE if there are any.")
+        Path, typer.Argument(metavar="FOLDER", help="It has train/CLASS/FILE, perhaps val/CLASS/FILE; or CLASS/FILE.")
     ],
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="The new recipe; FOLDER-recipe.yaml here.")

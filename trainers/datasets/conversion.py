@@ -23,7 +23,7 @@ from recipes.errors import InputRefused, listed
 from trainers.augmentations import decoders
 from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.datasets.manifest import MANIFEST, read_manifest
-from trainers.datasets.samples import EncodedSamples, ImageFiles, evenly
+from trainers.datasets.samples import IMAGE_SUFFIXES, EncodedSamples, ImageFiles, evenly
 from trainers.datasets.shard_files import WRITERS, Chunk, StoredImage, chunks_of, digest_of
 from trainers.runs.errors import RunFailed
 from trainers.runs.run_folder import write_whole
@@ -84,7 +84,12 @@ def names_of_classes(samples: Any) -> list[str]:
         found.setdefault(label, set()).add(path.rpartition("/")[0].rpartition("/")[2])
     names = [min(found.get(label, {""})) for label in range(count)]
     fits = all(len(one) == 1 for one in found.values()) and names == sorted(set(names), key=os.fsencode) and names[0]
-    return names if fits else [f"{label:0{len(str(count - 1))}d}" for label in range(count)]
+    return names if fits else _numbers(count)
+
+
+def _numbers(count: int) -> list[str]:
+    """Names of classes that have none."""
+    return [f"{label:0{len(str(count - 1))}d}" for label in range(count)]
 
 
 def convert(
@@ -116,6 +121,9 @@ def convert(
         **{f"num_{split}": len(samples) for split, samples in source.splits.items()},
         **{f"sha256_of_{split}": _identity(samples) for split, samples in source.splits.items()},
     }
+    num_classes = 1 + max(int(samples.labels.max()) for samples in source.splits.values())
+    if num_classes == len(source.classes) and [*source.classes] != _numbers(num_classes):
+        header["classes"] = [*source.classes]
     chunks = {
         split: chunks_of(conversion.form, split, samples.labels, source.classes, per_chunk=conversion.per_chunk)
         for split, samples in source.splits.items()
@@ -195,7 +203,7 @@ def _begun(root: Path, header: dict[str, Any], chunks: Sequence[Chunk]) -> set[s
             raise InputRefused(f"{there}: is there, and no {MANIFEST} says how it was made; name another ROOT")
         write_whole(path, json.dumps(header) + "\n")
         return set()
-    refuse_other(root, header)
+    refuse_other(root, {key: value for key, value in header.items() if key != "classes"})  # older ones have none
     before, lines = read_manifest(root)
     whole = "".join(json.dumps(line) + "\n" for line in (before, *lines.values()))
     if whole != path.read_text(encoding="utf-8"):  # the last line is torn
@@ -260,7 +268,7 @@ def _stored(samples: Any, classes: Sequence[str], indices: Sequence[int], how: C
             while key in named:
                 key += "-"
         taken.add(key)
-        if how.shorter is not None or own.lower() not in ("jpg", "jpeg", "png"):
+        if how.shorter is not None or f".{own.lower()}" not in IMAGE_SUFFIXES:
             own = "jpg" if file.startswith(_JPEG) else "png"  # readers look into the file, whatever its name
         yield StoredImage(name=f"{key}.{own}", file=file, label=label)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from recipes.errors import printable_line
+from recipes.errors import listed, printable_line
 from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
 from trainers.datasets.held_out import open_split, other_counts
-from trainers.datasets.inspection import SPLITS
+from trainers.datasets.inspection import SPLITS, class_called, class_names
 from trainers.runs.cores import usable_cores
 
 _AT_ONCE = 32  # images that a thread takes
@@ -51,6 +51,7 @@ class Verified:
         unusual: images that can be used, and are named because they are very small or large.
         others: files and folders that the reader refuses, because they are no images by their names.
         wrong_counts: what the data set's file says and its data do not.
+        untrained: classes with samples that are scored and none that is trained on; a run can use them.
     """
 
     dataset: str
@@ -59,6 +60,7 @@ class Verified:
     unusual: list[Finding]
     others: list[str]
     wrong_counts: list[str]
+    untrained: list[str]
 
     @property
     def holds(self) -> bool:
@@ -84,8 +86,8 @@ def verify_images(dataset: Dataset, advance: Callable[[int], None], *, others: S
         others: files and folders that are no images by their names, and that the data set refuses.
     """
     bad, unusual, checked = [], [], 0
-    for split in SPLITS:
-        samples = open_split(dataset, split)
+    opened = {split: open_split(dataset, split) for split in SPLITS}
+    for split, samples in opened.items():
         checked += len(samples)
         for found, done in _on_threads(_Check(dataset, samples, split), len(samples)):
             advance(done)
@@ -99,7 +101,15 @@ def verify_images(dataset: Dataset, advance: Callable[[int], None], *, others: S
         unusual=unusual,
         others=[*others],
         wrong_counts=wrong_counts,
+        untrained=_untrained(dataset, **opened),
     )
+
+
+def _untrained(dataset: Dataset, *, train: Any, eval: Any) -> list[str]:
+    if not (hasattr(train, "labels") and hasattr(eval, "labels")):
+        return []
+    names = class_names(dataset)
+    return [class_called(names, label) for label in np.setdiff1d(eval.labels, train.labels).tolist()]
 
 
 def num_images(dataset: Dataset) -> int:
@@ -173,6 +183,8 @@ def verified_text(verified: Verified) -> str:
     lines += [f"{finding.name}: {finding.cause}; it can be read" for finding in verified.unusual]
     lines += [f"{name}: no image by its name, and refused" for name in verified.others]
     lines += verified.wrong_counts
+    if verified.untrained:
+        lines.append(f"eval has classes {listed(verified.untrained)}, of which train has no sample")
     images = f"{counted(verified.checked, 'image')} of {verified.dataset}"
     bad = f"{number(len(verified.bad))} cannot be used" if verified.bad else "all can be used"
     more = f"; no images by their names: {number(len(verified.others))}" if verified.others else ""

@@ -1,8 +1,9 @@
-"""A folder of class folders of JPEG and PNG files."""
+"""A folder of class folders of image files."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from trainers.datasets.manifest import preparation, refuse_unfinished
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.samples import (
+    IMAGE_SUFFIXES,
     FilePaths,
     ImageFiles,
     evenly,
@@ -27,11 +29,12 @@ from trainers.datasets.samples import (
     require_root,
     require_split,
     splits_of,
+    written_otherwise,
 )
 
-_SUFFIXES = (".jpeg", ".jpg", ".png")
 _NUM_READ = 16  # files of a class whose bytes are in the fingerprint
 _LISTERS = 4  # threads: a network file system answers several at once; here more would wait for each other
+SCORED = ("val", "valid", "validation", "test")  # folders of the evaluation split, as others call them too
 _INSTEAD = ", or write `validation: {fraction: 0.1}` in the data set's file to score samples of train"
 _QUIET_SECONDS = 2.0  # of listing, before it shows its progress
 _MOST_NAMED = 10
@@ -39,7 +42,7 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFolder:
-    """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, JPEG or PNG, turned as stored (not by EXIF).
+    """Your own images: `ROOT/train/CLASS/FILE` and `ROOT/val/CLASS/FILE`, turned as stored (not by EXIF).
 
     The classes are the folders, numbered from 0 in the order of their names as bytes; both splits must have the same.
     The samples are in the order of their paths below the split, as bytes. Names that begin with a dot are passed over;
@@ -53,8 +56,8 @@ class ImageFolder:
         train: folder of the training split, below ROOT.
         eval: folder of the evaluation split, below ROOT; null if there is none.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
-        others: what happens to files that are not called .jpg, .jpeg or .png, and to folders within those of classes:
-            `refuse` names them, `skip` passes over them and all that is in them.
+        others: what happens to files that are not called .jpg, .jpeg, .png, .webp, .bmp or .gif, and to folders within
+            those of classes: `refuse` names them, `skip` passes over them and all that is in them.
     Raises:
         ValueError: `train` or `eval` is empty, absolute or leads upwards, or they are equal; `channels` is not 1 or 3;
             `others` is another word. When opened: the folder is not as described.
@@ -150,7 +153,7 @@ class ImageFolder:
 
     def _refuse_others(self, place: Place) -> None:
         others = self._others(place)
-        what = f"not files called {', '.join(_SUFFIXES)}: {listed(map(printable_line, others), most=_MOST_NAMED)}"
+        what = f"not files called {', '.join(IMAGE_SUFFIXES)}: {listed(map(printable_line, others), most=_MOST_NAMED)}"
         way_out = "move them away, or write `others: skip` in the reader"
         raise ValueError(f"{place.shown(place.folder)}: {what}; {way_out}")
 
@@ -170,13 +173,18 @@ class ImageFolder:
     def _classes(self, place: Place) -> list[str]:
         """Names of the class folders, in the order of their labels."""
         root = place.folder
-        train, beside = _class_folders(root, self.train)
-        evaluation, more = (train, []) if self.eval is None else _class_folders(root, self.eval, instead=_INSTEAD)
+        train, beside = _class_folders(root, self.train, instead=_flat_in_words(root))
+        evaluation, more = train, []
+        if self.eval is not None:
+            evaluation, more = _class_folders(root, self.eval, instead=_scored_in_words(root))
         if self.others == "refuse" and (beside or more):
             self._refuse_others(place)
         if train != evaluation:
             name = min(set(train) ^ set(evaluation), key=os.fsencode)
             there, missing = (self.train, self.eval) if name in train else (self.eval, self.train)
+            if twin := written_otherwise(name, evaluation if name in train else train):
+                what = f"class {ascii(name)} is in {there}, and {ascii(twin)} in {missing}"
+                raise ValueError(f"{root}: {what}: the same letters, written in other bytes; rename one of them")
             raise ValueError(
                 f"{root}: class {name!r} is in {there} but not in {missing}: both splits must have the same classes"
             )
@@ -196,9 +204,34 @@ def _class_folders(root: Path, split: str, *, instead: str = "") -> tuple[list[s
     return sorted(classes, key=os.fsencode), sorted(beside, key=os.fsencode)
 
 
+def is_flat(root: Path) -> bool:
+    """Whether a folder has no folder `train`, and folders of classes in its place."""
+    if (root / "train").is_dir() or not root.is_dir():
+        return False
+    folders = (entry for entry in sorted(root.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
+    return any(_is_image(name) for folder in folders for name in os.listdir(folder))
+
+
+def _flat_in_words(root: Path) -> str:
+    if not is_flat(root):
+        return ""
+    above, name = map(json.dumps, os.path.split(root.resolve()))
+    keys = f"`root: {above}`, `reader: {{kind: ImageFolder, train: {name}, eval: null}}` and `validation:"
+    return f"; if its folders are the classes, write {keys} {{fraction: 0.1}}`, as `kilobatch recipes new` does"
+
+
+def _scored_in_words(root: Path) -> str:
+    found = next((name for name in SCORED if (root / name).is_dir()), None)
+    return _INSTEAD if found is None else f"; if they lie in {found}, write `eval: {found}` in the reader"
+
+
 def _in_order(classes: list[str]) -> list[str]:
     """The classes in the order of their paths' bytes."""
     return sorted(classes, key=lambda name: os.fsencode(name) + b"/")
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_SUFFIXES)
 
 
 def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray]:
@@ -220,7 +253,7 @@ def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray
             ]
         images, others = [], []
         for file, size, is_file in entries:
-            if is_file and file.lower().endswith(_SUFFIXES):
+            if is_file and _is_image(file):
                 images.append((os.fsencode(file), size))
             else:
                 others.append(os.fsencode(f"{name}/{file}" if is_file else f"{name}/{file}/"))
@@ -242,7 +275,10 @@ def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray
         arrays = {"sizes": np.concatenate(sizes), "counts": np.array(counts), "others": np.array(others, np.bytes_)}
         return {**paths.arrays(), **arrays}
 
-    found = indexed(root, split, state=state, make=make)
+    def is_current(index: dict[str, np.ndarray]) -> bool:  # older versions knew fewer names of images
+        return not any(_is_image(os.fsdecode(name)) for name in index.get("others", ()))
+
+    found = indexed(root, split, state=state, make=make, is_current=is_current)
     _refuse_elsewhere(found, folder)
     return found
 
@@ -276,9 +312,9 @@ def _entries(folder: Path, root: Path) -> Iterator[os.DirEntry]:
         for entry in entries:
             if not entry.name.startswith("."):
                 if entry.is_symlink():
-                    _refuse_escape(entry.path, root)
                     if not os.path.exists(entry.path):
                         raise ValueError(f"{entry.path}: a link that leads nowhere; remove it")
+                    _refuse_escape(entry.path, root)
                 yield entry
 
 

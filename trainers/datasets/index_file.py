@@ -19,7 +19,17 @@ _SETTLED_NS = 2_000_000_000  # the clock of some file systems ticks once in two 
 State = Mapping[str, tuple[int, int]]
 
 
-def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+Arrays = dict[str, np.ndarray]
+
+
+def indexed(
+    root: Path,
+    name: str,
+    *,
+    state: State,
+    make: Callable[[], Arrays],
+    is_current: Callable[[Arrays], bool] = lambda arrays: True,
+) -> Arrays:
     """The arrays of an index: read from its file if the data have not changed since, else made and written to it.
 
     The file is `.kilobatch-index-NAME` in the root or, where that cannot be written, in the user's cache folder. It is
@@ -31,6 +41,7 @@ def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str,
         name: of the index, one for each split.
         state: of the data; the index is made again if it differs.
         make: gives the arrays.
+        is_current: whether this version would make the same arrays as those of a file.
     """
     stamp = sha256_of_parts(["kilobatch index 3", *(str(word) for path, now in state.items() for word in (path, *now))])
     file = f".kilobatch-index-{name.replace('/', '-')}"
@@ -40,7 +51,9 @@ def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str,
         with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), place.open("rb") as opened:
             arrays = np.load(opened)
             if str(arrays["stamp"]) == stamp:
-                return {key: arrays[key] for key in arrays.files if key != "stamp"}
+                found = {key: arrays[key] for key in arrays.files if key != "stamp"}
+                if is_current(found):
+                    return found
     made = make()
     newest = max(changed for _, changed in state.values())
     for place in places:
@@ -51,9 +64,13 @@ def indexed(root: Path, name: str, *, state: State, make: Callable[[], dict[str,
 
 
 def state_of(path: str | Path) -> tuple[int, int]:
-    """Size in bytes, 0 of a folder, and time of change in nanoseconds."""
+    """Size in bytes, 0 of a folder, and time of change in nanoseconds: the later of that of its content and its entry.
+
+    `cp -a`, rsync and tar set the first one back, so that a copy of other data could look unchanged.
+    """
     found = os.stat(path)
-    return 0 if os.path.isdir(path) else found.st_size, found.st_mtime_ns
+    size = 0 if os.path.isdir(path) else found.st_size
+    return size, max(found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _keep(place: Path, arrays: dict[str, np.ndarray], newest: int) -> None:

@@ -19,7 +19,8 @@ from recipes.schema import Dataset, Recipe
 from trainers.augmentations import HorizontalFlip, RandomResizedCrop, decoders
 from trainers.augmentations.pipeline import Pipeline
 from trainers.datasets.augmented import SMALL, AugmentedSamples
-from trainers.datasets.samples import evenly
+from trainers.datasets.bad_images import can_skip, open_samples
+from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.runs.cores import usable_cores
 from trainers.runs.errors import RankFailed
 
@@ -61,7 +62,7 @@ def _measured(
 ) -> dict[str, Any]:
     samples = dataset.reader.open(dataset.root, "train")
     cores = usable_cores()
-    held = max(cores, int(_HELD_BYTES / _largest_bytes(samples)))
+    held = max(cores, int(_HELD_BYTES / _largest_bytes(open_samples(dataset, "train"), dataset.channels)))
     chosen = evenly(len(samples), rounds * min(num_images, held))
     first_reads, seconds = [], {}
     with _threads(cores) as on_all:
@@ -119,11 +120,27 @@ class _Stages:
         self.calls |= {"finish": partial(_in_batches, self._finish), _WHOLE: partial(_in_batches, self._load)}
 
     def prepare(self) -> None:
-        """Hold what the stages after reading begin with."""
+        """Hold what the stages after reading begin with; in place of an image that is skipped, the next one."""
         places = range(self.count)
-        self._files = [*map(self._read, places)]
-        self._decoded = [*map(self._decode, places)] if self._is_encoded else self._files
+        if self._is_encoded:
+            self._indices, self._files, self._decoded = zip(*map(self._readable, places), strict=True)
+        else:
+            self._files = self._decoded = [*map(self._read, places)]
         self._pixels = [*map(self._augment, places)]
+
+    def _readable(self, place: int) -> tuple[int, bytes, np.ndarray]:
+        """The first sample from that of a place on that can be decoded, as in a run; its file and its pixels."""
+        start = self._indices[place]
+        for index in (*range(start, len(self._samples)), *range(start)):
+            try:
+                with self._samples.naming(index):
+                    file = self._samples.encoded(index)
+                    return index, file, decoders.decode(file, self._samples.channels)
+            except UnreadableImage as error:
+                if self._dataset.on_bad_image == "refuse" or not can_skip(error):
+                    raise
+                last = error
+        raise last
 
     def _read(self, place: int) -> Any:
         index = self._indices[place]
@@ -194,11 +211,11 @@ def _seconds(call: Callable[[range], None], count: int, where: Threads) -> float
     return time.perf_counter() - start
 
 
-def _largest_bytes(samples: Any) -> int:
+def _largest_bytes(samples: Any, channels: int) -> int:
     """Bytes of the largest of some decoded images."""
     some = evenly(len(samples), 16)
     if hasattr(samples, "size_of"):
-        return max(math.prod(samples.size_of(index)) * samples.channels for index in some)
+        return max(math.prod(samples.size_of(index)) * channels for index in some)
     return max(samples[index][0].nbytes for index in some)
 
 

@@ -93,13 +93,22 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
     Returns:
         name, num_classes, channels, other_files (their number), fingerprint, and for each split samples, classes and
         images.
+    Raises:
+        InputRefused: a file cannot be read for the fingerprint; it is named.
     """
+    try:
+        return _inspected(dataset)
+    except (LookupError, OSError, ValueError) as error:  # a file is gone, say, though the index names it
+        raise InputRefused(f"data set {dataset.name}: {error}") from error
+
+
+def _inspected(dataset: Dataset) -> dict[str, Any]:
     names = class_names(dataset)
     opened = {split: open_split(dataset, split) for split in SPLITS}
     return {
         "name": dataset.name,
         "reader": type(dataset.reader).__name__,
-        "root": None if dataset.root is None else str(dataset.root),
+        "root": None if dataset.root is None else str(url_of(dataset.root) or dataset.root),
         "num_classes": dataset.num_classes,
         "channels": dataset.channels,
         "other_files": len(other_files(dataset)),

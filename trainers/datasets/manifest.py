@@ -40,6 +40,14 @@ def preparation(root: Path) -> dict[str, str]:
     return {"preparation": str(header["images"])} if header else {}
 
 
+def recorded_classes(root: Path) -> list[str]:
+    """Names of the classes before a data set was prepared, in the order of their labels; none where it has none."""
+    try:
+        return list(read_manifest(root)[0].get("classes", ()))
+    except OSError:
+        return []
+
+
 def refuse_unfinished(root: Path | None) -> None:
     """Refuse a data set whose preparation was interrupted.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.client
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from recipes.errors import InputRefused
 from recipes.schema import Dataset
-from recipes.schema.dataset import Source
+from recipes.schema.dataset import Source, SourceFile
 from trainers.datasets.held_out import other_counts
 
 ATTEMPTS = 3  # of a file, before the next source is tried
@@ -91,10 +92,14 @@ def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:
     if (lacks := _lacks(dataset, at_hand)) is not None:
         raise InputRefused(f"data set {dataset.name}: {at_hand}: {lacks}")
     for source in dataset.sources:
-        there = [file for file in source.files if (at_hand / file.name).is_file()]
-        if other := [file.name for file in there if _digest(at_hand / file.name) != file.sha256]:
+        other = [found for file in source.files if (found := _other(file, at_hand)) is not None]
+        if strange := [name for name, is_known in other if is_known]:
+            what = f"not what {source.url} has, by the SHA-256 of the content: {', '.join(strange)}"
+            raise InputRefused(f"data set {dataset.name}: {at_hand}: {what}; name the folder of its own files")
+        if other:
             what = "not the files of"  # as those that somebody has compressed anew
-            print(f"{dataset.name}: {what} {source.url}, by SHA-256: {', '.join(other)}", file=sys.stderr)
+            names = ", ".join(name for name, _ in other)
+            print(f"{dataset.name}: {what} {source.url}, by SHA-256: {names}", file=sys.stderr)
     names = next(filter(None, (_names_at_hand(source, at_hand) for source in dataset.sources)), None)
     try:
         if names is None:
@@ -112,6 +117,23 @@ def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:
     return target
 
 
+def _other(file: SourceFile, folder: Path) -> tuple[str, bool] | None:
+    """The name of a file at hand that is not as the source has it, and whether its content is known to be another."""
+    for name in (file.name, _twin(file.name)):
+        if (path := folder / name).is_file():
+            if name == file.name and _digest(path) == file.sha256:
+                return None
+            if not file.content_sha256:
+                return (name, False) if name == file.name else None
+            return None if _digest_of_content(path) == file.content_sha256 else (name, True)
+    return None
+
+
+def _twin(name: str) -> str:
+    """The name of a file without `.gz`, or with it."""
+    return name.removesuffix(".gz") if name.endswith(".gz") else f"{name}.gz"
+
+
 def _names_at_hand(source: Source, folder: Path) -> list[str] | None:
     """Names in a folder of the files of a source, as they are or without or with .gz; None where a file has neither.
 
@@ -121,8 +143,7 @@ def _names_at_hand(source: Source, folder: Path) -> list[str] | None:
     for file in source.files:
         if file.name.endswith(_ARCHIVES):
             return None
-        twin = file.name.removesuffix(".gz") if file.name.endswith(".gz") else f"{file.name}.gz"
-        there = [name for name in (file.name, twin) if (folder / name).is_file()]
+        there = [name for name in (file.name, _twin(file.name)) if (folder / name).is_file()]
         if not there:
             return None
         found += there
@@ -202,6 +223,12 @@ def _fetch(url: str, part: Path, showing: Showing) -> None:
                 add(len(data))
             if file.tell() < total:
                 raise OSError(f"{file.tell():,} of {total:,} bytes came")
+
+
+def _digest_of_content(path: Path) -> str:
+    """Of what a `.gz` holds, or of another file itself."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(path: Path) -> str:

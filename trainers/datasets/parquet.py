@@ -17,7 +17,7 @@ from recipes.extras import install
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.fingerprints import fingerprint_of_files, sha256_of_parts
 from trainers.datasets.index_file import indexed
-from trainers.datasets.manifest import preparation, refuse_unfinished
+from trainers.datasets.manifest import preparation, recorded_classes, refuse_unfinished
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
 from trainers.datasets.remote import Mirror, Piece
@@ -129,6 +129,10 @@ class Parquet:
         for split in splits_of(self):
             found |= self.open(root, split).fingerprints()
         return found
+
+    def class_names(self, root: Path | None) -> list[str]:
+        """Names of the classes, in the order of their labels, that the converter recorded, if any."""
+        return recorded_classes(self._place(root).folder)
 
     def _place(self, root: Path | None) -> Place:
         layout = " and ".join(getattr(self, split) for split in splits_of(self))

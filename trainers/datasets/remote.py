@@ -359,7 +359,9 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(url, **_timeouts(url))
     except ImportError as error:
-        raise InputRefused(f"{url}: {error}; {install('remote')}") from error
+        is_web = url.startswith(("http://", "https://"))
+        way_out = "pip install aiohttp requests" if is_web else install("remote")
+        raise InputRefused(f"{url}: {error}; {way_out}") from error
     except Exception as error:  # of any driver: credentials, a missing library
         cause = f"{type(error).__name__}: {error}"
         raise InputRefused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from trainers.augmentations.decoders import EncodedImage, UndecodableImage, deco
 from trainers.datasets.remote import local_root
 from trainers.runs.errors import RankFailed
 from trainers.runs.identity import is_of_the_user
+
+# How the files are called that are decoded, whatever is in them: see `FORMATS` of the decoders.
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 
@@ -113,6 +117,12 @@ class SamplesInMemory:
     def where(self, indices: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
         """All images, and of some samples: the row of each, and its label."""
         return self.images_NHWC, indices, self.labels[indices]
+
+
+def written_otherwise(name: str, names: Iterable[str]) -> str | None:
+    """The name that has the letters of another one in other bytes: of "é" there are two forms in Unicode."""
+    form = unicodedata.normalize("NFC", name)
+    return next((other for other in names if other != name and unicodedata.normalize("NFC", other) == form), None)
 
 
 def evenly(count: int, most: int) -> list[int]:

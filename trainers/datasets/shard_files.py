@@ -99,7 +99,7 @@ def write_folder(path: Path, images: Iterator[StoredImage]) -> None:
 
 
 def write_tar(path: Path, images: Iterator[StoredImage]) -> None:
-    """Images as WebDataset has them: KEY.jpg or KEY.png, and KEY.cls."""
+    """Images as WebDataset has them: KEY.jpg, .png or another suffix, and KEY.cls."""
     with _part(path).open("wb") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for image in images:
             key, _, ending = image.name.rpartition(".")

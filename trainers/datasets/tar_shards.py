@@ -14,12 +14,20 @@ import numpy as np
 from trainers.datasets.byte_ranges import ByteRanges
 from trainers.datasets.fingerprints import fingerprint_of_files
 from trainers.datasets.index_file import indexed
-from trainers.datasets.manifest import preparation, refuse_unfinished
+from trainers.datasets.manifest import preparation, recorded_classes, refuse_unfinished
 from trainers.datasets.place import Place, place_of
 from trainers.datasets.progress_bar import showing_progress
-from trainers.datasets.samples import FilePaths, require_channels, require_names, require_root, require_split, splits_of
+from trainers.datasets.samples import (
+    IMAGE_SUFFIXES,
+    FilePaths,
+    require_channels,
+    require_names,
+    require_root,
+    require_split,
+    splits_of,
+)
 
-_IMAGES = ("jpg", "jpeg", "png")
+_IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 _QUIET_SECONDS = 2.0
 _BLOCK = 1 << 20  # bytes that are read at once behind the end
 _AT_LEAST = 8192  # bytes of a request to a URL: the headers between two images and the class
@@ -30,14 +38,15 @@ _MOST_DIGITS = 18  # of a class, in 64 bits
 class TarShards:
     """Images in tar archives, uncompressed: `ROOT/train-*.tar` and `ROOT/val-*.tar`, as WebDataset has them.
 
-        KEY.jpg (.jpeg, .png), and KEY.cls      the class, a whole number from 0 as text, in the same archive
-        CLASS/FILE.jpg                          where no image has a .cls: classes are numbered by name, as bytes
+        KEY.jpg, and KEY.cls        the class, a whole number from 0 as text, in the same archive
+        CLASS/FILE.jpg              where no image has a .cls: classes are numbered by name, as bytes
 
-    Where there are .cls, KEY is the path up to the first dot of its last part; else FILE may have dots. Members with
-    other endings are passed over, and so is KEY.seg.png beside KEY.jpg. The samples are in the order of the archives'
-    names as bytes, and in an archive in the order of its images. A sample is one read at its offset; the offsets are
-    in an index, which is made once and again when the size or time of an archive changes. At a URL a sample is one
-    request for its range of bytes, and the index one small request an image.
+    Images are called .jpg, .jpeg, .png, .webp, .bmp or .gif. Where there are .cls, KEY is the path up to the first dot
+    of its last part; else FILE may have dots. Members with other endings are passed over, and so is KEY.seg.png beside
+    KEY.jpg. The samples are in the order of the archives' names as bytes, and in an archive in the order of its images.
+    A sample is one read at its offset; the offsets are in an index, which is made once and again when the size or time
+    of an archive changes. At a URL a sample is one request for its range of bytes, and the index one small request an
+    image.
 
     Args:
         train, eval: names of the archives of either split below ROOT; * stands for any characters. `eval` is null if
@@ -46,8 +55,8 @@ class TarShards:
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.
             When opened: there is no archive; one is damaged, cut off, compressed, several in one file, or has a member
-            that is sparse, a link or a device; an image has no class, as with a dot in what should be its key, or two
-            images, or two .cls, have one key.
+            that is sparse, a link or a device; an image has no class, as with a dot in what should be its key; a .cls
+            has no image; two images, or two .cls, have one key.
 
     Source: the layout of https://github.com/webdataset/webdataset (not checked).
     Differs: WebDataset reads the archives one after the other and shuffles in a buffer.
@@ -103,8 +112,10 @@ class TarShards:
         return found
 
     def class_names(self, root: Path) -> list[str]:
-        """Names of the classes, in the order of their labels; none where the archives have .cls."""
-        return [os.fsdecode(name) for name in self._index(self._place(root), "train")[0]["classes"]]
+        """Names of the classes, in the order of their labels; with .cls those that the converter recorded, if any."""
+        place = self._place(root)
+        found = [os.fsdecode(name) for name in self._index(place, "train")[0]["classes"]]
+        return found or recorded_classes(place.folder)
 
     def _place(self, root: Path | None) -> Place:
         layout = " and ".join(getattr(self, split) for split in splits_of(self))
@@ -117,7 +128,8 @@ class TarShards:
             shown = place.shown(place.folder / pattern)
             raise ValueError(f"{shown}: no such archive; write `{split}` in the reader for other names")
         name, state = pattern.replace("*", ""), place.state(files)
-        return indexed(place.folder, name, state=state, make=lambda: _arrays(place, files)), files
+        make, is_current = (lambda: _arrays(place, files)), lambda index: [*index.get("suffixes", ())] == [*_IMAGES]
+        return indexed(place.folder, name, state=state, make=make, is_current=is_current), files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +162,7 @@ def _arrays(place: Place, files: Sequence[Path]) -> dict[str, np.ndarray]:
         "offsets": np.array([member.offset for member in flat], dtype=np.int64),
         "sizes": np.array([member.size for member in flat], dtype=np.int64),
         "classes": np.array([os.fsencode(name) for name in classes], dtype=np.bytes_),
+        "suffixes": np.array(_IMAGES),
         **names.arrays(),
     }
 
@@ -200,6 +213,9 @@ def _images(place: Place, file: Path) -> Iterator[_Member]:
         if key in images:
             raise ValueError(f"{path}: {member.name!r} and {images[key].name!r} have one key; rename one")
         images[key] = member
+    if alone := next((key for key in classes if key not in images), None):
+        what = f"has no image of that name ({', '.join(_IMAGES)}) in this archive"
+        raise ValueError(f"{path}: {f'{alone}.cls'!r} {what}; add it, or leave the .cls out")
     if not images:
         raise ValueError(f"{path}: holds no image ({', '.join(_IMAGES)})")
     for key, member in images.items():

@@ -39,6 +39,7 @@ from trainers.runs.run_folder import (
     METRICS,
     REPORT,
     RUN,
+    CountsChanged,
     FolderRefused,
     checkpoints_in,
     claimed,
@@ -80,7 +81,10 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
     except OSError as error:
         what = f"{folder / METRICS} cannot be read: {error.strerror}"
         raise FolderRefused(f"{what}; put the run's own file there, or choose another --out") from error
-    require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
+    try:
+        require_same_recipe(folder, prepared.opened.tree, dataset_facts(prepared.opened.dataset))
+    except CountsChanged as error:
+        raise _with_classes(error, folder, prepared) from None
     if request.resume and request.exact and prepared.plan.cluster.device == "cpu":  # on a GPU see `hold_on_gpu`
         require_same_machine(folder)
     changed = {}
@@ -91,6 +95,14 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
         changed = changes(before, now)
     if request.resume and not changed:  # other data or code come to other numbers
         require_another_end(folder)
+
+
+def _with_classes(error: CountsChanged, folder: Path, prepared: Prepared) -> FolderRefused:
+    """The refusal, with the classes or files that have changed, where the run has a record of them."""
+    before = read_identity(folder)
+    found = changes(before, identity_of(prepared.opened)).get("data") if before else None
+    why = "--accept-changed takes no other numbers, because they decide the updates"
+    return FolderRefused("; ".join(filter(None, [str(error), why, found])))
 
 
 def nothing_left(folder: Path, prepared: Prepared) -> str:

@@ -19,7 +19,7 @@ from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
-from trainers.datasets.image_folder import ImageFolder
+from trainers.datasets.image_folder import SCORED, ImageFolder, is_flat
 from trainers.datasets.inspection import UNEVEN, class_weights, images_found
 from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.launch.vocabulary import vocabulary
@@ -39,7 +39,7 @@ mean: {mean}                # of {measured}, on a scale from 0 to 1
 std: {std}
 """
 _VALIDATION = (
-    "validation: {fraction: 0.1}                    # there is no folder val: a tenth is scored, not trained on\n"
+    "validation: {fraction: 0.1}                    # no other images to score: a tenth is scored, not trained on\n"
 )
 
 _RECIPE = """\
@@ -81,7 +81,7 @@ def write_new_recipe(
     number, mean and standard deviation from the pixels of up to 1,000 of them.
 
     Args:
-        folder: with train/CLASS/FILE and, if there is one, val/CLASS/FILE.
+        folder: with train/CLASS/FILE and, if there is one, val/CLASS/FILE, or one called as others do; or CLASS/FILE.
         recipe: the new file; by default named after the folder, in the working directory.
         showing: (title, number of images) -> a progress bar, called with 1 after each image that is measured.
     Returns:
@@ -97,15 +97,19 @@ def write_new_recipe(
     for file in (recipe, dataset):
         if file.exists():
             raise InputRefused(f"{file} exists, and nothing is overwritten; give another FILE, in another folder")
-    reader = ImageFolder() if (folder / "val").is_dir() else ImageFolder(eval=None)
+    reader, root = ImageFolder(eval=next((name for name in SCORED if (folder / name).is_dir()), None)), folder
     try:
-        facts, samples = reader.facts(folder), reader.open(folder, "train")
+        if is_flat(folder):
+            whole = folder.resolve()
+            reader, root = ImageFolder(train=whole.name, eval=None), whole.parent
+        facts, samples = reader.facts(root), reader.open(root, "train")
     except (OSError, ValueError) as error:
-        raise InputRefused(f"{error}; it must hold train/CLASS/FILE and may hold val/CLASS/FILE") from error
+        what = "it must hold CLASS/FILE, or train/CLASS/FILE and perhaps val/CLASS/FILE"
+        raise InputRefused(f"{error}; {what}") from error
     looks = images_found(samples)
     if set(looks["modes"]) <= {"1", "L"}:
         reader = replace(reader, channels=1)
-        samples = reader.open(folder, "train")
+        samples = reader.open(root, "train")
     try:
         mean, std, measured = _mean_and_deviation(samples, showing)
     except UnreadableImage as error:
@@ -113,7 +117,7 @@ def write_new_recipe(
         raise InputRefused(f"{error}; {way_out}") from error
     num_train = facts["num_train"] - (facts["num_train"] // 10 if reader.eval is None else 0)
     texts = {
-        dataset: _dataset_text(name, folder, dataset, reader, mean=mean, std=std, measured=measured),
+        dataset: _dataset_text(name, root, dataset, reader, mean=mean, std=std, measured=measured),
         recipe: _recipe_text(name, dataset, looks, num_train, np.bincount(samples.labels)),
     }
     _write(texts)
@@ -149,17 +153,19 @@ def _mean_and_deviation(samples: Any, showing: Callable[..., Any]) -> tuple[list
     return [[round(float(each), 4) for each in values] for values in (mean, np.sqrt(square - mean**2))] + [len(chosen)]
 
 
-def _dataset_text(name: str, folder: Path, file: Path, reader: ImageFolder, **measured: Any) -> str:
-    keys = {"eval": "null"} if reader.eval is None else {}
+def _dataset_text(name: str, root: Path, file: Path, reader: ImageFolder, **measured: Any) -> str:
+    usual, keys = ImageFolder(), {}
+    for key in ("train", "eval"):
+        if (value := getattr(reader, key)) != getattr(usual, key):
+            keys[key] = json.dumps(value)
     keys |= {"channels": reader.channels} if reader.channels != 3 else {}
     of_reader = ", ".join(["kind: ImageFolder", *(f"{key}: {value}" for key, value in keys.items())])
-    root = os.path.relpath(folder, file.parent)
     images = counted(measured.pop("measured"), "training image")
     text = _DATASET.format(
         title="Images of class folders",
         name=name,
         reader=f"{{{of_reader}}}",
-        root=json.dumps(root),
+        root=json.dumps(os.path.relpath(root, file.parent)),
         channels=reader.channels,
         measured=images,
         **measured,

@@ -72,6 +72,9 @@ def score_run(
     for text in scored.differences:
         what = f"this score is not the run's, and is not written into {folder / EVALUATION}"
         print_error(f"kilobatch: warning: {folder} was trained with other {text}; {what}")
+    if scored.without_names:
+        why = f"those of {scored.without_names} have no names"
+        print_error(f"kilobatch: warning: classes are matched by their numbers, because {why}")
     kind = settled(device, "cpu")
     require_asked(kind)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)

@@ -13,7 +13,7 @@ import numpy as np
 from recipes.errors import listed
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Dataset
-from trainers.datasets.samples import splits_of
+from trainers.datasets.samples import splits_of, written_otherwise
 from trainers.launch.identity import classes_of
 from trainers.launch.preflight import DataRefused, refused_data
 from trainers.runs.identity import (
@@ -63,11 +63,14 @@ class ScoredData:
         dataset: opens the scored split alone, with the labels of the run.
         classes: names of the run's classes, in the order of their labels; numbers where they have none.
         differences: in words, which code and data are not those that the run was trained with.
+        without_names: whose classes have no names, so that those of other data are matched by their numbers: "the run"
+            or "these data"; empty where they are matched by name, or the data are the run's.
     """
 
     dataset: Dataset
     classes: list[str]
     differences: list[str]
+    without_names: str
 
 
 def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
@@ -109,7 +112,14 @@ def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
         raise DataRefused(f"data set {dataset.name}: {what}; the model knows no others: give other data with --data")
     scored = replace(dataset, num_train=num_train, num_eval=num_eval, reader=OneSplit(reader=reader, labels=labels))
     classes = trained or names or list(map(str, range(dataset.num_classes)))
-    return ScoredData(dataset=scored, classes=classes, differences=_differences(opened, reader, data, run))
+    differences = _differences(opened, reader, data, run)
+    nameless = "the run" if not trained else "" if names else "these data"
+    return ScoredData(
+        dataset=scored,
+        classes=classes,
+        differences=list(differences.values()),
+        without_names=nameless if "data" in differences else "",
+    )
 
 
 def _reader_of_one(reader: Any, split: str) -> Any:
@@ -125,23 +135,26 @@ def _labels(dataset: Dataset, names: Sequence[str], trained: Sequence[str]) -> t
         return None
     if unknown := [name for name in names if name not in trained]:
         strange, known = (listed(map(repr, each), most=_MOST_NAMED) for each in (unknown, trained))
+        twins = {name: twin for name in unknown if (twin := written_otherwise(name, trained))}
+        for name, twin in list(twins.items())[:1]:
+            known = f"{known}; {ascii(name)} is {ascii(twin)} there, the same letters in other bytes"
         what = f"there are classes that the run was not trained on: {strange}; it knows {known}"
         raise DataRefused(f"data set {dataset.name}: {what}; rename them, or give other data with --data")
     return tuple(map(trained.index, names))
 
 
-def _differences(opened: OpenedRecipe, reader: Any, data: Mapping[str, str], run: Path) -> list[str]:
-    """What has changed of own code and of the scored data."""
+def _differences(opened: OpenedRecipe, reader: Any, data: Mapping[str, str], run: Path) -> dict[str, str]:
+    """In words what has changed of own `code` and of the scored `data`."""
     before = read_identity(run)
     if before is None:
-        return [f"code or data, perhaps: {run / IDENTITY} is missing or damaged"]
+        return {"data": f"code or data, perhaps: {run / IDENTITY} is missing or damaged"}
     if reader is not opened.dataset.reader and isinstance(before.get("data"), Mapping):
         kept = {part: digest for part, digest in before["data"].items() if part in data or _is_of(part, reader.train)}
         before = {**before, "data": kept}
     trees = [opened.tree, opened.dataset_tree]
     code = sha256_of_files(own_code(trees, opened.code_folders))
     installed = installed_code(trees, opened.reading.vocabulary)
-    return list(changes(before, {"code": code, "data": data, "installed": installed}).values())
+    return changes(before, {"code": code, "data": data, "installed": installed})
 
 
 def _is_of(part: str, split: str) -> bool:

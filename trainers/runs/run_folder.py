@@ -39,6 +39,10 @@ class FolderRefused(InputRefused):
     """A run's folder cannot be used as requested; the message names a way out."""
 
 
+class CountsChanged(FolderRefused):
+    """The data have other numbers of samples or classes than those of the run; all else is the same."""
+
+
 def default_folder(recipe_name: str) -> Path:
     """`runs/NAME-DATE-TIME` in the working directory; nothing is made."""
     return Path("runs", f"{recipe_name}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -273,11 +277,12 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         raise FolderRefused(f"{folder / RUN} is damaged, {lost}") from error
     changed = differences(ran, run_identity(recipe))
     changed += [f"dataset: {line}" for line in differences(on, dataset)]
+    if changed and all(line.startswith("dataset: num_") for line in changed):
+        counts = "; ".join(changed).replace("dataset: ", "")
+        raise CountsChanged(f"{folder}: the data have changed: {counts}; put back what it had, or start anew elsewhere")
     if changed:
-        raise FolderRefused(
-            f"{folder} holds a run of another recipe; {'; '.join(changed)}; resume with the recipe it began with, or "
-            "start anew in another --out"
-        )
+        what = f"{folder} holds a run of another recipe; {'; '.join(changed)}"
+        raise FolderRefused(f"{what}; resume with the recipe it began with, or start anew in another --out")
 
 
 def differences(before: Any, now: Any, path: str = "", *, where: tuple[str, str] = ("in the run", "now")) -> list[str]:

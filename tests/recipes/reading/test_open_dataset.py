@@ -77,6 +77,15 @@ def test_wrong_facts_are_refused_in_their_file(write, line, message):
         open_dataset("own.yaml", vocabulary=vocabulary())
 
 
+@pytest.mark.parametrize("reader", ["{kind: ImageFolder}", "{kind: ImageFolder, channels: 2}", "{kind: mine.Own}"])
+def test_beside_a_validation_a_reader_that_cannot_count_is_the_only_problem(write, reader):
+    write(f"reader: {reader}\nchannels: 3\nroot: nowhere\nvalidation: {{fraction: 0.1}}\n", "own.yaml")
+    with pytest.raises(RecipeError) as caught:
+        open_dataset("own.yaml", vocabulary=vocabulary(), allow_code=None)
+    (problem,) = caught.value.problems
+    assert problem.path.startswith("reader")
+
+
 def test_of_a_wrong_reader_what_it_would_count_is_not_called_missing(write):
     write("reader: {kind: Digits, num_eval: 0}\nchannels: 1\n", "own.yaml")
     with pytest.raises(RecipeError) as caught:

@@ -74,6 +74,7 @@ def test_folders_become_shards_and_shards_the_same_folders(source, tmp_path):
         "val-00000.tar",
     ]
     assert not list(shards.glob(".*.part"))
+    assert TarShards().class_names(shards) == ["cat", "dog"]
     again = converted(shards, tmp_path / "again", Conversion(form="folder"), reader=TarShards())
     found = contents(again)
     del found[MANIFEST]
@@ -210,6 +211,7 @@ def test_arrays_become_files_of_the_same_pixels(source, tmp_path):
     for index in range(7):
         np.testing.assert_array_equal(after[index][0], before[index][0])
     assert after.names[6] == "1/00000006.png"  # classes have no names in arrays
+    assert TarShards().class_names(shards) == []
 
 
 def test_images_of_several_sizes_are_no_array(source, tmp_path):

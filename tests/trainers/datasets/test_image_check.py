@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import kilobatch
 from recipes.schema import Dataset
-from trainers.datasets import Synthetic
+from trainers.datasets import Arrays, Synthetic
 from trainers.datasets.image_check import verified_text, verify_images
 from trainers.datasets.inspection import dataset_of_folder
 from trainers.datasets.samples import SamplesInMemory
@@ -96,6 +96,16 @@ def test_counts_are_compared_with_the_file_of_the_data_set():
     assert found.wrong_counts == ["the data set's file says num_train: 6, and there are 5"]
     assert not found.bad
     assert not found.holds
+
+
+def test_classes_that_are_scored_and_never_trained_on_are_named(tmp_path):
+    for name, labels in (("train", [0, 1, 2]), ("val", [7, 1, 8, 7])):
+        np.save(tmp_path / f"{name}_images.npy", np.zeros((len(labels), 9, 9, 3), np.uint8))
+        np.save(tmp_path / f"{name}_labels.npy", np.array(labels))
+    facts = Arrays().facts(tmp_path)
+    found = verify_images(Dataset(name="odd", channels=3, reader=Arrays(), root=tmp_path, **facts), lambda _: None)
+    assert found.holds
+    assert "eval has classes 7, 8, of which train has no sample\n" in verified_text(found)
 
 
 class Own:

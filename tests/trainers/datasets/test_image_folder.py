@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 import time
+import unicodedata
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_images_as_imagenet_has_them_are_read(root):
         np.testing.assert_allclose(samples[index][0].mean((0, 1)), (200, 100, 50), atol=3)
 
 
-def test_damaged_exif_data_is_no_reason_to_complain(root):
+def test_damsettled_exif_data_is_no_reason_to_complain(root):
     exif = b"Exif\0\0MM\0*" + struct.pack(">IHHHII", 8, 9, 0x010F, 2, 64, 0xFFFF)  # nine tags, and only one is there
     Image.new("RGB", (12, 9)).save(root / "val" / "b" / "1.jpg", exif=exif)
     code = "import sys; from pathlib import Path; from trainers.datasets import ImageFolder as F\n"
@@ -182,12 +183,13 @@ def refused(root, message):
 
 
 def test_what_is_no_image_by_its_name_is_refused_in_one_message(root):
-    inside = ("train/b/a\n.gif", "train/Z/b.txt", "val/b-c/c.txt")
+    inside = ("train/b/a\n.tif", "train/Z/b.txt", "val/b-c/c.txt")
     for name in ("train/notes.txt", "val/.hidden", "val/Thumbs.db", *inside):
         (root / name).touch()
     (root / "val" / "b" / "folder.png").mkdir()
-    message = refused(root, f"{root}: not files called .jpeg, .jpg, .png: train/notes.txt, train/Z/b.txt, ")
-    assert all(name in message for name in (r"train/b/a\n.gif", "val/Thumbs.db", "val/b-c/c.txt", "val/b/folder.png/"))
+    suffixes = ".bmp, .gif, .jpeg, .jpg, .png, .webp"
+    message = refused(root, f"{root}: not files called {suffixes}: train/notes.txt, train/Z/b.txt, ")
+    assert all(name in message for name in (r"train/b/a\n.tif", "val/Thumbs.db", "val/b-c/c.txt", "val/b/folder.png/"))
     for number in range(10):
         (root / "train" / "b" / f"{number}.txt").touch()
     refused(root, " and 6 more; move them away, or write `others: skip` in the reader")
@@ -211,6 +213,16 @@ def test_other_files_are_passed_over_on_request_and_change_nothing(root):
 def test_a_link_that_leads_nowhere_is_refused_by_path(root):
     (root / "train" / "b" / "link.jpg").symlink_to("nothing.jpg")
     refused(root, "link.jpg: a link that leads nowhere; remove it")
+    (root / "train" / "b" / "link.jpg").unlink()
+    (root / "train" / "b" / "away.jpg").symlink_to("/nowhere/1.jpg")
+    refused(root, "away.jpg: a link that leads nowhere; remove it")
+
+
+def test_classes_of_the_same_letters_in_other_bytes_are_shown_by_these(root):
+    for split, form in (("train", "NFC"), ("val", "NFD")):
+        write(root / split / unicodedata.normalize(form, "é") / "1.jpg")
+    message = refused(root, "the same letters, written in other bytes; rename one of them")
+    assert r"class 'e\u0301' is in val, and '\xe9' in train" in message
 
 
 def test_empty_and_missing_folders_are_refused_by_path(root, tmp_path_factory):
@@ -266,49 +278,60 @@ def test_names_that_are_no_text_are_read(root):
 def test_a_file_name_is_shown_without_commands_to_the_terminal(tmp_path):
     (tmp_path / "train" / "a").mkdir(parents=True)
     (tmp_path / "val" / "a").mkdir(parents=True)
-    (tmp_path / "train" / "a" / "\x1b[31mred.gif").touch()
+    (tmp_path / "train" / "a" / "\x1b[31mred.tif").touch()
     (tmp_path / "mine.yaml").write_text(
         "reader: {kind: ImageFolder}\nroot: .\nchannels: 3\nmean: [0, 0, 0]\nstd: [1, 1, 1]\n"
     )
     with pytest.raises(RecipeError) as refused:
         open_dataset(str(tmp_path / "mine.yaml"), vocabulary=vocabulary())
-    assert r"train/a/\x1b[31mred.gif; move them away" in str(refused.value)
+    assert r"train/a/\x1b[31mred.tif; move them away" in str(refused.value)
     assert "\x1b" not in str(refused.value)
 
 
 @pytest.fixture
-def aged(root):
-    """Folders that changed a minute ago."""
-    for folder in [*root.glob("*/*")]:
-        os.utime(folder, (time.time() - 60,) * 2)
+def settled(root, monkeypatch):
+    """Folders whose index is kept, though they have just been made."""
+    monkeypatch.setattr("trainers.datasets.index_file._SETTLED_NS", -1_000)
+    time.sleep(0.02)  # a tick of the file system's clock, so that a later change shows
     return root
 
 
-def test_folders_are_listed_once_and_again_when_one_changes(aged, monkeypatch):
-    before = names(aged, "train"), ImageFolder().fingerprints(aged)
+def test_an_index_of_a_version_that_knew_fewer_names_of_images_is_made_anew(settled, monkeypatch):
+    write(settled / "train" / "b" / "1.webp")
     with monkeypatch.context() as patch:
-        patch.setattr("trainers.datasets.image_folder._SUFFIXES", None)  # nobody looks at files
-        assert (names(aged, "train"), ImageFolder().fingerprints(aged)) == before
-    (aged / "train" / "b" / "1.jpg").rename(aged / "train" / "b" / "0.jpg")
-    assert names(aged, "train")[2] == "b/0.jpg"
-    assert ImageFolder().fingerprints(aged) != before[1]
+        patch.setattr("trainers.datasets.image_folder.IMAGE_SUFFIXES", (".jpeg", ".jpg", ".png"))
+        assert ImageFolder(others="skip").other_files(settled) == ["train/b/1.webp"]
+    for others in ("refuse", "skip"):
+        assert names(settled, "train", others=others)[3] == "b/1.webp"
+    samples = ImageFolder().open(settled, "train")
+    np.testing.assert_allclose(samples[3][0].mean((0, 1)), (200, 100, 50), atol=5)
+
+
+def test_folders_are_listed_once_and_again_when_one_changes(settled, monkeypatch):
+    before = names(settled, "train"), ImageFolder().fingerprints(settled)
+    with monkeypatch.context() as patch:
+        patch.setattr("trainers.datasets.image_folder.IMAGE_SUFFIXES", None)  # nobody looks at files
+        assert (names(settled, "train"), ImageFolder().fingerprints(settled)) == before
+    (settled / "train" / "b" / "1.jpg").rename(settled / "train" / "b" / "0.jpg")
+    assert names(settled, "train")[2] == "b/0.jpg"
+    assert ImageFolder().fingerprints(settled) != before[1]
 
 
 @pytest.mark.parametrize("path", ["../../secret.jpg", "/secret.jpg"])
-def test_an_index_that_leads_out_is_refused(aged, path):
-    ImageFolder().facts(aged)
-    place, paths = aged / ".kilobatch-index-train", FilePaths()
+def test_an_index_that_leads_out_is_refused(settled, path):
+    ImageFolder().facts(settled)
+    place, paths = settled / ".kilobatch-index-train", FilePaths()
     with np.load(place) as arrays:
         found = dict(arrays)
     paths.extend([os.fsencode(path), *map(os.fsencode, list(FilePaths.of_arrays(found))[1:])])
     with place.open("wb") as file:
         np.savez(file, **{**found, **paths.arrays()})
-    assert "remove .kilobatch-index-*" in refused(aged, "its index beside it names other files than CLASS/FILE")
+    assert "remove .kilobatch-index-*" in refused(settled, "its index beside it names other files than CLASS/FILE")
 
 
-def test_a_long_listing_shows_its_progress(aged, monkeypatch, capsys):
+def test_a_long_listing_shows_its_progress(settled, monkeypatch, capsys):
     monkeypatch.setattr("trainers.datasets.image_folder._QUIET_SECONDS", 1e-9)
-    ImageFolder().facts(aged)
+    ImageFolder().facts(settled)
     assert "train: listing its classes, once: 0 of 3 classes" in capsys.readouterr().err
-    ImageFolder().facts(aged)
+    ImageFolder().facts(settled)
     assert capsys.readouterr().err == ""

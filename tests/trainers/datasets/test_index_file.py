@@ -1,4 +1,5 @@
 import os
+import subprocess
 import time
 
 import numpy as np
@@ -12,7 +13,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "data"
     (folder / "train").mkdir(parents=True)
-    os.utime(folder / "train", (time.time() - 60,) * 2)
+    monkeypatch.setattr("trainers.datasets.index_file._SETTLED_NS", -1_000)  # of data that have just been made, too
     return folder
 
 
@@ -29,12 +30,21 @@ def test_an_index_is_made_once(root):
 
 def test_a_change_makes_it_stale(root):
     assert opened(root, 1) == 1
-    os.utime(root / "train", (time.time() - 30,) * 2)
+    os.utime(root / "train", ns=(0, time.time_ns()))
     assert [opened(root, 2), opened(root, 3)] == [2, 2]
 
 
-def test_of_data_that_changed_just_now_none_is_kept(root):
-    os.utime(root / "train")
+def test_an_index_that_was_copied_with_the_data_is_made_anew(root, tmp_path):
+    os.utime(root / "train", (time.time() - 60,) * 2)
+    assert opened(root, 1) == 1
+    time.sleep(0.02)  # a tick of the file system's clock
+    subprocess.run(["cp", "-a", root, tmp_path / "copy"], check=True)
+    assert (tmp_path / "copy/.kilobatch-index-data-train").exists()
+    assert [opened(tmp_path / "copy", 2), opened(tmp_path / "copy", 3), opened(root, 4)] == [2, 2, 1]
+
+
+def test_of_data_that_changed_just_now_none_is_kept(root, monkeypatch):
+    monkeypatch.undo()
     assert [opened(root, 1), opened(root, 2)] == [1, 2]
     assert os.listdir(root) == ["train"]
 

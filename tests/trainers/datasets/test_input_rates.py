@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,18 @@ def test_an_image_that_cannot_be_read_is_named(folder, tmp_path):
         path.write_bytes(path.read_bytes()[:-300])
     with pytest.raises(InputRefused, match=r"train/cat/.\.jpg: .*`kilobatch data verify` names all"):
         measure_input(dataset_of_folder(tmp_path / "photos"), None, target=6300, rounds=1)
+
+
+def test_images_that_the_data_set_says_to_skip_are_skipped(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "photos")
+    for number in (0, 2):
+        (tmp_path / f"photos/train/cat/{number}.jpg").write_bytes(b"no image")
+    dataset = replace(dataset_of_folder(tmp_path / "photos"), on_bad_image="skip")
+    assert measure_input(dataset, None, target=6300, rounds=2, num_images=3)["stages"]["decode"]["one_core"] > 0
+    for path in (tmp_path / "photos/train/cat").iterdir():
+        path.write_bytes(b"no image")
+    with pytest.raises(InputRefused, match="no image of train can be decoded"):
+        measure_input(dataset, None, target=6300, rounds=1)
 
 
 def test_a_family_of_decoders_can_be_chosen(folder, monkeypatch):

@@ -2,6 +2,8 @@
 
 import io
 import tarfile
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from PIL import Image
 from recipes.errors import InputRefused
 from recipes.reports.plots.of_data import data_figure
 from recipes.schema import Dataset
-from trainers.datasets import Synthetic, TarShards
+from trainers.datasets import ImageFolder, Synthetic, TarShards
 from trainers.datasets.image_check import verified_text, verify_images
 from trainers.datasets.inspection import (
     class_names,
@@ -19,6 +21,7 @@ from trainers.datasets.inspection import (
     inspection_text,
     require_opened,
 )
+from trainers.datasets.remote import FOLDER_VARIABLE
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,33 @@ def test_classes_of_shards_have_the_names_of_their_folders(tmp_path):
     found = Dataset(name="shards", channels=3, reader=reader, root=tmp_path, **reader.facts(tmp_path))
     assert class_names(found) == ["cat", "dog"]
     assert inspect(found)["splits"]["eval"]["images"]["types"] == {"JPEG": 2}
+
+
+def test_a_url_is_shown_as_it_was_written(folder, tmp_path, monkeypatch):
+    pytest.importorskip("fsspec", reason="fsspec is not installed: pip install .[remote]")
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    root = Path(f"file://{folder}")  # which takes one of its slashes
+    reader = ImageFolder()
+    found = inspect(Dataset(name="photos", channels=3, reader=reader, root=root, **reader.facts(root)))
+    assert found["root"] == f"file://{folder}"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / split / "a/1.png")
+
+    class Removing(ImageFolder):
+        """As if another program removed an image just now: the index has it still."""
+
+        def fingerprint(self, root):
+            index = self.open(root, "eval")
+            (root / "val/a/1.png").unlink()
+            return index.encoded(0)
+
+    dataset = replace(dataset_of_folder(tmp_path), reader=Removing())
+    with pytest.raises(InputRefused, match=r"No such file or directory: '.*val/a/1\.png'"):
+        inspect(dataset)
 
 
 def test_the_picture_shows_every_split(found):

@@ -234,6 +234,25 @@ def test_of_a_folder_at_hand_the_files_of_the_source_are_copied_and_no_others(we
         get(dataset, tmp_path / "blocked", at_hand=hand, showing=None)
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_files_of_another_data_set_are_refused_by_their_content_however_they_are_compressed(tmp_path, capfd, suffix):
+    hand, files = tmp_path / "hand", idx_files()
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    known = ", ".join(f"{{name: {name}.gz, sha256: {'0' * 64}, content_sha256: {sums[name]}}}" for name in files)
+    dataset = opened(tmp_path, f"{{url: 'http://nowhere', files: [{known}]}}")
+    hand.mkdir()
+    for name, data in files.items():
+        (hand / f"{name}{suffix}").write_bytes(gzip.compress(data, 1) if suffix else data)
+    get(dataset, tmp_path / "to", at_hand=hand, showing=None)
+    assert capfd.readouterr().err == ""
+    name = f"train-images-idx3-ubyte{suffix}"
+    data = files["train-images-idx3-ubyte"][:-1] + b"?"
+    (hand / name).write_bytes(gzip.compress(data) if suffix else data)
+    with pytest.raises(InputRefused, match=rf"hand: not what http://nowhere has, .* content: {name}; name the folder"):
+        get(dataset, tmp_path / "other", at_hand=hand, showing=None)
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_folder_of_which_all_is_copied_does_not_hold_the_copy(tmp_path):
     for name, data in idx_files().items():
         (tmp_path / name).write_bytes(data)
@@ -283,6 +302,7 @@ def test_debians_package_has_fashion_mnist():
         "{url: 'http://a/b', debian: c, folder: /d, files: [{name: a, sha256: S}]}",
         "{url: 'http://a/b', files: [{name: ../a, sha256: S}]}",
         "{url: 'http://a/b', files: [{name: a, sha256: abc}]}",
+        "{url: 'http://a/b', files: [{name: a, content_sha256: abc, sha256: S}]}",
         "{url: 'http://a/b', folder: ../c, files: [{name: a, sha256: S}]}",
     ],
 )

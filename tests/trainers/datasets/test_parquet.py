@@ -1,9 +1,7 @@
 import io
-import os
 import re
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -29,6 +27,12 @@ def png(value):
 FILES = {"train-00000-of-00002": range(5), "train-00001-of-00002": range(5, 9), "validation-00000-of-00001": range(3)}
 
 
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch):
+    """Indexes are kept, though their files have just been made."""
+    monkeypatch.setattr("trainers.datasets.index_file._SETTLED_NS", -1_000)
+
+
 def write(root, *, images=png, labels=int, row_group_size=2, **options):
     (root / "data").mkdir(exist_ok=True)
     for name, numbers in FILES.items():
@@ -36,7 +40,6 @@ def write(root, *, images=png, labels=int, row_group_size=2, **options):
         rows = {"image": column, "label": [labels(n) for n in numbers]}
         path = root / "data" / f"{name}.parquet"
         write_table(pyarrow.table(rows), path, row_group_size=row_group_size, **options)
-        os.utime(path, (time.time() - 60,) * 2)
     return root
 
 

@@ -3,6 +3,7 @@
 import http.server
 import io
 import os
+import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes.errors import InputRefused
 from trainers.datasets import Arrays, ImageFolder, TarShards, remote, staging
 from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
 from trainers.datasets.place import Place, place_of
@@ -138,6 +140,14 @@ class Web(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, *words):
         """Nothing."""
+
+
+def test_without_its_driver_a_web_server_is_refused_with_the_packages_of_that(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "http", raising=False)
+    with pytest.raises(InputRefused, match=r"^http://127\.0\.0\.1:9: .*; pip install aiohttp requests$"):
+        ImageFolder().facts(Path("http://127.0.0.1:9"))
 
 
 @contextmanager

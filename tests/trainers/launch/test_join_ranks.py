@@ -118,6 +118,19 @@ def test_a_run_that_diverged_goes_on_only_with_other_data_that_were_accepted(tmp
             check_folder(request, tmp_path, prepared)
 
 
+def test_other_numbers_of_samples_are_refused_with_what_has_changed_in_the_data(tmp_path):
+    request = TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True, accept_changed=("data",))
+    prepared = prepare(request, workers=1)
+    facts = dataset_facts(prepared.opened.dataset)
+    fewer = facts | {"num_train": facts["num_train"] - 1}
+    (tmp_path / "run.yaml").write_text(block_text({"recipe": prepared.opened.tree, "dataset": fewer}))
+    identity = identity_of(prepared.opened)
+    (tmp_path / "identity.json").write_text(json.dumps(identity | {"data": dict.fromkeys(identity["data"], "0")}))
+    said = r"data have changed: num_train: 1499 in the run, 1500 now; .*accept-changed takes no .*; data: .* changed$"
+    with pytest.raises(FolderRefused, match=said):
+        check_folder(request, tmp_path, prepared)
+
+
 STOP = '{"key": "run_stop", "value": "success", "time_ms": 3, "update": 1, "epoch": 0.5}'
 UPDATE = {"update": 0, "epoch": 0, "samples": 0, "learning_rate": 1, "momentum": 0, "global_batch_size": 8}
 UPDATE = json.dumps({"key": "train_loss", "value": 1.0, "time_ms": 1, "update_seconds": 0.1, **UPDATE})

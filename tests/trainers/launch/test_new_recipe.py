@@ -1,5 +1,6 @@
 """A first recipe for a folder of images is valid and clean, has what was measured of them, and trains."""
 
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image
 from recipes.errors import InputRefused
 from recipes.lint import lint_recipe
 from recipes.reading.open import open_recipe
+from trainers.datasets import ImageFolder
 from trainers.launch.new_recipe import write_new_recipe
 from trainers.launch.vocabulary import vocabulary
 
@@ -68,6 +70,28 @@ def test_without_val_a_tenth_is_scored(tmp_path):
     assert "72 training images" in lines[0]
 
 
+@pytest.mark.parametrize("name", ["valid", "validation", "test"])
+def test_the_folder_of_scored_images_may_be_called_otherwise(tmp_path, name):
+    folder = made_folder(tmp_path / "photos", side=8, each=8)
+    (folder / "val").rename(folder / name)
+    with pytest.raises(ValueError, match=f"if they lie in {name}, write `eval: {name}` in the reader"):
+        ImageFolder().facts(folder)
+    opened, _ = written(folder, tmp_path / "mine.yaml")
+    assert (opened.dataset.reader.eval, opened.dataset.num_train, opened.dataset.num_eval) == (name, 16, 4)
+
+
+def test_of_classes_without_splits_a_tenth_is_scored(tmp_path):
+    made_folder(tmp_path, side=8, val=False)
+    folder = (tmp_path / "train").rename(tmp_path / "my: photos")
+    said = f'write `root: "{tmp_path}"`, `reader: {{kind: ImageFolder, train: "my: photos", eval: null}}` and `val'
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ImageFolder().facts(folder)
+    (tmp_path / "recipes").mkdir()
+    opened, _ = written(folder, tmp_path / "recipes" / "mine.yaml")
+    assert opened.dataset.reader.class_names(opened.dataset.root) == ["day", "night"]
+    assert (opened.dataset.num_train, opened.dataset.num_eval) == (72, 8)
+
+
 def test_uneven_classes_get_weights(tmp_path):
     folder = made_folder(tmp_path / "photos", side=32)
     for file in sorted((folder / "train" / "night").iterdir())[10:]:
@@ -99,6 +123,6 @@ def test_what_is_not_valid_is_not_left_behind(tmp_path):
     with pytest.raises(InputRefused, match=r"0\.png"):
         written(folder, tmp_path / "mine.yaml")
     (folder / "train").rename(folder / "other")
-    with pytest.raises(InputRefused, match="it must hold train/CLASS/FILE"):
+    with pytest.raises(InputRefused, match="it must hold CLASS/FILE, or train/CLASS/FILE"):
         written(folder, tmp_path / "mine.yaml")
     assert not list(tmp_path.glob("*.yaml"))

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from PIL import Image
 from safetensors import safe_open
 
 from recipes.errors import InputRefused
+from trainers.datasets import ImageFolder
+from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
 from trainers.launch.export_run import export_run
 from trainers.launch.score_run import score_run, scored_text
 from trainers.launch.vocabulary import vocabulary
@@ -69,9 +72,31 @@ def test_other_data_need_one_split_and_find_the_classes_of_the_run_by_their_name
     assert "val/a is gone" in difference
     assert "train" not in difference
     assert scored_text(scored).endswith("6 samples of other data or code than the run's")
-    assert f"is not written into {run / 'evaluation'}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"is not written into {run / 'evaluation'}" in error
+    assert "numbers" not in error
     assert {file.name: file.read_bytes() for file in (run / "evaluation").iterdir()} == before
     assert [(line["label"], line["class"]) for line in table(tmp_path / "p.csv")] == [("1", "b")] * 3 + [("6", "ï")] * 3
+
+
+@pytest.mark.parametrize("are_named", [True, False])
+def test_converted_shards_keep_the_names_of_their_classes(run, tmp_path, capsys, are_named):
+    draw(tmp_path / "other", "val", ["b", "ï"], 3)
+    samples = {"train": ImageFolder(train="val", eval=None).open(tmp_path / "other", "train")}
+    source = SourceImages(name="a test", splits=samples, classes=names_of_classes(samples["train"]))
+    (tmp_path / "tar").mkdir()
+    quiet = {"workers": 1, "showing": lambda words, total: nullcontext(lambda count: None)}
+    convert(source, tmp_path / "tar", Conversion(form="tar"), **quiet)
+    if not are_named:
+        (tmp_path / "tar/manifest.jsonl").unlink()
+    (tmp_path / "tar/train-00000.tar").rename(tmp_path / "tar/val")
+    facts = (run / "dataset.yaml").read_text()
+    (run / "dataset.yaml").write_text(facts.replace("kind: ImageFolder", "kind: TarShards"))
+    score_run(run, data=tmp_path / "tar", predictions=tmp_path / "p.csv")
+    is_warned = "matched by their numbers, because those of these data have no names" in capsys.readouterr().err
+    assert is_warned is not are_named
+    labels = [line["label"] for line in table(tmp_path / "p.csv")]
+    assert labels == (["1"] * 3 + ["6"] * 3 if are_named else ["0"] * 3 + ["1"] * 3)
 
 
 def test_code_of_an_installed_package_that_has_not_changed_is_the_run_s(run, tmp_path, monkeypatch):
@@ -103,12 +128,20 @@ def test_classes_that_the_run_does_not_know_are_refused(run, tmp_path, is_record
         score_run(run, data=tmp_path / "other")
 
 
+def test_a_class_in_other_bytes_than_that_of_the_run_is_refused_by_its_bytes(run, tmp_path):
+    draw(tmp_path / "other", "val", ["a", "i\u0308"], 1)
+    with pytest.raises(InputRefused, match=r"; 'i\\u0308' is '\\xef' there, the same letters in other bytes; rename"):
+        score_run(run, data=tmp_path / "other")
+
+
 def test_without_a_record_a_score_counts_for_other_data_and_takes_no_classes_by_their_numbers(run, tmp_path, capsys):
     (run / "identity.json").write_text("{")
     shutil.rmtree(run / "evaluation")
     draw(tmp_path / "seven", "val", CLASSES, 2)
     scored = score_run(run, data=tmp_path / "seven")
-    assert "identity.json is missing or damaged; this score is not the run's" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "identity.json is missing or damaged; this score is not the run's" in error
+    assert "classes are matched by their numbers, because those of the run have no names" in error
     assert scored["differences"]
     assert not (run / "evaluation").exists()
     draw(tmp_path / "two", "val", CLASSES[2:4], 1)

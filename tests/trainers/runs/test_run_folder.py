@@ -16,6 +16,7 @@ from trainers.launch.request import TrainRequest
 from trainers.launch.start_ranks import start_or_join
 from trainers.runs.errors import RankFailed
 from trainers.runs.run_folder import (
+    CountsChanged,
     FolderRefused,
     checkpoints_in,
     claimed,
@@ -209,7 +210,9 @@ def test_another_recipe_is_refused_naming_every_difference(tmp_path):
     other = {**RECIPE, "epochs": 21.0, "batch": {"global": 192}}
     with pytest.raises(FolderRefused, match=r"batch.global: 96 in the run, 192 now; epochs: 20.0 in the run, 21.0 now"):
         require_same_recipe(tmp_path, other, {"num_train": 1500})
-    with pytest.raises(FolderRefused, match=r"dataset: num_train: 1500 in the run, 1501 now"):
+    with pytest.raises(FolderRefused, match=r"epochs: .*; dataset: num_train: 1500 in the run, 1501 now"):
+        require_same_recipe(tmp_path, other, {"num_train": 1501})
+    with pytest.raises(CountsChanged, match=r"the data have changed: num_train: 1500 in the run, 1501 now; put back"):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1501})
 
 
