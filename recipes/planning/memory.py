@@ -2,6 +2,7 @@
 
     total = weights + gradients + optimizer state + averaged weights + exact mode's sums + activations + workspace
 
+With PyTorch's kernels on a CPU the weights of convolutions are there once more, in the order that these kernels read.
 Activations are what forward keeps for backward, the images among them. Workspace is what is beside them at the fullest
 moment: gradients of activations, arrays of single operators, and gaps between arrays.
 """
@@ -24,8 +25,12 @@ USABLE = 0.9
 # allocates. Fitted on seven models, checked on seven others (docs/experiments/memory.md). glibc returns larger places
 # than the limit to the system at once.
 _GAPS, _LARGEST_GAP = 0.5, 32 * 2**20
+# With PyTorch's kernels, a share of what a micro-batch takes at the fullest moment. PyTorch asks for addresses that are
+# multiples of 64, and glibc then passes over freed places of the very size (docs/experiments/memory.md).
+_TORCH_GAPS = 0.3
 # Between predicted and measured peaks; all but one case of fourteen models lie within (docs/experiments/memory.md).
-SPREAD = 1.15
+# With PyTorch's kernels all of 21 models and micro-batches lie within the second.
+SPREAD, TORCH_SPREAD = 1.15, 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,7 @@ class ModelCosts:
             micro-batch; empty where they were not measured.
         largest_growth: the most that one operator allocates.
         mixes_samples: exact mode computes the norm groups of a micro-batch one by one, after one forward of all.
+        ordered_weights: numbers in the weights of convolutions that PyTorch's kernels copy into an order of their own.
     """
 
     parameter_sizes: tuple[int, ...]
@@ -63,6 +69,7 @@ class ModelCosts:
     moments: tuple[Bytes, ...] = ()
     largest_growth: Bytes = field(default_factory=lambda: Bytes(per_sample=0))
     mixes_samples: bool = False
+    ordered_weights: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -81,6 +88,7 @@ class ModelCosts:
             "moments": [row(each) for each in self.moments],
             "largest_growth": row(self.largest_growth),
             "mixes_samples": self.mixes_samples,
+            "ordered_weights": self.ordered_weights,
         }
 
     @classmethod
@@ -101,6 +109,7 @@ class ModelCosts:
             moments=tuple(map(bytes_of, tree["moments"])),
             largest_growth=bytes_of(tree["largest_growth"]),
             mixes_samples=bool(tree["mixes_samples"]),
+            ordered_weights=int(tree["ordered_weights"]),
         )
 
 
@@ -114,6 +123,7 @@ class Model:
         num_gradients: arrays of gradients; two with double buffering, three with PowerSGD, two of them of errors.
         num_averages: weights that are evaluated in place of those that are trained.
         costs: by the image size of a segment; without one that was not measured.
+        torch_kernels: whether a run on CPUs computes by PyTorch's kernels.
     """
 
     num_parameters: int
@@ -121,9 +131,17 @@ class Model:
     num_gradients: int = 1
     num_averages: int = 0
     costs: Mapping[int | None, ModelCosts] = field(default_factory=dict)
+    torch_kernels: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe, num_parameters: int, costs: Mapping[int | None, ModelCosts] | None = None) -> Model:
+    def of(
+        cls,
+        recipe: Recipe,
+        num_parameters: int,
+        costs: Mapping[int | None, ModelCosts] | None = None,
+        *,
+        torch_kernels: bool = False,
+    ) -> Model:
         """A recipe's model, of so many trained numbers."""
         return cls(
             num_parameters=num_parameters,
@@ -135,6 +153,7 @@ class Model:
                 or hasattr(recipe.optimizer, "evaluated")
             ),
             costs=costs or {},
+            torch_kernels=torch_kernels,
         )
 
     def memory(self, compute: str = "float32") -> dict[str, int]:
@@ -155,16 +174,24 @@ class Model:
         }
 
     def memory_with(
-        self, division: Division, *, image_size: int | None = None, compute: str = "float32", exact: bool = False
+        self,
+        division: Division,
+        *,
+        image_size: int | None = None,
+        compute: str = "float32",
+        exact: bool = False,
+        on_gpu: bool = False,
     ) -> dict[str, int | None]:
         """Bytes of a device at the fullest moment of an update, by what they are.
 
         Exact mode keeps sums of gradients: `Division.most_sums` arrays.
         With 16 bits activations and workspace are half as large.
+        PyTorch's kernels on a CPU keep ordered weights from forward to backward, and leave larger gaps.
 
         Returns:
-            those of `memory`, then `sums_bytes` in exact mode, `activations_bytes`, `workspace_bytes` and
-            `total_bytes`; the last three None where the model was not measured at this image size.
+            those of `memory`, then `sums_bytes` in exact mode, `ordered_weights_bytes` with PyTorch's kernels,
+            `activations_bytes`, `workspace_bytes` and `total_bytes`; the last three None where the model was not
+            measured at this image size.
         """
         held: dict[str, int | None] = {**self.memory(compute)}
         costs, samples, groups = self.costs.get(image_size), division.largest, 1
@@ -174,14 +201,18 @@ class Model:
             groups = max(1, samples // division.norm_span)
         if costs is None or costs.activations is None:
             return held | {"activations_bytes": None, "workspace_bytes": None, "total_bytes": None}
-        part = 2 if compute in _HALVES else 1
+        part, by_torch = 2 if compute in _HALVES else 1, self.torch_kernels and not on_gpu
+        if by_torch:
+            held["ordered_weights_bytes"] = _BYTES * costs.ordered_weights // part
         computed, apart = (samples // groups, 1) if one_by_one else (samples, groups)
         fullest = max(moment.of(computed, apart) for moment in costs.moments) // part
-        fullest += min(int(_GAPS * costs.largest_growth.of(computed)) // part, _LARGEST_GAP)
+        gaps = min(int(_GAPS * costs.largest_growth.of(computed)) // part, _LARGEST_GAP)
+        fullest += int(_TORCH_GAPS * fullest) if by_torch else gaps
         always = sum(size or 0 for size in held.values())
         first = 0  # one forward of all groups, before there are states and sums
         if one_by_one:
             first = held["weights_bytes"] + held["gradients_bytes"] + costs.activations.of(samples) // part
+            first += held.get("ordered_weights_bytes", 0)
         activations, total = costs.activations.of(computed) // part, max(always + fullest, first)
         return held | {
             "activations_bytes": activations,

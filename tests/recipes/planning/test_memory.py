@@ -96,6 +96,14 @@ def test_the_fullest_moment_depends_on_the_micro_batch():
         assert model.memory_with(divided(samples, span=8))["total_bytes"] == HELD + fullest
 
 
+def test_pytorchs_kernels_on_a_cpu_add_ordered_weights_and_larger_gaps():
+    by_torch = replace(MODEL, costs={None: replace(COSTS, ordered_weights=12)}, torch_kernels=True)
+    memory, fullest = by_torch.memory_with(divided()), 40 * 64 + 48
+    assert memory["ordered_weights_bytes"] == 48
+    assert memory["total_bytes"] == HELD + 48 + fullest + int(0.3 * fullest)
+    assert by_torch.memory_with(divided(), on_gpu=True) == MODEL.memory_with(divided())
+
+
 def test_double_buffering_and_averaged_weights_are_counted():
     recipe = open_recipe("digits/ramp", vocabulary=vocabulary()).recipe
     doubled = replace(recipe, updater=replace(recipe.updater, double_buffering=True), weight_average=object())
