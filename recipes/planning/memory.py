@@ -22,15 +22,12 @@ _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 # peaks on a CPU: docs/experiments/memory.md.
 USABLE = 0.9
 # Gaps between arrays, where no freed place has the size of the next one: a share of the most that one operator
-# allocates. Fitted on seven models, checked on seven others (docs/experiments/memory.md). glibc returns larger places
-# than the limit to the system at once.
-_GAPS, _LARGEST_GAP = 0.5, 32 * 2**20
-# With PyTorch's kernels, a share of what a micro-batch takes at the fullest moment. PyTorch asks for addresses that are
-# multiples of 64, and glibc then passes over freed places of the very size (docs/experiments/memory.md).
-_TORCH_GAPS = 0.3
-# Between predicted and measured peaks; all but one case of fourteen models lie within (docs/experiments/memory.md).
-# With PyTorch's kernels all of 21 models and micro-batches lie within the second.
-SPREAD, TORCH_SPREAD = 1.15, 1.25
+# allocates, up to a limit, and one of all that a micro-batch takes. glibc passes over freed places of the very size for
+# PyTorch's arrays, since these begin at multiples of 64 bytes. Fitted: NumPy's on seven models and checked on seven
+# others, PyTorch's on 21 models and micro-batches (docs/experiments/memory.md).
+_GAPS, _TORCH_GAPS = (0.5, 32 * 2**20, 0.0), (0.75, 64 * 2**20, 0.2)
+# Between predicted and measured peaks; all but one case of fourteen models lie within, with PyTorch's kernels all 21.
+SPREAD, TORCH_SPREAD = 1.15, 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +203,8 @@ class Model:
             held["ordered_weights_bytes"] = _BYTES * costs.ordered_weights // part
         computed, apart = (samples // groups, 1) if one_by_one else (samples, groups)
         fullest = max(moment.of(computed, apart) for moment in costs.moments) // part
-        gaps = min(int(_GAPS * costs.largest_growth.of(computed)) // part, _LARGEST_GAP)
-        fullest += int(_TORCH_GAPS * fullest) if by_torch else gaps
+        of_largest, limit, of_all = _TORCH_GAPS if by_torch else _GAPS
+        fullest += min(int(of_largest * costs.largest_growth.of(computed)) // part, limit) + int(of_all * fullest)
         always = sum(size or 0 for size in held.values())
         first = 0  # one forward of all groups, before there are states and sums
         if one_by_one:
