@@ -2,6 +2,7 @@
 
     total = weights + gradients + optimizer state + averaged weights + exact mode's sums + activations + workspace
 
+With PyTorch's kernels on a CPU the weights of convolutions are there once more, in the order that these kernels read.
 Activations are what forward keeps for backward, the images among them. Workspace is what is beside them at the fullest
 moment: gradients of activations, arrays of single operators, and gaps between arrays.
 """
@@ -21,11 +22,12 @@ _HALVES = {"mixed16": "float16", "bfloat16": "bfloat16"}
 # peaks on a CPU: docs/experiments/memory.md.
 USABLE = 0.9
 # Gaps between arrays, where no freed place has the size of the next one: a share of the most that one operator
-# allocates. Fitted on seven models, checked on seven others (docs/experiments/memory.md). glibc returns larger places
-# than the limit to the system at once.
-_GAPS, _LARGEST_GAP = 0.5, 32 * 2**20
-# Between predicted and measured peaks; all but one case of fourteen models lie within (docs/experiments/memory.md).
-SPREAD = 1.15
+# allocates, up to a limit, and one of all that a micro-batch takes. glibc passes over freed places of the very size for
+# PyTorch's arrays, since these begin at multiples of 64 bytes. Fitted: NumPy's on seven models and checked on seven
+# others, PyTorch's on 21 models and micro-batches (docs/experiments/memory.md).
+_GAPS, _TORCH_GAPS = (0.5, 32 * 2**20, 0.0), (0.75, 64 * 2**20, 0.2)
+# Between predicted and measured peaks; all but one case of fourteen models lie within, with PyTorch's kernels all 21.
+SPREAD, TORCH_SPREAD = 1.15, 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ class ModelCosts:
             micro-batch; empty where they were not measured.
         largest_growth: the most that one operator allocates.
         mixes_samples: exact mode computes the norm groups of a micro-batch one by one, after one forward of all.
+        ordered_weights: numbers in the weights of convolutions that PyTorch's kernels copy into an order of their own.
     """
 
     parameter_sizes: tuple[int, ...]
@@ -63,6 +66,7 @@ class ModelCosts:
     moments: tuple[Bytes, ...] = ()
     largest_growth: Bytes = field(default_factory=lambda: Bytes(per_sample=0))
     mixes_samples: bool = False
+    ordered_weights: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -81,6 +85,7 @@ class ModelCosts:
             "moments": [row(each) for each in self.moments],
             "largest_growth": row(self.largest_growth),
             "mixes_samples": self.mixes_samples,
+            "ordered_weights": self.ordered_weights,
         }
 
     @classmethod
@@ -101,6 +106,7 @@ class ModelCosts:
             moments=tuple(map(bytes_of, tree["moments"])),
             largest_growth=bytes_of(tree["largest_growth"]),
             mixes_samples=bool(tree["mixes_samples"]),
+            ordered_weights=int(tree["ordered_weights"]),
         )
 
 
@@ -114,6 +120,7 @@ class Model:
         num_gradients: arrays of gradients; two with double buffering, three with PowerSGD, two of them of errors.
         num_averages: weights that are evaluated in place of those that are trained.
         costs: by the image size of a segment; without one that was not measured.
+        torch_kernels: whether a run on CPUs computes by PyTorch's kernels.
     """
 
     num_parameters: int
@@ -121,9 +128,17 @@ class Model:
     num_gradients: int = 1
     num_averages: int = 0
     costs: Mapping[int | None, ModelCosts] = field(default_factory=dict)
+    torch_kernels: bool = False
 
     @classmethod
-    def of(cls, recipe: Recipe, num_parameters: int, costs: Mapping[int | None, ModelCosts] | None = None) -> Model:
+    def of(
+        cls,
+        recipe: Recipe,
+        num_parameters: int,
+        costs: Mapping[int | None, ModelCosts] | None = None,
+        *,
+        torch_kernels: bool = False,
+    ) -> Model:
         """A recipe's model, of so many trained numbers."""
         return cls(
             num_parameters=num_parameters,
@@ -135,6 +150,7 @@ class Model:
                 or hasattr(recipe.optimizer, "evaluated")
             ),
             costs=costs or {},
+            torch_kernels=torch_kernels,
         )
 
     def memory(self, compute: str = "float32") -> dict[str, int]:
@@ -155,16 +171,24 @@ class Model:
         }
 
     def memory_with(
-        self, division: Division, *, image_size: int | None = None, compute: str = "float32", exact: bool = False
+        self,
+        division: Division,
+        *,
+        image_size: int | None = None,
+        compute: str = "float32",
+        exact: bool = False,
+        on_gpu: bool = False,
     ) -> dict[str, int | None]:
         """Bytes of a device at the fullest moment of an update, by what they are.
 
         Exact mode keeps sums of gradients: `Division.most_sums` arrays.
         With 16 bits activations and workspace are half as large.
+        PyTorch's kernels on a CPU keep ordered weights from forward to backward, and leave larger gaps.
 
         Returns:
-            those of `memory`, then `sums_bytes` in exact mode, `activations_bytes`, `workspace_bytes` and
-            `total_bytes`; the last three None where the model was not measured at this image size.
+            those of `memory`, then `sums_bytes` in exact mode, `ordered_weights_bytes` with PyTorch's kernels,
+            `activations_bytes`, `workspace_bytes` and `total_bytes`; the last three None where the model was not
+            measured at this image size.
         """
         held: dict[str, int | None] = {**self.memory(compute)}
         costs, samples, groups = self.costs.get(image_size), division.largest, 1
@@ -174,14 +198,18 @@ class Model:
             groups = max(1, samples // division.norm_span)
         if costs is None or costs.activations is None:
             return held | {"activations_bytes": None, "workspace_bytes": None, "total_bytes": None}
-        part = 2 if compute in _HALVES else 1
+        part, by_torch = 2 if compute in _HALVES else 1, self.torch_kernels and not on_gpu
+        if by_torch:
+            held["ordered_weights_bytes"] = _BYTES * costs.ordered_weights // part
         computed, apart = (samples // groups, 1) if one_by_one else (samples, groups)
         fullest = max(moment.of(computed, apart) for moment in costs.moments) // part
-        fullest += min(int(_GAPS * costs.largest_growth.of(computed)) // part, _LARGEST_GAP)
+        of_largest, limit, of_all = _TORCH_GAPS if by_torch else _GAPS
+        fullest += min(int(of_largest * costs.largest_growth.of(computed)) // part, limit) + int(of_all * fullest)
         always = sum(size or 0 for size in held.values())
         first = 0  # one forward of all groups, before there are states and sums
         if one_by_one:
             first = held["weights_bytes"] + held["gradients_bytes"] + costs.activations.of(samples) // part
+            first += held.get("ordered_weights_bytes", 0)
         activations, total = costs.activations.of(computed) // part, max(always + fullest, first)
         return held | {
             "activations_bytes": activations,

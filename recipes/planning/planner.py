@@ -10,7 +10,7 @@ from typing import Any
 
 from recipes.planning.cluster import Cluster
 from recipes.planning.division import Division, PlanError, divide, largest_divisor
-from recipes.planning.memory import SPREAD, USABLE, Model, largest_that_fits
+from recipes.planning.memory import SPREAD, TORCH_SPREAD, USABLE, Model, largest_that_fits
 from recipes.planning.rates import learning_rate_at
 from recipes.planning.timeline import Segment, Timeline, timeline_of
 from recipes.schema import Dataset, Recipe
@@ -94,6 +94,7 @@ class Plan:
             image_size=planned.segment.image_size,
             compute=self.recipe.precision.compute,
             exact=self.exact,
+            on_gpu=self.cluster.device == "gpu",
         )
 
     def most_samples(self, planned: PlannedSegment) -> int:
@@ -138,8 +139,12 @@ class Plan:
                 }
         choices = [rows[size] for size in sorted(rows, reverse=True)]
         held = sum(self.model.memory(self.recipe.precision.compute).values())
-        memory["range_bytes"] = [max(held, int(memory["total_bytes"] / SPREAD)), int(memory["total_bytes"] * SPREAD)]
+        by_torch, total = "ordered_weights_bytes" in memory, memory["total_bytes"]
+        spread = TORCH_SPREAD if by_torch else SPREAD
+        memory["range_bytes"] = [max(held, int(total / spread)), int(total * spread)]
         memory["rests_on"] = "counted; activations and workspace by a measurement of the model on a CPU"
+        if by_torch:
+            memory["rests_on"] += ", with a share for the gaps that PyTorch's kernels leave"
         return {**memory, **device, "update": planned.segment.update, "largest_that_fits": most, "choices": choices}
 
     @property

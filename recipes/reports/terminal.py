@@ -16,7 +16,11 @@ from recipes.schema import Dataset, Recipe
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille cell: four rows of two dots
 _BLANK = 0x2800
-_SOMETIMES = {"averaged_weights_bytes": "averaged weights", "sums_bytes": "sums of exact mode"}  # in a plan's memory
+_SOMETIMES = {  # in a plan's memory
+    "averaged_weights_bytes": "averaged weights",
+    "sums_bytes": "sums of exact mode",
+    "ordered_weights_bytes": "weights in PyTorch's order",
+}
 _MARGIN = 9  # columns of the axis labels and the axis
 
 _Ticks = Sequence[tuple[float, str]]

@@ -9,6 +9,8 @@ Our own compiled passes pool and normalise, and NumPy computes the convolutions 
 from __future__ import annotations
 
 import functools
+import math
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,7 +73,7 @@ def convolution_weights(
     x: np.ndarray, gy: np.ndarray, *, kernel: Pair, stride: Pair, pad: Pair, groups: int = 1
 ) -> np.ndarray:
     """See `trainers.kernels.cpu.convolution`."""
-    W = torch.empty((gy.shape[1], x.shape[1], *kernel), dtype=_tensor(x[:0]).dtype, memory_format=_LAST)
+    W = _unread((gy.shape[1], x.shape[1], *kernel), _tensor(x[:0]))
     if gy.shape[2] * gy.shape[3] <= _FEW or _suits_numpy(W, stride, pad, x.shape[2:]):
         return by_numpy.convolution_weights(x, gy, kernel=kernel, stride=stride, pad=pad, groups=groups)
     if tuple(kernel) == (1, 1) and tuple(pad) == (0, 0) and x.shape[1] < _BLOCK:  # one pixel in so many is read
@@ -202,10 +204,16 @@ def _convolved(x: torch.Tensor, W: torch.Tensor, b: torch.Tensor | None, stride:
 
 def _convolved_back(gy: torch.Tensor, W: torch.Tensor, b: None, stride: Pair, pad: Pair, size: Pair) -> torch.Tensor:
     gy = _aligned(gy)
-    # Of the input only shape and order are read.
-    x = torch.empty((len(gy), W.shape[1], *size), dtype=gy.dtype, memory_format=_LAST)
+    x = _unread((len(gy), W.shape[1], *size), gy)
     images = _images(W, stride, pad, x)
     return _cut(_backward(_cut(gy, images), _cut(x, images), W, stride, pad, [True, False, False])[0], len(gy))
+
+
+def _unread(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Channels last, for an operator that reads only shape and order: pages that are never touched take no memory."""
+    count, channels, height, width = shape
+    pages = mmap.mmap(-1, math.prod(shape) * like.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=like.dtype).view(count, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
@@ -271,11 +279,12 @@ def _samples_a_call(
     size = next(size for size in sizes if size % span == 0 or span % size == 0)
     if size == span:
         return size
-    draws, shapes = np.random.default_rng(0), ((max(size, span), *shape[1:]), W_shape, W_shape[:1])
-    x, W, b = (_tensor(draws.standard_normal(each).astype(dtype)) for each in shapes)
+    large, small = max(size, span), min(size, span)
+    draws, shapes = np.random.default_rng(0), ((large, *shape[1:]), W_shape, W_shape[:1])
+    x, W, b = (_tensor(draws.standard_normal(each, dtype)) for each in shapes)
     given = W, b if biased else None, *how
-    ways = (torch.cat([of(part, *given) for part in x.split(number)]) for number in (size, span))
-    return size if torch.equal(*ways) else span
+    whole, parts = of(x, *given), (slice(start, start + small) for start in range(0, large, small))
+    return size if all(torch.equal(whole[part], of(x[part], *given)) for part in parts) else span
 
 
 def _summed(parts: Sequence[torch.Tensor], *, in_tree: bool) -> torch.Tensor:

@@ -21,7 +21,7 @@ from recipes.reading.open import OpenedRecipe
 from recipes.schema.image_size import evaluated_size, image_sizes
 from recipes.schema.vocabulary import Unbuilt
 from recipes.sharing.cache import cache_folder
-from trainers import models
+from trainers import kernels, models
 from trainers.datasets.augmented import augmented_samples
 from trainers.runs.identity import own_code
 
@@ -42,7 +42,7 @@ def known_model(opened: OpenedRecipe, *, loads: bool = False) -> Model | None:
     found = {size: _found(opened, shape) for size, shape in _shapes(opened, loads=loads).items()}
     if None in found.values():
         return None
-    return Model.of(opened.recipe, next(iter(found.values())).num_parameters, found)
+    return _model(opened, next(iter(found.values())).num_parameters, found)
 
 
 def model_of(opened: OpenedRecipe) -> Model | None:
@@ -59,13 +59,17 @@ def model_of(opened: OpenedRecipe) -> Model | None:
         return known
     from trainers.training.build import counted_model
 
-    recipe, (model, counted) = opened.recipe, counted_model(opened.recipe, opened.dataset)
+    model, counted = counted_model(opened.recipe, opened.dataset)
     costs = {}
     for size, shape in _shapes(opened, loads=True).items():
         found = None if shape is None else _found(opened, shape) or _measured(opened, model, shape)
         if found is not None:
             costs[size] = found
-    return Model.of(recipe, next((each.num_parameters for each in costs.values()), counted.num_parameters), costs)
+    return _model(opened, next((each.num_parameters for each in costs.values()), counted.num_parameters), costs)
+
+
+def _model(opened: OpenedRecipe, num_parameters: int, costs: Mapping[int | None, ModelCosts]) -> Model:
+    return Model.of(opened.recipe, num_parameters, costs, torch_kernels=kernels.of_runs() == "torch")
 
 
 def _needs_check(opened: OpenedRecipe) -> bool:

@@ -81,7 +81,13 @@ def _measured(model: chainer.Chain, image_CHW: tuple[int, int, int], evaluation:
         moments=_fullest(live),
         largest_growth=Bytes(per_sample=int(grown[0].max())),
         mixes_samples=mixes,
+        ordered_weights=sum(parameter.size for _, parameter, _ in order if _is_ordered(parameter.shape)),
     )
+
+
+def _is_ordered(shape: tuple[int, ...]) -> bool:
+    """Whether a parameter has another order with channels last, as the weights of convolutions larger than 1x1 have."""
+    return len(shape) == 4 and shape[2:] != (1, 1)
 
 
 def _run(

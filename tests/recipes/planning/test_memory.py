@@ -96,6 +96,15 @@ def test_the_fullest_moment_depends_on_the_micro_batch():
         assert model.memory_with(divided(samples, span=8))["total_bytes"] == HELD + fullest
 
 
+def test_pytorchs_kernels_on_a_cpu_add_ordered_weights_and_larger_gaps():
+    costs = {None: replace(COSTS, ordered_weights=12, largest_growth=Bytes(per_sample=4))}
+    by_numpy, by_torch = (replace(MODEL, costs=costs, torch_kernels=torch) for torch in (False, True))
+    memory, fullest = by_torch.memory_with(divided()), 40 * 64 + 48
+    assert memory["ordered_weights_bytes"] == 48
+    assert memory["total_bytes"] == HELD + 48 + fullest + 192 + int(0.2 * fullest)  # 3 / 4 of 256, and a fifth of all
+    assert by_torch.memory_with(divided(), on_gpu=True) == by_numpy.memory_with(divided())
+
+
 def test_double_buffering_and_averaged_weights_are_counted():
     recipe = open_recipe("digits/ramp", vocabulary=vocabulary()).recipe
     doubled = replace(recipe, updater=replace(recipe.updater, double_buffering=True), weight_average=object())

@@ -360,6 +360,19 @@ def test_pytorch_is_called_for_each_group_where_more_samples_have_other_bits():
 
 
 @pytest.mark.torch
+def test_pytorchs_gradient_of_an_input_allocates_no_array_beside_it():
+    """The operator wants the input itself, of which it reads only the shape."""
+    import torch
+
+    by, random = importlib.import_module(kernels._MODULES["torch"]), np.random.RandomState(0)
+    gy, W = array(random, 16, 16, 32, 32, dtype=np.float32), array(random, 16, 16, 3, 3, dtype=np.float32)
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        gx = by.convolution_data(gy, W, size=(32, 32), stride=(1, 1), pad=(1, 1))
+    allocated = [event.self_cpu_memory_usage for event in profile.key_averages()]
+    assert gx.nbytes <= sum(each for each in allocated if each > 0) < 1.5 * gx.nbytes
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(("channels", "stride"), [(3, 2), (4, 2), (12, 4), (15, 2)])
 def test_pytorch_gets_no_strided_convolution_that_writes_past_its_memory(channels, stride):
     """It crashed the process where enough was written."""
