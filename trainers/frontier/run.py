@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from recipes.errors import RecipeError, refuse_unreachable
+from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.frontiers.open_frontier import OpenedFrontier, open_frontier
 from recipes.frontiers.proposals import beyond_edge, quasi_random, scaled
 from recipes.reading.load import load_tree
@@ -29,7 +29,7 @@ from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text, frontier_text, planned_time
 from trainers.frontier.results import MOST_PARTS, Point, point_folder, read_point, trials_beyond_edge
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.runs.errors import EXIT_FAILED
+from trainers.runs.errors import EXIT_FAILED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
 from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, run_identity, write_whole
 from trainers.search.folder import opened_or_begun_before
@@ -152,6 +152,10 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
     for number, point in enumerate(points, 1):
         name = f"point {number} of {len(points)}: {point.method} at batch {point.batch:,}"
         while (file := _next_search(opened, folder, point)) is not None:
+            if change := _recipe_change(opened, folder):
+                what = f"{opened.recipe} was changed while the frontier ran: {change}"
+                print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
+                return EXIT_FAILED
             say(f"{name}, {file.stem.replace('-', ' ')}")
             code, missed = _search(file, request), point.missed
             point = read_point(opened, folder, point.method, point.batch)
@@ -168,6 +172,15 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
             found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
         say(f"{name}: {found}")
     return 0
+
+
+def _recipe_change(opened: OpenedFrontier, folder: Path) -> str:
+    """What differs in the recipes from when the frontier opened them, in a line; empty if nothing does."""
+    try:
+        now = open_frontier(folder / FRONTIER, **opened.options)
+    except InputRefused as error:
+        return str(error)
+    return "; ".join(differences(_recipes(opened), _recipes(now), where=("before", "now")))
 
 
 def _require_startable(opened: OpenedFrontier, request: SearchRequest) -> None:

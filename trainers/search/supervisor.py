@@ -24,7 +24,7 @@ from trainers.runs.run_folder import LOG, METRICS, ending_of, newest_checkpoint_
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
 from trainers.search import outcome
 from trainers.search import study as studies
-from trainers.search.folder import run_folders
+from trainers.search.folder import recipe_change, run_folders
 from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import Result, SearchRequest
 from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, write_best
@@ -103,7 +103,7 @@ class Supervisor:
     def __init__(self, opened: OpenedSearch, options: SearchRequest, display: Display, groups: Sequence[Group]) -> None:
         self.opened, self.options, self.display, self.groups = opened, options, display, groups
         self.search, self.study, self.folder = opened.search, display.study, display.folder
-        self.stopped_by = ""
+        self.stopped_by, self.changed = "", ""  # by whom; what was edited in the recipe meanwhile
         self._running: list[_Work] = []
         left = list(map(self._work_of, studies.left_running(self.study)))
         self._waiting = [work for work in left if not studies.is_paused(work.trial)]
@@ -140,6 +140,13 @@ class Supervisor:
         self.stopped_by = by
         for work in self._running:
             request_stop(work.folder / STOP_FILE, "search")
+
+    def recipe_changed(self) -> bool:
+        """Whether the recipe was edited since the search opened it, which stops the search: see `changed`."""
+        self.changed = self.changed or recipe_change(self.opened)
+        if self.changed and not self.stopped_by:
+            self.request_stop(f"a change of {self.opened.base.path}")
+        return bool(self.changed)
 
     def kill(self) -> None:
         """End all ranks at once."""
@@ -244,6 +251,8 @@ class Supervisor:
 
     def _start(self, work: _Work) -> None:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
+        if self.recipe_changed():
+            return  # it stays in the study as running, for the next session
         trial, folders = work.trial, work.folders
         values = suggested(self.search.space, trial)
         index = [*(ending_of(folder) == "success" for folder in folders), False].index(False)
@@ -400,7 +409,8 @@ class Supervisor:
         hours = studies.rank_seconds_of(work.trial, self.search) / 3600
         runs = list(map(outcome.metrics_lines, work.folders))
         self._tell(work, outcome.trial_result(self.search, runs, device_hours=hours))
-        if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
+        is_best = work.seed is None and work.trial.number in [it.number for it in studies.best_trials(self.study)]
+        if is_best and not self.recipe_changed():
             write_best(self.folder, self.opened, self.study)
 
     def _tell(
