@@ -74,6 +74,10 @@ def frontier(
 
     if shown:
         opened = open_frontier(shown / FRONTIER, vocabulary=words, of_run=True, **how)
+        if overrides and (changed := _changed_keys(opened, shown)):
+            raise FolderRefused(f"{shown} holds another frontier; {'; '.join(changed)}; show it without that --set")
+        if edited := _changed_recipes(opened, shown):
+            print_error(f"warning: epochs and rates are those of the recipe as it is now; {'; '.join(edited)}")
     else:
         opening = partial(open_frontier, request.search, vocabulary=words, **how)
         opened = opened_or_begun_before(opening, begun_in)
@@ -117,10 +121,13 @@ def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
 
 @refuse_unreachable()
 def _require_same(opened: OpenedFrontier, folder: Path) -> None:
-    """Refuse a folder that holds another frontier: of its budget the trials may change, and methods may be added."""
+    """Refuse a folder that holds another frontier."""
+    if changed := _changed_keys(opened, folder) + _changed_recipes(opened, folder):
+        raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
 
-    def plain(tree: dict[str, Any]) -> dict[str, Any]:
-        return yaml.safe_load(block_text(tree))
+
+def _changed_keys(opened: OpenedFrontier, folder: Path) -> list[str]:
+    """What differs from the frontier in its folder: of its budget the trials may change, and methods may be added."""
 
     def kept(tree: dict[str, Any]) -> dict[str, Any]:
         same = {key: value for key, value in tree.items() if key not in _MAY_CHANGE}
@@ -128,18 +135,24 @@ def _require_same(opened: OpenedFrontier, folder: Path) -> None:
         budget = {key: value for key, value in tree["budget"].items() if key != "trials"}
         return same | {"budget": budget, "methods": methods}
 
-    file, others = folder / FRONTIER, folder / RECIPES
-    now = before = plain(_own_tree(opened))
-    if file.is_file():
-        before = load_tree(file, kind=None)[0]
+    if not (folder / FRONTIER).is_file():
+        return []
+    before, now = load_tree(folder / FRONTIER, kind=None)[0], _plain(_own_tree(opened))
     both = before.get("methods", {}).keys() & now.get("methods", {}).keys()
-    recipes = plain(_recipes(opened))
-    recipes_before = load_tree(others, kind=None)[0] if others.is_file() else {}
-    same = recipes.keys() & recipes_before.keys()
-    changed = differences(kept(before), kept(now))
-    changed += differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (recipes_before, recipes)))
-    if changed:
-        raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
+    return differences(kept(before), kept(now))
+
+
+def _changed_recipes(opened: OpenedFrontier, folder: Path) -> list[str]:
+    """What differs from the recipes that the searches in its folder began with."""
+    if not (folder / RECIPES).is_file():
+        return []
+    before, now = load_tree(folder / RECIPES, kind=None)[0], _plain(_recipes(opened))
+    same = before.keys() & now.keys()
+    return differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (before, now)))
+
+
+def _plain(tree: dict[str, Any]) -> dict[str, Any]:
+    return yaml.safe_load(block_text(tree))
 
 
 def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:

@@ -6,8 +6,10 @@ import pytest
 
 from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.yaml import block_text
-from trainers.frontier.run import _own_tree, _recipe_change, _recipes
+from trainers.frontier.run import _own_tree, _recipe_change, _recipes, frontier
 from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.run_folder import FolderRefused
+from trainers.search.outcome import SearchRequest
 
 TEXT = """\
 kilobatch: 1
@@ -45,3 +47,16 @@ def test_a_recipe_that_is_edited_while_the_frontier_runs_is_seen_before_the_next
     assert _recipe_change(opened, Path("out")) == "recipe.seed: 0 before, 7 now"
     Path("own.yaml").write_text("kilobatch: 1\nextends: [\n")
     assert "own.yaml:3:" in _recipe_change(opened, Path("out"))
+
+
+def test_results_are_not_shown_as_those_of_another_goal(begun, capsys):
+    begun()
+    shown = SearchRequest(search="out")
+    with pytest.raises(FolderRefused, match="holds another frontier; goal.accuracy: 0.5 in the run, 0.9 now; show it"):
+        frontier(shown, overrides=["goal.accuracy=0.9"])
+    assert frontier(shown, overrides=["batches=[64]"]) == 0
+    assert capsys.readouterr().err == ""
+    with open("own.yaml", "a") as file:
+        file.write("seed: 7\n")
+    assert frontier(shown) == 0
+    assert "warning: epochs and rates are those of the recipe as it is now; recipe of " in capsys.readouterr().err
