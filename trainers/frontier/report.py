@@ -106,6 +106,8 @@ def _note(point: Point) -> str:
         notes.append("range widened" + ("" if len(point.parts) == 2 else " twice"))
     if point.missed:
         notes.append(f"seeds of {point.missed} better {'trial' if point.missed == 1 else 'trials'} missed")
+    if point.parts and point.cap is not None and point.figure in (None, math.inf):
+        notes.append(f"ended at {point.cap:,} updates, 1.5 times the next smaller batch's")
     if not all(part.is_spent for part in point.parts):
         notes.append("not finished")
     return ", ".join(notes)

@@ -107,6 +107,11 @@ class Point:
         return sum(len(part.missed) for part in self.parts)
 
     @property
+    def cap(self) -> int | None:
+        """The updates that no trial of its first search may exceed; None where only the budget ends them."""
+        return self.parts[0].tree["objective"].get("at_most") if self.parts else None
+
+    @property
     def best_part(self) -> Part | None:
         """The search with the best figure over its seeds; while one of them has no seeds, with the best trial."""
         sign = 1 if self.has_target else -1

@@ -178,6 +178,8 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
                 return code or EXIT_FAILED  # the search has said why
         write_report(folder, opened, read_points(opened, folder))
         found = "no trial reached the goal" if point.has_target else "every trial diverged"
+        if point.has_target and point.cap is not None:
+            found += f" within {point.cap:,} updates, {_SLACK:g} times those of the next smaller batch"
         if point.figure == math.inf:
             found = "most fresh seeds of every trial that reached the goal missed it"
         elif point.figure is not None:
@@ -232,7 +234,7 @@ def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | N
         first = scaled(point.space, optima, batch=point.batch, rate_factor=factor)
         first += quasi_random(point.space, tree["sampler"]["n_startup_trials"], seed=seed, point=of_this)
         smaller = [other for other in near if other.batch < point.batch and point.has_target]
-        most = min((_SLACK * _best(other) for other in smaller), default=math.inf)
+        most = min((_SLACK * _needed(other) for other in smaller), default=math.inf)
         if most < opened.longest(point.method, point.batch)[1]:
             tree["objective"]["at_most"] = math.ceil(most)
     elif (wider := _wider(opened, point)) and len(point.parts) < MOST_PARTS:
@@ -252,6 +254,11 @@ def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | N
 
 def _best(point: Point) -> int:
     return int(point.best_part.best.values[0])
+
+
+def _needed(point: Point) -> float:
+    """Updates to the goal by its seeds, or by its best trial if that is more: one trial may be luck."""
+    return max(point.figure, _best(point))
 
 
 def _neighbours(points: Sequence[Point], point: Point) -> list[Point]:

@@ -20,7 +20,7 @@ from recipes.search_space.ranges import Int
 from trainers.frontier import report
 from trainers.frontier.report import rows_of
 from trainers.frontier.results import difference, read_point
-from trainers.frontier.run import _next_search, _own_tree, _require_same, frontier
+from trainers.frontier.run import _best, _needed, _next_search, _own_tree, _require_same, frontier
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.outcome import SearchRequest, metrics_lines
@@ -118,7 +118,7 @@ def test_neighbours_optima_are_tried_first(measured):
     rate = small.best.params["learning_rate.reference"]
     tried = [values["learning_rate.reference"] for values in large.tree["enqueue"]]
     assert tried[:2] == pytest.approx([min(2 * rate, 5), min(2**0.5 * rate, 5)], rel=1e-5)
-    assert large.tree["objective"]["at_most"] <= 1.5 * small.best.values[0] + 1
+    assert large.tree["objective"]["at_most"] == math.ceil(1.5 * max(small.best.values[0], measured.points[0].updates))
 
 
 def test_it_says_what_it_found(measured):
@@ -174,6 +174,20 @@ def test_each_optimum_is_a_whole_recipe_beside_the_scaled_one(measured):
         assert own.learning_rate.reference == point.optimum.values["learning_rate.reference"]
     scaled = open_recipe(measured.out / "best/recipe-512-scaled.yaml", vocabulary=vocabulary()).recipe
     assert scaled.batch.global_.sizes == (512,)
+
+
+def test_one_lucky_trial_does_not_limit_the_next_batch_below_its_neighbours_result(measured):
+    point = measured.points[0]
+    lucky = replace(point, parts=(replace(point.parts[-1], seeds=(98.0, 102.0)),))
+    assert _needed(lucky) == 100 > _best(lucky)
+    assert _needed(replace(point, parts=(replace(point.parts[-1], seeds=(1.0, 1.0)),))) == _best(point)
+
+
+def test_a_point_whose_trials_were_limited_by_the_smaller_batch_says_so(measured):
+    point = measured.points[1]
+    missed = replace(point, parts=(replace(point.parts[0], seeds=(math.inf, math.inf)),))
+    assert f"ended at {point.cap:,} updates, 1.5 times the next smaller batch's" in rows_of([missed])[0]["note"]
+    assert "1.5 times" not in rows_of([point])[0]["note"]
 
 
 @pytest.mark.slow
