@@ -108,7 +108,7 @@ def _note(point: Point) -> str:
         notes.append(f"seeds of {point.missed} better {'trial' if point.missed == 1 else 'trials'} missed")
     if point.parts and point.cap is not None and point.figure in (None, math.inf):
         notes.append(f"ended at {point.cap:,} updates, 1.5 times the next smaller batch's")
-    if not all(part.is_spent for part in point.parts):
+    if point.parts and not point.is_spent:
         notes.append("not finished")
     return ", ".join(notes)
 
@@ -133,15 +133,30 @@ def _scaling(points: Sequence[Point]) -> str:
     curve, (low, high) = made
     useful = curve.useful_to / curve.b_crit
     batches = [point.batch for point in points if point.figure not in (None, math.inf)]
-    missed = [f"{point.batch:,}" for point in points if point.figure == math.inf]
-    without = f"; batch {' and '.join(missed)} missed the goal, which the curve does not know" if missed else ""
+    missed = [point for point in points if point.figure == math.inf or (point.figure is None and point.is_spent)]
+    names = " and ".join(f"{point.batch:,}" for point in missed)
+    without = f"; batch {names} missed the goal, which the curve does not know" if missed else ""
+    off, sure = f"off by {percent(math.expm1(curve.error))}", _range(low, high)
+    if curve.end:
+        falls = {"high": "fall in proportion to it at all of them", "low": "hardly fall with it"}[curve.end]
+        bound = "" if low in (0.0, math.inf) and high in (0.0, math.inf) else f"; B_crit is {sure} (95 %)"
+        return f"no bend within the batches measured: updates {falls}, {off}{bound}{without}"
     return (
-        f"S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), off by "
-        f"{percent(math.expm1(curve.error))}; B_crit is {_figure(low)} to {_figure(high)} (95 %). Updates fall in "
-        f"proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
-        f"{_batch(curve.useful_to, batches)} ({_figure(useful * low)} to {_figure(useful * high)})"
-        f"{without}{_extrapolated(points)}"
+        f"S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), {off}; B_crit is {sure} (95 %). Updates "
+        f"fall in proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
+        f"{_batch(curve.useful_to, batches)} ({_range(useful * low, useful * high)}){without}{_extrapolated(points)}"
     )
+
+
+def _range(low: float, high: float) -> str:
+    """An interval, which may have no bend, and so no end, on either side."""
+    if low == 0 and high == math.inf:
+        return "anything"
+    if math.inf in (low, high):
+        return f"at least {_figure(low)}" if low < math.inf else "beyond the batches measured"
+    if 0 in (low, high):
+        return f"at most {_figure(high)}" if high else "below the batches measured"
+    return f"{_figure(low)} to {_figure(high)}"
 
 
 def _extrapolated(points: Sequence[Point]) -> str:
@@ -150,9 +165,10 @@ def _extrapolated(points: Sequence[Point]) -> str:
     made = fit([(point.batch, point.figure) for point in smaller])
     if made is None:
         return ""
+    useful = "no bend" if made.end else f"a largest useful batch of {_figure(made.useful_to)}"
     return (
         f". The smaller batches alone would have said {_figure(made.updates(largest.batch))} updates at batch "
-        f"{largest.batch:,}, and a largest useful batch of {_figure(made.useful_to)}"
+        f"{largest.batch:,}, and {useful}"
     )
 
 

@@ -107,6 +107,11 @@ class Point:
         return sum(len(part.missed) for part in self.parts)
 
     @property
+    def is_spent(self) -> bool:
+        """Whether it has begun, and nothing is left to run in its searches."""
+        return bool(self.parts) and all(part.is_spent for part in self.parts)
+
+    @property
     def cap(self) -> int | None:
         """The updates that no trial of its first search may exceed; None where only the budget ends them."""
         return self.parts[0].tree["objective"].get("at_most") if self.parts else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from optuna.trial import TrialState
 from scipy.stats import ttest_ind
 
 from recipes.errors import RecipeError
@@ -155,16 +156,52 @@ def test_a_goal_that_a_few_updates_reach_has_no_curve(measured):
     assert "recipe: 1 at batch 128, too few updates for a curve" in report.conclusions(measured.opened, easy)[0]
 
 
+def with_runs(point, runs):
+    """Points like this one, whose seeds took so many updates: batch -> updates of each."""
+    parts = {batch: (replace(point.parts[-1], seeds=seeds),) for batch, seeds in runs.items()}
+    return [replace(point, batch=batch, parts=own) for batch, own in parts.items()]
+
+
 def test_a_fitted_batch_beyond_those_that_reached_the_goal_is_said_to_be(measured):
     assert report._batch(57.1, [64, 256]) == "57.1, outside of those measured"
     assert report._batch(64.0, [64, 256]) == "64"
     runs = {batch: (90 * (1 + 400 / batch),) * 3 for batch in (64, 128, 256)} | {1024: (math.inf,) * 3}
-    points = [
-        replace(measured.points[0], batch=batch, parts=(replace(measured.points[0].parts[-1], seeds=seeds),))
-        for batch, seeds in runs.items()
-    ]
+    points = with_runs(measured.points[0], runs)
     (said,) = report.conclusions(measured.opened, points)
     assert "useful batch is 2,000, outside of those measured (2,000 to 2,000); batch 1,024 missed the goal" in said
+
+
+def test_a_finished_point_that_no_trial_reached_is_named_beside_the_curve(measured):
+    *points, last = with_runs(measured.points[0], {b: (90 * (1 + 400 / b),) * 3 for b in (64, 128, 256, 512)})
+    none = list(map(copy, last.parts[0].trials))
+    for trial in none:
+        trial.state = TrialState.FAIL
+    missed = replace(last, parts=(replace(last.parts[0], trials=tuple(none), seeds=()),))
+    assert missed.figure is None
+    assert "batch 512 missed the goal" in report._scaling([*points, missed])
+    not_begun = replace(last, parts=())
+    unfinished = replace(last, parts=(replace(missed.parts[0], trials=tuple(none[:1])),))
+    assert "missed" not in report._scaling([*points, not_begun]) + report._scaling([*points, unfinished])
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        (lambda batch: 12800 / batch, "no bend within the batches measured: updates fall in proportion to it at all"),
+        (lambda batch: 100.0, "no bend within the batches measured: updates hardly fall with it"),
+    ],
+)
+def test_points_without_a_bend_have_no_critical_batch(measured, updates, expected):
+    points = with_runs(measured.points[0], {batch: (updates(batch),) * 3 for batch in (64, 128, 256)})
+    said = report._scaling(points)
+    assert said.startswith(expected)
+    assert "B_crit" not in said
+
+
+def test_an_interval_is_open_where_some_seeds_show_no_bend():
+    assert report._range(30, 120) == "30 to 120"
+    assert report._range(30, math.inf) == "at least 30"
+    assert report._range(0, 120) == "at most 120"
 
 
 def test_each_optimum_is_a_whole_recipe_beside_the_scaled_one(measured):
