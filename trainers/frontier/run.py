@@ -31,14 +31,23 @@ from trainers.frontier.results import MOST_PARTS, Point, point_folder, read_poin
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
-from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, run_identity, write_whole
+from trainers.runs.run_folder import (
+    LOG,
+    FolderRefused,
+    dataset_facts,
+    differences,
+    lock_folder,
+    run_identity,
+    write_whole,
+)
 from trainers.search.folder import opened_or_begun_before
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 
-FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's recipe, resolved
+FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's recipe, resolved, and its data
 # Keys that may change between two sessions: the points that there are do not depend on them, or their searches see it.
 _MAY_CHANGE = ("title", "batches", "seeds", "accuracy_at", "retries", "ranks_per_trial")
+_DATA = "dataset"  # in RECIPES: a resolved recipe has only the file's name there, which may change
 _SLACK = 1.5  # times the updates of the next smaller batch, which no larger batch should need. Assumed.
 
 
@@ -116,7 +125,8 @@ def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
 
 
 def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
-    return {method: run_identity(base.tree) for method, base in opened.bases.items()}
+    bases = opened.bases.items()
+    return {method: run_identity(base.tree) | {_DATA: dataset_facts(base.dataset)} for method, base in bases}
 
 
 @refuse_unreachable()
@@ -148,6 +158,8 @@ def _changed_recipes(opened: OpenedFrontier, folder: Path) -> list[str]:
         return []
     before, now = load_tree(folder / RECIPES, kind=None)[0], _plain(_recipes(opened))
     same = before.keys() & now.keys()
+    for name in same:
+        before[name].setdefault(_DATA, now[name][_DATA])  # older folders do not have it
     return differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (before, now)))
 
 

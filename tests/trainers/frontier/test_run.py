@@ -1,12 +1,14 @@
 """What belongs to a frontier's folder and what does not, without a trial."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.yaml import block_text
-from trainers.frontier.run import _own_tree, _recipe_change, _recipes, frontier
+from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, frontier
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.outcome import SearchRequest
@@ -60,3 +62,16 @@ def test_results_are_not_shown_as_those_of_another_goal(begun, capsys):
         file.write("seed: 7\n")
     assert frontier(shown) == 0
     assert "warning: epochs and rates are those of the recipe as it is now; recipe of " in capsys.readouterr().err
+
+
+def test_a_frontier_does_not_go_on_with_other_data(begun):
+    opened = begun()
+    _require_same(opened, Path("out"))
+    (base,) = opened.bases.values()
+    more = replace(base, dataset=replace(base.dataset, num_train=1700))
+    with pytest.raises(FolderRefused, match="recipe of recipe.dataset.num_train: 1500 in the run, 1700 now"):
+        _require_same(replace(opened, bases={"recipe": more}), Path("out"))
+    tree = yaml.safe_load(Path("out/recipes.yaml").read_text())
+    del tree["recipe"]["dataset"]  # as older folders have it
+    Path("out/recipes.yaml").write_text(block_text(tree))
+    _require_same(replace(opened, bases={"recipe": more}), Path("out"))
