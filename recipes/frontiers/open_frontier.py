@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import RecipeError, refuse_unreachable
+from recipes.planning.division import nearest_divisor
 from recipes.planning.rates import full_rate
 from recipes.reading.load import Origins, load_tree
 from recipes.reading.open import OpenedRecipe
@@ -50,8 +51,8 @@ class OpenedFrontier:
         """The file of a point's search as plain data, without values to try first; None is the recipe's own batch."""
         frontier, branch, own = self.frontier, self.tree["methods"].get(method, {}), {}
         if batch is not None:
-            span = math.gcd(batch, *self.bases[method].recipe.batch.norm_span.sizes)
-            own = {"batch.global": batch, "batch.norm_span": span, "epochs": self.longest(method, batch)[0]}
+            span, longest = self.norm_span(method, batch), self.longest(method, batch)[0]
+            own = {"batch.global": batch, "batch.norm_span": span, "epochs": longest}
         few = frontier.quasi_random or -(-frontier.budget.trials // 2)
         objective = {"metric": "accuracy"}
         if (target := frontier.goal.target) is not None:
@@ -72,6 +73,13 @@ class OpenedFrontier:
             "reports": math.ceil(1 / frontier.spacing),
             "seed": frontier.seed,
         }
+
+    def norm_span(self, method: str, batch: int) -> int:
+        """That of the recipe, or the nearest number of samples that divides the batch, as `recipes scale` takes it."""
+        recipe = self.bases[method].recipe
+        compares = getattr(recipe.optimizer, "needs_group_gradients", False) and batch != recipe.learning_rate.per
+        most = batch // 2 if compares and batch > 1 else batch
+        return nearest_divisor(min(recipe.batch.norm_span.sizes), [batch], most=most)
 
     def longest(self, method: str, batch: int) -> tuple[str | float, int]:
         """The longest trial of a point, as the recipe's `epochs` and in updates."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from recipes.frontiers.fit import fit
@@ -288,6 +289,8 @@ def planned_time(
 def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool = False) -> str:
     """Points, trials and samples before anything starts."""
     frontier, rows, total, widened = opened.frontier, [], 0, 0
+    spans = {method: set(base.recipe.batch.norm_span.sizes) for method, base in opened.bases.items()}
+    other_spans = any({opened.norm_span(*it)} != spans[it[0]] for it in product(frontier.branches, frontier.sizes))
     for batch in frontier.sizes:
         for method in frontier.branches:
             longest = opened.longest(method, batch)[1]
@@ -296,6 +299,8 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool =
             more = (MOST_PARTS - 1) * (trials_beyond_edge(frontier.budget.trials) + frontier.seeds)
             total, widened = total + samples, widened + longest * batch * (runs + more)
             row = {"batch": batch, "method": method, "trials": frontier.budget.trials, "seeds": frontier.seeds}
+            if as_json or other_spans:
+                row["norm_span"] = opened.norm_span(method, batch)
             if as_json:
                 rows.append(row | {"updates_at_most": longest, "samples": samples})
             else:

@@ -10,6 +10,7 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -132,7 +133,8 @@ def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
 @refuse_unreachable()
 def _require_same(opened: OpenedFrontier, folder: Path) -> None:
     """Refuse a folder that holds another frontier."""
-    if changed := _changed_keys(opened, folder) + _changed_recipes(opened, folder):
+    changed = _changed_keys(opened, folder) + _changed_recipes(opened, folder) + _changed_spans(opened, folder)
+    if changed:
         raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
 
 
@@ -161,6 +163,16 @@ def _changed_recipes(opened: OpenedFrontier, folder: Path) -> list[str]:
     for name in same:
         before[name].setdefault(_DATA, now[name][_DATA])  # older folders do not have it
     return differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (before, now)))
+
+
+def _changed_spans(opened: OpenedFrontier, folder: Path) -> list[str]:
+    """Points whose searches began with other norm groups; an older version made them the greatest common divisor."""
+    lines, key = [], "batch.norm_span"
+    for batch, method in product(opened.frontier.sizes, opened.frontier.branches):
+        for file in sorted(point_folder(folder, method, batch).glob("search-*.yaml")):
+            before, now = load_tree(file, kind=None)[0]["fixed"].get(key), opened.norm_span(method, batch)
+            lines += differences(before, now, f"{key} of {method} at batch {batch:,}")
+    return list(dict.fromkeys(lines))
 
 
 def _plain(tree: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What belongs to a frontier's folder and what does not, without a trial."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import yaml
 
 from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.yaml import block_text
+from trainers.frontier.report import dry_run_text
 from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, frontier
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
@@ -75,3 +77,27 @@ def test_a_frontier_does_not_go_on_with_other_data(begun):
     del tree["recipe"]["dataset"]  # as older folders have it
     Path("out/recipes.yaml").write_text(block_text(tree))
     _require_same(replace(opened, bases={"recipe": more}), Path("out"))
+
+
+def test_points_with_other_norm_groups_are_never_mixed(begun):
+    """Until 2026-11 they were the greatest common divisor: 4 of 100 and 32."""
+    opened = begun(TEXT.replace("[64, 128, 256]", "[64, 100]"))
+    for batch, span in ((64, 32), (100, 4)):
+        folder = Path(f"out/points/recipe-{batch:06d}")
+        folder.mkdir(parents=True)
+        tree = opened.search_tree("recipe", batch)
+        tree["fixed"]["batch.norm_span"] = span
+        (folder / "search-0.yaml").write_text(block_text(tree))
+    with pytest.raises(FolderRefused, match="; batch.norm_span of recipe at batch 100: 4 in the run, 25 now; begin"):
+        _require_same(opened, Path("out"))
+    assert frontier(SearchRequest(search="out")) == 0  # only shown
+    Path("out/points/recipe-000100/search-0.yaml").unlink()
+    _require_same(opened, Path("out"))
+
+
+def test_a_dry_run_has_the_norm_groups_where_a_batch_changes_them(begun):
+    assert "norm_span" not in dry_run_text(begun(), workers=1)
+    opened = open_frontier("mine.yaml", vocabulary=search_vocabulary(), overrides=["batches=[64, 100]"])
+    assert "norm_span" in dry_run_text(opened, workers=1)
+    points = json.loads(dry_run_text(opened, workers=1, as_json=True))["points"]
+    assert [point["norm_span"] for point in points] == [32, 25]
