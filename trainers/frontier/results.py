@@ -21,7 +21,7 @@ from trainers.launch.verdict import Claimed, judge
 from trainers.runs.run_folder import has_diverged
 from trainers.search.folder import SEARCH, read_study, run_folders
 from trainers.search.outcome import evaluations, metrics_lines
-from trainers.search.results import ended_confirmations
+from trainers.search.results import FRESH_SEED, ended_confirmations
 from trainers.search.study import DIVERGED, finished, state_of
 
 FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
@@ -40,8 +40,9 @@ class Part:
     Args:
         folder, file: of the search.
         trials: that have ended.
-        seeds: the figures of the best trial's runs with fresh seeds: updates to the goal, infinite where one missed
-            it; or the accuracy, 0 where one diverged.
+        seeds: the figures of the best trial's runs with fresh seeds, at most `num_seeds`: updates to the goal, infinite
+            where one missed it; or the accuracy, 0 where one diverged.
+        num_seeds: how many the frontier asks for.
         missed: numbers of the trials whose fresh seeds mostly missed the goal, so that the next best one was tried.
     """
 
@@ -49,6 +50,7 @@ class Part:
     file: Path
     trials: tuple[FrozenTrial, ...]
     seeds: tuple[float, ...]
+    num_seeds: int
     missed: frozenset[int] = frozenset()
 
     @cached_property
@@ -66,7 +68,7 @@ class Part:
     @property
     def is_spent(self) -> bool:
         """Whether nothing is left to run in it."""
-        seeds = 0 if self.best is None or self.tree["confirm"] is None else self.tree["confirm"]["seeds"]
+        seeds = 0 if self.best is None else self.num_seeds
         return len(self.trials) >= self.tree["budget"]["trials"] and len(self.seeds) >= seeds
 
 
@@ -200,7 +202,7 @@ class Point:
 
 def read_point(opened: OpenedFrontier, folder: Path, method: str, batch: int) -> Point:
     """A point as it is now; `folder` is the frontier's. FolderRefused: a study of it is lost."""
-    parts = tuple(_parts(opened, point_folder(folder, method, batch)))
+    parts = tuple(_parts(opened, method, point_folder(folder, method, batch)))
     return Point(opened=opened, method=method, batch=batch, parts=parts)
 
 
@@ -209,16 +211,19 @@ def point_folder(folder: Path, method: str, batch: int) -> Path:
     return folder / "points" / f"{method}-{batch:06d}"
 
 
-def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
+def _parts(opened: OpenedFrontier, method: str, folder: Path) -> Iterator[Part]:
+    num_seeds, first = opened.frontier.seeds, opened.bases[method].recipe.seed + FRESH_SEED
+    names = [f"seed-{first + number}" for number in range(num_seeds)]  # a session before may have asked for more
     for file in sorted(folder.glob("search-*.yaml")):
         search, trials = file.with_suffix(""), []
         if (search / SEARCH).is_file():
             with read_study(search) as study:
                 trials = finished(study)
-        part = Part(folder=search, file=file, trials=tuple(trials), seeds=())
+        part = Part(folder=search, file=file, trials=tuple(trials), seeds=(), num_seeds=num_seeds)
         figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal
         while (best := part.best) is not None:
-            part = replace(part, seeds=tuple(map(figure, ended_confirmations(search, best.number))))
+            runs = [run for run in ended_confirmations(search, best.number) if run.name in names]
+            part = replace(part, seeds=tuple(map(figure, runs)))
             may_count = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
             if may_count or best.number in part.missed:  # in it only once all trials are
                 break

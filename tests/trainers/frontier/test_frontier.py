@@ -227,6 +227,19 @@ def test_a_point_whose_trials_were_limited_by_the_smaller_batch_says_so(measured
     assert "1.5 times" not in rows_of([point])[0]["note"]
 
 
+def test_fewer_seeds_count_the_same_runs_at_every_point(measured):
+    """The first ones by number, also where more have ended; without seeds the best trial."""
+
+    def shown(seeds):
+        opened = replace(measured.opened, frontier=replace(measured.opened.frontier, seeds=seeds))
+        return [read_point(opened, measured.out, "recipe", batch) for batch in opened.frontier.sizes]
+
+    assert [point.runs for point in shown(0)] == [(point.best_part.best.values[0],) for point in measured.points]
+    assert [point.runs for point in shown(2)] == [point.runs for point in measured.points]
+    assert all(point.is_spent for point in shown(0))
+    assert not any(point.is_spent for point in shown(3))
+
+
 @pytest.mark.slow
 def test_the_same_command_runs_nothing_anew_and_more_trials_go_on(measured, tmp_path):
     measured, first = copy(measured), measured.out
