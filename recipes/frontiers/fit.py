@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 
 _USEFUL = 0.2  # above S_min at the largest useful batch, and above perfect scaling where that ends
 _BEYOND = 100.0  # times the largest batch, or below the smallest: so far B_crit is looked for
@@ -76,8 +76,8 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
 
     def residuals(log_crit: float) -> tuple[float, list[float]]:
         curve = [updates - math.log1p(math.exp(log_crit) / batch) for batch, updates in logs]
-        middle = fmean(curve)  # log S_min, the best one for this B_crit
-        return middle, [each - middle for each in curve]
+        log_s_min = fmean(curve)  # the best one for this B_crit
+        return log_s_min, [each - log_s_min for each in curve]
 
     def cost(log_crit: float) -> float:
         return sum(each * each for each in residuals(log_crit)[1])
@@ -91,16 +91,26 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
     while high - low > 1e-9:  # golden section
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
         low, high = (low, right) if cost(left) <= cost(right) else (left, high)
-    middle, rest = residuals((low + high) / 2)
+    log_s_min, rest = residuals((low + high) / 2)
     error = math.sqrt(fmean(each * each for each in rest))
-    return Fit(s_min=math.exp(middle), b_crit=math.exp((low + high) / 2), error=error, end=end)
+    return Fit(s_min=math.exp(log_s_min), b_crit=math.exp((low + high) / 2), error=error, end=end)
+
+
+def middle(runs: Sequence[float]) -> float:
+    """The median of updates to a goal, infinite only if most of the runs missed it.
+
+    >>> middle([40, 10, math.inf]), middle([10, math.inf]), middle([10, math.inf, math.inf])
+    (40, 10, inf)
+    """
+    found = median(runs)
+    return found if math.isfinite(found) else median_low(runs)
 
 
 def interval(
     samples: Sequence[tuple[float, Sequence[float]]],
     *,
     seed: int,
-    statistic: Callable[[Sequence[float]], float] = median,
+    statistic: Callable[[Sequence[float]], float] = middle,
     draws: int = 500,
 ) -> tuple[float, float]:
     """The 95 % interval of B_crit: the percentile bootstrap over the runs of every point.

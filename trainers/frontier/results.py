@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import yaml
 from optuna.trial import FrozenTrial
 
-from recipes.frontiers.fit import Fit, fit, interval
+from recipes.frontiers.fit import Fit, fit, interval, middle
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.frontiers.proposals import Optimum, at_edge
 from recipes.search_space.ranges import Space
@@ -150,7 +150,7 @@ class Point:
         return self._figure_of(self.runs) if self.runs else None
 
     def _figure_of(self, runs: Sequence[float]) -> float:
-        return median(runs) if self.has_target else fmean(runs)
+        return middle(runs) if self.has_target else fmean(runs)
 
     @property
     def updates(self) -> float | None:
@@ -224,7 +224,7 @@ def _parts(opened: OpenedFrontier, method: str, folder: Path) -> Iterator[Part]:
         while (best := part.best) is not None:
             runs = [run for run in ended_confirmations(search, best.number) if run.name in names]
             part = replace(part, seeds=tuple(map(figure, runs)))
-            may_count = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
+            may_count = not part.is_spent or not part.seeds or middle(part.seeds) < math.inf
             if may_count or best.number in part.missed:  # in it only once all trials are
                 break
             part = replace(part, missed=part.missed | {best.number})
