@@ -25,9 +25,17 @@ _ROWS, _COLUMNS = 18, 64  # of the picture in the terminal
 _MARKS = "oxv+*#@%"
 
 
-def rows_of(
+Cell = tuple[Any, Any]  # of the table: its value, and how it is shown, None for not at all
+
+
+def rows_of(points: Sequence[Point], **how: Any) -> list[dict[str, Any]]:
+    """The table as it is shown: a row for each point of a method; arguments as for `cells_of`."""
+    return [{name: text for name, (_, text) in row.items() if text is not None} for row in cells_of(points, **how)]
+
+
+def cells_of(
     points: Sequence[Point], *, baseline: Mapping[int, Point] | None = None, cluster: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Cell]]:
     """The table: a row for each point of a method.
 
     Args:
@@ -41,19 +49,22 @@ def rows_of(
     for point in points:
         grown = math.nan if first is None else point.batch / first.batch
         values = {} if point.optimum is None else point.optimum.values
-        row = {"batch": point.batch} | _figures(point, smallest=points[0], baseline=(baseline or {}).get(point.batch))
+        row: dict[str, Cell] = {"batch": (point.batch, point.batch)}
+        row |= _figures(point, smallest=points[0], baseline=(baseline or {}).get(point.batch))
         row |= {"epochs": _short(point.epochs), "rate": _short(point.rate)}
         row |= {"linear": _short(first and first.rate * grown), "sqrt": _short(first and first.rate * math.sqrt(grown))}
         names = column_names([*row, *paths])  # `warmup.epochs` beside the row's own `epochs`
         row |= {names[path]: _short(values.get(path)) for path in paths}
         at = {f"at {epochs:g} epochs": {"epochs": epochs} for epochs in frontier.accuracy_at.epochs}
         at |= {f"at {updates} updates": {"updates": updates} for updates in frontier.accuracy_at.updates}
-        row |= {name: percent(point.accuracy_at(**budget)) for name, budget in at.items()}
-        row |= {"trials": f"{len(point.trials)}/{sum(part.tree['budget']['trials'] for part in point.parts)}"}
-        row |= {"reached": point.reached} if point.has_target else {}
-        row |= {"diverged": point.diverged, "note": _note(point)}
+        row |= {name: _percent(point.accuracy_at(**budget)) for name, budget in at.items()}
+        ended, budget = len(point.trials), sum(part.tree["budget"]["trials"] for part in point.parts)
+        row |= {"trials": (ended, f"{ended}/{budget}"), "budget": (budget, None)}
+        row |= {"reached": (point.reached, point.reached)} if point.has_target else {}
+        note = _note(point)
+        row |= {"diverged": (point.diverged, point.diverged), "note": (note, note)}
         if cluster:
-            row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), "-")
+            row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), (None, "-"))
             if point.updates is not None and math.isfinite(point.updates):
                 row |= planned_time(
                     point.opened, point.method, point.batch, cluster, values=values, updates=point.updates
@@ -62,42 +73,46 @@ def rows_of(
     return rows
 
 
-def _figures(point: Point, *, smallest: Point, baseline: Point | None) -> dict[str, str]:
+def _figures(point: Point, *, smallest: Point, baseline: Point | None) -> dict[str, Cell]:
     best = None if point.best_part is None else point.best_part.best.values[0]
     if point.has_target:
         return {"updates": _count(point.updates), "seeds": _spread(point), "best trial": _count(best)}
-    row = {"accuracy": percent(point.figure), "seeds": _spread(point), "best trial": percent(best)}
+    row = {"accuracy": _percent(point.figure), "seeds": _spread(point), "best trial": _percent(best)}
     row |= {f"against batch {smallest.batch:,}": _against(point, smallest)}
     row |= {} if baseline is None else {f"against {baseline.method}": _against(point, baseline)}
-    return row | {"updates": str(point.updates)}
+    return row | {"updates": (point.updates, str(point.updates))}
 
 
-def _count(updates: float | None) -> str:
-    return "-" if updates is None else "missed" if math.isinf(updates) else f"{updates:g}"
+def _count(updates: float | None) -> Cell:
+    return updates, "-" if updates is None else "missed" if math.isinf(updates) else f"{updates:g}"
 
 
-def _against(point: Point, other: Point) -> str:
-    """A difference in points of accuracy, and its 95 % interval."""
+def _percent(share: float | None) -> Cell:
+    return share, percent(share)
+
+
+def _against(point: Point, other: Point) -> Cell:
+    """A difference of accuracies, and its 95 % interval."""
     found = None if point is other else difference(point, other)
     if found is None:
-        return "-"
+        return None, "-"
     middle, low, high = (f"{100 * it:+.2f}" for it in found)
-    return f"{middle} ({low} to {high})"
+    return list(found), f"{middle} ({low} to {high})"
 
 
-def _short(value: Any) -> str:
+def _short(value: Any) -> Cell:
     if value is None:
-        return "-"
-    return short(value) if not isinstance(value, float) else "missed" if value == math.inf else f"{value:.3g}"
+        return None, "-"
+    return value, short(value) if not isinstance(value, float) else "missed" if value == math.inf else f"{value:.3g}"
 
 
-def _spread(point: Point) -> str:
+def _spread(point: Point) -> Cell:
     """The runs with fresh seeds: '210 to 260', and how many missed the goal."""
-    part, shown = point.best_part, _count if point.has_target else percent
-    found = sorted(it for it in (part.seeds if part else ()) if math.isfinite(it))
-    missed = len(part.seeds) - len(found) if part else 0
-    words = f"{shown(found[0])} to {shown(found[-1])}" if found else "-"
-    return words + (f", {missed} missed" if missed else "")
+    runs, shown = point.best_part.seeds if point.best_part else (), _count if point.has_target else _percent
+    found = sorted(it for it in runs if math.isfinite(it))
+    missed = len(runs) - len(found)
+    words = f"{shown(found[0])[1]} to {shown(found[-1])[1]}" if found else "-"
+    return list(runs), words + (f", {missed} missed" if missed else "")
 
 
 def _note(point: Point) -> str:
@@ -200,16 +215,39 @@ def frontier_text(
     """Tables, picture and conclusions for the terminal; or all of it as JSON."""
     frontier = opened.frontier
     by_method = {method: [it for it in points if it.method == method] for method in frontier.branches}
-    tables = {
-        method: rows_of(own, baseline=baseline(by_method, method), cluster=cluster) for method, own in by_method.items()
-    }
+    how = {method: {"baseline": baseline(by_method, method), "cluster": cluster} for method in by_method}
     if as_json:
-        found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": tables}
-        return json.dumps(found | {"conclusions": conclusions(opened, points)}, indent=1)
+        tables = {method: cells_of(own, **how[method]) for method, own in by_method.items()}
+        rows = {method: [{key: it for key, (it, _) in row.items()} for row in own] for method, own in tables.items()}
+        found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": rows}
+        if frontier.goal.target is not None:
+            found["fits"] = {method: _fit_tree(own) for method, own in by_method.items()}
+        return json.dumps(_finite(found | {"conclusions": conclusions(opened, points)}), indent=1)
+    tables = {method: rows_of(own, **how[method]) for method, own in by_method.items()}
     parts = [f"frontier {frontier.name} over {frontier.recipe}: {frontier.goal}"]
     parts += [f"{method}\n{points_text(rows)}" for method, rows in tables.items()]
     parts += [_picture(opened, points), "\n".join(conclusions(opened, points)), how_to_read(opened)]
     return "\n\n".join(filter(None, parts))
+
+
+def _fit_tree(points: Sequence[Point]) -> dict[str, Any] | None:
+    """The curve of a method in numbers, without those that take a bend where there is none; None without a curve."""
+    made = fit_of(points)
+    if made is None:
+        return None
+    curve, (low, high) = made
+    tree = {"bend": not curve.end, "error": curve.error, "interval": [low, high]}
+    found = {"s_min": curve.s_min, "b_crit": curve.b_crit, "largest_useful_batch": curve.useful_to}
+    return tree | (dict.fromkeys(found) if curve.end else found)
+
+
+def _finite(value: Any) -> Any:
+    """A tree in which what is not a number in JSON, updates that missed the goal and open ends, is null."""
+    if isinstance(value, dict):
+        return {key: _finite(it) for key, it in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_finite, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def baseline(by_method: Mapping[str, Sequence[Point]], method: str) -> dict[int, Point]:
@@ -269,8 +307,8 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
 
 def planned_time(
     opened: OpenedFrontier, method: str, batch: int, cluster: str, *, values: Mapping[str, Any], updates: float
-) -> dict[str, str]:
-    """Time, device-hours and cost of so many updates on as many devices of a cluster as the batch can use.
+) -> dict[str, Cell]:
+    """Time in seconds, device-hours and cost in dollars of so many updates, on as many devices as the batch can use.
 
     Raises:
         NoForecast: the cluster's file lacks a figure.
@@ -282,8 +320,13 @@ def planned_time(
     made = planned(recipe, where, exact=None, workers=devices, model=model_of(recipe))
     seconds = forecast(made).seconds_of(0, round(updates))
     hours, price = devices * seconds / 3600, where.hardware.price
-    cost = "-" if price is None else f"${hours * price.dollars_per_device_hour:.3g}"
-    return {"devices": str(devices), "time": duration(seconds), "device-hours": f"{hours:.3g}", "cost": cost}
+    dollars = None if price is None else hours * price.dollars_per_device_hour
+    return {
+        "devices": (devices, str(devices)),
+        "time": (seconds, duration(seconds)),
+        "device-hours": (hours, f"{hours:.3g}"),
+        "cost": (dollars, "-" if dollars is None else f"${dollars:.3g}"),
+    }
 
 
 def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool = False) -> str:

@@ -20,7 +20,7 @@ from recipes.reading.yaml import block_text
 from recipes.search_space.ranges import Int
 from trainers.frontier import report
 from trainers.frontier.report import rows_of
-from trainers.frontier.results import difference, read_point
+from trainers.frontier.results import difference, fit_of, read_point
 from trainers.frontier.run import _best, _needed, _next_search, _own_tree, _require_same, frontier
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.runs.run_folder import FolderRefused
@@ -129,8 +129,12 @@ def test_it_says_what_it_found(measured):
     tree = json.loads(measured.run("--json", name=measured.out).stdout)
     rows = tree["points"]["recipe"]
     assert [row["batch"] for row in rows] == [128, 256, 512]
-    assert [float(row["updates"]) for row in rows] == [point.updates for point in measured.points]
-    assert all(float(row["at 1 epochs"].split()[0]) > 10 for row in rows)
+    assert [row["updates"] for row in rows] == [point.updates for point in measured.points]
+    assert [row["seeds"] for row in rows] == [list(point.runs) for point in measured.points]
+    assert all(0.1 < row["at 1 epochs"] < 1 for row in rows)
+    curve, (low, high) = fit_of(measured.points)
+    assert tree["fits"]["recipe"]["b_crit"] == pytest.approx(curve.b_crit)
+    assert tree["fits"]["recipe"]["interval"] == [low, high]
     assert "B_crit" in tree["conclusions"][0]
     assert "B_crit" in (measured.out / "report.html").read_text()
     assert "<svg" in (measured.out / "updates.svg").read_text()
@@ -196,6 +200,25 @@ def test_points_without_a_bend_have_no_critical_batch(measured, updates, expecte
     said = report._scaling(points)
     assert said.startswith(expected)
     assert "B_crit" not in said
+
+
+def test_json_has_null_where_there_is_no_number(measured):
+    without_bend = with_runs(measured.points[0], {batch: (12800 / batch,) * 3 for batch in (64, 128, 256)})
+    missed = with_runs(measured.points[0], {512: (math.inf, 30.0, math.inf)})
+    tree = json.loads(report.frontier_text(measured.opened, without_bend + missed, as_json=True))
+    assert [row["updates"] for row in tree["points"]["recipe"]] == [200, 100, 50, None]
+    assert tree["points"]["recipe"][-1]["seeds"] == [None, 30, None]
+    assert {key: tree["fits"]["recipe"][key] for key in ("bend", "b_crit", "s_min")} == {
+        "bend": False,
+        "b_crit": None,
+        "s_min": None,
+    }
+
+
+def test_a_point_that_half_of_the_seeds_missed_has_the_figure_of_the_others(measured):
+    half, most = with_runs(measured.points[0], {64: (10.0, math.inf), 128: (10.0, math.inf, math.inf)})
+    assert (half.figure, most.figure) == (10, math.inf)
+    assert rows_of([half])[0]["seeds"] == "10 to 10, 1 missed"
 
 
 def test_an_interval_is_open_where_some_seeds_show_no_bend():
@@ -401,9 +424,9 @@ def test_a_cluster_gives_time_and_cost_of_every_batch(measured):
     cluster = measured.file.with_name("two.yaml")
     cluster.write_text(CLUSTER)
     rows = json.loads(measured.run("--json", "--cluster", cluster, name=measured.out).stdout)["points"]["recipe"]
-    assert [row["devices"] for row in rows] == ["2"] * len(rows)
+    assert [row["devices"] for row in rows] == [2] * len(rows)
     for row in rows:
-        assert float(row["cost"].removeprefix("$")) == pytest.approx(3.6 * float(row["device-hours"]), rel=0.02)
+        assert row["cost"] == pytest.approx(3.6 * row["device-hours"])
     refused = measured.run("--cluster", "mn1", name=measured.out)
     assert refused.returncode == 2
     assert "mn1 has no rate of SmallCNN" in refused.stderr
