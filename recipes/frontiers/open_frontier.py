@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from recipes.search_space.open_search import (
     recipe_file,
     require_folder_name,
 )
+from recipes.search_space.ranges import short
 
 RATE = "learning_rate.reference"
 
@@ -159,7 +161,25 @@ def open_frontier(
                 checks.ends(point)
             if reading.problems:
                 raise RecipeError(reading.problems)
+    if not of_run:
+        _require_reached_budgets(reading, opened)
     return opened
+
+
+def _require_reached_budgets(reading: Reading, opened: OpenedFrontier) -> None:
+    """Refuse budgets of `accuracy_at` that no trial comes to."""
+    epochs, updates = 0.0, 0
+    for method, batch in product(opened.bases, opened.frontier.sizes):
+        whole, most = opened.longest(method, batch)
+        made = most * batch / opened.bases[method].dataset.num_train if isinstance(whole, str) else whole
+        epochs, updates = max(epochs, made), max(updates, most)
+    for unit, longest in (("epochs", epochs), ("updates", updates)):
+        for index, budget in enumerate(getattr(opened.frontier.accuracy_at, unit)):
+            if budget > longest:
+                what = f"is {budget:g}, and no trial is longer than {short(longest)} {unit}"
+                reading.refuse(("accuracy_at", unit, index), what, "give less, or a larger `budget`")
+    if reading.problems:
+        raise RecipeError(reading.problems)
 
 
 def _read_methods(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:

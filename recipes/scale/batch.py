@@ -135,5 +135,6 @@ def _interval_reason(request: Request) -> str:
     if every == "update":
         return "as before; updates are fewer"
     updates = every * num_train / request.batch
-    now = f"{updates:,.0f} update{'s' if updates > 1.5 else ''}" if updates >= 1 else "less than an update: after each"
-    return f"the same samples, now {now}"
+    if updates < 1:
+        return "the same samples, now less than an update: after each"
+    return f"the same samples, now {updates:,.0f} update{'s' if round(updates) != 1 else ''}"

@@ -71,6 +71,10 @@ fixed: {stop_at: {accuracy: 0.9}}
 => 2:9: recipe: ends at its `stop_at`
 accuracy_at: {epochs: [0]}
 => 7:23: accuracy_at.epochs: is [0.0]; must be above 0
+accuracy_at: {epochs: [5, 30]}
+=> 7:27: accuracy_at.epochs.1: is 30, and no trial is longer than 20 epochs; give less, or a larger `budget`
+accuracy_at: {updates: [469, 470]}
+=> 7:30: accuracy_at.updates.1: is 470, and no trial is longer than 469 updates
 """
 
 
