@@ -16,7 +16,7 @@ from recipes.reports.curves import points_text
 from recipes.reports.wording import duration, number, percent
 from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import short
-from trainers.frontier.results import FEWEST, MOST_PARTS, Point, difference, fit_of, trials_beyond_edge
+from trainers.frontier.results import FEWEST, MOST_PARTS, Point, curve_of, difference, fit_of, trials_beyond_edge
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
 from trainers.search.results import column_names
@@ -271,7 +271,7 @@ def how_to_read(opened: OpenedFrontier) -> str:
 
 
 def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
-    """The figures against the batch; updates with the perfect scaling of the smallest batch as dots."""
+    """The figures against the batch; updates with the perfect scaling of each method's curve as dots."""
     found = [point for point in points if point.figure not in (None, math.inf)]
     if len({point.batch for point in found}) < 2:
         return ""
@@ -288,10 +288,11 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
         if 0 <= row <= _ROWS:
             cells[row][round((math.log(batch) - left) / (right - left) * _COLUMNS)] = mark
 
-    start = min(found, key=lambda point: (point.batch, point.figure))
-    for column in range(0, _COLUMNS + 1, 2) if with_target else ():
+    curves = [curve_of([it for it in points if it.method == method]) for method in methods]
+    curves = [curve for curve in curves if curve is not None]
+    for column, curve in product(range(0, _COLUMNS + 1, 2), curves):
         batch = math.exp(left + (right - left) * column / _COLUMNS)
-        put(batch, start.figure * start.batch / batch, ".")
+        put(batch, curve.perfect(batch), ".")
     for point in found:
         put(point.batch, point.figure, _MARKS[methods.index(point.method) % len(_MARKS)])
     labels = {row: f"{math.exp(y):.0f}" if with_target else percent(y) for row, y in ((0, high), (_ROWS, low))}
@@ -301,7 +302,8 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
     legend = ", ".join(f"{_MARKS[at % len(_MARKS)]} {method}" for at, method in enumerate(methods))
     title, dots = "accuracy by batch (logarithmic)", ""
     if with_target:
-        title, dots = "updates to the goal by batch, both logarithmic", ", . perfect scaling"
+        title = "updates to the goal by batch, both logarithmic"
+        dots = ", . perfect scaling" * bool(curves)
     return "\n".join([title, *lines, legend + dots])
 
 

@@ -200,6 +200,12 @@ class Point:
         return max(found, default=None)
 
 
+def points_in(folder: Path) -> list[tuple[str, int]]:
+    """Method and batch of every point that a frontier's folder has, also of those that it was told to leave out."""
+    names = [path.name.rpartition("-") for path in sorted(folder.glob("points/*"))]
+    return [(method, int(batch)) for method, _, batch in names if batch.isdecimal()]
+
+
 def read_point(opened: OpenedFrontier, folder: Path, method: str, batch: int) -> Point:
     """A point as it is now; `folder` is the frontier's. FolderRefused: a study of it is lost."""
     parts = tuple(_parts(opened, method, point_folder(folder, method, batch)))
@@ -256,22 +262,33 @@ def difference(point: Point, other: Point) -> tuple[float, float, float] | None:
     return judged.difference, judged.lower, judged.upper
 
 
-def fit_of(points: Sequence[Point]) -> tuple[Fit, tuple[float, float]] | None:
-    """The curve of the updates to a goal, and the 95 % interval of its critical batch; None with too few points.
+def curve_of(points: Sequence[Point]) -> Fit | None:
+    """The curve of the updates to a goal; None with too few points.
 
     None too where the smallest batch takes under `FEWEST` updates: the figures are hardly more than their rounding.
+    """
+    found = _reached(points)
+    made = fit([(point.batch, point.figure) for point in found])
+    return None if made is None or found[0].figure < FEWEST else made
+
+
+def fit_of(points: Sequence[Point]) -> tuple[Fit, tuple[float, float]] | None:
+    """The curve, and the 95 % interval of its critical batch; None as for `curve_of`.
 
     The interval is over the seeds of every point; without seeds over its trials, of which the best counts.
     """
-    found = [point for point in points if point.has_target and point.figure not in (None, math.inf)]
-    made = fit([(point.batch, point.figure) for point in found])
-    if made is None or found[0].figure < FEWEST:
+    made, found = curve_of(points), _reached(points)
+    if made is None:
         return None
     frontier = found[0].opened.frontier
     if frontier.seeds:
         return made, interval([(point.batch, point.runs) for point in found], seed=frontier.seed)
     trials = [(point.batch, [*map(_of_trial, point.trials)]) for point in found]
     return made, interval(trials, seed=frontier.seed, statistic=min)
+
+
+def _reached(points: Sequence[Point]) -> list[Point]:
+    return [point for point in points if point.has_target and point.figure not in (None, math.inf)]
 
 
 def _of_trial(trial: FrozenTrial) -> float:

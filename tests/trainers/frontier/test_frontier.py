@@ -19,9 +19,10 @@ from recipes.reading.open import open_recipe
 from recipes.reading.yaml import block_text
 from recipes.search_space.ranges import Int
 from trainers.frontier import report
+from trainers.frontier.page import write_report
 from trainers.frontier.report import rows_of
 from trainers.frontier.results import difference, fit_of, read_point
-from trainers.frontier.run import _best, _needed, _next_search, _own_tree, _require_same, frontier
+from trainers.frontier.run import _best, _needed, _next_search, _own_tree, _require_same, frontier, read_points
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.outcome import SearchRequest, metrics_lines
@@ -261,6 +262,29 @@ def test_fewer_seeds_count_the_same_runs_at_every_point(measured):
     assert [point.runs for point in shown(2)] == [point.runs for point in measured.points]
     assert all(point.is_spent for point in shown(0))
     assert not any(point.is_spent for point in shown(3))
+
+
+def test_recipes_of_points_that_were_left_out_go_and_files_of_the_users_stay(measured, tmp_path):
+    folder = shutil.copytree(measured.out, tmp_path / "out")
+    (folder / "best/recipe-512-mine.yaml").touch()
+    opened = replace(measured.opened, frontier=replace(measured.opened.frontier, batches=(128, 256)))
+    write_report(folder, opened, read_points(opened, folder))
+    kept = ["recipe-128.yaml", "recipe-256-scaled.yaml", "recipe-256.yaml", "recipe-512-mine.yaml"]
+    assert sorted(path.name for path in (folder / "best").iterdir()) == kept
+    for best in folder.glob("points/recipe-000128/*/best.yaml"):
+        best.unlink()  # as where the recipe was edited before the search could write it
+    write_report(folder, opened, read_points(opened, folder))
+    assert sorted(path.name for path in (folder / "best").iterdir()) == kept[2:]
+
+
+def test_the_terminal_draws_the_same_perfect_scaling_as_the_page(measured):
+    """S_min B_crit / B of the fitted curve, which lies below the smallest batch's figure."""
+    points = with_runs(measured.points[0], {batch: (90 * (1 + 100 / batch),) * 3 for batch in (64, 128, 256, 512)})
+    drawn = report._picture(measured.opened, points).splitlines()
+    first = [line[10:11] for line in drawn[1:20]]
+    assert first.index("o") < first.index(".")
+    assert ". perfect scaling" in drawn[-1]
+    assert ". perfect scaling" not in report._picture(measured.opened, points[:2])
 
 
 @pytest.mark.slow
