@@ -7,12 +7,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import FixedTrial, TrialState
 
+from recipes.reading.identity import recipe_id
 from recipes.reports.wording import counted
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
@@ -251,8 +253,6 @@ class Supervisor:
 
     def _start(self, work: _Work) -> None:
         """Start a trial's next run, from its last checkpoint if there is one; else tell the study the result."""
-        if self.recipe_changed():
-            return  # it stays in the study as running, for the next session
         trial, folders = work.trial, work.folders
         values = suggested(self.search.space, trial)
         index = [*(ending_of(folder) == "success" for folder in folders), False].index(False)
@@ -265,6 +265,9 @@ class Supervisor:
                 self.opened, trial.number, values | own, folders[last], self.options, stop_after=stop_after
             )
             prepared = prepare(request, workers=self.search.ranks_per_trial)
+            if self.recipe_changed():
+                return  # it stays in the study as running, for the next session
+            request = replace(request, recipe_id=recipe_id(prepared.opened))  # ranks open the file later
             if self.search.objectives[0].spacing is not None:
                 recipe = prepared.opened.recipe
                 trial.set_user_attr(studies.EVERY, recipe.evaluation.every / recipe.epochs)
@@ -273,6 +276,8 @@ class Supervisor:
             if violated := studies.violated_text(violations):
                 raise ValueError(violated)
         except ValueError as error:  # InputRefused too
+            if self.recipe_changed():
+                return
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
         self._report(work, prepared)  # what a session wrote that was killed before it told the study
@@ -366,7 +371,8 @@ class Supervisor:
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
             self._tell(work, state=TrialState.PRUNED)
         elif end.how == "failed":
-            self._tell(work, state=TrialState.FAIL, reason=end.reason)
+            if not self.recipe_changed():  # else that is why, before there was anything in its folder
+                self._tell(work, state=TrialState.FAIL, reason=end.reason)
         elif self.stopped_by:
             if end.how == "stopped":
                 self.display.say(f"{work.name} stopped at update {work.state.updates}, with a checkpoint")

@@ -1,21 +1,27 @@
 """When a trial or a search ends before its budget is spent, without ranks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from optuna.trial import TrialState
 
+from recipes.errors import InputRefused
+from recipes.reading.identity import recipe_id
 from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Objective
+from trainers.launch.request import open_request
 from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import STOP_FILE
-from trainers.search.outcome import SearchRequest
+from trainers.search.group import RunEnd
+from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.start import _search_study
 from trainers.search.status import Display
 from trainers.search.study import PRUNED_AT, new_study, next_trial
 from trainers.search.supervisor import Supervisor, _Work
+from trainers.training.request import TrainRequest
 
 
 @pytest.fixture
@@ -86,6 +92,28 @@ def test_no_trial_begins_with_a_recipe_that_was_edited_since_the_search_opened_i
     assert (running.folder / STOP_FILE).exists()  # it keeps its checkpoint
     assert not begins.folder.exists()
     assert study.get_trials()[1].state == TrialState.RUNNING  # it begins in the next session
+
+
+def test_ranks_refuse_a_recipe_that_was_edited_after_it_had_been_checked_and_the_trial_begins_anew(
+    over_own_recipe, tmp_path
+):
+    options = SearchRequest(search="mine.yaml")
+    request = trial_request(over_own_recipe, 0, over_own_recipe.valid_point, tmp_path / "trial", options)
+    checked = replace(request, recipe_id=recipe_id(open_request(request)))
+    received = TrainRequest.from_tree(json.loads(json.dumps(checked.as_tree())))
+    assert open_request(received).recipe.name == "mine-trial-0"
+    with open("own.yaml", "a") as file:
+        file.write("seed: 7\n")
+    with pytest.raises(InputRefused, match="own.yaml was changed after it had been checked"):
+        open_request(received)
+    study = new_study(over_own_recipe.search)
+    display = Display(over_own_recipe.search, study, tmp_path, SimpleNamespace(is_terminal=False), groups=1, epochs=20)
+    own = Supervisor(over_own_recipe, options, display, [])
+    work = _Work(next_trial(study, own.search), [tmp_path / "trial"])
+    work.hung, work.state = False, SimpleNamespace(updates=0)
+    own._finish(work, RunEnd(how="failed", reason="own.yaml was changed after it had been checked"))
+    assert study.get_trials()[0].state == TrialState.RUNNING
+    assert own.stopped_by == "a change of own.yaml"
 
 
 def test_the_best_recipe_is_never_one_that_was_edited_while_the_search_ran(over_own_recipe, tmp_path, capsys):
