@@ -122,7 +122,7 @@ def _note(point: Point) -> str:
         notes.append("range widened" + ("" if len(point.parts) == 2 else " twice"))
     if point.missed:
         notes.append(f"seeds of {point.missed} better {'trial' if point.missed == 1 else 'trials'} missed")
-    if point.parts and point.cap is not None and point.figure in (None, math.inf):
+    if point.is_spent and point.cap is not None and point.figure in (None, math.inf):
         notes.append(f"ended at {point.cap:,} updates, 1.5 times the next smaller batch's")
     if point.parts and not point.is_spent:
         notes.append("not finished")
