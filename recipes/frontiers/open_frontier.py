@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import RecipeError, refuse_unreachable
+from recipes.planning.division import nearest_divisor
 from recipes.planning.rates import full_rate
 from recipes.reading.load import Origins, load_tree
 from recipes.reading.open import OpenedRecipe
@@ -24,6 +26,7 @@ from recipes.search_space.open_search import (
     recipe_file,
     require_folder_name,
 )
+from recipes.search_space.ranges import short
 
 RATE = "learning_rate.reference"
 
@@ -50,8 +53,8 @@ class OpenedFrontier:
         """The file of a point's search as plain data, without values to try first; None is the recipe's own batch."""
         frontier, branch, own = self.frontier, self.tree["methods"].get(method, {}), {}
         if batch is not None:
-            span = math.gcd(batch, *self.bases[method].recipe.batch.norm_span.sizes)
-            own = {"batch.global": batch, "batch.norm_span": span, "epochs": self.longest(method, batch)[0]}
+            span, longest = self.norm_span(method, batch), self.longest(method, batch)[0]
+            own = {"batch.global": batch, "batch.norm_span": span, "epochs": longest}
         few = frontier.quasi_random or -(-frontier.budget.trials // 2)
         objective = {"metric": "accuracy"}
         if (target := frontier.goal.target) is not None:
@@ -72,6 +75,13 @@ class OpenedFrontier:
             "reports": math.ceil(1 / frontier.spacing),
             "seed": frontier.seed,
         }
+
+    def norm_span(self, method: str, batch: int) -> int:
+        """That of the recipe, or the nearest number of samples that divides the batch, as `recipes scale` takes it."""
+        recipe = self.bases[method].recipe
+        compares = getattr(recipe.optimizer, "needs_group_gradients", False) and batch != recipe.learning_rate.per
+        most = batch // 2 if compares and batch > 1 else batch
+        return nearest_divisor(min(recipe.batch.norm_span.sizes), [batch], most=most)
 
     def longest(self, method: str, batch: int) -> tuple[str | float, int]:
         """The longest trial of a point, as the recipe's `epochs` and in updates."""
@@ -151,7 +161,25 @@ def open_frontier(
                 checks.ends(point)
             if reading.problems:
                 raise RecipeError(reading.problems)
+    if not of_run:
+        _require_reached_budgets(reading, opened)
     return opened
+
+
+def _require_reached_budgets(reading: Reading, opened: OpenedFrontier) -> None:
+    """Refuse budgets of `accuracy_at` that no trial comes to."""
+    epochs, updates = 0.0, 0
+    for method, batch in product(opened.bases, opened.frontier.sizes):
+        whole, most = opened.longest(method, batch)
+        made = most * batch / opened.bases[method].dataset.num_train if isinstance(whole, str) else whole
+        epochs, updates = max(epochs, made), max(updates, most)
+    for unit, longest in (("epochs", epochs), ("updates", updates)):
+        for index, budget in enumerate(getattr(opened.frontier.accuracy_at, unit)):
+            if budget > longest:
+                what = f"is {budget:g}, and no trial is longer than {short(longest)} {unit}"
+                reading.refuse(("accuracy_at", unit, index), what, "give less, or a larger `budget`")
+    if reading.problems:
+        raise RecipeError(reading.problems)
 
 
 def _read_methods(reading: Reading, raw: Any, path: tuple, _: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -20,6 +20,16 @@ def largest_divisor(limit: int, sizes: Sequence[int]) -> int:
     return next(number for number in range(min(limit, 10**6), 0, -1) if not any(size % number for size in sizes))
 
 
+def nearest_divisor(span: int, sizes: Sequence[int], *, most: int) -> int:
+    """The common divisor of all sizes, at most `most`, that is nearest to `span`, the smaller of two.
+
+    >>> nearest_divisor(16, [100], most=100), nearest_divisor(16, [8], most=8)
+    (20, 8)
+    """
+    fits = [number for number in range(1, min(most, 2 * span) + 1) if not any(size % number for size in sizes)]
+    return min(fits, key=lambda number: (abs(number - span), number))
+
+
 class PlanError(InputRefused):
     """A recipe that these workers cannot serve; the message names what fits nearest."""
 

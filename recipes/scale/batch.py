@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.planning.division import nearest_divisor
 from recipes.planning.rates import averaged_samples
 from recipes.reading.read import value_at
 from recipes.scale.request import Change, Request
@@ -85,7 +86,7 @@ def _span(request: Request) -> Change:
             raise InputRefused(f"--batch {request.batch}: {what}; ask for at least 2 samples an update")
         most = min([*used, *(size // 2 for size in compared)])
         halved |= batch.norm_span.sizes[index] > most < min(used)
-        spans.append(_nearest_divisor(batch.norm_span.sizes[index], used, most))
+        spans.append(nearest_divisor(batch.norm_span.sizes[index], used, most=most))
     after, given = _steps(batch.norm_span.boundaries, tuple(spans)), request.written["batch"].get("norm_span")
     if any(written_in_updates(given, "batch.norm_span")):
         reason = _SAME_TIME
@@ -99,12 +100,6 @@ def _span(request: Request) -> Change:
     if halved:
         reason += f"; {kind} compares the gradients of two norm groups or more"
     return request.moved("batch.norm_span", after, reason)
-
-
-def _nearest_divisor(span: int, sizes: list[int], most: int) -> int:
-    """The common divisor of all sizes, at most `most`, that is nearest to `span`, the smaller of two."""
-    fits = [number for number in range(1, min(most, 2 * span) + 1) if not any(size % number for size in sizes)]
-    return min(fits, key=lambda number: (abs(number - span), number))
 
 
 def _statistics(request: Request) -> Change:
@@ -140,5 +135,6 @@ def _interval_reason(request: Request) -> str:
     if every == "update":
         return "as before; updates are fewer"
     updates = every * num_train / request.batch
-    now = f"{updates:,.0f} update{'s' if updates > 1.5 else ''}" if updates >= 1 else "less than an update: after each"
-    return f"the same samples, now {now}"
+    if updates < 1:
+        return "the same samples, now less than an update: after each"
+    return f"the same samples, now {updates:,.0f} update{'s' if round(updates) != 1 else ''}"

@@ -55,6 +55,8 @@ def ramp_recipe(
     if steps == [(0.0, first)]:
         known, num_train = [each.batch for each in measured if each.batch is not None], opened.dataset.num_train
         why = f"the largest allowed is {max(known):,.0f}" if known else "none of it could be resolved"
+        if known and by == "the branches":  # which allow one sample less than the critical batch
+            why = f"the critical batch is {max(known) + 1:,.0f}, and a ramp stays below it"
         if 2 * first > _LARGEST_SHARE * num_train:
             why = f"{2 * first:,} samples are more than a tenth of {num_train:,}; {why}"
         raise InputRefused(f"{by}: nothing allows twice the batch of {first:,}: {why}; nothing was written")

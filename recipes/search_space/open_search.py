@@ -75,6 +75,11 @@ class OpenedSearch:
     path: Path
     options: dict[str, Any]  # of `open_recipe` and `open_search`: vocabulary, allow_code, data_root
 
+    def base_now(self) -> OpenedRecipe:
+        """Its recipe as `base` was opened, from the files as they are now."""
+        given = assignments({**self.search.fixed, **self.valid_point})
+        return open_recipe(self.base.path, overrides=given, **self.options)
+
 
 @refuse_unreachable()
 def open_search(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from recipes.reports.page import document
 from recipes.reports.style import MUTED
 from recipes.scale import scale_recipe
 from trainers.frontier.report import baseline, conclusions, how_to_read, rows_of
-from trainers.frontier.results import Point, fit_of
+from trainers.frontier.results import Point, curve_of, points_in
 from trainers.runs.run_folder import REPORT, write_whole
 from trainers.search.results import BEST
 
@@ -33,10 +34,12 @@ def write_report(folder: Path, opened: OpenedFrontier, points: Sequence[Point], 
     body = [tag("div", f"frontier over {frontier.recipe}: {frontier.goal}", class_="muted")]
     body += [tag("p", line) for line in conclusions(opened, points)]
     body.append(charts.drawn(_charts(by_method)))
+    written = set()
     for method, own in by_method.items():
         rows = rows_of(own, baseline=baseline(by_method, method), cluster=cluster)
         body += [tag("h2", method), table([*rows[0]], [[*row.values()] for row in rows])]
-        _write_recipes(folder / RECIPES, own)
+        written |= _write_recipes(folder / RECIPES, own)
+    _remove_recipes(folder, written)
     body.append(tag("p", how_to_read(opened), class_="muted"))
     write_whole(
         folder / REPORT,
@@ -54,7 +57,7 @@ def _charts(by_method: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
         found = _found(own)
         if not found:
             continue
-        batches, made = [point.batch for point in found], fit_of(own)
+        batches, made = [point.batch for point in found], curve_of(own)
         runs = [(point.batch, figure) for point in found for figure in point.runs if math.isfinite(figure)]
         points |= {method: {"batch": batches}, f"{method} seeds": {"batch": [batch for batch, _ in runs]}}
         points[f"{method} curve"] = {"batch": _grid(batches)}
@@ -62,7 +65,7 @@ def _charts(by_method: Mapping[str, Sequence[Point]]) -> dict[str, Any]:
         figures.append(curve(method, [point.figure for point in found], method, style=style, look=look))
         figures.append(curve(f"{method} seeds", [it for _, it in runs], f"{method}, seeds", style=style, look="hollow"))
         if made is not None:
-            fitted, perfect = _lines(made[0], _grid(batches), least=min(point.figure for point in found))
+            fitted, perfect = _lines(made, _grid(batches), least=min(point.figure for point in found))
             figures.append(curve(f"{method} curve", fitted, f"{method}, fitted", style=style))
             name = f"{method}, perfect scaling"
             figures.append(curve(f"{method} curve", perfect, name, colour=MUTED, dashes=_DASHED, scales=False))
@@ -106,8 +109,8 @@ def _write_picture(folder: Path, by_method: Mapping[str, Sequence[Point]]) -> No
     for method, own in by_method.items():
         if found := _found(own):
             with_target = found[0].has_target
-            made, grid = fit_of(own), _grid([point.batch for point in found])
-            lines = _lines(made[0], grid, least=min(point.figure for point in found)) if made else ((), ())
+            made, grid = curve_of(own), _grid([point.batch for point in found])
+            lines = _lines(made, grid, least=min(point.figure for point in found)) if made else ((), ())
             runs = [[figure for figure in point.runs if math.isfinite(figure)] for point in found]
             curves.append(
                 Curve(
@@ -125,18 +128,33 @@ def _write_picture(folder: Path, by_method: Mapping[str, Sequence[Point]]) -> No
         write_whole(folder / name, svg_text(drawn(curves)))
 
 
-def _write_recipes(folder: Path, points: Sequence[Point]) -> None:
-    """The recipe of every optimum, and beside it what `recipes scale` makes of the smallest batch's."""
-    found = [point for point in points if point.best_part is not None]
+def _write_recipes(folder: Path, points: Sequence[Point]) -> set[Path]:
+    """The recipe of every optimum, and beside it what `recipes scale` makes of the smallest batch's; returns them."""
+    found = [point for point in points if point.best_part is not None and (point.best_part.folder / BEST).is_file()]
+    written = set()
     for point in found:
         folder.mkdir(exist_ok=True)
-        own = (point.best_part.folder / BEST).read_text(encoding="utf-8")
-        write_whole(folder / f"{point.method}-{point.batch}.yaml", own)
+        text = (point.best_part.folder / BEST).read_text(encoding="utf-8")
+        own, scaled = _recipe_files(folder, point.method, point.batch)
+        write_whole(own, text)
+        written.add(own)
         if point is not found[0]:
-            scaled = folder / f"{point.method}-{point.batch}-scaled.yaml"
             scaled.unlink(missing_ok=True)
-            first = folder / f"{point.method}-{found[0].batch}.yaml"
-            try:
+            first, _ = _recipe_files(folder, point.method, found[0].batch)
+            with suppress(InputRefused):  # no rule leads there
                 scale_recipe(first, batch=point.batch, beyond=True, out=scaled, **point.opened.options)
-            except InputRefused:  # no rule leads there
-                continue
+                written.add(scaled)
+    return written
+
+
+def _remove_recipes(folder: Path, written: Collection[Path]) -> None:
+    """Remove those of points that are no longer in the frontier, and no file of the user's."""
+    for method, batch in points_in(folder):
+        for path in _recipe_files(folder / RECIPES, method, batch):
+            if path not in written:
+                path.unlink(missing_ok=True)
+
+
+def _recipe_files(folder: Path, method: str, batch: int) -> tuple[Path, Path]:
+    """The recipe of a point's optimum, and the scaled one."""
+    return folder / f"{method}-{batch}.yaml", folder / f"{method}-{batch}-scaled.yaml"

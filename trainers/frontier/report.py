@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from recipes.frontiers.fit import fit
@@ -15,7 +16,7 @@ from recipes.reports.curves import points_text
 from recipes.reports.wording import duration, number, percent
 from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import short
-from trainers.frontier.results import FEWEST, MOST_PARTS, Point, difference, fit_of, trials_beyond_edge
+from trainers.frontier.results import FEWEST, MOST_PARTS, Point, curve_of, difference, fit_of, trials_beyond_edge
 from trainers.launch.model_costs import model_of
 from trainers.launch.request import cluster_of, planned
 from trainers.search.results import column_names
@@ -24,9 +25,17 @@ _ROWS, _COLUMNS = 18, 64  # of the picture in the terminal
 _MARKS = "oxv+*#@%"
 
 
-def rows_of(
+Cell = tuple[Any, Any]  # of the table: its value, and how it is shown, None for not at all
+
+
+def rows_of(points: Sequence[Point], **how: Any) -> list[dict[str, Any]]:
+    """The table as it is shown: a row for each point of a method; arguments as for `cells_of`."""
+    return [{name: text for name, (_, text) in row.items() if text is not None} for row in cells_of(points, **how)]
+
+
+def cells_of(
     points: Sequence[Point], *, baseline: Mapping[int, Point] | None = None, cluster: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Cell]]:
     """The table: a row for each point of a method.
 
     Args:
@@ -40,19 +49,22 @@ def rows_of(
     for point in points:
         grown = math.nan if first is None else point.batch / first.batch
         values = {} if point.optimum is None else point.optimum.values
-        row = {"batch": point.batch} | _figures(point, smallest=points[0], baseline=(baseline or {}).get(point.batch))
+        row: dict[str, Cell] = {"batch": (point.batch, point.batch)}
+        row |= _figures(point, smallest=points[0], baseline=(baseline or {}).get(point.batch))
         row |= {"epochs": _short(point.epochs), "rate": _short(point.rate)}
         row |= {"linear": _short(first and first.rate * grown), "sqrt": _short(first and first.rate * math.sqrt(grown))}
         names = column_names([*row, *paths])  # `warmup.epochs` beside the row's own `epochs`
         row |= {names[path]: _short(values.get(path)) for path in paths}
         at = {f"at {epochs:g} epochs": {"epochs": epochs} for epochs in frontier.accuracy_at.epochs}
         at |= {f"at {updates} updates": {"updates": updates} for updates in frontier.accuracy_at.updates}
-        row |= {name: percent(point.accuracy_at(**budget)) for name, budget in at.items()}
-        row |= {"trials": f"{len(point.trials)}/{sum(part.tree['budget']['trials'] for part in point.parts)}"}
-        row |= {"reached": point.reached} if point.has_target else {}
-        row |= {"diverged": point.diverged, "note": _note(point)}
+        row |= {name: _percent(point.accuracy_at(**budget)) for name, budget in at.items()}
+        ended, budget = len(point.trials), sum(part.tree["budget"]["trials"] for part in point.parts)
+        row |= {"trials": (ended, f"{ended}/{budget}"), "budget": (budget, None)}
+        row |= {"reached": (point.reached, point.reached)} if point.has_target else {}
+        note = _note(point)
+        row |= {"diverged": (point.diverged, point.diverged), "note": (note, note)}
         if cluster:
-            row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), "-")
+            row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), (None, "-"))
             if point.updates is not None and math.isfinite(point.updates):
                 row |= planned_time(
                     point.opened, point.method, point.batch, cluster, values=values, updates=point.updates
@@ -61,42 +73,46 @@ def rows_of(
     return rows
 
 
-def _figures(point: Point, *, smallest: Point, baseline: Point | None) -> dict[str, str]:
+def _figures(point: Point, *, smallest: Point, baseline: Point | None) -> dict[str, Cell]:
     best = None if point.best_part is None else point.best_part.best.values[0]
     if point.has_target:
         return {"updates": _count(point.updates), "seeds": _spread(point), "best trial": _count(best)}
-    row = {"accuracy": percent(point.figure), "seeds": _spread(point), "best trial": percent(best)}
+    row = {"accuracy": _percent(point.figure), "seeds": _spread(point), "best trial": _percent(best)}
     row |= {f"against batch {smallest.batch:,}": _against(point, smallest)}
     row |= {} if baseline is None else {f"against {baseline.method}": _against(point, baseline)}
-    return row | {"updates": str(point.updates)}
+    return row | {"updates": (point.updates, str(point.updates))}
 
 
-def _count(updates: float | None) -> str:
-    return "-" if updates is None else "missed" if math.isinf(updates) else f"{updates:g}"
+def _count(updates: float | None) -> Cell:
+    return updates, "-" if updates is None else "missed" if math.isinf(updates) else f"{updates:g}"
 
 
-def _against(point: Point, other: Point) -> str:
-    """A difference in points of accuracy, and its 95 % interval."""
+def _percent(share: float | None) -> Cell:
+    return share, percent(share)
+
+
+def _against(point: Point, other: Point) -> Cell:
+    """A difference of accuracies, and its 95 % interval."""
     found = None if point is other else difference(point, other)
     if found is None:
-        return "-"
+        return None, "-"
     middle, low, high = (f"{100 * it:+.2f}" for it in found)
-    return f"{middle} ({low} to {high})"
+    return list(found), f"{middle} ({low} to {high})"
 
 
-def _short(value: Any) -> str:
+def _short(value: Any) -> Cell:
     if value is None:
-        return "-"
-    return short(value) if not isinstance(value, float) else "missed" if value == math.inf else f"{value:.3g}"
+        return None, "-"
+    return value, short(value) if not isinstance(value, float) else "missed" if value == math.inf else f"{value:.3g}"
 
 
-def _spread(point: Point) -> str:
+def _spread(point: Point) -> Cell:
     """The runs with fresh seeds: '210 to 260', and how many missed the goal."""
-    part, shown = point.best_part, _count if point.has_target else percent
-    found = sorted(it for it in (part.seeds if part else ()) if math.isfinite(it))
-    missed = len(part.seeds) - len(found) if part else 0
-    words = f"{shown(found[0])} to {shown(found[-1])}" if found else "-"
-    return words + (f", {missed} missed" if missed else "")
+    runs, shown = point.best_part.seeds if point.best_part else (), _count if point.has_target else _percent
+    found = sorted(it for it in runs if math.isfinite(it))
+    missed = len(runs) - len(found)
+    words = f"{shown(found[0])[1]} to {shown(found[-1])[1]}" if found else "-"
+    return list(runs), words + (f", {missed} missed" if missed else "")
 
 
 def _note(point: Point) -> str:
@@ -106,7 +122,9 @@ def _note(point: Point) -> str:
         notes.append("range widened" + ("" if len(point.parts) == 2 else " twice"))
     if point.missed:
         notes.append(f"seeds of {point.missed} better {'trial' if point.missed == 1 else 'trials'} missed")
-    if not all(part.is_spent for part in point.parts):
+    if point.is_spent and point.cap is not None and point.figure in (None, math.inf):
+        notes.append(f"ended at {point.cap:,} updates, 1.5 times the next smaller batch's")
+    if point.parts and not point.is_spent:
         notes.append("not finished")
     return ", ".join(notes)
 
@@ -131,15 +149,30 @@ def _scaling(points: Sequence[Point]) -> str:
     curve, (low, high) = made
     useful = curve.useful_to / curve.b_crit
     batches = [point.batch for point in points if point.figure not in (None, math.inf)]
-    missed = [f"{point.batch:,}" for point in points if point.figure == math.inf]
-    without = f"; batch {' and '.join(missed)} missed the goal, which the curve does not know" if missed else ""
+    missed = [point for point in points if point.figure == math.inf or (point.figure is None and point.is_spent)]
+    names = " and ".join(f"{point.batch:,}" for point in missed)
+    without = f"; batch {names} missed the goal, which the curve does not know" if missed else ""
+    off, sure = f"off by {percent(math.expm1(curve.error))}", _range(low, high)
+    if curve.end:
+        falls = {"high": "fall in proportion to it at all of them", "low": "hardly fall with it"}[curve.end]
+        bound = "" if low in (0.0, math.inf) and high in (0.0, math.inf) else f"; B_crit is {sure} (95 %)"
+        return f"no bend within the batches measured: updates {falls}, {off}{bound}{without}"
     return (
-        f"S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), off by "
-        f"{percent(math.expm1(curve.error))}; B_crit is {_figure(low)} to {_figure(high)} (95 %). Updates fall in "
-        f"proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
-        f"{_batch(curve.useful_to, batches)} ({_figure(useful * low)} to {_figure(useful * high)})"
-        f"{without}{_extrapolated(points)}"
+        f"S(B) = {_figure(curve.s_min)} (1 + {_figure(curve.b_crit)} / B), {off}; B_crit is {sure} (95 %). Updates "
+        f"fall in proportion up to batch {_batch(curve.perfect_to, batches)}. The largest useful batch is "
+        f"{_batch(curve.useful_to, batches)} ({_range(useful * low, useful * high)}){without}{_extrapolated(points)}"
     )
+
+
+def _range(low: float, high: float) -> str:
+    """An interval, which may have no bend, and so no end, on either side."""
+    if low == 0 and high == math.inf:
+        return "anything"
+    if math.inf in (low, high):
+        return f"at least {_figure(low)}" if low < math.inf else "beyond the batches measured"
+    if 0 in (low, high):
+        return f"at most {_figure(high)}" if high else "below the batches measured"
+    return f"{_figure(low)} to {_figure(high)}"
 
 
 def _extrapolated(points: Sequence[Point]) -> str:
@@ -148,9 +181,10 @@ def _extrapolated(points: Sequence[Point]) -> str:
     made = fit([(point.batch, point.figure) for point in smaller])
     if made is None:
         return ""
+    useful = "no bend" if made.end else f"a largest useful batch of {_figure(made.useful_to)}"
     return (
         f". The smaller batches alone would have said {_figure(made.updates(largest.batch))} updates at batch "
-        f"{largest.batch:,}, and a largest useful batch of {_figure(made.useful_to)}"
+        f"{largest.batch:,}, and {useful}"
     )
 
 
@@ -181,16 +215,39 @@ def frontier_text(
     """Tables, picture and conclusions for the terminal; or all of it as JSON."""
     frontier = opened.frontier
     by_method = {method: [it for it in points if it.method == method] for method in frontier.branches}
-    tables = {
-        method: rows_of(own, baseline=baseline(by_method, method), cluster=cluster) for method, own in by_method.items()
-    }
+    how = {method: {"baseline": baseline(by_method, method), "cluster": cluster} for method in by_method}
     if as_json:
-        found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": tables}
-        return json.dumps(found | {"conclusions": conclusions(opened, points)}, indent=1)
+        tables = {method: cells_of(own, **how[method]) for method, own in by_method.items()}
+        rows = {method: [{key: it for key, (it, _) in row.items()} for row in own] for method, own in tables.items()}
+        found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": rows}
+        if frontier.goal.target is not None:
+            found["fits"] = {method: _fit_tree(own) for method, own in by_method.items()}
+        return json.dumps(_finite(found | {"conclusions": conclusions(opened, points)}), indent=1)
+    tables = {method: rows_of(own, **how[method]) for method, own in by_method.items()}
     parts = [f"frontier {frontier.name} over {frontier.recipe}: {frontier.goal}"]
     parts += [f"{method}\n{points_text(rows)}" for method, rows in tables.items()]
     parts += [_picture(opened, points), "\n".join(conclusions(opened, points)), how_to_read(opened)]
     return "\n\n".join(filter(None, parts))
+
+
+def _fit_tree(points: Sequence[Point]) -> dict[str, Any] | None:
+    """The curve of a method in numbers, without those that take a bend where there is none; None without a curve."""
+    made = fit_of(points)
+    if made is None:
+        return None
+    curve, (low, high) = made
+    tree = {"bend": not curve.end, "error": curve.error, "interval": [low, high]}
+    found = {"s_min": curve.s_min, "b_crit": curve.b_crit, "largest_useful_batch": curve.useful_to}
+    return tree | (dict.fromkeys(found) if curve.end else found)
+
+
+def _finite(value: Any) -> Any:
+    """A tree in which what is not a number in JSON, updates that missed the goal and open ends, is null."""
+    if isinstance(value, dict):
+        return {key: _finite(it) for key, it in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_finite, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def baseline(by_method: Mapping[str, Sequence[Point]], method: str) -> dict[int, Point]:
@@ -214,7 +271,7 @@ def how_to_read(opened: OpenedFrontier) -> str:
 
 
 def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
-    """The figures against the batch; updates with the perfect scaling of the smallest batch as dots."""
+    """The figures against the batch; updates with the perfect scaling of each method's curve as dots."""
     found = [point for point in points if point.figure not in (None, math.inf)]
     if len({point.batch for point in found}) < 2:
         return ""
@@ -231,10 +288,11 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
         if 0 <= row <= _ROWS:
             cells[row][round((math.log(batch) - left) / (right - left) * _COLUMNS)] = mark
 
-    start = min(found, key=lambda point: (point.batch, point.figure))
-    for column in range(0, _COLUMNS + 1, 2) if with_target else ():
+    curves = [curve_of([it for it in points if it.method == method]) for method in methods]
+    curves = [curve for curve in curves if curve is not None]
+    for column, curve in product(range(0, _COLUMNS + 1, 2), curves):
         batch = math.exp(left + (right - left) * column / _COLUMNS)
-        put(batch, start.figure * start.batch / batch, ".")
+        put(batch, curve.perfect(batch), ".")
     for point in found:
         put(point.batch, point.figure, _MARKS[methods.index(point.method) % len(_MARKS)])
     labels = {row: f"{math.exp(y):.0f}" if with_target else percent(y) for row, y in ((0, high), (_ROWS, low))}
@@ -244,14 +302,15 @@ def _picture(opened: OpenedFrontier, points: Sequence[Point]) -> str:
     legend = ", ".join(f"{_MARKS[at % len(_MARKS)]} {method}" for at, method in enumerate(methods))
     title, dots = "accuracy by batch (logarithmic)", ""
     if with_target:
-        title, dots = "updates to the goal by batch, both logarithmic", ", . perfect scaling"
+        title = "updates to the goal by batch, both logarithmic"
+        dots = ", . perfect scaling" * bool(curves)
     return "\n".join([title, *lines, legend + dots])
 
 
 def planned_time(
     opened: OpenedFrontier, method: str, batch: int, cluster: str, *, values: Mapping[str, Any], updates: float
-) -> dict[str, str]:
-    """Time, device-hours and cost of so many updates on as many devices of a cluster as the batch can use.
+) -> dict[str, Cell]:
+    """Time in seconds, device-hours and cost in dollars of so many updates, on as many devices as the batch can use.
 
     Raises:
         NoForecast: the cluster's file lacks a figure.
@@ -263,13 +322,20 @@ def planned_time(
     made = planned(recipe, where, exact=None, workers=devices, model=model_of(recipe))
     seconds = forecast(made).seconds_of(0, round(updates))
     hours, price = devices * seconds / 3600, where.hardware.price
-    cost = "-" if price is None else f"${hours * price.dollars_per_device_hour:.3g}"
-    return {"devices": str(devices), "time": duration(seconds), "device-hours": f"{hours:.3g}", "cost": cost}
+    dollars = None if price is None else hours * price.dollars_per_device_hour
+    return {
+        "devices": (devices, str(devices)),
+        "time": (seconds, duration(seconds)),
+        "device-hours": (hours, f"{hours:.3g}"),
+        "cost": (dollars, "-" if dollars is None else f"${dollars:.3g}"),
+    }
 
 
 def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool = False) -> str:
     """Points, trials and samples before anything starts."""
     frontier, rows, total, widened = opened.frontier, [], 0, 0
+    spans = {method: set(base.recipe.batch.norm_span.sizes) for method, base in opened.bases.items()}
+    other_spans = any({opened.norm_span(*it)} != spans[it[0]] for it in product(frontier.branches, frontier.sizes))
     for batch in frontier.sizes:
         for method in frontier.branches:
             longest = opened.longest(method, batch)[1]
@@ -278,6 +344,8 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool =
             more = (MOST_PARTS - 1) * (trials_beyond_edge(frontier.budget.trials) + frontier.seeds)
             total, widened = total + samples, widened + longest * batch * (runs + more)
             row = {"batch": batch, "method": method, "trials": frontier.budget.trials, "seeds": frontier.seeds}
+            if as_json or other_spans:
+                row["norm_span"] = opened.norm_span(method, batch)
             if as_json:
                 rows.append(row | {"updates_at_most": longest, "samples": samples})
             else:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import yaml
 from optuna.trial import FrozenTrial
 
-from recipes.frontiers.fit import Fit, fit, interval
+from recipes.frontiers.fit import Fit, fit, interval, middle
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.frontiers.proposals import Optimum, at_edge
 from recipes.search_space.ranges import Space
@@ -21,7 +21,7 @@ from trainers.launch.verdict import Claimed, judge
 from trainers.runs.metrics_file import has_diverged
 from trainers.search.folder import SEARCH, read_study, run_folders
 from trainers.search.outcome import evaluations, metrics_lines
-from trainers.search.results import ended_confirmations
+from trainers.search.results import FRESH_SEED, ended_confirmations
 from trainers.search.study import DIVERGED, finished, state_of
 
 FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
@@ -40,8 +40,9 @@ class Part:
     Args:
         folder, file: of the search.
         trials: that have ended.
-        seeds: the figures of the best trial's runs with fresh seeds: updates to the goal, infinite where one missed
-            it; or the accuracy, 0 where one diverged.
+        seeds: the figures of the best trial's runs with fresh seeds, at most `num_seeds`: updates to the goal, infinite
+            where one missed it; or the accuracy, 0 where one diverged.
+        num_seeds: how many the frontier asks for.
         missed: numbers of the trials whose fresh seeds mostly missed the goal, so that the next best one was tried.
     """
 
@@ -49,6 +50,7 @@ class Part:
     file: Path
     trials: tuple[FrozenTrial, ...]
     seeds: tuple[float, ...]
+    num_seeds: int
     missed: frozenset[int] = frozenset()
 
     @cached_property
@@ -66,7 +68,7 @@ class Part:
     @property
     def is_spent(self) -> bool:
         """Whether nothing is left to run in it."""
-        seeds = 0 if self.best is None or self.tree["confirm"] is None else self.tree["confirm"]["seeds"]
+        seeds = 0 if self.best is None else self.num_seeds
         return len(self.trials) >= self.tree["budget"]["trials"] and len(self.seeds) >= seeds
 
 
@@ -107,6 +109,16 @@ class Point:
         return sum(len(part.missed) for part in self.parts)
 
     @property
+    def is_spent(self) -> bool:
+        """Whether it has begun, and nothing is left to run in its searches."""
+        return bool(self.parts) and all(part.is_spent for part in self.parts)
+
+    @property
+    def cap(self) -> int | None:
+        """The updates that no trial of its first search may exceed; None where only the budget ends them."""
+        return self.parts[0].tree["objective"].get("at_most") if self.parts else None
+
+    @property
     def best_part(self) -> Part | None:
         """The search with the best figure over its seeds; while one of them has no seeds, with the best trial."""
         sign = 1 if self.has_target else -1
@@ -138,7 +150,7 @@ class Point:
         return self._figure_of(self.runs) if self.runs else None
 
     def _figure_of(self, runs: Sequence[float]) -> float:
-        return median(runs) if self.has_target else fmean(runs)
+        return middle(runs) if self.has_target else fmean(runs)
 
     @property
     def updates(self) -> float | None:
@@ -188,9 +200,15 @@ class Point:
         return max(found, default=None)
 
 
+def points_in(folder: Path) -> list[tuple[str, int]]:
+    """Method and batch of every point that a frontier's folder has, also of those that it was told to leave out."""
+    names = [path.name.rpartition("-") for path in sorted(folder.glob("points/*"))]
+    return [(method, int(batch)) for method, _, batch in names if batch.isdecimal()]
+
+
 def read_point(opened: OpenedFrontier, folder: Path, method: str, batch: int) -> Point:
     """A point as it is now; `folder` is the frontier's. FolderRefused: a study of it is lost."""
-    parts = tuple(_parts(opened, point_folder(folder, method, batch)))
+    parts = tuple(_parts(opened, method, point_folder(folder, method, batch)))
     return Point(opened=opened, method=method, batch=batch, parts=parts)
 
 
@@ -199,17 +217,20 @@ def point_folder(folder: Path, method: str, batch: int) -> Path:
     return folder / "points" / f"{method}-{batch:06d}"
 
 
-def _parts(opened: OpenedFrontier, folder: Path) -> Iterator[Part]:
+def _parts(opened: OpenedFrontier, method: str, folder: Path) -> Iterator[Part]:
+    num_seeds, first = opened.frontier.seeds, opened.bases[method].recipe.seed + FRESH_SEED
+    names = [f"seed-{first + number}" for number in range(num_seeds)]  # a session before may have asked for more
     for file in sorted(folder.glob("search-*.yaml")):
         search, trials = file.with_suffix(""), []
         if (search / SEARCH).is_file():
             with read_study(search) as study:
                 trials = finished(study)
-        part = Part(folder=search, file=file, trials=tuple(trials), seeds=())
+        part = Part(folder=search, file=file, trials=tuple(trials), seeds=(), num_seeds=num_seeds)
         figure = _accuracy if opened.frontier.goal.target is None else _updates_to_goal
         while (best := part.best) is not None:
-            part = replace(part, seeds=tuple(map(figure, ended_confirmations(search, best.number))))
-            may_count = not part.is_spent or not part.seeds or median(part.seeds) < math.inf
+            runs = [run for run in ended_confirmations(search, best.number) if run.name in names]
+            part = replace(part, seeds=tuple(map(figure, runs)))
+            may_count = not part.is_spent or not part.seeds or middle(part.seeds) < math.inf
             if may_count or best.number in part.missed:  # in it only once all trials are
                 break
             part = replace(part, missed=part.missed | {best.number})
@@ -241,22 +262,33 @@ def difference(point: Point, other: Point) -> tuple[float, float, float] | None:
     return judged.difference, judged.lower, judged.upper
 
 
-def fit_of(points: Sequence[Point]) -> tuple[Fit, tuple[float, float]] | None:
-    """The curve of the updates to a goal, and the 95 % interval of its critical batch; None with too few points.
+def curve_of(points: Sequence[Point]) -> Fit | None:
+    """The curve of the updates to a goal; None with too few points.
 
     None too where the smallest batch takes under `FEWEST` updates: the figures are hardly more than their rounding.
+    """
+    found = _reached(points)
+    made = fit([(point.batch, point.figure) for point in found])
+    return None if made is None or found[0].figure < FEWEST else made
+
+
+def fit_of(points: Sequence[Point]) -> tuple[Fit, tuple[float, float]] | None:
+    """The curve, and the 95 % interval of its critical batch; None as for `curve_of`.
 
     The interval is over the seeds of every point; without seeds over its trials, of which the best counts.
     """
-    found = [point for point in points if point.has_target and point.figure not in (None, math.inf)]
-    made = fit([(point.batch, point.figure) for point in found])
-    if made is None or found[0].figure < FEWEST:
+    made, found = curve_of(points), _reached(points)
+    if made is None:
         return None
     frontier = found[0].opened.frontier
     if frontier.seeds:
         return made, interval([(point.batch, point.runs) for point in found], seed=frontier.seed)
     trials = [(point.batch, [*map(_of_trial, point.trials)]) for point in found]
     return made, interval(trials, seed=frontier.seed, statistic=min)
+
+
+def _reached(points: Sequence[Point]) -> list[Point]:
+    return [point for point in points if point.has_target and point.figure not in (None, math.inf)]
 
 
 def _of_trial(trial: FrozenTrial) -> float:

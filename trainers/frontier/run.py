@@ -10,13 +10,14 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
-from recipes.errors import RecipeError, refuse_unreachable
+from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.frontiers.open_frontier import OpenedFrontier, open_frontier
 from recipes.frontiers.proposals import beyond_edge, quasi_random, scaled
 from recipes.reading.load import load_tree
@@ -29,16 +30,25 @@ from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text, frontier_text, planned_time
 from trainers.frontier.results import MOST_PARTS, Point, point_folder, read_point, trials_beyond_edge
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.runs.errors import EXIT_FAILED
+from trainers.runs.errors import EXIT_FAILED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
-from trainers.runs.run_folder import LOG, FolderRefused, differences, lock_folder, run_identity, write_whole
+from trainers.runs.run_folder import (
+    LOG,
+    FolderRefused,
+    dataset_facts,
+    differences,
+    lock_folder,
+    run_identity,
+    write_whole,
+)
 from trainers.search.folder import opened_or_begun_before
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 
-FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's recipe, resolved
+FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's recipe, resolved, and its data
 # Keys that may change between two sessions: the points that there are do not depend on them, or their searches see it.
 _MAY_CHANGE = ("title", "batches", "seeds", "accuracy_at", "retries", "ranks_per_trial")
+_DATA = "dataset"  # in RECIPES: a resolved recipe has only the file's name there, which may change
 _SLACK = 1.5  # times the updates of the next smaller batch, which no larger batch should need. Assumed.
 
 
@@ -74,6 +84,10 @@ def frontier(
 
     if shown:
         opened = open_frontier(shown / FRONTIER, vocabulary=words, of_run=True, **how)
+        if overrides and (changed := _changed_keys(opened, shown)):
+            raise FolderRefused(f"{shown} holds another frontier; {'; '.join(changed)}; show it without that --set")
+        if edited := _changed_recipes(opened, shown):
+            print_error(f"warning: epochs and rates are those of the recipe as it is now; {'; '.join(edited)}")
     else:
         opening = partial(open_frontier, request.search, vocabulary=words, **how)
         opened = opened_or_begun_before(opening, begun_in)
@@ -112,15 +126,20 @@ def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
 
 
 def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
-    return {method: run_identity(base.tree) for method, base in opened.bases.items()}
+    bases = opened.bases.items()
+    return {method: run_identity(base.tree) | {_DATA: dataset_facts(base.dataset)} for method, base in bases}
 
 
 @refuse_unreachable()
 def _require_same(opened: OpenedFrontier, folder: Path) -> None:
-    """Refuse a folder that holds another frontier: of its budget the trials may change, and methods may be added."""
+    """Refuse a folder that holds another frontier."""
+    changed = _changed_keys(opened, folder) + _changed_recipes(opened, folder) + _changed_spans(opened, folder)
+    if changed:
+        raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
 
-    def plain(tree: dict[str, Any]) -> dict[str, Any]:
-        return yaml.safe_load(block_text(tree))
+
+def _changed_keys(opened: OpenedFrontier, folder: Path) -> list[str]:
+    """What differs from the frontier in its folder: of its budget the trials may change, and methods may be added."""
 
     def kept(tree: dict[str, Any]) -> dict[str, Any]:
         same = {key: value for key, value in tree.items() if key not in _MAY_CHANGE}
@@ -128,18 +147,36 @@ def _require_same(opened: OpenedFrontier, folder: Path) -> None:
         budget = {key: value for key, value in tree["budget"].items() if key != "trials"}
         return same | {"budget": budget, "methods": methods}
 
-    file, others = folder / FRONTIER, folder / RECIPES
-    now = before = plain(_own_tree(opened))
-    if file.is_file():
-        before = load_tree(file, kind=None)[0]
+    if not (folder / FRONTIER).is_file():
+        return []
+    before, now = load_tree(folder / FRONTIER, kind=None)[0], _plain(_own_tree(opened))
     both = before.get("methods", {}).keys() & now.get("methods", {}).keys()
-    recipes = plain(_recipes(opened))
-    recipes_before = load_tree(others, kind=None)[0] if others.is_file() else {}
-    same = recipes.keys() & recipes_before.keys()
-    changed = differences(kept(before), kept(now))
-    changed += differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (recipes_before, recipes)))
-    if changed:
-        raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
+    return differences(kept(before), kept(now))
+
+
+def _changed_recipes(opened: OpenedFrontier, folder: Path) -> list[str]:
+    """What differs from the recipes that the searches in its folder began with."""
+    if not (folder / RECIPES).is_file():
+        return []
+    before, now = load_tree(folder / RECIPES, kind=None)[0], _plain(_recipes(opened))
+    same = before.keys() & now.keys()
+    for name in same:
+        before[name].setdefault(_DATA, now[name][_DATA])  # older folders do not have it
+    return differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (before, now)))
+
+
+def _changed_spans(opened: OpenedFrontier, folder: Path) -> list[str]:
+    """Points whose searches began with other norm groups; an older version made them the greatest common divisor."""
+    lines, key = [], "batch.norm_span"
+    for batch, method in product(opened.frontier.sizes, opened.frontier.branches):
+        for file in sorted(point_folder(folder, method, batch).glob("search-*.yaml")):
+            before, now = load_tree(file, kind=None)[0]["fixed"].get(key), opened.norm_span(method, batch)
+            lines += differences(before, now, f"{key} of {method} at batch {batch:,}")
+    return list(dict.fromkeys(lines))
+
+
+def _plain(tree: dict[str, Any]) -> dict[str, Any]:
+    return yaml.safe_load(block_text(tree))
 
 
 def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
@@ -152,6 +189,10 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
     for number, point in enumerate(points, 1):
         name = f"point {number} of {len(points)}: {point.method} at batch {point.batch:,}"
         while (file := _next_search(opened, folder, point)) is not None:
+            if change := _recipe_change(opened, folder):
+                what = f"{opened.recipe} was changed while the frontier ran: {change}"
+                print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
+                return EXIT_FAILED
             say(f"{name}, {file.stem.replace('-', ' ')}")
             code, missed = _search(file, request), point.missed
             point = read_point(opened, folder, point.method, point.batch)
@@ -161,6 +202,8 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
                 return code or EXIT_FAILED  # the search has said why
         write_report(folder, opened, read_points(opened, folder))
         found = "no trial reached the goal" if point.has_target else "every trial diverged"
+        if point.has_target and point.cap is not None:
+            found += f" within {point.cap:,} updates, {_SLACK:g} times those of the next smaller batch"
         if point.figure == math.inf:
             found = "most fresh seeds of every trial that reached the goal missed it"
         elif point.figure is not None:
@@ -168,6 +211,15 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
             found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
         say(f"{name}: {found}")
     return 0
+
+
+def _recipe_change(opened: OpenedFrontier, folder: Path) -> str:
+    """What differs in the recipes from when the frontier opened them, in a line; empty if nothing does."""
+    try:
+        now = open_frontier(folder / FRONTIER, **opened.options)
+    except InputRefused as error:
+        return str(error)
+    return "; ".join(differences(_recipes(opened), _recipes(now), where=("before", "now")))
 
 
 def _require_startable(opened: OpenedFrontier, request: SearchRequest) -> None:
@@ -206,7 +258,7 @@ def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | N
         first = scaled(point.space, optima, batch=point.batch, rate_factor=factor)
         first += quasi_random(point.space, tree["sampler"]["n_startup_trials"], seed=seed, point=of_this)
         smaller = [other for other in near if other.batch < point.batch and point.has_target]
-        most = min((_SLACK * _best(other) for other in smaller), default=math.inf)
+        most = min((_SLACK * _needed(other) for other in smaller), default=math.inf)
         if most < opened.longest(point.method, point.batch)[1]:
             tree["objective"]["at_most"] = math.ceil(most)
     elif (wider := _wider(opened, point)) and len(point.parts) < MOST_PARTS:
@@ -226,6 +278,11 @@ def _next_search(opened: OpenedFrontier, folder: Path, point: Point) -> Path | N
 
 def _best(point: Point) -> int:
     return int(point.best_part.best.values[0])
+
+
+def _needed(point: Point) -> float:
+    """Updates to the goal by its seeds, or by its best trial if that is more: one trial may be luck."""
+    return max(point.figure, _best(point))
 
 
 def _neighbours(points: Sequence[Point], point: Point) -> list[Point]:

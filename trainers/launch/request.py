@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from recipes.errors import Problem, RecipeError
+from recipes.errors import InputRefused, Problem, RecipeError
 from recipes.planning.cluster import Cluster
 from recipes.planning.planner import NormGroupTooLarge, Plan, plan
+from recipes.reading.identity import recipe_id
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.reading.read import Reading
@@ -92,11 +93,12 @@ def open_request(request: TrainRequest, *, looks: bool = False) -> OpenedRecipe:
         looks: it is not trained now: a run's recipe opens although a new run would be refused for it.
     Raises:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
+        InputRefused: it is no longer the one that was checked.
     """
     own, _ = overrides_by_file(request.overrides, "cluster")
     resumed = request.out if request.resume else None
     goes_on = resumed is not None and (resumed / RUN).is_file()
-    return open_recipe(
+    opened = open_recipe(
         request.recipe,
         vocabulary=vocabulary(allow_code=request.allow_code),
         overrides=own,
@@ -106,6 +108,9 @@ def open_request(request: TrainRequest, *, looks: bool = False) -> OpenedRecipe:
         copies_in=[resumed] if resumed is not None else [],
         of_run=goes_on or (None if looks else False),
     )
+    if request.recipe_id not in (None, recipe_id(opened)):
+        raise InputRefused(f"{request.recipe} was changed after it had been checked")
+    return opened
 
 
 def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how: Any) -> Plan:

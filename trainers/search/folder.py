@@ -88,6 +88,16 @@ def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: 
     return before
 
 
+def recipe_change(opened: OpenedSearch) -> str:
+    """What differs in the recipe or its data from when the search opened them, in a line; empty if nothing does."""
+    try:
+        now, before = opened.base_now(), opened.base
+    except InputRefused as error:
+        return str(error)
+    both = [{**runs.run_identity(it.tree), "dataset": runs.dataset_facts(it.dataset)} for it in (before, now)]
+    return "; ".join(runs.differences(*both, where=("before", "now")))
+
+
 def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> None:
     """Begin a search's folder with an empty study, or refuse a study that is another folder's.
 

@@ -117,7 +117,9 @@ def _search_study(
         with handling_signals(supervisor.stop_at_signal):
             supervisor.run()
     confirmed = display.confirmed
-    best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
+    best = []
+    if not supervisor.recipe_changed():
+        best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
     display.say(trials_text(Counter(map(state_of, finished(study))), search.budget.trials))
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")
@@ -131,6 +133,10 @@ def _search_study(
         mean = f"the second half of the trials gained {shown(metric, gain)} in the mean over all their orders"
         display.say(f"{mean}; as many again usually gain no more")
     display.say(f"report: {folder / REPORT}")
+    if supervisor.changed:
+        what = f"{opened.base.path} was changed while the search ran: {supervisor.changed}"
+        print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
+        return EXIT_FAILED
     if supervisor.stopped_by:
         print_error(f"kilobatch: stopped by {supervisor.stopped_by}; the same command goes on")
         return EXIT_STOPPED

@@ -7,12 +7,14 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import FixedTrial, TrialState
 
+from recipes.reading.identity import recipe_id
 from recipes.reports.wording import counted
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
@@ -25,7 +27,7 @@ from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
 from trainers.search import outcome
 from trainers.search import study as studies
-from trainers.search.folder import run_folders
+from trainers.search.folder import recipe_change, run_folders
 from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import Result, SearchRequest
 from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, write_best
@@ -104,7 +106,7 @@ class Supervisor:
     def __init__(self, opened: OpenedSearch, options: SearchRequest, display: Display, groups: Sequence[Group]) -> None:
         self.opened, self.options, self.display, self.groups = opened, options, display, groups
         self.search, self.study, self.folder = opened.search, display.study, display.folder
-        self.stopped_by = ""
+        self.stopped_by, self.changed = "", ""  # by whom; what was edited in the recipe meanwhile
         self._running: list[_Work] = []
         left = list(map(self._work_of, studies.left_running(self.study)))
         self._waiting = [work for work in left if not studies.is_paused(work.trial)]
@@ -141,6 +143,13 @@ class Supervisor:
         self.stopped_by = by
         for work in self._running:
             request_stop(work.folder / STOP_FILE, "search")
+
+    def recipe_changed(self) -> bool:
+        """Whether the recipe was edited since the search opened it, which stops the search: see `changed`."""
+        self.changed = self.changed or recipe_change(self.opened)
+        if self.changed and not self.stopped_by:
+            self.request_stop(f"a change of {self.opened.base.path}")
+        return bool(self.changed)
 
     def kill(self) -> None:
         """End all ranks at once."""
@@ -257,6 +266,9 @@ class Supervisor:
                 self.opened, trial.number, values | own, folders[last], self.options, stop_after=stop_after
             )
             prepared = prepare(request, workers=self.search.ranks_per_trial)
+            if self.recipe_changed():
+                return  # it stays in the study as running, for the next session
+            request = replace(request, recipe_id=recipe_id(prepared.opened))  # ranks open the file later
             if self.search.objectives[0].spacing is not None:
                 recipe = prepared.opened.recipe
                 trial.set_user_attr(studies.EVERY, recipe.evaluation.every / recipe.epochs)
@@ -265,6 +277,8 @@ class Supervisor:
             if violated := studies.violated_text(violations):
                 raise ValueError(violated)
         except ValueError as error:  # InputRefused too
+            if self.recipe_changed():
+                return
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
         self._report(work, prepared)  # what a session wrote that was killed before it told the study
@@ -358,7 +372,8 @@ class Supervisor:
         elif studies.PRUNED_AT in trial.user_attrs and end.how not in ("failed", "not_started"):
             self._tell(work, state=TrialState.PRUNED)
         elif end.how == "failed":
-            self._tell(work, state=TrialState.FAIL, reason=end.reason)
+            if not self.recipe_changed():  # else that is why, before there was anything in its folder
+                self._tell(work, state=TrialState.FAIL, reason=end.reason)
         elif self.stopped_by:
             if end.how == "stopped":
                 self.display.say(f"{work.name} stopped at update {work.state.updates}, with a checkpoint")
@@ -401,7 +416,8 @@ class Supervisor:
         hours = studies.rank_seconds_of(work.trial, self.search) / 3600
         runs = list(map(outcome.metrics_lines, work.folders))
         self._tell(work, outcome.trial_result(self.search, runs, device_hours=hours))
-        if work.seed is None and work.trial.number in [best.number for best in studies.best_trials(self.study)]:
+        is_best = work.seed is None and work.trial.number in [it.number for it in studies.best_trials(self.study)]
+        if is_best and not self.recipe_changed():
             write_best(self.folder, self.opened, self.study)
 
     def _tell(

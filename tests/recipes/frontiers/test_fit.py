@@ -39,9 +39,14 @@ def test_what_follows_from_the_curve():
     assert made.updates(made.b_crit) == pytest.approx(2 * made.s_min)
 
 
-@pytest.mark.parametrize(("updates", "low", "high"), [(lambda b: 1e6 / b, 1e5, math.inf), (lambda b: 70.0, 0, 10)])
-def test_points_without_a_bend_put_the_critical_batch_outside_of_them(updates, low, high):
-    assert low < fit([(batch, updates(batch)) for batch in BATCHES]).b_crit < high
+@pytest.mark.parametrize(("updates", "end"), [(lambda b: 1e6 / b, "high"), (lambda b: 70.0, "low")])
+def test_points_without_a_bend_have_no_critical_batch(updates, end):
+    """Its end is that of where it is looked for, and no figure of these points."""
+    points = [(batch, updates(batch)) for batch in BATCHES]
+    assert fit(points).end == end
+    bound = {"high": math.inf, "low": 0}[end]
+    assert interval([(batch, [figure] * 3) for batch, figure in points], seed=0, draws=20) == (bound, bound)
+    assert fit(noisy(80, 400, noise=0.1, seed=0)).end == ""
 
 
 def test_two_points_have_no_curve():

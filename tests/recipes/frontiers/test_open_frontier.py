@@ -71,6 +71,10 @@ fixed: {stop_at: {accuracy: 0.9}}
 => 2:9: recipe: ends at its `stop_at`
 accuracy_at: {epochs: [0]}
 => 7:23: accuracy_at.epochs: is [0.0]; must be above 0
+accuracy_at: {epochs: [5, 30]}
+=> 7:27: accuracy_at.epochs.1: is 30, and no trial is longer than 20 epochs; give less, or a larger `budget`
+accuracy_at: {updates: [469, 470]}
+=> 7:30: accuracy_at.updates.1: is 470, and no trial is longer than 469 updates
 """
 
 
@@ -147,12 +151,18 @@ def test_a_goal_of_one_length_sets_that_of_all_trials(opened):
         opened(HEAD.replace("{accuracy: 0.9}", "{epochs: 6}").replace("{trials: 4}", "{trials: 4, epochs: 6}"))
 
 
-def test_batches_below_the_norm_span_have_their_own(opened):
-    made = opened(HEAD.replace("batch_256", "baseline").replace("[64, 256]", "[8, 48]"))
-    assert made.search_tree("recipe", 48)["fixed"]["batch.norm_span"] == 16
-    assert made.search_tree("recipe", 8)["fixed"]["batch.norm_span"] == 8
+def test_norm_groups_are_the_nearest_that_divide_the_batch(opened):
+    made = opened(HEAD.replace("batch_256", "baseline").replace("[64, 256]", "[8, 48, 64, 100]"))
+    spans = {8: 8, 48: 24, 64: 32, 100: 25}  # of 32, as `recipes scale` makes them
+    assert {batch: made.search_tree("recipe", batch)["fixed"]["batch.norm_span"] for batch in spans} == spans
     made = opened(HEAD + "fixed: {batch.norm_span: 128}\n")
     assert [made.search_tree("recipe", batch)["fixed"]["batch.norm_span"] for batch in (64, 256)] == [64, 128]
+
+
+def test_an_optimizer_that_compares_norm_groups_has_two_in_every_batch_but_its_own(opened):
+    text = HEAD.replace("batch_256", "baseline").replace("[64, 256]", "[40, 64]")
+    made = opened(text + "fixed: {optimizer: {kind: AdaScale}, learning_rate.rule: none, learning_rate.per: 32}\n")
+    assert [made.norm_span("recipe", batch) for batch in (32, 40, 64)] == [32, 20, 32]
 
 
 def test_a_method_can_be_taken_away(opened):

@@ -90,6 +90,8 @@ def test_a_position_in_updates_is_said_to_move_and_no_key_to_stay_beside_it(scal
     assert change_of(made, "evaluation.every") == ("626up", opened.recipe.evaluation.every)
     (every,) = [change for change in made.changes if change.key == "evaluation.every"]
     assert every.reason.endswith("now 313 updates")
+    short, _ = scale("short.yaml", 4096, text=UPS.replace("626up", "3up"))
+    assert [it.reason for it in short.changes if it.key == "evaluation.every"][0].endswith("now 2 updates")  # 1.5
     assert change_of(made, "batch.global")[0] == [{"from": 0, "size": 2048}, {"from": "18768up", "size": 4096}]
     kept = {"kind": "GradualWarmup", "start": "reference", "joins": "multiply"}
     assert change_of(made, "learning_rate.warmup") == (kept, kept)

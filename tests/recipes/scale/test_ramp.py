@@ -91,3 +91,8 @@ def test_a_step_within_the_warmup_is_what_the_warmup_aims_at(ramped):
 def test_refused_with_the_reason(ramped, text, measured, message):
     with pytest.raises(InputRefused, match=message):
         ramped(text, measured)
+
+
+def test_branches_that_allow_no_ramp_are_refused_with_the_critical_batch_that_branch_prints(ramped):
+    with pytest.raises(InputRefused, match="the branches: .*the critical batch is 64, and a ramp stays below it"):
+        ramped(BASE, [Measured(epoch=1.0, batch=63.0)], by="the branches")

@@ -1,0 +1,103 @@
+"""What belongs to a frontier's folder and what does not, without a trial."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes.frontiers.open_frontier import open_frontier
+from recipes.reading.yaml import block_text
+from trainers.frontier.report import dry_run_text
+from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, frontier
+from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.run_folder import FolderRefused
+from trainers.search.outcome import SearchRequest
+
+TEXT = """\
+kilobatch: 1
+recipe: own.yaml
+goal: {accuracy: 0.5}
+batches: [64, 128, 256]
+fixed: {learning_rate.rule: none}
+space: {learning_rate.reference: {kind: Float, low: 0.05, high: 5, log: true}}
+budget: {trials: 3}
+"""
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """`begun(text)`: a frontier over own.yaml beside it, and the folder `out` as its first session leaves it."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("kilobatch: 1\nextends: digits/baseline\n")
+
+    def begun(text=TEXT):
+        Path("mine.yaml").write_text(text)
+        opened = open_frontier("mine.yaml", vocabulary=search_vocabulary())
+        Path("out").mkdir()
+        Path("out/frontier.yaml").write_text(block_text(_own_tree(opened)))
+        Path("out/recipes.yaml").write_text(block_text(_recipes(opened)))
+        return opened
+
+    return begun
+
+
+def test_a_recipe_that_is_edited_while_the_frontier_runs_is_seen_before_the_next_search(begun):
+    opened = begun()
+    assert _recipe_change(opened, Path("out")) == ""
+    with open("own.yaml", "a") as file:
+        file.write("seed: 7\n")
+    assert _recipe_change(opened, Path("out")) == "recipe.seed: 0 before, 7 now"
+    Path("own.yaml").write_text("kilobatch: 1\nextends: [\n")
+    assert "own.yaml:3:" in _recipe_change(opened, Path("out"))
+
+
+def test_results_are_not_shown_as_those_of_another_goal(begun, capsys):
+    begun()
+    shown = SearchRequest(search="out")
+    with pytest.raises(FolderRefused, match="holds another frontier; goal.accuracy: 0.5 in the run, 0.9 now; show it"):
+        frontier(shown, overrides=["goal.accuracy=0.9"])
+    assert frontier(shown, overrides=["batches=[64]"]) == 0
+    assert capsys.readouterr().err == ""
+    with open("own.yaml", "a") as file:
+        file.write("seed: 7\n")
+    assert frontier(shown) == 0
+    assert "warning: epochs and rates are those of the recipe as it is now; recipe of " in capsys.readouterr().err
+
+
+def test_a_frontier_does_not_go_on_with_other_data(begun):
+    opened = begun()
+    _require_same(opened, Path("out"))
+    (base,) = opened.bases.values()
+    more = replace(base, dataset=replace(base.dataset, num_train=1700))
+    with pytest.raises(FolderRefused, match="recipe of recipe.dataset.num_train: 1500 in the run, 1700 now"):
+        _require_same(replace(opened, bases={"recipe": more}), Path("out"))
+    tree = yaml.safe_load(Path("out/recipes.yaml").read_text())
+    del tree["recipe"]["dataset"]  # as older folders have it
+    Path("out/recipes.yaml").write_text(block_text(tree))
+    _require_same(replace(opened, bases={"recipe": more}), Path("out"))
+
+
+def test_points_with_other_norm_groups_are_never_mixed(begun):
+    """Until 2026-11 they were the greatest common divisor: 4 of 100 and 32."""
+    opened = begun(TEXT.replace("[64, 128, 256]", "[64, 100]"))
+    for batch, span in ((64, 32), (100, 4)):
+        folder = Path(f"out/points/recipe-{batch:06d}")
+        folder.mkdir(parents=True)
+        tree = opened.search_tree("recipe", batch)
+        tree["fixed"]["batch.norm_span"] = span
+        (folder / "search-0.yaml").write_text(block_text(tree))
+    with pytest.raises(FolderRefused, match="; batch.norm_span of recipe at batch 100: 4 in the run, 25 now; begin"):
+        _require_same(opened, Path("out"))
+    assert frontier(SearchRequest(search="out")) == 0  # only shown
+    Path("out/points/recipe-000100/search-0.yaml").unlink()
+    _require_same(opened, Path("out"))
+
+
+def test_a_dry_run_has_the_norm_groups_where_a_batch_changes_them(begun):
+    assert "norm_span" not in dry_run_text(begun(), workers=1)
+    opened = open_frontier("mine.yaml", vocabulary=search_vocabulary(), overrides=["batches=[64, 100]"])
+    assert "norm_span" in dry_run_text(opened, workers=1)
+    points = json.loads(dry_run_text(opened, workers=1, as_json=True))["points"]
+    assert [point["norm_span"] for point in points] == [32, 25]
