@@ -12,7 +12,7 @@ from recipes.errors import InputRefused
 from recipes.planning.rates import full_rate_at, optimizer_at
 from recipes.schema import Dataset, Recipe
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters, set_rate_factors
-from trainers.optimizers.weight_decay import decay_parameters
+from trainers.optimizers.weight_decay import decay_parameters, says_who_decays
 from trainers.runs.errors import one_line
 from trainers.runs.identity import is_of_the_user
 from trainers.training.build import drawn_model, own_place
@@ -32,7 +32,8 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
         Warnings: the loss fails on the samples of this trial, or the optimizer changes its state and moves no weight.
     Raises:
         InputRefused: the loss cannot be built, or is no Variable of one number, or no gradient comes from it; the
-            optimizer fails, is none of Chainer's, does not say where its rate is, or moves neither weights nor state.
+            optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, or
+            moves neither weights nor state.
     """
     model, random, warnings = drawn_model(recipe, dataset), np.random.default_rng(0), []
     with np.errstate(all="ignore"), chainer.using_config("train", False):
@@ -78,6 +79,11 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
         raise InputRefused(
             f'{what} has no `rate_attribute`; add `rate_attribute: ClassVar[str] = "lr"` to its class, the attribute '
             "of the optimizer's `hyperparam` that is the rate"
+        )
+    if getattr(component, "weight_decay", None) and not says_who_decays(component):
+        raise InputRefused(
+            f"{what} has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too, "
+            "add `decays_itself: ClassVar[bool] = True` to its class, else the field `no_decay: tuple[str, ...] = ()`"
         )
     if on_gpu:
         return []

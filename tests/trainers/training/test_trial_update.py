@@ -64,6 +64,21 @@ class WithoutRate:
         return chainer.optimizers.SGD(0.1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Decaying(Steps):
+    move: Any = None
+    weight_decay: float = 0.5
+    decay: Any = None
+
+    def update(self, w, g, state, hyperparam, *, t, xp):
+        w -= hyperparam.lr * (g + self.weight_decay * w)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayingItself(Decaying):
+    decays_itself: ClassVar[bool] = True
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -85,6 +100,8 @@ def test_a_loss_of_ones_own_that_does_not_train_is_refused(opened, loss, message
         (Steps(move=rebind), "moves no weight in 16 steps; change the array `w` in place"),
         (Steps(move=fail_later), "fails at step 2: .*ZeroDivision"),
         (WithoutRate(), "has no `rate_attribute`; add `rate_attribute: ClassVar"),
+        (Decaying(), "has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too"),
+        (Decaying(decay=0.99), "has a `weight_decay`"),
     ],
 )
 def test_an_optimizer_of_ones_own_that_does_not_train_is_refused(opened, optimizer, message):
@@ -138,6 +155,11 @@ def test_what_may_train_all_the_same_is_named(opened):
 @pytest.mark.parametrize("move", [fourth, in_place])
 def test_an_optimizer_that_moves_weights_at_some_steps_is_taken(opened, move):
     assert require_update(replace(opened.recipe, optimizer=Steps(move=move)), opened.dataset) == []
+
+
+@pytest.mark.parametrize("optimizer", [DecayingItself(), Decaying(weight_decay=0.0), Decaying(decay="times_rate")])
+def test_an_optimizer_that_says_who_applies_its_weight_decay_is_taken(opened, optimizer):
+    assert require_update(replace(opened.recipe, optimizer=optimizer), opened.dataset) == []
 
 
 def test_an_optimizer_takes_no_steps_on_the_cpu_for_a_run_on_a_gpu(opened):
