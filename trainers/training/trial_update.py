@@ -18,6 +18,7 @@ from trainers.runs.identity import is_of_the_user
 from trainers.training.build import drawn_model, own_place
 
 _MOST_SAMPLES = 256  # of a larger norm group only so many are tried
+_ROUNDING = 1e-3  # of a sum, in 16 bits
 _LEAST_STEPS = 2  # the second finds the state that the first left
 _MOST_STEPS = 16  # some optimizers gather several gradients before they move a weight
 _LEAST_RATE = 0.01  # a step of less might change no float32
@@ -31,7 +32,7 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
     Returns:
         Warnings: the loss fails on the samples of this trial, or the optimizer changes its state and moves no weight.
     Raises:
-        InputRefused: the loss cannot be built, or is no Variable of one number, or no gradient comes from it; the
+        InputRefused: the loss cannot be built, is no Variable of one number or a sum, or no gradient comes from it; the
             optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, or
             moves neither weights nor state.
     """
@@ -70,7 +71,23 @@ def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray,
         )
     if all(parameter.grad is None for parameter in (logits, *model.params())):
         raise InputRefused(f"{what} gives the model no gradient; compute it by functions of Chainer, without `.array`")
+    if _is_sum(function, values, targets, float(loss.array)):
+        raise InputRefused(
+            f"{what} returns the sum over the samples, {float(loss.array):.4g} of {len(targets)} samples; return their "
+            "mean, such as the sum / len(targets)"
+        )
     return []
+
+
+def _is_sum(function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray, whole: float) -> bool:
+    """Whether a loss of all samples is that of their halves added up; it may fail on so few."""
+    middle = len(targets) // 2
+    try:
+        halves = [function(chainer.Variable(logits[half]), targets[half]) for half in np.s_[:middle, middle:]]
+        added = sum(float(half.array) for half in halves)
+    except Exception:
+        return False
+    return whole != 0 and abs(whole - added) <= _ROUNDING * abs(whole)
 
 
 def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generator, *, on_gpu: bool) -> list[str]:

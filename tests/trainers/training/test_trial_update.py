@@ -86,6 +86,7 @@ class DecayingItself(Decaying):
         (lambda logits, targets: 1.0, "returns a float; let it"),
         (lambda logits, targets: F.softmax_cross_entropy(logits, targets, reduce="no"), r"a Variable of shape \(32,\)"),
         (lambda logits, targets: logits[3], r"returns a Variable of shape \(10,\)"),
+        (lambda z, t: F.sum(F.softmax_cross_entropy(z, t, reduce="no")), "returns the sum over the samples, .* of 32"),
         (lambda logits, targets: F.mean(chainer.Variable(logits.array)), "gives the model no gradient; compute it by"),
     ],
 )
@@ -123,6 +124,20 @@ def masked(logits, targets):
     return F.mean(F.softmax_cross_entropy(logits, targets, reduce="no") * np.float32(targets > 99))
 
 
+def of_the_pairs_of_each(logits, targets):
+    one, other = np.nonzero(np.triu(targets[:, None] == targets, 1))
+    return F.sum(F.stack([F.sum((logits[i] - logits[j]) ** 2) for i, j in zip(one, other, strict=True)])) / len(targets)
+
+
+def signed(logits, targets):
+    return F.mean(logits)
+
+
+def noisy(logits, targets):
+    noise = np.random.default_rng().standard_normal(logits.shape).astype("f")
+    return F.softmax_cross_entropy(logits + 0.1 * noise, targets)
+
+
 def fourth(w, step, state, t):
     state["v"] += step
     w -= state["v"] * (t % 4 == 0)
@@ -132,7 +147,7 @@ def large(w, step, state, t):
     w -= step * (abs(step) > 1e-6)
 
 
-@pytest.mark.parametrize("loss", [hardest, of_pairs, masked])
+@pytest.mark.parametrize("loss", [hardest, of_pairs, of_the_pairs_of_each, masked, signed, noisy])
 def test_a_loss_that_looks_at_the_samples_of_a_norm_group_is_tried_on_so_many(opened, loss):
     recipe = replace(opened.recipe, loss=Loss(value=loss), optimizer=Steps(move=large))
     assert require_update(recipe, opened.dataset) == []
