@@ -8,9 +8,10 @@ from typing import Any
 import chainer
 import numpy as np
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.planning.rates import full_rate_at, optimizer_at
 from recipes.schema import Dataset, Recipe
+from trainers.optimizers.component_rule import ComponentRule
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters, set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters, says_who_decays
 from trainers.runs.errors import one_line
@@ -33,8 +34,8 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
         Warnings: the loss fails on the samples of this trial, or the optimizer changes its state and moves no weight.
     Raises:
         InputRefused: the loss cannot be built, is no Variable of one number or a sum, or no gradient comes from it; the
-            optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, or
-            moves neither weights nor state.
+            optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, moves
+            neither weights nor state, or keeps a state that could not be resumed.
     """
     model, random, warnings = drawn_model(recipe, dataset), np.random.default_rng(0), []
     with np.errstate(all="ignore"), chainer.using_config("train", False):
@@ -127,6 +128,7 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
         _tried(what, f"step {update + 1}", optimizer.update)
         has_moved = any(not np.array_equal(parameter.array, weights[path]) for path, parameter in model.namedparams())
         if has_moved and update + 1 >= _LEAST_STEPS:
+            _require_resumable(what, model)
             return []
         before, state = state, _state_of(model)
         has_changed |= any(
@@ -136,6 +138,28 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
     if has_changed:
         return [f"{failing}, only its state; is that meant? `w = w - ...` leaves the weights, `w -= ...` moves them"]
     raise InputRefused(f"{failing}; change the array `w` in place, as in `w -= ...`, not by `w = w - ...`")
+
+
+def _require_resumable(what: str, model: chainer.Chain) -> None:
+    """Refuse a state that is other than the one that a checkpoint is read into."""
+    for path, parameter in sorted(model.namedparams()):
+        if (rule := parameter.update_rule) is None:
+            continue
+        kept, rule._state = rule.state or {}, None
+        rule._init_states(parameter)
+        begun, rule._state = rule.state, kept
+        way_out = "make it in `init_state` of its update rule"
+        if isinstance(rule, ComponentRule):
+            way_out = "name it in `states`, arrays like the weights that begin at 0, or in `numbers`, 0 at first"
+        if more := sorted(kept.keys() - begun.keys()):
+            raise InputRefused(f"{what} keeps {listed(more)} in `state`, and no checkpoint could be resumed; {way_out}")
+        for name, value in kept.items():
+            one, other = np.asarray(begun[name]), np.asarray(value)
+            if one.shape != other.shape or (one.dtype != other.dtype and one.ndim > 0):
+                raise InputRefused(
+                    f"{what} makes {name} of {path} {other.dtype} {other.shape}, which is {one.dtype} {one.shape} at "
+                    "first and after a resume; change it in place, as in `state[name] += ...`"
+                )
 
 
 def _state_of(model: chainer.Chain) -> dict[str, np.ndarray]:
