@@ -36,6 +36,7 @@ from trainers.gradients.flat_gradients import BackwardOrder, FlatGradients, back
 from trainers.gradients.local_steps import LocalExchange
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in, images_dtype
 from trainers.gradients.power_sgd import PowerExchange
+from trainers.losses import loss_function
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
 from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
@@ -103,7 +104,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     return Parts(
         model=model,
         optimizer=optimizer,
-        loss=recipe.loss.build(),
+        loss=loss_function(recipe.loss),
         load_train=train,
         load_eval=evaluated,
         load_late=_late(recipe, dataset, train),

@@ -11,6 +11,7 @@ import numpy as np
 from recipes.errors import InputRefused, listed
 from recipes.planning.rates import full_rate_at, optimizer_at
 from recipes.schema import Dataset, Recipe
+from trainers.losses import loss_function
 from trainers.optimizers.component_rule import ComponentRule
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters, set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters, says_who_decays
@@ -53,7 +54,7 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
 
 def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray, targets: np.ndarray) -> list[str]:
     what = f"the loss, {type(recipe.loss).__name__},"
-    function = _tried(what, "build()", recipe.loss.build)
+    function = _tried(what, "build()", lambda: loss_function(recipe.loss))
     logits = chainer.Parameter(values)
     model.cleargrads()
     logits.cleargrad()
