@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
 import numpy as np
 
+from recipes.errors import listed
+from recipes.schema import RateFactor
+from trainers.optimizers.hyperparameters import parameters_named
 from trainers.runs.checkpoint import persistents_of
+
+_MAX_NAMED = 10
 
 
 def require_one_path(model: chainer.Link) -> None:
@@ -45,10 +51,52 @@ def require_numbers(model: chainer.Link) -> None:
             raise ValueError(f"{what}, which a checkpoint holds; keep it as a plain attribute")
 
 
+def not_as_meant(
+    model: chainer.Link, *, unreached: Sequence[str], disabled: Sequence[chainer.Link], factors: Sequence[RateFactor]
+) -> list[str]:
+    """Warnings of what a run would train, or not, otherwise than the model may mean.
+
+    Args:
+        unreached: paths of the parameters that no gradient reaches.
+        disabled: links whose `disable_update` the constructor called, when no parameter had an update rule yet.
+        factors: of the recipe; 0 freezes parameters.
+    """
+    still = (each.parameters for each in factors if each.factor == 0)
+    frozen = {path for words in still for path in parameters_named(words, model)}
+    warnings, registered = [], {id(parameter) for parameter in model.params()}
+    if unreached:
+        named, way_out = listed(unreached, most=_MAX_NAMED), "In a forward `.array` cuts off what lies before it"
+        warnings.append(f"no gradient reaches {named}: at most weight decay moves them; is that meant? {way_out}")
+    free = [
+        f"{path.rstrip('/')}/*"
+        for path, link in sorted(model.namedlinks())
+        if any(link is each for each in disabled)
+        and any(f"{path.rstrip('/')}{inner}" not in frozen for inner, _ in link.namedparams())
+    ]
+    if free:
+        way_out = f"`learning_rate: {{factors: [{{parameters: [{', '.join(free)}], factor: 0}}]}}` freezes them"
+        warnings.append(f"disable_update() in a constructor changes nothing, so {listed(free)} are trained; {way_out}")
+    loose = [
+        f"{path.rstrip('/')}/{name}"
+        for path, link in sorted(model.namedlinks())
+        for name, value in vars(link).items()
+        if isinstance(value, chainer.Parameter) and id(value) not in registered
+    ]
+    if loose:
+        named, way_out = listed(loose, most=_MAX_NAMED), "make such a parameter within `with self.init_scope():`"
+        warnings.append(f"{named} will be neither drawn by the seed, trained nor saved; {way_out}")
+    return warnings
+
+
 class AsInitialized:
-    """Within, notes each array that an initializer makes, to tell later which parameters have other values since."""
+    """Within, notes each array that an initializer makes, to tell later which parameters have other values since.
+
+    Attributes:
+        disabled: the links whose `disable_update` was called.
+    """
 
     def __init__(self) -> None:
+        self.disabled: list[chainer.Link] = []
         self._made: dict[int, tuple[np.ndarray, bytes]] = {}  # the array too: its id is its own while it lives
 
     def __enter__(self) -> AsInitialized:
@@ -59,11 +107,17 @@ class AsInitialized:
             self._made[id(array)] = array, _digest(array)
             return array
 
+        def noting_link(link: chainer.Link) -> None:
+            self.disabled.append(link)
+            disable(link)
+
         chainer.initializers.generate_array = noting
+        self._disable = disable = chainer.Link.disable_update
+        chainer.Link.disable_update = noting_link
         return self
 
     def __exit__(self, *exception: object) -> None:
-        chainer.initializers.generate_array = self._generate
+        chainer.initializers.generate_array, chainer.Link.disable_update = self._generate, self._disable
 
     def changed(self, model: chainer.Link) -> list[str]:
         """Paths of the parameters that have an initializer and other values than it made; copied layers have not."""

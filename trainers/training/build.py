@@ -39,7 +39,7 @@ from trainers.gradients.power_sgd import PowerExchange
 from trainers.losses import loss_function
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout, draw_initial_weights
-from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
+from trainers.models.own_models import AsInitialized, not_as_meant, require_numbers, require_one_path
 from trainers.optimizers.hyperparameters import patterns_of_layers, set_rate_factors, words_without_parameters
 from trainers.optimizers.weight_decay import decay_parameters
 from trainers.runs.errors import UnfitImage, one_line
@@ -178,7 +178,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
         is_new: it will begin with its initial weights, not with those of a checkpoint.
     Returns:
-        Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
+        Warnings, see `trainers.models.own_models.not_as_meant`.
     Raises:
         InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
             gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
@@ -218,7 +218,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
-    return unreached
+    factors = recipe.learning_rate.factors
+    return not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
 
 
 def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:

@@ -7,8 +7,9 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from recipes.schema import RateFactor
 from trainers.models.keyed_random import draw_initial_weights
-from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
+from trainers.models.own_models import AsInitialized, not_as_meant, require_numbers, require_one_path
 
 
 def chain(**layers):
@@ -59,6 +60,18 @@ def test_numbers_may_be_persistent():
     for number, value in enumerate([0, 2.0, True, None, np.zeros(3, "f"), np.int64(3), [1, 2]]):
         model.add_persistent(f"value_{number}", value)
     require_numbers(model)
+
+
+def test_what_is_frozen_in_vain_or_not_registered_is_named():
+    with AsInitialized() as initialized:
+        model = chain(a=L.Linear(3, 3), b=L.Linear(3, 3))
+        model.b.disable_update()
+        model.scale, model.also_W = chainer.Parameter(1.0, (1,)), model.a.W
+    how = {"unreached": (), "disabled": initialized.disabled}
+    frozen, loose = not_as_meant(model, factors=[RateFactor(parameters=("/b/W",), factor=0)], **how)
+    assert "so /b/* are trained; " in frozen
+    assert loose.startswith("/scale will be neither drawn by the seed, trained nor saved; ")
+    assert not_as_meant(model, factors=[RateFactor(parameters=("/b/*",), factor=0)], **how) == [loose]
 
 
 def in_place(model):

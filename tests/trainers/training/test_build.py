@@ -346,6 +346,12 @@ def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_repl
             "kilobatch: warning: no gradient reaches /a/W, /a/b: at most weight decay",
         ),
         (
+            "mine_frozen",
+            "self.a, self.fc = L.Linear(64, 9), L.Linear(9, 10); self.out = lambda x: self.fc(self.a(x)); "
+            "self.a.disable_update()",
+            "kilobatch: warning: disable_update() in a constructor changes nothing, so /a/* are trained; ",
+        ),
+        (
             "mine_normal",
             "self.n = L.BatchNormalization(axis=(0, 2, 3), use_gamma=False, use_beta=False); "
             "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(self.n(x))",
