@@ -210,6 +210,15 @@ def test_a_group_has_the_bits_that_it_has_alone_wherever_its_memory_begins(chann
         np.testing.assert_array_equal(gx[rows], ours.convolution_data(gy[rows].copy(), W, size=(size, size), **how))
 
 
+@pytest.mark.usefixtures("each_kind")
+def test_a_group_of_one_pixel_has_the_bits_that_it_has_alone():
+    random, ours = np.random.RandomState(0), chainer_hooks.operators
+    x, W, b = (random.normal(size=shape).astype("f") for shape in ((4, 3, 1, 1), (4, 3, 3, 3), (4,)))
+    how = {"stride": (1, 1), "pad": (1, 1)}
+    alone = [ours.convolution(x[number : number + 1].copy(), W, b, **how) for number in range(4)]
+    np.testing.assert_array_equal(ours.convolution(x, W, b, **how, groups=4), np.concatenate(alone))
+
+
 def test_the_gradient_of_a_linear_layer_has_gradients_too():
     random, found = np.random.RandomState(0), []
     x, W, b = (random.normal(size=shape).astype("f") for shape in ((4, 3), (2, 3), 2))
