@@ -1,5 +1,7 @@
 """Losses: each a frozen dataclass whose `build` gives a function (logits, targets) -> mean over the samples given.
 
+One of the user's own may be that function itself, by `__call__`.
+
 A function with an argument `norm_groups` may be asked for the means of so many norm groups, which stand one after the
 other: (norm_groups,), each with the bits that the group has alone, or None where it is to be called for each group.
 
@@ -204,6 +206,11 @@ class SoftmaxCrossEntropy:
             return F.softmax_cross_entropy(logits, targets)
         q = smoothed()
         return -F.sum(q * F.log_softmax(F.cast(logits, q.dtype))) / len(q)
+
+
+def loss_function(component: Any) -> Callable[..., chainer.Variable]:
+    """The function (logits, targets) -> mean over the samples of a loss."""
+    return component.build() if hasattr(component, "build") else component.__call__
 
 
 def soft_targets(targets: Any, *, like: Any, label_smoothing: float) -> Any:

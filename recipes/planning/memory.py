@@ -140,9 +140,10 @@ class Model:
         torch_kernels: bool = False,
     ) -> Model:
         """A recipe's model, of so many trained numbers."""
+        num_states = len(getattr(recipe.optimizer, "states", ()))
         return cls(
             num_parameters=num_parameters,
-            num_state_values=getattr(recipe.optimizer, "num_state_values", 0),
+            num_state_values=getattr(recipe.optimizer, "num_state_values", num_states),
             num_gradients=1 + recipe.updater.double_buffering + 2 * (recipe.updater.power_sgd_rank is not None),
             num_averages=int(
                 recipe.weight_average is not None

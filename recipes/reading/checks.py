@@ -57,7 +57,7 @@ def check_updater(reading: Reading, recipe: Recipe) -> None:
         reading.refuse(("weight_average",), what, "remove this, or choose another optimizer")
     if updater.local_steps is not None:
         path = ("updater", "local_steps")
-        if not getattr(optimizer, "elementwise", True):
+        if not getattr(optimizer, "elementwise", not hasattr(optimizer, "update")):
             what = f"{kind} computes a layer's step from all of its gradient, which no worker has"
             reading.refuse(path, what, "choose an optimizer such as MomentumSGD, or remove this")
         if updater.power_sgd_rank is not None:

@@ -6,32 +6,67 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.functions.activation.clipped_relu import ClippedReLU
+from chainer.functions.activation.leaky_relu import LeakyReLU
 from chainer.functions.activation.relu import ReLU
+from chainer.functions.array.broadcast import BroadcastTo
+from chainer.functions.array.concat import Concat
+from chainer.functions.array.expand_dims import ExpandDims
 from chainer.functions.array.reshape import Reshape
+from chainer.functions.array.split_axis import SplitAxis
+from chainer.functions.array.transpose import Transpose
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.math.average import Mean
-from chainer.functions.math.basic_math import Add
+from chainer.functions.math.basic_math import Add, Mul, MultiAdd, Neg, Sub
+from chainer.functions.math.maximum import Maximum
+from chainer.functions.math.minimum import Minimum
+from chainer.functions.math.minmax import Max, Min
+from chainer.functions.math.square import Square
+from chainer.functions.math.sum import Sum
 from chainer.functions.noise.dropout import Dropout
+from chainer.functions.pooling.average_pooling_2d import AveragePooling2D
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
 from trainers.gradients.flat_gradients import DeliveringIdentity
 from trainers.kernels import chainer_hooks
 from trainers.kernels.fused_normalization import ConvolutionNormalization, Normalization
 
-# Which inputs of a node are parameters. These nodes compute each sample by itself, or each norm group by itself.
+# Which inputs of a node are parameters. These nodes compute each sample by itself, or each norm group by itself. None
+# computes exp or tanh, which a processor may round otherwise at the end of an array; none has a number that models may
+# compute from all samples, as one that they multiply by.
 _PARAMETERS: dict[type, tuple[int, ...]] = {
     Add: (),
+    AveragePooling2D: (),
+    BroadcastTo: (),
+    ClippedReLU: (),
+    Concat: (),
     Convolution2DFunction: (1, 2),
     ConvolutionNormalization: (1, 2, 3),
     Dropout: (),  # its masks are keyed by sample
+    ExpandDims: (),
+    LeakyReLU: (),
     LinearFunction: (1, 2),
+    Max: (),
     MaxPoolingND: (),
+    Maximum: (),
     Mean: (),
+    Min: (),
+    Minimum: (),
+    Mul: (),
+    MultiAdd: (),
+    Neg: (),
     Normalization: (1, 2),
     ReLU: (),
     Reshape: (),
+    SplitAxis: (),
+    Square: (),
+    Sub: (),
+    Sum: (),
+    Transpose: (),
 }
+_ALONG_AXES = (Max, Mean, Min, Sum)
+_BROADCAST = (Add, BroadcastTo, Maximum, Minimum, Mul, MultiAdd, Sub)
 
 
 class MixesSamples(Exception):
@@ -92,9 +127,16 @@ def require_no_parameters(losses: chainer.Variable, logits: chainer.Variable) ->
 def _is_known(node: chainer.FunctionNode, shape: tuple[int, ...], num_samples: int) -> bool:
     if type(node) not in _PARAMETERS or shape[:1] != (num_samples,):
         return False
-    if isinstance(node, Mean):
-        return node.axis is not None and all(axis % len(node.inputs[0].shape) > 0 for axis in node.axis)
-    if isinstance(node, Reshape):
+    axes = len(node.inputs[0].shape)
+    if isinstance(node, _ALONG_AXES):
+        return node.axis is not None and all(axis % axes > 0 for axis in node.axis)
+    if isinstance(node, Concat | SplitAxis):
+        return node.axis % axes > 0
+    if isinstance(node, Transpose):
+        return node.axes is not None and node.axes[0] % axes == 0
+    if isinstance(node, _BROADCAST):  # else the samples of one would stand along another axis of the other
+        return all(len(each.shape) == len(shape) and each.shape[0] == num_samples for each in node.inputs)
+    if isinstance(node, ExpandDims | Reshape):
         return node.inputs[0].shape[:1] == shape[:1]
     if isinstance(node, Convolution2DFunction):
         return node.ordered_weights is not None  # computed by our kernels

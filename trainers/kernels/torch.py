@@ -43,6 +43,7 @@ _FEW = 16  # gradients of weights by oneDNN take up to five times as long
 # Channels of oneDNN's blocks. With fewer, the weight gradient of a strided 1x1 convolution writes past its memory, from
 # which processes crash: uxlfoundation/oneDNN, issue 6035, in PyTorch 2.14.1.
 _BLOCK = 16
+_LEAST_COMPARED = 1000  # numbers, see `_samples_a_call`
 
 
 def convolution(
@@ -272,7 +273,8 @@ def _samples_a_call(
 ) -> int:
     """The samples of a call, for `threads` at once: so many that bits stay those of a call for each norm group.
 
-    PyTorch may choose another way to compute for another number of samples, so it is tried: once, for random numbers.
+    PyTorch may choose another way to compute for another number of samples, so it is tried, for random numbers. Of few
+    numbers all may be the same by chance, of 16 once in 30 times (measured), so more are drawn.
     """
     n, span = shape[0], shape[0] // groups
     sizes = (n // k for k in range(threads, 0, -1) if n % k == 0)
@@ -281,10 +283,16 @@ def _samples_a_call(
         return size
     large, small = max(size, span), min(size, span)
     draws, shapes = np.random.default_rng(0), ((large, *shape[1:]), W_shape, W_shape[:1])
-    x, W, b = (_tensor(draws.standard_normal(each, dtype)) for each in shapes)
-    given = W, b if biased else None, *how
-    whole, parts = of(x, *given), (slice(start, start + small) for start in range(0, large, small))
-    return size if all(torch.equal(whole[part], of(x[part], *given)) for part in parts) else span
+    compared = 0
+    while compared < _LEAST_COMPARED:
+        x, W, b = (_tensor(draws.standard_normal(each, dtype)) for each in shapes)
+        given = W, b if biased else None, *how
+        whole = of(x, *given)
+        parts = (slice(start, start + small) for start in range(0, large, small))
+        if not all(torch.equal(whole[part], of(x[part], *given)) for part in parts):
+            return span
+        compared += whole.numel()
+    return size
 
 
 def _summed(parts: Sequence[torch.Tensor], *, in_tree: bool) -> torch.Tensor:

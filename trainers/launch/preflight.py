@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import InputRefused, listed
+from recipes.errors import InputRefused
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Dataset, Recipe
 from trainers import models
@@ -120,10 +120,8 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.trial_model import require_trainable  # and Chainer
 
-        if unreached := require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_new):
-            named = listed(unreached, most=_MAX_NAMED)
-            way_out = "is that meant? In a forward `.array` cuts off what lies before it"
-            print_error(f"kilobatch: warning: no gradient reaches {named}: at most weight decay moves them; {way_out}")
+        for warning in require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_new):
+            print_error(f"kilobatch: warning: {warning}")
     if is_new and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 

@@ -28,16 +28,18 @@ from trainers.runs.identity import own_code
 # Arguments that are no keys of the recipe: of a Chain, facts about the data set; of a class of samples, what to open.
 _GIVEN = {"models": ("num_classes", "channels", "image_size"), "datasets": ("split", "root")}
 # A subclass of these needs no dataclass of its own.
-_PLAIN = {"models": "chainer.Chain", "extensions": "chainer.training.Extension"}
-_METHODS = {**dict.fromkeys(("augmentations", "mixes", "schedules", "warmups"), "__call__"), "datasets": "open"}
+_PLAIN = {"models": "chainer.Chain or chainer.ChainList", "extensions": "chainer.training.Extension"}
+_METHODS = {**dict.fromkeys(("augmentations", "mixes", "schedules", "warmups"), ("__call__",)), "datasets": ("open",)}
+_METHODS |= {"losses": ("__call__", "build")}
 
 
 def own_class(dotted: str, *, group: str) -> type:
     """The dataclass of a dotted name.
 
-    A frozen dataclass with the methods of its group is used as it is. Of a `chainer.Chain` or a Chainer extension the
-    arguments of the constructor become the fields; `num_classes`, `channels` and `image_size` of a Chain come from the
-    data set. Of a class of samples (see `trainers.datasets.own_data`) too; kilobatch gives `split` and `root`.
+    A frozen dataclass with a method of its group is used as it is. Of a `chainer.Chain`, a `ChainList` or a Chainer
+    extension the arguments of the constructor become the fields; `num_classes`, `channels` and `image_size` of a model
+    come from the data set. Of a class of samples (see `trainers.datasets.own_data`) too; kilobatch gives `split` and
+    `root`.
 
     Raises:
         ImportError: the module is not there or fails, or has the name of one of Python's own.
@@ -56,8 +58,10 @@ def own_class(dotted: str, *, group: str) -> type:
     except (Exception, SystemExit) as error:  # a script may end itself
         # An exception of a user's module becomes a problem at the recipe's line, not a traceback of ours.
         raise ImportError(f"{type(error).__name__}: {error}") from error
-    method = _METHODS.get(group, "build")
-    has_method = dataclasses.is_dataclass(cls) and callable(getattr(cls, method, None))
+    methods = _METHODS.get(group, ("build",))
+    # Not hasattr: any class can be called, which makes an instance of it.
+    is_class = isinstance(cls, type) and dataclasses.is_dataclass(cls)
+    has_method = is_class and any(each in vars(base) for base in cls.__mro__ for each in methods)
     if has_method and cls.__dataclass_params__.frozen:
         return cls
     plain = _PLAIN.get(group)
@@ -69,7 +73,7 @@ def own_class(dotted: str, *, group: str) -> type:
         return cls  # which is refused where the recipe is read
     also = f" or a {plain}" if plain else ""
     also = ", or a class with __len__(), load(index) and the argument split" if group == "datasets" else also
-    raise TypeError(f"it is no frozen dataclass with {method}(){also}")
+    raise TypeError(f"it is no frozen dataclass with {' or '.join(f'{each}()' for each in methods)}{also}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +119,9 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _is_a(cls: type, chainer_class: str) -> bool:
-    module, _, name = chainer_class.rpartition(".")
-    return module in sys.modules and issubclass(cls, getattr(sys.modules[module], name))
+def _is_a(cls: type, chainer_classes: str) -> bool:
+    pairs = (each.rpartition(".")[::2] for each in chainer_classes.split(" or "))
+    return any(module in sys.modules and issubclass(cls, getattr(sys.modules[module], name)) for module, name in pairs)
 
 
 def _component_of(cls: type, dotted: str, group: str) -> type:
@@ -144,7 +148,9 @@ def _component_of(cls: type, dotted: str, group: str) -> type:
 
     methods = reader_methods(cls) if group == "datasets" else {"build": build}
     methods |= {"__reduce__": reduce, "__doc__": cls.__doc__}
-    return dataclasses.make_dataclass(cls.__name__, fields, namespace=methods, frozen=True, kw_only=True)
+    made = dataclasses.make_dataclass(cls.__name__, fields, namespace=methods, frozen=True, kw_only=True)
+    made.__module__ = cls.__module__  # from Python 3.12 on it would be this module, so that it seemed to be ours
+    return made
 
 
 def _default(parameter: inspect.Parameter) -> tuple[Any, ...]:

@@ -26,6 +26,9 @@ _END = 2**63 - 1  # the end of a slice that has none
 
 # An operator: its name, constants among its inputs behind those of the function, and attributes.
 Operator = tuple[str, Sequence[np.ndarray], Mapping[str, Any]]
+# One of several operators of a function: its inputs are constants, or numbers, first those of the function's inputs and
+# then those of the operators before it.
+Step = tuple[str, Sequence[int | np.ndarray], Mapping[str, Any]]
 
 Call = tuple[Any, tuple[Any, ...], tuple[Any, ...]]  # a function, its inputs and its outputs, as arrays
 
@@ -111,13 +114,17 @@ class _Graph:
             inputs = [self._name_of(call[1][0], twin[1][0], kind), self._shape_for_images(call[2][0])]
             self._names[id(twin[2][0])] = self._node("Expand", inputs, call[2][0])
             return
-        made, other = (_OPERATORS[kind](function, inputs, outputs[0]) for function, inputs, outputs in (call, twin))
-        operator, more, attributes = made
-        if (operator, attributes) != (other[0], other[2]) or not all(map(np.array_equal, more, other[1])):
-            raise _varies(kind)
+        steps = _steps(kind, call)
+        for (operator, inputs, attributes), other in zip_longest(steps, _steps(kind, twin), fillvalue=("", (), {})):
+            if (operator, attributes) != (other[0], other[2]) or not all(map(np.array_equal, inputs, other[1])):
+                raise _varies(kind)
         names = [self._name_of(*arrays, kind) for arrays in zip(call[1], twin[1], strict=True)]
-        name = self._node(operator, names + [self._constant(array) for array in more], call[2][0], **attributes)
-        self._names[id(twin[2][0])] = name
+        for number, (operator, inputs, attributes) in enumerate(steps, start=1):
+            given = [names[each] if isinstance(each, int) else self._constant(each) for each in inputs]
+            outputs = call[2] if number == len(steps) else [np.empty(0)]
+            names.append(self._node(operator, given, *outputs, **attributes))
+        for ours, theirs in zip(call[2], twin[2], strict=True):
+            self._names[id(theirs)] = self._names[id(ours)]
 
     def end(self, logits: np.ndarray, twin: np.ndarray) -> None:
         """The array that the model returned, and that for the other images."""
@@ -128,10 +135,12 @@ class _Graph:
             raise _varies("what it returns")
         self.nodes.append(helper.make_node("Identity", [name], ["logits"]))
 
-    def _node(self, operator: str, inputs: list[str], output: np.ndarray, **attributes: Any) -> str:
-        name = self._names[id(output)] = f"{operator}_{len(self.nodes)}"
-        self._kept.append(output)
-        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
+    def _node(self, operator: str, inputs: list[str], *outputs: np.ndarray, **attributes: Any) -> str:
+        name = f"{operator}_{len(self.nodes)}"
+        names = [name, *(f"{name}_{number}" for number in range(1, len(outputs)))]
+        self._names |= zip(map(id, outputs), names, strict=True)
+        self._kept += outputs
+        self.nodes.append(helper.make_node(operator, inputs, names, name=name, **attributes))
         return name
 
     def _name_of(self, array: np.ndarray, twin: np.ndarray, kind: str) -> str:
@@ -176,6 +185,13 @@ class _Graph:
 def _kind(call: Call) -> str:
     """The name of a function, within Chainer's adapter of old functions too."""
     return type(getattr(call[0], "function", call[0])).__name__
+
+
+def _steps(kind: str, call: Call) -> list[Step]:
+    """The operators of a call, one after the other."""
+    function, inputs, outputs = call
+    made = _OPERATORS[kind](function, inputs, outputs[0])
+    return made if isinstance(made, list) else [(made[0], [*range(len(inputs)), *made[1]], made[2])]
 
 
 def _varies(what: str) -> InputRefused:
@@ -249,19 +265,21 @@ def _axes(function: Any, x: np.ndarray) -> list[int]:
     return list(range(x.ndim)) if function.axis is None else list(function.axis)
 
 
-def _slice(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+def _slice(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator | list[Step]:
     slices = function.slices
     if all(each is None or each is Ellipsis or each == slice(None) for each in slices):  # x[:, :, None, None]
         return _reshape(function, inputs, y)
-    if not all(isinstance(each, slice) for each in slices):
-        way_out = "write x[:, :, ::2], x[:, :, None] alone, or F.squeeze(x[:, :1], axis=1) for x[:, 0]"
-        raise InputRefused(f"indexing by numbers, arrays, or None beside slices cannot be exported; {way_out}")
+    if not all(isinstance(each, slice | int) for each in slices):
+        way_out = "write x[:, :, ::2] or x[:, 0], and x[:, :, None] alone"
+        raise InputRefused(f"indexing by arrays, or None beside others, cannot be exported; {way_out}")
     bounds = []
-    for s in slices:
+    for s in (each if isinstance(each, slice) else slice(each, each + 1 or None) for each in slices):
         first, last = (_END, -_END) if (step := s.step or 1) < 0 else (0, _END)
         bounds.append((first if s.start is None else s.start, last if s.stop is None else s.stop, step))
     starts, stops, steps = np.array(bounds).T
-    return "Slice", (starts, stops, np.arange(len(slices)), steps), {}
+    taken: list[Step] = [("Slice", [0, starts, stops, np.arange(len(slices)), steps], {})]
+    axes = np.array([axis for axis, each in enumerate(slices) if isinstance(each, int)], dtype=np.int64)
+    return [*taken, ("Squeeze", [1, axes], {})] if len(axes) else taken
 
 
 def _expanded(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
@@ -274,6 +292,60 @@ def _with_value(operator: str) -> Callable[..., Operator]:
     return lambda function, inputs, y: (operator, (np.asarray(function.value, dtype=inputs[0].dtype),), {})
 
 
+def _from_value(operator: str) -> Callable[..., list[Step]]:
+    """As `_with_value`, with the number first."""
+    return lambda function, inputs, y: [(operator, [np.asarray(function.value, dtype=inputs[0].dtype), 0], {})]
+
+
+def _largest(operator: str) -> Callable[..., Operator]:
+    """The largest or smallest number along axes."""
+    return lambda f, inputs, y: (operator, (), {"axes": _axes(f, inputs[0]), "keepdims": int(f.keepdims)})
+
+
+def _clip(least: float | None, most: float | None) -> Operator:
+    ends = (-np.inf if least is None else least, np.inf if most is None else most)
+    return "Clip", [np.asarray(end, dtype=np.float32) for end in ends], {}
+
+
+def _matmul(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> list[Step]:
+    steps, order = [], [0, 1]
+    for number, flipped in enumerate((function.transa, function.transb)):
+        if flipped and (axes := inputs[number].ndim) > 1:
+            order[number] = len(inputs) + len(steps)
+            steps.append(("Transpose", [number], {"perm": [*range(axes - 2), axes - 1, axes - 2]}))
+    return [*steps, ("MatMul", order, {})]
+
+
+def _group_normalization(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> list[Step]:
+    ones, channels = np.ones(function.groups, np.float32), np.array([-1, *[1] * (y.ndim - 2)])
+    return [
+        ("Reshape", [0, np.array([0, function.groups, -1])], {}),
+        ("InstanceNormalization", [3, ones, 0 * ones], {"epsilon": float(function.eps)}),
+        ("Reshape", [4, np.array([-1, *y.shape[1:]])], {}),
+        ("Reshape", [1, channels], {}),
+        ("Mul", [5, 6], {}),
+        ("Reshape", [2, channels], {}),
+        ("Add", [7, 8], {}),
+    ]
+
+
+def _swish(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> list[Step]:
+    beta = inputs[1].shape
+    shape = np.array([1, *beta, *[1] * (y.ndim - len(beta) - 1)])
+    return [("Reshape", [1, shape], {}), ("Mul", [0, 2], {}), ("Sigmoid", [3], {}), ("Mul", [0, 4], {})]
+
+
+def _split(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    axis = function.axis % inputs[0].ndim
+    return "Split", [np.array([shape[axis] for shape in function._shapes])], {"axis": axis}
+
+
+def _swapped(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    axes = [*range(y.ndim)]
+    axes[function.axis1], axes[function.axis2] = axes[function.axis2], axes[function.axis1]
+    return "Transpose", (), {"perm": axes}
+
+
 def _plain(operator: str, **attributes: str) -> Callable[..., Operator]:
     """A function whose operator differs in names only: attribute there -> attribute here."""
 
@@ -284,25 +356,37 @@ def _plain(operator: str, **attributes: str) -> Callable[..., Operator]:
     return made
 
 
-_OPERATORS: Mapping[str, Callable[[Any, Sequence[np.ndarray], np.ndarray], Operator]] = {
+_OPERATORS: Mapping[str, Callable[[Any, Sequence[np.ndarray], np.ndarray], Operator | list[Step]]] = {
     "Absolute": _plain("Abs"),
     "Add": _plain("Add"),
     "AddConstant": _with_value("Add"),
     "AveragePooling2D": _average_pooling,
     "BroadcastTo": _expanded,
+    "Clip": lambda function, inputs, y: _clip(function.x_min, function.x_max),
+    "ClippedReLU": lambda function, inputs, y: _clip(0, function.cap),
     "Concat": _plain("Concat", axis="axis"),
     "Convolution2DFunction": _convolution,
     "Div": _plain("Div"),
+    "DivFromConstant": _from_value("Div"),
     "ELU": _plain("Elu", alpha="alpha"),
+    "Erf": _plain("Erf"),
     "Exp": _plain("Exp"),
     "ExpandDims": _reshape,
     "FixedBatchNormalization": _normalization,
     "GetItem": _slice,
+    "GroupNormalization": _group_normalization,
+    "LayerNormalization": _plain("LayerNormalization", epsilon="eps"),
     "LeakyReLU": _plain("LeakyRelu", alpha="slope"),
     "LinearFunction": _linear,
+    "Log": _plain("Log"),
     "LogSoftmax": _plain("LogSoftmax", axis="axis"),
+    "MatMul": _matmul,
+    "Max": _largest("ReduceMax"),
     "MaxPoolingND": _max_pooling,
+    "Maximum": _plain("Max"),
     "Mean": _mean,
+    "Min": _largest("ReduceMin"),
+    "Minimum": _plain("Min"),
     "Mul": _plain("Mul"),
     "MulConstant": _with_value("Mul"),
     "MultiAdd": _plain("Sum"),
@@ -312,9 +396,15 @@ _OPERATORS: Mapping[str, Callable[[Any, Sequence[np.ndarray], np.ndarray], Opera
     "Reshape": _reshape,
     "Sigmoid": _plain("Sigmoid"),
     "Softmax": _plain("Softmax", axis="axis"),
+    "SplitAxis": _split,
+    "Sqrt": _plain("Sqrt"),
+    "Square": lambda function, inputs, y: [("Mul", [0, 0], {})],
     "Squeeze": _reshape,
     "Sub": _plain("Sub"),
+    "SubFromConstant": _from_value("Sub"),
     "Sum": _sum,
+    "Swapaxes": _swapped,
+    "Swish": _swish,
     "Tanh": _plain("Tanh"),
     "Transpose": _plain("Transpose", perm="axes"),
 }

@@ -46,9 +46,14 @@ def require_numbers(model: chainer.Link) -> None:
 
 
 class AsInitialized:
-    """Within, notes each array that an initializer makes, to tell later which parameters have other values since."""
+    """Within, notes each array that an initializer makes, to tell later which parameters have other values since.
+
+    Attributes:
+        disabled: the links whose `disable_update` was called.
+    """
 
     def __init__(self) -> None:
+        self.disabled: list[chainer.Link] = []
         self._made: dict[int, tuple[np.ndarray, bytes]] = {}  # the array too: its id is its own while it lives
 
     def __enter__(self) -> AsInitialized:
@@ -59,11 +64,17 @@ class AsInitialized:
             self._made[id(array)] = array, _digest(array)
             return array
 
+        def noting_link(link: chainer.Link) -> None:
+            self.disabled.append(link)
+            disable(link)
+
         chainer.initializers.generate_array = noting
+        self._disable = disable = chainer.Link.disable_update
+        chainer.Link.disable_update = noting_link
         return self
 
     def __exit__(self, *exception: object) -> None:
-        chainer.initializers.generate_array = self._generate
+        chainer.initializers.generate_array, chainer.Link.disable_update = self._generate, self._disable
 
     def changed(self, model: chainer.Link) -> list[str]:
         """Paths of the parameters that have an initializer and other values than it made; copied layers have not."""

@@ -1,8 +1,8 @@
 """A Chainer optimizer from the formula of a component. Imports Chainer: only for use inside `build`.
 
-A component has the names of its state in `states`, of state that is one float64 for the whole parameter in `numbers`,
-whether the formula is one of single numbers in `elementwise`, and `update(w, g, state, hyperparam, *, t, xp)`, which
-moves weights and state of one parameter in place.
+A component has `update(w, g, state, hyperparam, *, t, xp)`, which moves weights and state of one parameter in place. It
+may have the names of its state in `states`, of state that is one float64 for the whole parameter in `numbers`, and
+whether the formula is one of single numbers in `elementwise`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class ComponentRule(optimizer.UpdateRule):
 
     def __init__(self, hyperparam: Any) -> None:
         super().__init__(hyperparam)
-        self.is_elementwise = hyperparam.component.elementwise
+        self.is_elementwise = getattr(hyperparam.component, "elementwise", False)
 
     def init_state(self, param: chainer.Parameter) -> None:
         """The state, zero, beside the weights."""
         component, xp = self.hyperparam.component, param.device.xp
         with chainer.using_device(param.device):
-            self.state.update({name: xp.zeros_like(param.array) for name in component.states})
+            self.state.update({name: xp.zeros_like(param.array) for name in getattr(component, "states", ())})
             self.state.update({name: xp.zeros(()) for name in getattr(component, "numbers", ())})
 
     def update_core(self, param: chainer.Parameter) -> None:

@@ -39,6 +39,13 @@ def require_weight_decay(optimizer: Any) -> None:
         raise ValueError(f"{name}.no_decay must be a tuple of 'norm' and 'bias', each at most once, got {words!r}")
 
 
+def says_who_decays(component: Any) -> bool:
+    """Whether a component says who applies its `weight_decay`, by `decays_itself`, `no_decay` or a form as `decay`."""
+    form = getattr(component, "decay", None)
+    is_stated = hasattr(component, "no_decay") if form is None else form in get_args(Decay)
+    return is_stated or hasattr(component, "decays_itself")
+
+
 def parameters_without_decay(model: chainer.Link, no_decay: Sequence[NoDecay]) -> set[str]:
     """The paths of the parameters that `no_decay` names, as `model.namedparams()` gives them.
 
@@ -88,7 +95,7 @@ def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
     """
     optimizer.hyperparam.component = component
     exempt = parameters_without_decay(optimizer.target, getattr(component, "no_decay", ()))
-    decays = getattr(component, "weight_decay", 0.0) > 0 and not getattr(component, "decays_itself", False)
+    decays = not getattr(component, "decays_itself", False) and getattr(component, "weight_decay", 0.0) > 0
     for path, parameter in optimizer.target.namedparams():
         parameter.update_rule.hyperparam.path = path
         parameter.update_rule.hyperparam.exempt = path in exempt

@@ -29,6 +29,7 @@ from trainers.gradients.flat_gradients import BackwardOrder, FlatGradients, back
 from trainers.gradients.local_steps import LocalExchange
 from trainers.gradients.mixed_precision import images_dtype
 from trainers.gradients.power_sgd import PowerExchange
+from trainers.losses import loss_function
 from trainers.models.keyed_random import draw_initial_weights
 from trainers.optimizers.hyperparameters import set_rate_factors
 from trainers.optimizers.weight_decay import decay_parameters
@@ -90,7 +91,7 @@ def build(recipe: Recipe, dataset: Dataset) -> Parts:
     return Parts(
         model=model,
         optimizer=optimizer,
-        loss=recipe.loss.build(),
+        loss=loss_function(recipe.loss),
         load_train=train,
         load_eval=evaluated,
         load_late=_late(recipe, dataset, train),

@@ -206,7 +206,8 @@ class MeanGradient:
                 except MixesSamples as error:  # nothing was added
                     self._group_by_group, why = True, str(error)
                 if self._mpi.rank == 0:
-                    log.info("each norm group is a forward of its own, which takes longer where it is small: %s", why)
+                    slow = "each norm group is a forward of its own, which takes longer where it is small"
+                    log.info("%s: %s; a larger batch.norm_span makes fewer of them, and is another recipe", slow, why)
             # Not in `except`: the error's frames would keep the forward's arrays alive.
             for each in micro_batch.by_group:
                 add(each, finished)

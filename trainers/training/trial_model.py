@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
@@ -12,16 +12,17 @@ import numpy as np
 from recipes.errors import InputRefused, RecipeError, listed
 from recipes.planning.division import divide
 from recipes.reading.read import Reading
-from recipes.schema import Dataset, Recipe
+from recipes.schema import Dataset, RateFactor, Recipe
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout
 from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
-from trainers.optimizers.hyperparameters import patterns_of_layers, words_without_parameters
+from trainers.optimizers.hyperparameters import parameters_named, patterns_of_layers, words_without_parameters
 from trainers.runs.errors import one_line, own_place
 from trainers.training.build import build_model, draw_weights, drawn_model, example_image, loaded_parameters
 
 _MOST_LAYERS = 16  # in a message; VGG16 has so many
+_MAX_NAMED = 10  # parameters in a warning
 
 
 def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False, is_new: bool = True) -> list[str]:
@@ -31,7 +32,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
         is_new: it will begin with its initial weights, not with those of a checkpoint.
     Returns:
-        Paths of the parameters that no gradient reaches: frozen on purpose, or cut off by `.array`.
+        Warnings, see `not_as_meant`.
     Raises:
         InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
             gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
@@ -65,7 +66,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
-    return unreached
+    factors = recipe.learning_rate.factors
+    return not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
 
 
 def _require_gradients(
@@ -121,6 +123,43 @@ def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[
     indices = np.arange(2)
     with chainer.using_config("train", True), KeyedDropout(model, seed=0, epochs=0 * indices, indices=indices):
         yield
+
+
+def not_as_meant(
+    model: chainer.Link, *, unreached: Sequence[str], disabled: Sequence[chainer.Link], factors: Sequence[RateFactor]
+) -> list[str]:
+    """Warnings of what a run would train, or not, otherwise than the model may mean.
+
+    Args:
+        unreached: paths of the parameters that no gradient reaches.
+        disabled: links whose `disable_update` the constructor called, when no parameter had an update rule yet.
+        factors: of the recipe; 0 freezes parameters.
+    """
+    still = (each.parameters for each in factors if each.factor == 0)
+    frozen = {path for words in still for path in parameters_named(words, model)}
+    warnings, registered = [], {id(parameter) for parameter in model.params()}
+    if unreached:
+        named, way_out = listed(unreached, most=_MAX_NAMED), "In a forward `.array` cuts off what lies before it"
+        warnings.append(f"no gradient reaches {named}: at most weight decay moves them; is that meant? {way_out}")
+    free = [
+        f"{path.rstrip('/')}/*"
+        for path, link in sorted(model.namedlinks())
+        if any(link is each for each in disabled)
+        and any(f"{path.rstrip('/')}{inner}" not in frozen for inner, _ in link.namedparams())
+    ]
+    if free:
+        way_out = f"`learning_rate: {{factors: [{{parameters: [{', '.join(free)}], factor: 0}}]}}` freezes them"
+        warnings.append(f"disable_update() in a constructor changes nothing, so {listed(free)} are trained; {way_out}")
+    loose = [
+        f"{path.rstrip('/')}/{name}"
+        for path, link in sorted(model.namedlinks())
+        for name, value in vars(link).items()
+        if isinstance(value, chainer.Parameter) and id(value) not in registered
+    ]
+    if loose:
+        named, way_out = listed(loose, most=_MAX_NAMED), "make such a parameter within `with self.init_scope():`"
+        warnings.append(f"{named} will be neither drawn by the seed, trained nor saved; {way_out}")
+    return warnings
 
 
 def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:

@@ -8,16 +8,19 @@ from typing import Any
 import chainer
 import numpy as np
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.planning.rates import full_rate_at, optimizer_at
 from recipes.schema import Dataset, Recipe
+from trainers.losses import loss_function
+from trainers.optimizers.component_rule import ComponentRule
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters, set_rate_factors
-from trainers.optimizers.weight_decay import decay_parameters
+from trainers.optimizers.weight_decay import decay_parameters, says_who_decays
 from trainers.runs.errors import one_line, own_place
 from trainers.runs.identity import is_of_the_user
 from trainers.training.build import drawn_model
 
 _MOST_SAMPLES = 256  # of a larger norm group only so many are tried
+_ROUNDING = 1e-3  # of a sum, in 16 bits
 _LEAST_STEPS = 2  # the second finds the state that the first left
 _MOST_STEPS = 16  # some optimizers gather several gradients before they move a weight
 _LEAST_RATE = 0.01  # a step of less might change no float32
@@ -31,8 +34,9 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
     Returns:
         Warnings: the loss fails on the samples of this trial, or the optimizer changes its state and moves no weight.
     Raises:
-        InputRefused: the loss cannot be built, or is no Variable of one number, or no gradient comes from it; the
-            optimizer fails, is none of Chainer's, does not say where its rate is, or moves neither weights nor state.
+        InputRefused: the loss cannot be built, is no Variable of one number or a sum, or no gradient comes from it; the
+            optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, moves
+            neither weights nor state, or keeps a state that could not be resumed.
     """
     model, random, warnings = drawn_model(recipe, dataset), np.random.default_rng(0), []
     with np.errstate(all="ignore"), chainer.using_config("train", False):
@@ -50,7 +54,7 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
 
 def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray, targets: np.ndarray) -> list[str]:
     what = f"the loss, {type(recipe.loss).__name__},"
-    function = _tried(what, "build()", recipe.loss.build)
+    function = _tried(what, "build()", lambda: loss_function(recipe.loss))
     logits = chainer.Parameter(values)
     model.cleargrads()
     logits.cleargrad()
@@ -69,7 +73,23 @@ def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray,
         )
     if all(parameter.grad is None for parameter in (logits, *model.params())):
         raise InputRefused(f"{what} gives the model no gradient; compute it by functions of Chainer, without `.array`")
+    if _is_sum(function, values, targets, float(loss.array)):
+        raise InputRefused(
+            f"{what} returns the sum over the samples, {float(loss.array):.4g} of {len(targets)} samples; return their "
+            "mean, such as the sum / len(targets)"
+        )
     return []
+
+
+def _is_sum(function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray, whole: float) -> bool:
+    """Whether a loss of all samples is that of their halves added up; it may fail on so few."""
+    middle = len(targets) // 2
+    try:
+        halves = [function(chainer.Variable(logits[half]), targets[half]) for half in np.s_[:middle, middle:]]
+        added = sum(float(half.array) for half in halves)
+    except Exception:
+        return False
+    return whole != 0 and abs(whole - added) <= _ROUNDING * abs(whole)
 
 
 def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generator, *, on_gpu: bool) -> list[str]:
@@ -78,6 +98,11 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
         raise InputRefused(
             f'{what} has no `rate_attribute`; add `rate_attribute: ClassVar[str] = "lr"` to its class, the attribute '
             "of the optimizer's `hyperparam` that is the rate"
+        )
+    if getattr(component, "weight_decay", None) and not says_who_decays(component):
+        raise InputRefused(
+            f"{what} has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too, "
+            "add `decays_itself: ClassVar[bool] = True` to its class, else the field `no_decay: tuple[str, ...] = ()`"
         )
     if on_gpu:
         return []
@@ -104,6 +129,7 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
         _tried(what, f"step {update + 1}", optimizer.update)
         has_moved = any(not np.array_equal(parameter.array, weights[path]) for path, parameter in model.namedparams())
         if has_moved and update + 1 >= _LEAST_STEPS:
+            _require_resumable(what, model)
             return []
         before, state = state, _state_of(model)
         has_changed |= any(
@@ -113,6 +139,28 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
     if has_changed:
         return [f"{failing}, only its state; is that meant? `w = w - ...` leaves the weights, `w -= ...` moves them"]
     raise InputRefused(f"{failing}; change the array `w` in place, as in `w -= ...`, not by `w = w - ...`")
+
+
+def _require_resumable(what: str, model: chainer.Chain) -> None:
+    """Refuse a state that is other than the one that a checkpoint is read into."""
+    for path, parameter in sorted(model.namedparams()):
+        if (rule := parameter.update_rule) is None:
+            continue
+        kept, rule._state = rule.state or {}, None
+        rule._init_states(parameter)
+        begun, rule._state = rule.state, kept
+        way_out = "make it in `init_state` of its update rule"
+        if isinstance(rule, ComponentRule):
+            way_out = "name it in `states`, arrays like the weights that begin at 0, or in `numbers`, 0 at first"
+        if more := sorted(kept.keys() - begun.keys()):
+            raise InputRefused(f"{what} keeps {listed(more)} in `state`, and no checkpoint could be resumed; {way_out}")
+        for name, value in kept.items():
+            one, other = np.asarray(begun[name]), np.asarray(value)
+            if one.shape != other.shape or (one.dtype != other.dtype and one.ndim > 0):
+                raise InputRefused(
+                    f"{what} makes {name} of {path} {other.dtype} {other.shape}, which is {one.dtype} {one.shape} at "
+                    "first and after a resume; change it in place, as in `state[name] += ...`"
+                )
 
 
 def _state_of(model: chainer.Chain) -> dict[str, np.ndarray]:

@@ -73,6 +73,43 @@ def made(component, size):
     return model
 
 
+def dense(net, h):
+    one, other = F.split_axis(F.concat([net.conv2(h), h], axis=1), [5], axis=-3)
+    return F.concat([F.maximum(F.leaky_relu(h), -h), other, one], axis=1)
+
+
+def gated(net, h):
+    gate = F.relu(F.max(h, axis=(2, 3)) - F.min(h, axis=(-1, -2)))
+    return h * F.broadcast_to(F.expand_dims(F.expand_dims(gate, 2), 3), h.shape) - F.square(h)
+
+
+def pooled(net, h):
+    h = F.minimum(F.relu6(F.add(h, h, h)), F.average_pooling_2d(h, 3, stride=1, pad=1))
+    return F.transpose(F.transpose(h, (0, 3, 1, 2)), (0, 2, 3, 1)) * F.average_pooling_2d(h, h.shape[2:])
+
+
+def summed(net, h):
+    return h * F.sum(h, axis=1, keepdims=True)
+
+
+@pytest.mark.usefixtures("each_kind")
+@pytest.mark.parametrize("how", [dense, gated, pooled, summed])
+@pytest.mark.parametrize("size", [7, 1])
+def test_what_own_networks_compute_of_each_sample_has_the_bits_of_a_group_alone(how, size):
+    images = np.random.default_rng(0).standard_normal((SPAN * GROUPS, 3, size, size)).astype(np.float32)
+    found = []
+    for groups in (1, 2, 4):
+        net = Net(how, 12 if how is dense else 4)
+        with net.init_scope():
+            net.conv2 = L.Convolution2D(4, 4, 3, pad=1)
+        draw_initial_weights(net, seed=1)
+        found.append(bits_of(net, images, groups=groups))
+    for together in found[1:]:
+        for one, other in zip(found[0], together, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert np.abs(found[0][1]).max() > 0
+
+
 LARGE = ("ResNet18", "VGG16")
 
 
@@ -89,11 +126,11 @@ def test_a_forward_of_several_groups_has_the_bits_of_one_for_each(each_kind, nam
 
 
 class Net(chainer.Chain):
-    def __init__(self, how):
+    def __init__(self, how, channels=4):
         super().__init__()
         with self.init_scope():
             self.conv = L.Convolution2D(3, 4, 3, pad=1)
-            self.fc = L.Linear(4, 5)
+            self.fc = L.Linear(channels, 5)
             self.scale = chainer.Parameter(np.ones((1, 4, 1, 1), np.float32))
         self.how = how
 
@@ -103,13 +140,26 @@ class Net(chainer.Chain):
         return self.fc(F.average(h, axis=(2, 3)))
 
 
+def samples_along_another_axis(net, h):
+    rows = F.reshape(net.six(h), (len(h), 6, -1)) + F.reshape(F.mean(h, axis=1), (len(h), -1))
+    return h * F.mean(F.reshape(rows, (len(h), 6, 8, 8)), axis=1, keepdims=True)
+
+
 HOWS = {
-    "a mean over the samples": (lambda net, h: h - F.broadcast_to(F.mean(h, axis=0, keepdims=True), h.shape), "Sub"),
+    "samples along another axis": (samples_along_another_axis, "Add"),
+    "a mean over the samples": (
+        lambda net, h: h - F.broadcast_to(F.mean(h, axis=0, keepdims=True), h.shape),
+        "BroadcastTo",
+    ),
     "a constant": (lambda net, h: h + np.full(h.shape, h.array.mean(), "f"), "neither its images nor a parameter"),
     "a layer twice": (lambda net, h: net.conv2(net.conv2(h)), "a parameter is used twice"),
-    "a parameter of its own": (lambda net, h: h * F.broadcast_to(net.scale, h.shape), "Mul"),
+    "a parameter of its own": (lambda net, h: h * F.broadcast_to(net.scale, h.shape), "BroadcastTo"),
     "dilation": (lambda net, h: net.dilated(h), "Convolution2DFunction"),
     "float64": (lambda net, h: F.cast(F.cast(h, "d"), "f"), "Cast"),
+    "a number of the model's": (lambda net, h: h * float(abs(h.array).max()), "MulConstant"),
+    "a concatenation of samples": (lambda net, h: F.concat([h[:3], h[3:]], axis=0), "Concat"),
+    "samples behind channels": (lambda net, h: F.transpose(F.transpose(h, (1, 0, 2, 3)), (1, 0, 2, 3)), "Transpose"),
+    "the largest of all samples": (lambda net, h: h - F.broadcast_to(F.max(h), h.shape), "BroadcastTo"),
     "an order of samples": (lambda net, h: h[::-1], "GetItem"),
     "an average over samples and pixels": (
         lambda net, h: h + F.broadcast_to(F.average(h, axis=(0, 2, 3), keepdims=True), h.shape),
@@ -124,6 +174,7 @@ def test_a_graph_that_may_mix_samples_is_refused_by_what_does(name):
     net = Net(how)
     with net.init_scope():
         net.conv2 = L.Convolution2D(4, 4, 3, pad=1)
+        net.six = L.Convolution2D(4, 6, 1)
         net.dilated = L.Convolution2D(4, 4, 3, dilate=2, pad=2)
     images = np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype(np.float32)
     flat = FlatGradients(backward_order(net, images[:1]))
@@ -157,6 +208,15 @@ def test_a_group_has_the_bits_that_it_has_alone_wherever_its_memory_begins(chann
         rows = slice(first, first + span)
         np.testing.assert_array_equal(y[rows], ours.convolution(x[rows].copy(), W, None, **how))
         np.testing.assert_array_equal(gx[rows], ours.convolution_data(gy[rows].copy(), W, size=(size, size), **how))
+
+
+@pytest.mark.usefixtures("each_kind")
+def test_a_group_of_one_pixel_has_the_bits_that_it_has_alone():
+    random, ours = np.random.RandomState(0), chainer_hooks.operators
+    x, W, b = (random.normal(size=shape).astype("f") for shape in ((4, 3, 1, 1), (4, 3, 3, 3), (4,)))
+    how = {"stride": (1, 1), "pad": (1, 1)}
+    alone = [ours.convolution(x[number : number + 1].copy(), W, b, **how) for number in range(4)]
+    np.testing.assert_array_equal(ours.convolution(x, W, b, **how, groups=4), np.concatenate(alone))
 
 
 def test_the_gradient_of_a_linear_layer_has_gradients_too():

@@ -5,6 +5,7 @@ import pickle
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +15,8 @@ from recipes.reading.open import open_recipe
 from recipes.search_space.open_search import open_search
 from trainers.launch import vocabulary as vocabulary_module
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
+from trainers.losses import loss_function
+from trainers.runs.identity import is_of_the_user
 
 RECIPE = """\
 kilobatch: 1
@@ -23,7 +26,6 @@ epochs: 1
 batch: {global: 96}
 learning_rate: {reference: 0.05, per: 32}
 optimizer: {kind: MomentumSGD}
-loss: {kind: SoftmaxCrossEntropy}
 """
 CODE = """\
 import dataclasses
@@ -54,6 +56,24 @@ class Melting:
         pass
 
 class Neither:
+    pass
+
+class Row(chainer.Sequential):
+    def __init__(self, num_classes):
+        super().__init__(L.Linear(None, num_classes))
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss:
+    power: int = 2
+
+    def __call__(self, logits, targets):
+        return chainer.functions.mean(logits) ** self.power
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nothing:
+    power: int = 2
+
+def loss(logits, targets):
     pass
 """
 TOLD = {"num_classes": 10, "channels": 1, "image_size": 8}
@@ -144,9 +164,26 @@ def test_own_dataclass_is_used_as_it_is(opened):
 def test_arguments_of_an_own_chain_are_the_fields(opened):
     model = opened("own_code_of_a_test.Net, width: 4").model
     assert {field.name for field in dataclasses.fields(model)} == {"width", "depth", "names"}
+    assert is_of_the_user(model)
+    assert type(model).__module__ == "own_code_of_a_test"
     chain = model.build(**TOLD)
     assert (chain.width, chain.depth, chain.names) == (4, 2, ("a",))
     assert chain.output.b.shape == (10,)
+
+
+def test_a_sequential_of_ones_own_is_a_model(opened):
+    assert len(opened("own_code_of_a_test.Row").model.build(**TOLD)) == 1
+
+
+def test_a_loss_of_ones_own_may_be_the_function_itself(opened):
+    recipe = opened("own_code_of_a_test.Net, width: 4}\nloss: {kind: own_code_of_a_test.Loss, power: 3")
+    assert loss_function(pickle.loads(pickle.dumps(recipe.loss)))(np.full((2, 2), 2, "f"), None).array == 8
+
+
+@pytest.mark.parametrize("name", ["Nothing", "Neither", "loss"])
+def test_a_loss_of_ones_own_that_cannot_be_called_is_refused(opened, name):
+    with pytest.raises(RecipeError, match=r"it is no frozen dataclass with __call__\(\) or build\(\);"):
+        opened(f"own_code_of_a_test.Net, width: 4}}\nloss: {{kind: own_code_of_a_test.{name}")
 
 
 def test_own_model_can_be_sent_to_another_process(opened):

@@ -3,11 +3,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import chainer
+import chainer.links as L
 import pytest
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
-from recipes.schema import Init
+from recipes.schema import Init, RateFactor
 from trainers.datasets.image_folder import ImageFolder
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import require_startable
@@ -15,8 +17,9 @@ from trainers.launch.request import TrainRequest
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
 from trainers.models.batch_norm import NormGroups
+from trainers.models.own_models import AsInitialized
 from trainers.training.build import build_model, drawn_model
-from trainers.training.trial_model import require_trainable
+from trainers.training.trial_model import not_as_meant, require_trainable
 
 OWN = """\
 import chainer
@@ -187,6 +190,12 @@ def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_repl
             "kilobatch: warning: no gradient reaches /a/W, /a/b: at most weight decay",
         ),
         (
+            "mine_frozen",
+            "self.a, self.fc = L.Linear(64, 9), L.Linear(9, 10); self.out = lambda x: self.fc(self.a(x)); "
+            "self.a.disable_update()",
+            "kilobatch: warning: disable_update() in a constructor changes nothing, so /a/* are trained; ",
+        ),
+        (
             "mine_normal",
             "self.n = L.BatchNormalization(axis=(0, 2, 3), use_gamma=False, use_beta=False); "
             "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(self.n(x))",
@@ -236,3 +245,17 @@ def test_parameters_that_the_model_does_not_have_are_refused_before_anything_sta
     with pytest.raises(InputRefused, match=r"^command line:2:\d+: " + re.escape(refused)):
         require_startable(opened, ranks=1, files=True)
     require_startable(opened, ranks=1, files=False)  # a run that was trained so goes on
+
+
+def test_what_is_frozen_in_vain_or_not_registered_is_named():
+    with AsInitialized() as initialized:
+        model = chainer.Chain()
+        with model.init_scope():
+            model.a, model.b = L.Linear(3, 3), L.Linear(3, 3)
+        model.b.disable_update()
+        model.scale, model.also_W = chainer.Parameter(1.0, (1,)), model.a.W
+    how = {"unreached": (), "disabled": initialized.disabled}
+    frozen, loose = not_as_meant(model, factors=[RateFactor(parameters=("/b/W",), factor=0)], **how)
+    assert "so /b/* are trained; " in frozen
+    assert loose.startswith("/scale will be neither drawn by the seed, trained nor saved; ")
+    assert not_as_meant(model, factors=[RateFactor(parameters=("/b/*",), factor=0)], **how) == [loose]

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from recipes.errors import InputRefused
+from recipes.planning.memory import Model
+from recipes.reading.checks import check_updater
 from recipes.reading.open import open_recipe
+from recipes.schema.recipe import LocalSteps
 from trainers.launch.preflight import require_startable
 from trainers.launch.vocabulary import vocabulary
 from trainers.optimizers.component_rule import ComponentOptimizer
@@ -58,10 +61,67 @@ def fail_later(w, step, state, t):
     w -= step * (1 // (2 - t))
 
 
+def unnamed(w, step, state, t):
+    w -= state.setdefault("m", step * 0) + step
+
+
+def widened(w, step, state, t):
+    state["v"] = state["v"] * np.ones(1) + step
+    w -= step
+
+
+class OwnRule(chainer.UpdateRule):
+    def init_state(self, param):
+        pass
+
+    def update_core(self, param):
+        param.array -= self.hyperparam.lr * param.grad
+        self.state["n"] = self.t
+
+
+class OwnOptimizer(chainer.GradientMethod):
+    def create_update_rule(self):
+        return OwnRule(self.hyperparam)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfChainer:
+    rate_attribute: ClassVar[str] = "lr"
+
+    def build(self):
+        return OwnOptimizer()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortest:
+    rate_attribute: ClassVar[str] = "lr"
+
+    def update(self, w, g, state, hyperparam, *, t, xp):
+        w -= hyperparam.lr * g
+
+    def build(self):
+        return ComponentOptimizer(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WithoutRate:
     def build(self):
         return chainer.optimizers.SGD(0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decaying(Steps):
+    move: Any = None
+    weight_decay: float = 0.5
+    decay: Any = None
+
+    def update(self, w, g, state, hyperparam, *, t, xp):
+        w -= hyperparam.lr * (g + self.weight_decay * w)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayingItself(Decaying):
+    decays_itself: ClassVar[bool] = True
 
 
 @pytest.mark.parametrize(
@@ -71,6 +131,7 @@ class WithoutRate:
         (lambda logits, targets: 1.0, "returns a float; let it"),
         (lambda logits, targets: F.softmax_cross_entropy(logits, targets, reduce="no"), r"a Variable of shape \(32,\)"),
         (lambda logits, targets: logits[3], r"returns a Variable of shape \(10,\)"),
+        (lambda z, t: F.sum(F.softmax_cross_entropy(z, t, reduce="no")), "returns the sum over the samples, .* of 32"),
         (lambda logits, targets: F.mean(chainer.Variable(logits.array)), "gives the model no gradient; compute it by"),
     ],
 )
@@ -85,6 +146,11 @@ def test_a_loss_of_ones_own_that_does_not_train_is_refused(opened, loss, message
         (Steps(move=rebind), "moves no weight in 16 steps; change the array `w` in place"),
         (Steps(move=fail_later), "fails at step 2: .*ZeroDivision"),
         (WithoutRate(), "has no `rate_attribute`; add `rate_attribute: ClassVar"),
+        (Steps(move=unnamed), "keeps m in `state`, and no checkpoint could be resumed; name it in `states`"),
+        (Steps(move=widened), r"makes v of /.* float64 \(.*\), which is float32 \(.*; change it in place"),
+        (OfChainer(), "keeps n in `state`, .*; make it in `init_state` of its update rule"),
+        (Decaying(), "has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too"),
+        (Decaying(decay=0.99), "has a `weight_decay`"),
     ],
 )
 def test_an_optimizer_of_ones_own_that_does_not_train_is_refused(opened, optimizer, message):
@@ -106,6 +172,20 @@ def masked(logits, targets):
     return F.mean(F.softmax_cross_entropy(logits, targets, reduce="no") * np.float32(targets > 99))
 
 
+def of_the_pairs_of_each(logits, targets):
+    one, other = np.nonzero(np.triu(targets[:, None] == targets, 1))
+    return F.sum(F.stack([F.sum((logits[i] - logits[j]) ** 2) for i, j in zip(one, other, strict=True)])) / len(targets)
+
+
+def signed(logits, targets):
+    return F.mean(logits)
+
+
+def noisy(logits, targets):
+    noise = np.random.default_rng().standard_normal(logits.shape).astype("f")
+    return F.softmax_cross_entropy(logits + 0.1 * noise, targets)
+
+
 def fourth(w, step, state, t):
     state["v"] += step
     w -= state["v"] * (t % 4 == 0)
@@ -115,7 +195,7 @@ def large(w, step, state, t):
     w -= step * (abs(step) > 1e-6)
 
 
-@pytest.mark.parametrize("loss", [hardest, of_pairs, masked])
+@pytest.mark.parametrize("loss", [hardest, of_pairs, of_the_pairs_of_each, masked, signed, noisy])
 def test_a_loss_that_looks_at_the_samples_of_a_norm_group_is_tried_on_so_many(opened, loss):
     recipe = replace(opened.recipe, loss=Loss(value=loss), optimizer=Steps(move=large))
     assert require_update(recipe, opened.dataset) == []
@@ -138,6 +218,19 @@ def test_what_may_train_all_the_same_is_named(opened):
 @pytest.mark.parametrize("move", [fourth, in_place])
 def test_an_optimizer_that_moves_weights_at_some_steps_is_taken(opened, move):
     assert require_update(replace(opened.recipe, optimizer=Steps(move=move)), opened.dataset) == []
+
+
+@pytest.mark.parametrize("optimizer", [DecayingItself(), Decaying(weight_decay=0.0), Decaying(decay="times_rate")])
+def test_an_optimizer_that_says_who_applies_its_weight_decay_is_taken(opened, optimizer):
+    assert require_update(replace(opened.recipe, optimizer=optimizer), opened.dataset) == []
+
+
+def test_an_optimizer_needs_no_more_than_its_rate_and_its_formula(opened):
+    assert require_update(replace(opened.recipe, optimizer=Shortest()), opened.dataset) == []
+    updater = replace(opened.recipe.updater, local_steps=LocalSteps(replicas=2, every=2))
+    check_updater(opened.reading, replace(opened.recipe, optimizer=Shortest(), updater=updater))
+    assert "Shortest computes a layer's step from all of its gradient" in str(opened.reading.problems.pop(0))
+    assert Model.of(replace(opened.recipe, optimizer=Steps(move=in_place)), 5).num_state_values == 1
 
 
 def test_an_optimizer_takes_no_steps_on_the_cpu_for_a_run_on_a_gpu(opened):
