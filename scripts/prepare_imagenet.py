@@ -214,12 +214,15 @@ def _form_of(folder: Path, dataset: Dataset) -> str | None:
     if (folder / KAGGLE).is_dir() or any((folder / name).is_file() for name in ARCHIVES.values()):
         return None
     signs = {kind: sign if dataset.validation is None else sign[:1] for kind, sign in _SIGNS.items()}
+    if isinstance(dataset.reader, ImageFolder):  # with names of its own
+        own = [f"{getattr(dataset.reader, split)}/*/*" for split in splits_of(dataset.reader)]
+        signs["ImageFolder"] = own if dataset.validation is None else own[:1]
     there = {kind: [one for one in sign if next(folder.glob(one), None)] for kind, sign in signs.items()}
     if whole := [kind for kind, found in there.items() if len(found) == len(signs[kind])]:
         return whole[0]
     for kind, found in there.items():
         if found:
-            (absent,) = set(_SIGNS[kind]) - set(found)
+            (absent,) = set(signs[kind]) - set(found)
             way_out = "so add the other split, or `validation: {fraction: 0.1}` to the file that --dataset names"
             raise InputRefused(f"{folder}: has {found[0]}, and no {absent}; {kind} needs both, {way_out}")
     return None

@@ -267,11 +267,16 @@ def test_a_source_of_one_split_is_refused_by_what_it_lacks(archives, prepare, tm
 
 
 @pytest.mark.parametrize(("form", "reader"), [("tar", TarShards(eval=None)), ("folder", ImageFolder(eval=None))])
-def test_where_samples_are_held_out_one_split_is_enough(archives, prepare, form, reader):
+@pytest.mark.parametrize("keys", ["", ", train: '.', eval: null"])
+def test_where_samples_are_held_out_one_split_is_enough(archives, prepare, form, reader, keys):
     assert prepare(archives, "photos")[0] == 0
     shutil.rmtree("photos/val")
-    lines = ["name: small", "reader: {kind: ImageFolder}", "root: photos", "channels: 3", "validation: {fraction: 0.3}"]
-    Path("small.yaml").write_text("\n".join(lines))
+    if keys:
+        Path("photos/train").rename("classes")
+        shutil.rmtree("photos")
+        Path("classes").rename("photos")
+    lines = ["name: small", "root: photos", "channels: 3", "validation: {fraction: 0.3}"]
+    Path("small.yaml").write_text("\n".join([f"reader: {{kind: ImageFolder{keys}}}", *lines]))
     code, output = prepare("photos", "root", "--format", form, "--workers", "1")
     assert code == 0, output
     ours, theirs = (open_dataset(name, vocabulary=vocabulary()) for name in ("root/small.yaml", "small.yaml"))

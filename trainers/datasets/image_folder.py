@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +52,7 @@ class ImageFolder:
     does not.
 
     Args:
-        train: folder of the training split, below ROOT.
+        train: folder of the training split, below ROOT; `.`, without `eval`: the classes are folders of ROOT.
         eval: folder of the evaluation split, below ROOT; null if there is none.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
         others: what happens to files that are not called .jpg, .jpeg, .png, .webp, .bmp or .gif, and to folders within
@@ -72,7 +71,7 @@ class ImageFolder:
     others: Literal["refuse", "skip"] = field(default="refuse", repr=False, metadata={"younger": True})
 
     def __post_init__(self) -> None:
-        require_names(self)
+        require_names(self, whole=self.eval is None)
         require_channels(self)
         if self.others not in ("refuse", "skip"):
             raise ValueError(f"ImageFolder.others must be refuse or skip, got {self.others!r}")
@@ -124,14 +123,16 @@ class ImageFolder:
             index = self._index(place, split, classes)
 
             def bytes_of(name: str, split: str = split) -> bytes:
-                return (place.folder / split / name).read_bytes() if mirror is None else mirror.read(f"{split}/{name}")
+                return (
+                    (place.folder / split / name).read_bytes() if mirror is None else mirror.read(_below(split, name))
+                )
 
             paths, sizes, start = FilePaths.of_arrays(index), index["sizes"].tolist(), 0
             if mirror is not None:
-                mirror.will_need((f"{split}/{paths[number]}", 0, None) for number in _all_read(index["counts"]))
+                mirror.will_need((_below(split, paths[number]), 0, None) for number in _all_read(index["counts"]))
             for name, count in zip(_in_order(classes), index["counts"].tolist(), strict=True):
                 samples = range(start, start + count)
-                found[f"{split}/{name}"] = sha256_of_parts(_identity(bytes_of, paths, sizes, samples))
+                found[_below(split, name)] = sha256_of_parts(_identity(bytes_of, paths, sizes, samples))
                 start += count
         return found
 
@@ -147,8 +148,8 @@ class ImageFolder:
         found = []
         for split in (getattr(self, name) for name in splits_of(self)):
             classes, beside = _class_folders(place.folder, split)
-            found += [f"{split}/{name}" for name in beside]
-            found += [f"{split}/{os.fsdecode(path)}" for path in _index(place, split, classes).get("others", ())]
+            found += [_below(split, name) for name in beside]
+            found += [_below(split, os.fsdecode(path)) for path in _index(place, split, classes).get("others", ())]
         return found
 
     def _refuse_others(self, place: Place) -> None:
@@ -205,24 +206,33 @@ def _class_folders(root: Path, split: str, *, instead: str = "") -> tuple[list[s
 
 
 def is_flat(root: Path) -> bool:
-    """Whether a folder has no folder `train`, and folders of classes in its place."""
-    if (root / "train").is_dir() or not root.is_dir():
+    """Whether the folders of a folder are classes: they hold images, and `train`, if it is there, no folders."""
+    if not root.is_dir() or has_folders(root / "train"):
         return False
     folders = (entry for entry in sorted(root.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
     return any(_is_image(name) for folder in folders for name in os.listdir(folder))
 
 
+def has_folders(folder: Path) -> bool:
+    """Whether there are folders, as of classes, in a folder; no if it is none."""
+    return folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
 def _flat_in_words(root: Path) -> str:
     if not is_flat(root):
         return ""
-    above, name = map(json.dumps, os.path.split(root.resolve()))
-    keys = f"`root: {above}`, `reader: {{kind: ImageFolder, train: {name}, eval: null}}` and `validation:"
-    return f"; if its folders are the classes, write {keys} {{fraction: 0.1}}`, as `kilobatch recipes new` does"
+    keys = 'the keys `reader: {kind: ImageFolder, train: ".", eval: null}` and `validation: {fraction: 0.1}`'
+    return f"; if its folders are the classes, a data set's file needs {keys}; `kilobatch recipes new` writes one"
 
 
 def _scored_in_words(root: Path) -> str:
-    found = next((name for name in SCORED if (root / name).is_dir()), None)
+    found = next((name for name in SCORED if has_folders(root / name)), None)
     return _INSTEAD if found is None else f"; if they lie in {found}, write `eval: {found}` in the reader"
+
+
+def _below(split: str, name: str) -> str:
+    """The path below the root of what lies in a split."""
+    return name if split == "." else f"{split}/{name}"
 
 
 def _in_order(classes: list[str]) -> list[str]:
@@ -249,7 +259,7 @@ def _index(place: Place, split: str, classes: list[str]) -> dict[str, np.ndarray
             entries = [(entry.name, entry.stat().st_size, entry.is_file()) for entry in _entries(folder / name, root)]
         else:
             entries = [
-                (file.rpartition("/")[2], mirror.sizes[file], True) for file in mirror.names_in(f"{split}/{name}")
+                (file.rpartition("/")[2], mirror.sizes[file], True) for file in mirror.names_in(_below(split, name))
             ]
         images, others = [], []
         for file, size, is_file in entries:

@@ -41,11 +41,16 @@ def preparation(root: Path) -> dict[str, str]:
 
 
 def recorded_classes(root: Path) -> list[str]:
-    """Names of the classes before a data set was prepared, in the order of their labels; none where it has none."""
+    """Names of the classes before a data set was prepared, in the order of their labels; none where it has none.
+
+    The file may come from a stranger: other values than a list of different names count as none.
+    """
     try:
-        return list(read_manifest(root)[0].get("classes", ()))
+        names = read_manifest(root)[0].get("classes")
     except OSError:
         return []
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_list and len(set(names)) == len(names) else []
 
 
 def refuse_unfinished(root: Path | None) -> None:

@@ -13,7 +13,8 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +93,7 @@ def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:
     if (lacks := _lacks(dataset, at_hand)) is not None:
         raise InputRefused(f"data set {dataset.name}: {at_hand}: {lacks}")
     for source in dataset.sources:
-        other = [found for file in source.files if (found := _other(file, at_hand)) is not None]
+        other = [found for file in source.files for found in _others(file, at_hand)]
         if strange := [name for name, is_known in other if is_known]:
             what = f"not what {source.url} has, by the SHA-256 of the content: {', '.join(strange)}"
             raise InputRefused(f"data set {dataset.name}: {at_hand}: {what}; name the folder of its own files")
@@ -117,16 +118,19 @@ def _copied(dataset: Dataset, at_hand: Path, target: Path) -> Path:
     return target
 
 
-def _other(file: SourceFile, folder: Path) -> tuple[str, bool] | None:
-    """The name of a file at hand that is not as the source has it, and whether its content is known to be another."""
+def _others(file: SourceFile, folder: Path) -> Iterator[tuple[str, bool]]:
+    """The names of files at hand that are not as the source has them, and whether their content is known to be another.
+
+    A reader may read either of a file with and without .gz, so both are looked at.
+    """
     for name in (file.name, _twin(file.name)):
-        if (path := folder / name).is_file():
-            if name == file.name and _digest(path) == file.sha256:
-                return None
-            if not file.content_sha256:
-                return (name, False) if name == file.name else None
-            return None if _digest_of_content(path) == file.content_sha256 else (name, True)
-    return None
+        path = folder / name
+        if not path.is_file() or (name == file.name and _digest(path) == file.sha256):
+            continue
+        if not file.content_sha256:
+            yield name, False
+        elif _digest_of_content(path) != file.content_sha256:
+            yield name, True
 
 
 def _twin(name: str) -> str:
@@ -226,9 +230,12 @@ def _fetch(url: str, part: Path, showing: Showing) -> None:
 
 
 def _digest_of_content(path: Path) -> str:
-    """Of what a `.gz` holds, or of another file itself."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Of what a `.gz` holds, or of another file itself; empty for a damaged `.gz`."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return ""
 
 
 def _digest(path: Path) -> str:

@@ -65,9 +65,11 @@ def require_root(kind: str, root: Path | None, layout: str, *, whole: bool = Tru
     return root
 
 
-def require_names(reader: object) -> None:
+def require_names(reader: object, *, whole: bool = False) -> None:
     """Refuse `train` and `eval` of a reader that are empty, absolute, lead upwards, or are equal; `eval` may be None.
 
+    Args:
+        whole: `.`, the root itself, may be one of them.
     Raises:
         ValueError: see above.
     """
@@ -75,6 +77,8 @@ def require_names(reader: object) -> None:
     for name in splits_of(reader):
         value = getattr(reader, name)
         paths[name] = path = PurePosixPath(value) if isinstance(value, str) else None
+        if whole and value == ".":
+            continue
         if path is None or path.is_absolute() or not path.parts or ".." in path.parts:
             raise ValueError(f"{kind}.{name} must be a path below the data set's root, got {value!r}")
     if paths["train"] == paths.get("eval"):

@@ -14,12 +14,15 @@ from shlex import quote
 from typing import Any
 
 import numpy as np
+import yaml
 
 from recipes.errors import InputRefused
-from recipes.reading.open import open_recipe
+from recipes.reading.open import open_dataset, open_recipe
 from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
-from trainers.datasets.image_folder import SCORED, ImageFolder, is_flat
+from recipes.schema.dataset import url_of
+from trainers.datasets.held_out import open_split
+from trainers.datasets.image_folder import SCORED, ImageFolder, has_folders, is_flat
 from trainers.datasets.inspection import UNEVEN, class_weights, images_found
 from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.launch.vocabulary import vocabulary
@@ -27,6 +30,7 @@ from trainers.launch.vocabulary import vocabulary
 _MEASURED = 1000  # images whose pixels give mean and standard deviation
 _SMALL = 96  # pixels of the shorter side, below which images are for the networks of CIFAR
 _MOST = 256  # samples in a batch, from which `recipes scale` goes on
+_LEAST = 10  # images, of which a tenth is one
 _UPDATES = 3000  # of a run, between 30 and 200 epochs
 
 _DATASET = """\
@@ -90,67 +94,90 @@ def write_new_recipe(
         InputRefused: the folder is not as described, an image cannot be read, or a file exists.
         RecipeError: `recipe` has another suffix than .yaml.
     """
+    if url_of(folder) is not None:
+        raise InputRefused(f"{url_of(folder)}: is a URL; `kilobatch data stage` copies the images into a folder here")
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", folder.resolve().name).strip("_-") or "images"
     recipe = recipe or Path(f"{name}-recipe.yaml")
     require_suffix(recipe)
     dataset = recipe.with_name(f"{name}.yaml")
+    if dataset == recipe:
+        raise InputRefused(f"{recipe} is to describe the images; give the recipe another name")
     for file in (recipe, dataset):
         if file.exists():
             raise InputRefused(f"{file} exists, and nothing is overwritten; give another FILE, in another folder")
-    reader, root = ImageFolder(eval=next((name for name in SCORED if (folder / name).is_dir()), None)), folder
+    reader = _reader_of(folder)
+    if reader.train == "." and recipe.parent.resolve().is_relative_to(folder.resolve()):
+        raise InputRefused(f"{folder} holds folders of classes alone; give a FILE outside of it")
     try:
-        if is_flat(folder):
-            whole = folder.resolve()
-            reader, root = ImageFolder(train=whole.name, eval=None), whole.parent
-        facts, samples = reader.facts(root), reader.open(root, "train")
+        passed_over = reader.other_files(folder)
+        reader = reader if passed_over else replace(reader, others="refuse")
+        facts, samples = reader.facts(folder), reader.open(folder, "train")
     except (OSError, ValueError) as error:
         what = "it must hold CLASS/FILE, or train/CLASS/FILE and perhaps val/CLASS/FILE"
         raise InputRefused(f"{error}; {what}") from error
+    if facts["num_classes"] == 1:
+        raise InputRefused(f"{folder}: there is one class, {reader.class_names(folder)[0]}, and nothing to tell apart")
+    if reader.eval is None and len(samples) < _LEAST:
+        raise InputRefused(f"{folder}: a tenth of {len(samples)} images is none to score; add some, or a folder val")
     looks = images_found(samples)
     if set(looks["modes"]) <= {"1", "L"}:
         reader = replace(reader, channels=1)
-        samples = reader.open(root, "train")
+    mean, std, measured = _mean_and_deviation(folder, reader, showing)
     try:
-        mean, std, measured = _mean_and_deviation(samples, showing)
-    except UnreadableImage as error:
-        way_out = f"mend or remove it; kilobatch data verify {quote(str(folder))} names all of its kind"
-        raise InputRefused(f"{error}; {way_out}") from error
-    num_train = facts["num_train"] - (facts["num_train"] // 10 if reader.eval is None else 0)
-    texts = {
-        dataset: _dataset_text(name, root, dataset, reader, mean=mean, std=std, measured=measured),
-        recipe: _recipe_text(name, dataset, looks, num_train, np.bincount(samples.labels)),
-    }
-    _write(texts)
-    try:
+        _write(dataset, _dataset_text(name, folder, dataset, reader, mean=mean, std=std, measured=measured))
+        trained = open_split(open_dataset(str(dataset), vocabulary=vocabulary()), "train")
+        counts = np.bincount(trained.labels, minlength=facts["num_classes"])
+        _write(recipe, _recipe_text(_as_text(name), dataset, looks, counts))
         made = open_recipe(str(recipe), vocabulary=vocabulary()).recipe
     except BaseException:
-        for file in texts:
-            file.unlink()
+        for file in (dataset, recipe):
+            file.unlink(missing_ok=True)
         raise
     sides = " x ".join(number(looks[side]["median"]) for side in ("height", "width"))
-    images = f"{counted(num_train, 'training image')}, median height x width {sides}"
     chosen = f"{type(made.model).__name__}, {number(made.epochs)} epochs"
+    images = f"{counted(int(counts.sum()), 'training image')}, median height x width {sides}"
+    others = f"; passed over: {counted(len(passed_over), 'other file')}" if passed_over else ""
+    larger = typed(recipe.with_name("larger.yaml"))
     return [
-        f"{number(facts['num_classes'])} classes, {images}",
+        f"{number(facts['num_classes'])} classes, {images}{others}",
         f"wrote {dataset}, which describes them, and {recipe}: {chosen}",
         "next:",
         f"  kilobatch data sheet {typed(recipe)} -o samples.png        # images as the model gets them",
         f"  kilobatch train {typed(recipe)}",
-        f"  kilobatch recipes scale {typed(recipe)} --batch {4 * made.batch.global_.sizes[0]:g} -o larger.yaml",
+        f"  kilobatch recipes scale {typed(recipe)} --batch {4 * made.batch.global_.sizes[0]:g} -o {larger}",
     ]
 
 
-def _mean_and_deviation(samples: Any, showing: Callable[..., Any]) -> tuple[list[float], list[float], int]:
+def _reader_of(folder: Path) -> ImageFolder:
+    """By the folders that are there; it passes over files that are no images."""
+    if is_flat(folder):
+        return ImageFolder(train=".", eval=None, others="skip")
+    scored = next((name for name in SCORED if has_folders(folder / name)), None)
+    return ImageFolder(eval=scored, others="skip")
+
+
+def _mean_and_deviation(
+    folder: Path, reader: ImageFolder, showing: Callable[..., Any]
+) -> tuple[list[float], list[float], int]:
     """Of each channel over an even sample of the images, each image with the same weight; and how many were read."""
-    chosen = evenly(len(samples), _MEASURED)
-    moments = []
+    samples = reader.open(folder, "train")
+    chosen, moments = evenly(len(samples), _MEASURED), []
     with showing("measuring", len(chosen)) as advance:
         for index in chosen:
-            pixels = samples[index][0] / 255
+            try:
+                pixels = samples[index][0] / 255
+            except UnreadableImage as error:
+                way_out = f"mend or remove it; kilobatch data verify {quote(str(folder))} names all of its kind"
+                raise InputRefused(f"{error}; {way_out}") from error
             moments.append((pixels.mean(axis=(0, 1)), (pixels**2).mean(axis=(0, 1))))
             advance(1)
     mean, square = np.mean(moments, axis=0)
-    return [[round(float(each), 4) for each in values] for values in (mean, np.sqrt(square - mean**2))] + [len(chosen)]
+    mean, std = (
+        [round(float(each), 4) for each in values] for values in (mean, np.sqrt(np.maximum(square - mean**2, 0)))
+    )
+    if 0 in std:
+        raise InputRefused(f"{folder}: all pixels of a channel are the same, {mean} on a scale from 0 to 1")
+    return mean, std, len(chosen)
 
 
 def _dataset_text(name: str, root: Path, file: Path, reader: ImageFolder, **measured: Any) -> str:
@@ -158,12 +185,12 @@ def _dataset_text(name: str, root: Path, file: Path, reader: ImageFolder, **meas
     for key in ("train", "eval"):
         if (value := getattr(reader, key)) != getattr(usual, key):
             keys[key] = json.dumps(value)
-    keys |= {"channels": reader.channels} if reader.channels != 3 else {}
+    keys |= {key: getattr(reader, key) for key in ("channels", "others") if getattr(reader, key) != getattr(usual, key)}
     of_reader = ", ".join(["kind: ImageFolder", *(f"{key}: {value}" for key, value in keys.items())])
     images = counted(measured.pop("measured"), "training image")
     text = _DATASET.format(
         title="Images of class folders",
-        name=name,
+        name=_as_text(name),
         reader=f"{{{of_reader}}}",
         root=json.dumps(os.path.relpath(root, file.parent)),
         channels=reader.channels,
@@ -173,8 +200,8 @@ def _dataset_text(name: str, root: Path, file: Path, reader: ImageFolder, **meas
     return text + (_VALIDATION if reader.eval is None else "")
 
 
-def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], num_train: int, counts: np.ndarray) -> str:
-    height, width = looks["height"], looks["width"]
+def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], counts: np.ndarray) -> str:
+    height, width, num_train = looks["height"], looks["width"], int(counts.sum())
     side = int(min(height["median"], width["median"]))
     one_size = height["min"] == height["max"] == width["min"] == width["max"]
     if side >= _SMALL:
@@ -188,10 +215,10 @@ def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], num_train: int
         train = f"    - {{kind: RandomResizedCrop, size: {size}}}"
         shorter = size if side < _SMALL else size * 8 // 7
         evaluated = f"{{kind: Resize, shorter: {shorter}}}, {{kind: CenterCrop, size: {size}}}, "
-    batch = max(1, min(_MOST, 1 << max(0, (num_train // 16).bit_length() - 1)))
+    batch = max(min(16, num_train), min(_MOST, 1 << max(0, (num_train // 16).bit_length() - 1)))
     updates = -(-num_train // batch)
     epochs = min(200, max(30, math.ceil(_UPDATES / updates)))
-    is_uneven = counts.max() >= UNEVEN * counts.min()
+    is_uneven = counts.max() >= UNEVEN * counts.min() > 0
     return _RECIPE.format(
         loss=_LOSS.format(weights=class_weights(counts)) if is_uneven else "",
         name=name,
@@ -208,15 +235,14 @@ def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], num_train: int
     )
 
 
-def _write(texts: dict[Path, str]) -> None:
-    """Write new files, all or none."""
-    written: list[Path] = []
+def _as_text(name: str) -> str:
+    """A name as YAML reads it back: in quotes where it would be a number or a date."""
+    return name if yaml.safe_load(name) == name else json.dumps(name)
+
+
+def _write(file: Path, text: str) -> None:
     try:
-        for file, text in texts.items():
-            with file.open("x") as opened:
-                written.append(file)
-                opened.write(text)
+        with file.open("x") as opened:
+            opened.write(text)
     except OSError as error:
-        for file in written:
-            file.unlink()
         raise InputRefused(f"{file}: {error.strerror}") from None

@@ -207,7 +207,10 @@ def require_readable(dataset: Dataset) -> None:
     Raises:
         DataRefused: some cannot be read; the first ten are named.
     """
-    opened = (open_split(dataset, split) for split in ("train", "eval"))
+    try:
+        opened = [open_split(dataset, split) for split in ("train", "eval")]
+    except (LookupError, OSError, ValueError) as error:
+        raise refused_data(dataset, error) from error
     errors = [error for samples in opened for error in _unreadable(samples)]
     way_out = "replace or remove them"
     if dataset.on_bad_image == "refuse":

@@ -91,6 +91,8 @@ def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
         data = digests_of_data(reader, dataset)
     except (LookupError, OSError, ValueError) as error:
         raise refused_data(dataset, error) from error
+    if len(names) < found.get("num_classes", 0):  # a record of other data
+        names = []
     num_train, num_eval = dataset.num_train, dataset.num_eval
     if reader is not dataset.reader and not held_out:
         num_train = num_eval = found["num_train"]

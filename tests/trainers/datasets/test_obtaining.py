@@ -251,6 +251,10 @@ def test_files_of_another_data_set_are_refused_by_their_content_however_they_are
     with pytest.raises(InputRefused, match=rf"hand: not what http://nowhere has, .* content: {name}; name the folder"):
         get(dataset, tmp_path / "other", at_hand=hand, showing=None)
     assert not (tmp_path / "other").exists()
+    (hand / f"{name.removesuffix('.gz')}.gz").write_bytes(gzip.compress(files["train-images-idx3-ubyte"], 1)[:-9])
+    (hand / name.removesuffix(".gz")).write_bytes(files["train-images-idx3-ubyte"])  # beside a cut one: readers differ
+    with pytest.raises(InputRefused, match=r"by the SHA-256 of the content: train-images-idx3-ubyte\.gz; name"):
+        get(dataset, tmp_path / "other", at_hand=hand, showing=None)
 
 
 def test_a_folder_of_which_all_is_copied_does_not_hold_the_copy(tmp_path):

@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import re
 import tarfile
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from trainers.datasets import TarShards
+from trainers.datasets.manifest import recorded_classes
 from trainers.datasets.samples import UnreadableImage
 
 
@@ -231,3 +233,10 @@ def test_names_that_are_no_utf_8_are_in_the_fingerprint(tmp_path):
             pack(tmp_path / f"{split}-0.tar", {f"a/{name}.jpg": jpeg(1)})
         prints.append(TarShards().fingerprint(tmp_path))
     assert prints[0] != prints[1]
+
+
+@pytest.mark.parametrize("classes", [5, None, [1, {}], ["a", "a"]])
+def test_names_of_a_strangers_manifest_that_are_none_count_as_none(tmp_path, classes):
+    keys = {"root": ".", "source": "", "images": "", "form": "tar", "per_chunk": 1, "num_train": 0, "num_eval": 0}
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(keys | {"classes": classes}) + "\n")
+    assert recorded_classes(tmp_path) == []

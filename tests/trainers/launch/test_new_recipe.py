@@ -31,9 +31,10 @@ def made_folder(root, *, side, grey=False, val=True, each=40, sides=(0, 0)):
     return root
 
 
-def written(folder, recipe):
+def written(folder, recipe, *, is_clean=False):
     lines = write_new_recipe(folder, recipe, showing=lambda words, total: nullcontext(lambda done: None))
-    assert lint_recipe(str(recipe), vocabulary=vocabulary()) == []
+    rules = {finding.rule for finding in lint_recipe(str(recipe), vocabulary=vocabulary())}
+    assert rules <= (set() if is_clean else {"batch-over-tenth", "lagging-statistics"})  # of small folders
     return open_recipe(str(recipe), vocabulary=vocabulary()), lines
 
 
@@ -83,13 +84,64 @@ def test_the_folder_of_scored_images_may_be_called_otherwise(tmp_path, name):
 def test_of_classes_without_splits_a_tenth_is_scored(tmp_path):
     made_folder(tmp_path, side=8, val=False)
     folder = (tmp_path / "train").rename(tmp_path / "my: photos")
-    said = f'write `root: "{tmp_path}"`, `reader: {{kind: ImageFolder, train: "my: photos", eval: null}}` and `val'
+    said = """needs the keys `reader: {kind: ImageFolder, train: ".", eval: null}` and `validation: {fraction: 0.1}`"""
     with pytest.raises(ValueError, match=re.escape(said)):
         ImageFolder().facts(folder)
     (tmp_path / "recipes").mkdir()
     opened, _ = written(folder, tmp_path / "recipes" / "mine.yaml")
     assert opened.dataset.reader.class_names(opened.dataset.root) == ["day", "night"]
     assert (opened.dataset.num_train, opened.dataset.num_eval) == (72, 8)
+    assert opened.dataset.root.resolve() == folder  # so that --data names another copy of it
+    assert opened.dataset.reader.fingerprints(folder).keys() == {"day", "night"}
+    with pytest.raises(InputRefused, match="give a FILE outside of it"):
+        written(folder, folder / "mine.yaml")
+
+
+def test_a_folder_of_hundreds_of_images_gets_a_clean_recipe(tmp_path):
+    opened, _ = written(made_folder(tmp_path / "photos", side=8, each=300), tmp_path / "mine.yaml", is_clean=True)
+    assert opened.recipe.batch.global_.sizes == (32,)
+
+
+def test_small_folders_have_a_batch_that_can_be_normalised(tmp_path):
+    opened, _ = written(made_folder(tmp_path / "2024", side=16, each=25), tmp_path / "mine.yaml")
+    assert (opened.recipe.batch.global_.sizes, opened.recipe.batch.norm_span.sizes) == ((16,), (16,))
+    assert opened.dataset.name == "2024"
+
+
+def test_files_that_are_no_images_are_passed_over_and_counted(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=16)
+    (folder / "train" / "day" / "Thumbs.db").write_bytes(b"")
+    opened, lines = written(folder, tmp_path / "mine.yaml")
+    assert lines[0].endswith("; passed over: 1 other file")
+    assert opened.dataset.reader.others == "skip"
+
+
+def test_a_class_called_train_and_a_folder_of_images_without_classes_are_no_splits(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=16, val=False) / "train"
+    (folder / "day").rename(folder / "train")
+    assert written(folder, tmp_path / "mine.yaml")[0].dataset.reader.class_names(folder) == ["night", "train"]
+    folder = made_folder(tmp_path / "more", side=16, val=False)
+    (folder / "test").mkdir()
+    (folder / "train" / "day" / "1.png").rename(folder / "test" / "1.png")
+    assert written(folder, tmp_path / "other.yaml")[0].dataset.reader.eval is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "pixels", "message"),
+    [
+        (("a",), None, "there is one class, a, and nothing to tell apart"),
+        (("a", "b"), 9, r"all pixels of a channel are the same, \[0\.0353"),
+        (("a", "b"), None, "a tenth of 4 images is none to score; add some, or a folder val"),
+    ],
+)
+def test_folders_that_nothing_can_be_learned_from_are_refused_in_words(tmp_path, classes, pixels, message):
+    for name in classes:
+        (tmp_path / "photos" / "train" / name).mkdir(parents=True)
+        for number in range(2 if pixels is None else 8):
+            image = np.full((8, 8, 3), number if pixels is None else pixels, np.uint8)
+            Image.fromarray(image).save(tmp_path / "photos" / "train" / name / f"{number}.png")
+    with pytest.raises(InputRefused, match=message):
+        written(tmp_path / "photos", tmp_path / "mine.yaml")
 
 
 def test_uneven_classes_get_weights(tmp_path):
