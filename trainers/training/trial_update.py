@@ -32,7 +32,8 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
     Args:
         on_gpu: the run will train there. The steps of an optimizer are not tried: they may need a GPU.
     Returns:
-        Warnings: the loss fails on the samples of this trial, or the optimizer changes its state and moves no weight.
+        Warnings: the loss fails on the samples of this trial, or is twice as large if each is there twice; the
+            optimizer changes its state and moves no weight.
     Raises:
         InputRefused: the loss cannot be built, is no Variable of one number or a sum, or no gradient comes from it; the
             optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, moves
@@ -73,23 +74,26 @@ def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray,
         )
     if all(parameter.grad is None for parameter in (logits, *model.params())):
         raise InputRefused(f"{what} gives the model no gradient; compute it by functions of Chainer, without `.array`")
-    if _is_sum(function, values, targets, float(loss.array)):
+    whole, twice = float(loss.array), _loss_of(function, np.concatenate([values] * 2), np.concatenate([targets] * 2))
+    if whole == 0 or not 1.9 <= twice / whole <= 2.1:
+        return []
+    middle = len(targets) // 2
+    added = sum(_loss_of(function, values[half], targets[half]) for half in np.s_[:middle, middle:])
+    if abs(whole - added) <= _ROUNDING * abs(whole):
         raise InputRefused(
-            f"{what} returns the sum over the samples, {float(loss.array):.4g} of {len(targets)} samples; return their "
+            f"{what} returns the sum over the samples, {whole:.4g} of {len(targets)} samples; return their "
             "mean, such as the sum / len(targets)"
         )
-    return []
+    grown = f"{whole:.4g} of {len(targets)} samples and {twice:.4g} of them twice"
+    return [f"{what} grows with the number of samples, {grown}; is that meant? A mean over the samples does not"]
 
 
-def _is_sum(function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray, whole: float) -> bool:
-    """Whether a loss of all samples is that of their halves added up; it may fail on so few."""
-    middle = len(targets) // 2
+def _loss_of(function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray) -> float:
+    """A loss of other samples than those of the trial; NaN if it fails on so few or so many."""
     try:
-        halves = [function(chainer.Variable(logits[half]), targets[half]) for half in np.s_[:middle, middle:]]
-        added = sum(float(half.array) for half in halves)
+        return float(function(chainer.Variable(logits), targets).array)
     except Exception:
-        return False
-    return whole != 0 and abs(whole - added) <= _ROUNDING * abs(whole)
+        return float("nan")
 
 
 def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generator, *, on_gpu: bool) -> list[str]:

@@ -177,6 +177,15 @@ def of_the_pairs_of_each(logits, targets):
     return F.sum(F.stack([F.sum((logits[i] - logits[j]) ** 2) for i, j in zip(one, other, strict=True)])) / len(targets)
 
 
+def sure_ones(logits, targets):  # all within one half of the trial
+    sure = np.exp(F.log_softmax(logits).array).max(axis=1) > 0.5
+    return F.sum(F.softmax_cross_entropy(logits, targets, reduce="no") * sure.astype("f")) / max(1, sure.sum())
+
+
+def sum_and_mean(logits, targets):
+    return F.sum(F.softmax_cross_entropy(logits, targets, reduce="no")) + 0.1 * F.mean(logits**2)
+
+
 def signed(logits, targets):
     return F.mean(logits)
 
@@ -195,10 +204,16 @@ def large(w, step, state, t):
     w -= step * (abs(step) > 1e-6)
 
 
-@pytest.mark.parametrize("loss", [hardest, of_pairs, of_the_pairs_of_each, masked, signed, noisy])
+@pytest.mark.parametrize("loss", [hardest, of_pairs, masked, sure_ones, signed, noisy])
 def test_a_loss_that_looks_at_the_samples_of_a_norm_group_is_tried_on_so_many(opened, loss):
     recipe = replace(opened.recipe, loss=Loss(value=loss), optimizer=Steps(move=large))
     assert require_update(recipe, opened.dataset) == []
+
+
+@pytest.mark.parametrize("loss", [sum_and_mean, of_the_pairs_of_each])
+def test_a_loss_that_grows_with_the_number_of_samples_is_named(opened, loss):
+    (warning,) = require_update(replace(opened.recipe, loss=Loss(value=loss)), opened.dataset)
+    assert warning.startswith("the loss, Loss, grows with the number of samples, ")
 
 
 def test_what_may_train_all_the_same_is_named(opened):
