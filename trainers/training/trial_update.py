@@ -23,6 +23,7 @@ _MOST_SAMPLES = 256  # of a larger norm group only so many are tried
 _ROUNDING = 1e-3  # of a sum, in 16 bits
 _LEAST_STEPS = 2  # the second finds the state that the first left
 _MOST_STEPS = 16  # some optimizers gather several gradients before they move a weight
+_MOST_WEIGHTS = 2_000_000  # of a larger model no more steps are taken than it needs to move: 16 of them take a second
 _LEAST_RATE = 0.01  # a step of less might change no float32
 
 
@@ -33,7 +34,7 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
         on_gpu: the run will train there. The steps of an optimizer are not tried: they may need a GPU.
     Returns:
         Warnings: the loss fails on the samples of this trial, or is twice as large if each is there twice; the
-            optimizer changes its state and moves no weight.
+            optimizer changes its state and moves no weight, or fails at a later step.
     Raises:
         InputRefused: the loss cannot be built, is no Variable of one number or a sum, or no gradient comes from it; the
             optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, moves
@@ -123,22 +124,32 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
     rate = max(full_rate_at(recipe, 0.0), _LEAST_RATE)
     weights = {path: parameter.array.copy() for path, parameter in model.namedparams()}
     state: dict[str, np.ndarray] = {}
-    has_changed = False
+    has_changed = is_taken = False
     for update in range(_MOST_STEPS):
         batch = recipe.batch.global_.sizes[0]
         values = Hyperparameters(update=update, epoch=0.0, global_batch_size=batch, learning_rate=rate, full_rate=rate)
         set_hyperparameters(optimizer_at(recipe, 0.0), optimizer, values)
         for _, parameter in sorted(model.namedparams()):
             parameter.grad = random.standard_normal(parameter.shape).astype(parameter.dtype)
-        _tried(what, f"step {update + 1}", optimizer.update)
+        try:
+            _tried(what, f"step {update + 1}", optimizer.update)
+        except InputRefused as error:  # perhaps only with these gradients
+            if is_taken:
+                return [str(error)]
+            raise
         has_moved = any(not np.array_equal(parameter.array, weights[path]) for path, parameter in model.namedparams())
-        if has_moved and update + 1 >= _LEAST_STEPS:
+        if is_taken or (has_moved and update + 1 >= _LEAST_STEPS):
             _require_resumable(what, model)
-            return []
+            is_taken = True
+            if model.count_params() > _MOST_WEIGHTS:
+                return []
+            continue
         before, state = state, _state_of(model)
         has_changed |= any(
             not np.array_equal(value, before.get(name, np.zeros_like(value))) for name, value in state.items()
         )
+    if is_taken:
+        return []
     failing = f"{what} moves no weight in {_MOST_STEPS} steps"
     if has_changed:
         return [f"{failing}, only its state; is that meant? `w = w - ...` leaves the weights, `w -= ...` moves them"]

@@ -65,6 +65,12 @@ def unnamed(w, step, state, t):
     w -= state.setdefault("m", step * 0) + step
 
 
+def late_state(w, step, state, t):
+    w -= step
+    if t % 5 == 0:
+        w -= state.setdefault("slow", step * 0)
+
+
 def widened(w, step, state, t):
     state["v"] = state["v"] * np.ones(1) + step
     w -= step
@@ -147,6 +153,7 @@ def test_a_loss_of_ones_own_that_does_not_train_is_refused(opened, loss, message
         (Steps(move=fail_later), "fails at step 2: .*ZeroDivision"),
         (WithoutRate(), "has no `rate_attribute`; add `rate_attribute: ClassVar"),
         (Steps(move=unnamed), "keeps m in `state`, and no checkpoint could be resumed; name it in `states`"),
+        (Steps(move=late_state), "keeps slow in `state`, and no checkpoint could be resumed; name it in `states`"),
         (Steps(move=widened), r"makes v of /.* float64 \(.*\), which is float32 \(.*; change it in place"),
         (OfChainer(), "keeps n in `state`, .*; make it in `init_state` of its update rule"),
         (Decaying(), "has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too"),
@@ -228,6 +235,12 @@ def test_what_may_train_all_the_same_is_named(opened):
 
     (warning,) = require_update(replace(opened.recipe, optimizer=Steps(move=late)), opened.dataset)
     assert warning.startswith("the optimizer, Steps, moves no weight in 16 steps, only its state; is that meant?")
+
+    def fail_at_seven(w, step, state, t):
+        w -= step * (1 // (t != 7))
+
+    (warning,) = require_update(replace(opened.recipe, optimizer=Steps(move=fail_at_seven)), opened.dataset)
+    assert warning.startswith("the optimizer, Steps, fails at step 7: ZeroDivisionError")
 
 
 @pytest.mark.parametrize("move", [fourth, in_place])
