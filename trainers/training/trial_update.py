@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import chainer
 import numpy as np
@@ -14,7 +14,7 @@ from recipes.schema import Dataset, Recipe
 from trainers.losses import loss_function
 from trainers.optimizers.component_rule import ComponentRule
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters, set_rate_factors
-from trainers.optimizers.weight_decay import decay_parameters, says_who_decays
+from trainers.optimizers.weight_decay import Decay, decay_form, decay_parameters, says_who_decays
 from trainers.runs.errors import one_line, own_place
 from trainers.runs.identity import is_of_the_user
 from trainers.training.build import drawn_model
@@ -109,6 +109,11 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
             f"{what} has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too, "
             "add `decays_itself: ClassVar[bool] = True` to its class, else the field `no_decay: tuple[str, ...] = ()`"
         )
+    form, forms = decay_form(component), get_args(Decay)
+    itself = getattr(component, "decays_itself", False)
+    if getattr(component, "weight_decay", None) and not itself and form not in (None, *forms):
+        way_out = "give one of these, or call what is no form of weight decay otherwise"
+        raise InputRefused(f"{what} has `decay` {form!r}; its forms are {listed(forms)}; {way_out}")
     if on_gpu:
         return []
     optimizer = _tried(what, "build()", component.build)

@@ -126,6 +126,12 @@ class Decaying(Steps):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decayed(Decaying):
+    decay: Any = 0.9
+    no_decay: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecayingItself(Decaying):
     decays_itself: ClassVar[bool] = True
 
@@ -158,6 +164,7 @@ def test_a_loss_of_ones_own_that_does_not_train_is_refused(opened, loss, message
         (OfChainer(), "keeps n in `state`, .*; make it in `init_state` of its update rule"),
         (Decaying(), "has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too"),
         (Decaying(decay=0.99), "has a `weight_decay`"),
+        (Decaying(decay="times_rates"), "has `decay` 'times_rates'; its forms are coupled, times_rate, times_relative"),
     ],
 )
 def test_an_optimizer_of_ones_own_that_does_not_train_is_refused(opened, optimizer, message):
@@ -248,7 +255,16 @@ def test_an_optimizer_that_moves_weights_at_some_steps_is_taken(opened, move):
     assert require_update(replace(opened.recipe, optimizer=Steps(move=move)), opened.dataset) == []
 
 
-@pytest.mark.parametrize("optimizer", [DecayingItself(), Decaying(weight_decay=0.0), Decaying(decay="times_rate")])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        DecayingItself(),
+        DecayingItself(decay="slow"),
+        Decaying(weight_decay=0.0),
+        Decaying(decay="times_rate"),
+        Decayed(),
+    ],
+)
 def test_an_optimizer_that_says_who_applies_its_weight_decay_is_taken(opened, optimizer):
     assert require_update(replace(opened.recipe, optimizer=optimizer), opened.dataset) == []
 
