@@ -209,8 +209,14 @@ class SoftmaxCrossEntropy:
 
 
 def loss_function(component: Any) -> Callable[..., chainer.Variable]:
-    """The function (logits, targets) -> mean over the samples of a loss."""
-    return component.build() if hasattr(component, "build") else component.__call__
+    """The function (logits, targets) -> mean over the samples of a loss.
+
+    A class derived from one of this file may be it by its own `__call__`, in place of the `build` that it inherits.
+    """
+    build = getattr(component, "build", None)
+    if build is None or (callable(component) and getattr(build, "__module__", None) == __name__):
+        return component.__call__
+    return build()
 
 
 def soft_targets(targets: Any, *, like: Any, label_smoothing: float) -> Any:
