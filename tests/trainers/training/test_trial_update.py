@@ -294,6 +294,17 @@ def test_they_are_tried_before_the_ranks_of_a_new_run_start(opened, capsys):
     assert capsys.readouterr().err.startswith("kilobatch: warning: the loss, Loss, fails at a trial with logits")
 
 
+def test_what_trained_the_runs_of_a_pack_is_no_more_than_warned_of(opened, tmp_path, capsys):
+    recipe = replace(opened.recipe, optimizer=Decaying())
+    packed = replace(opened, recipe=recipe, path=tmp_path / "recipe.yaml")
+    (tmp_path / "pack.json").touch()
+    with pytest.raises(InputRefused, match="has a `weight_decay`"):  # no run was trained
+        require_startable(packed, ranks=1, files=True)
+    (tmp_path / "runs").mkdir()
+    require_startable(packed, ranks=1, files=True)
+    assert capsys.readouterr().err.startswith("kilobatch: warning: the optimizer, Decaying, has a `weight_decay`")
+
+
 def test_a_loss_beside_mixes_is_tried_on_mixtures_too(opened):
     mixed = open_recipe(
         "digits/baseline", vocabulary=vocabulary(), overrides=["augmentation.mix=[{kind: Mixup, alpha: 0.2}]"]
