@@ -156,7 +156,8 @@ def test_a_search_that_goes_on_is_not_checked_as_a_new_one(open_text, monkeypatc
     is_new = []
     monkeypatch.setattr(start, "require_startable", lambda opened, *, files, **how: is_new.append(files))
     search(replace(request, resume=resume))
-    assert is_new == [False]
+    search(replace(request, out=tmp_path / "next", goes_on=True))  # of a frontier
+    assert is_new == [False, False]
 
 
 def test_a_search_checks_its_recipe_for_the_device_on_which_trials_train(tmp_path, monkeypatch):
