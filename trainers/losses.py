@@ -27,6 +27,8 @@ __all__ = ["BinaryCrossEntropy", "SoftmaxCrossEntropy"]
 if TYPE_CHECKING:
     import chainer
 
+_MOST = float(np.finfo(np.float32).max)  # in which weights are multiplied
+
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryCrossEntropy:
@@ -132,7 +134,7 @@ class SoftmaxCrossEntropy:
         class_weights: w, one number a class, in the order of the labels, at least 0; null: 1 for all. `data inspect`
             prints those that make up for classes of different sizes: samples / (K * samples of the class).
     Raises:
-        ValueError: `label_smoothing` is outside [0, 1); a weight is below 0, or all are 0.
+        ValueError: `label_smoothing` is outside [0, 1); a weight is below 0 or above float32's range, or all are 0.
 
     Source: Szegedy et al. 2015, arXiv 1512.00567, section 7 (not checked); PyTorch's documentation of CrossEntropyLoss
         mixes in the same uniform share.
@@ -150,8 +152,8 @@ class SoftmaxCrossEntropy:
         if not isinstance(self.class_weights, tuple) or not self.class_weights:
             raise ValueError(f"SoftmaxCrossEntropy.class_weights must be numbers, got {self.class_weights!r}")
         for weight in self.class_weights:
-            require_number("SoftmaxCrossEntropy.class_weights", weight, at_least=0)
-        if not any(self.class_weights):
+            require_number("SoftmaxCrossEntropy.class_weights", weight, at_least=0, at_most=_MOST)
+        if not any(map(np.float32, self.class_weights)):
             raise ValueError("SoftmaxCrossEntropy.class_weights must not all be 0: nothing would be learned")
 
     def build(self) -> Callable[..., chainer.Variable | None]:
@@ -209,8 +211,14 @@ class SoftmaxCrossEntropy:
 
 
 def loss_function(component: Any) -> Callable[..., chainer.Variable]:
-    """The function (logits, targets) -> mean over the samples of a loss."""
-    return component.build() if hasattr(component, "build") else component.__call__
+    """The function (logits, targets) -> mean over the samples of a loss.
+
+    A class derived from one of this file may be it by its own `__call__`, in place of the `build` that it inherits.
+    """
+    build = getattr(component, "build", None)
+    if build is None or (callable(component) and getattr(build, "__module__", None) == __name__):
+        return component.__call__
+    return build()
 
 
 def soft_targets(targets: Any, *, like: Any, label_smoothing: float) -> Any:

@@ -41,7 +41,7 @@ from trainers.runs.run_folder import (
     run_identity,
     write_whole,
 )
-from trainers.search.folder import opened_or_begun_before
+from trainers.search.folder import SEARCH, opened_or_begun_before
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
 
@@ -103,10 +103,11 @@ def frontier(
         _require_same(opened, folder)
         if not (folder / FRONTIER).is_file():
             _require_startable(opened, request)
+        goes_on = any(folder.rglob(SEARCH))  # a search of it began
         with lock_folder(folder), redirect_stdout(sys.stderr) if as_json else nullcontext():
             write_whole(folder / FRONTIER, block_text(_own_tree(opened)))
             write_whole(folder / RECIPES, block_text(_recipes(opened)))
-            code = _run(opened, folder, request)
+            code = _run(opened, folder, replace(request, goes_on=goes_on))
             write_report(folder, opened, read_points(opened, folder), cluster=cluster)
     print(frontier_text(opened, read_points(opened, folder), cluster=cluster, as_json=as_json))
     return code

@@ -34,7 +34,7 @@ from trainers.kernels.fused_normalization import ConvolutionNormalization, Norma
 
 # Which inputs of a node are parameters. These nodes compute each sample by itself, or each norm group by itself. None
 # computes exp or tanh, which a processor may round otherwise at the end of an array; none has a number that models may
-# compute from all samples, as one that they multiply by.
+# compute from all samples, as one that they multiply by: see _CAPS.
 _PARAMETERS: dict[type, tuple[int, ...]] = {
     Add: (),
     AveragePooling2D: (),
@@ -65,6 +65,8 @@ _PARAMETERS: dict[type, tuple[int, ...]] = {
     Sum: (),
     Transpose: (),
 }
+# Of other numbers the models may have computed from all samples.
+_CAPS, _SLOPES = (1.0, 6.0, 20.0), (0.01, 0.1, 0.2)
 _ALONG_AXES = (Max, Mean, Min, Sum)
 _BROADCAST = (Add, BroadcastTo, Maximum, Minimum, Mul, MultiAdd, Sub)
 
@@ -134,6 +136,8 @@ def _is_known(node: chainer.FunctionNode, shape: tuple[int, ...], num_samples: i
         return node.axis % axes > 0
     if isinstance(node, Transpose):
         return node.axes is not None and node.axes[0] % axes == 0
+    if isinstance(node, ClippedReLU | LeakyReLU):
+        return node.cap in _CAPS if isinstance(node, ClippedReLU) else node.slope in _SLOPES
     if isinstance(node, _BROADCAST):  # else the samples of one would stand along another axis of the other
         return all(len(each.shape) == len(shape) and each.shape[0] == num_samples for each in node.inputs)
     if isinstance(node, ExpandDims | Reshape):

@@ -9,6 +9,7 @@ from typing import Any
 from recipes.errors import InputRefused
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Dataset, Recipe
+from recipes.sharing.pack_file import HEAD
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import open_split, other_counts
@@ -113,19 +114,30 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
 
     Args:
         on_gpu: it will be trained there.
-        is_new: it will begin with its initial weights: loss and optimizer are tried too.
+        is_new: it will begin with its initial weights: loss and optimizer are tried too. Where they trained the runs of
+            a pack, a refusal is a warning: its rule may be younger than they.
     Raises:
         InputRefused: see `require_trainable` and `require_update`.
     """
+    folder = opened.path.parent
+    was_trained = (folder / HEAD).is_file() and (folder / "runs").is_dir()
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.trial_model import require_trainable  # and Chainer
 
-        for warning in require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_new):
+        for warning in require_trainable(
+            opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_new and not was_trained
+        ):
             print_error(f"kilobatch: warning: {warning}")
     if is_new and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 
-        for warning in require_update(opened.recipe, opened.dataset, on_gpu=on_gpu):
+        try:
+            warnings = require_update(opened.recipe, opened.dataset, on_gpu=on_gpu)
+        except InputRefused as error:
+            if not was_trained:
+                raise
+            warnings = [f"{error}. The runs of this pack were trained with it; they are repeated as it is"]
+        for warning in warnings:
             print_error(f"kilobatch: warning: {warning}")
 
 

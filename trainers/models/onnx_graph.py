@@ -267,9 +267,15 @@ def _axes(function: Any, x: np.ndarray) -> list[int]:
 
 def _slice(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator | list[Step]:
     slices = function.slices
-    if all(each is None or each is Ellipsis or each == slice(None) for each in slices):  # x[:, :, None, None]
+    if all(
+        each is None or each is Ellipsis or (isinstance(each, slice) and each == slice(None)) for each in slices
+    ):  # x[:, :, None, None]
         return _reshape(function, inputs, y)
-    if not all(isinstance(each, slice | int) for each in slices):
+    if all(each is not None for each in slices):
+        for at in [at for at, each in enumerate(slices) if each is Ellipsis]:  # at most one
+            whole = [slice(None)] * (inputs[0].ndim - len(slices) + 1)
+            slices = (*slices[:at], *whole, *slices[at + 1 :])
+    if not all(isinstance(each, slice | int | np.integer) for each in slices):
         way_out = "write x[:, :, ::2] or x[:, 0], and x[:, :, None] alone"
         raise InputRefused(f"indexing by arrays, or None beside others, cannot be exported; {way_out}")
     bounds = []
@@ -278,7 +284,7 @@ def _slice(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operat
         bounds.append((first if s.start is None else s.start, last if s.stop is None else s.stop, step))
     starts, stops, steps = np.array(bounds).T
     taken: list[Step] = [("Slice", [0, starts, stops, np.arange(len(slices)), steps], {})]
-    axes = np.array([axis for axis, each in enumerate(slices) if isinstance(each, int)], dtype=np.int64)
+    axes = np.array([axis for axis, each in enumerate(slices) if not isinstance(each, slice)], dtype=np.int64)
     return [*taken, ("Squeeze", [1, axes], {})] if len(axes) else taken
 
 
@@ -346,6 +352,11 @@ def _swapped(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Oper
     return "Transpose", (), {"perm": axes}
 
 
+def _transposed(function: Any, inputs: Sequence[np.ndarray], y: np.ndarray) -> Operator:
+    axes = range(y.ndim)[::-1] if function.axes is None else function.axes
+    return "Transpose", (), {"perm": [axis % y.ndim for axis in axes]}
+
+
 def _plain(operator: str, **attributes: str) -> Callable[..., Operator]:
     """A function whose operator differs in names only: attribute there -> attribute here."""
 
@@ -406,5 +417,5 @@ _OPERATORS: Mapping[str, Callable[[Any, Sequence[np.ndarray], np.ndarray], Opera
     "Swapaxes": _swapped,
     "Swish": _swish,
     "Tanh": _plain("Tanh"),
-    "Transpose": _plain("Transpose", perm="axes"),
+    "Transpose": _transposed,
 }

@@ -41,9 +41,13 @@ def require_weight_decay(optimizer: Any) -> None:
 
 def says_who_decays(component: Any) -> bool:
     """Whether a component says who applies its `weight_decay`, by `decays_itself`, `no_decay` or a form as `decay`."""
+    return any(hasattr(component, name) for name in ("decays_itself", "no_decay")) or decay_form(component) is not None
+
+
+def decay_form(component: Any) -> str | None:
+    """The field `decay` where it is text; a number there is another decay, such as that of an average of squares."""
     form = getattr(component, "decay", None)
-    is_stated = hasattr(component, "no_decay") if form is None else form in get_args(Decay)
-    return is_stated or hasattr(component, "decays_itself")
+    return form if isinstance(form, str) else None
 
 
 def parameters_without_decay(model: chainer.Link, no_decay: Sequence[NoDecay]) -> set[str]:
@@ -88,14 +92,14 @@ def decay_parameters(optimizer: chainer.Optimizer, component: Any) -> None:
 
     Args:
         optimizer: already set up with its model, all links of which are in place: one replaced later is not decayed.
-        component: the recipe's optimizer: `weight_decay` (with 0, or without it, there is no hook), `no_decay`
-            (see `parameters_without_decay`) and `decay`, coupled where it has no such field.
+        component: the recipe's optimizer: `weight_decay` (with 0 or None, or without it, there is no hook), `no_decay`
+            (see `parameters_without_decay`) and `decay`, coupled where it has no such field or a number there.
 
     Source: times_rate is what PyTorch's AdamW documents; times_relative_rate what Composer's DecoupledSGDW does.
     """
     optimizer.hyperparam.component = component
     exempt = parameters_without_decay(optimizer.target, getattr(component, "no_decay", ()))
-    decays = not getattr(component, "decays_itself", False) and getattr(component, "weight_decay", 0.0) > 0
+    decays = not getattr(component, "decays_itself", False) and (getattr(component, "weight_decay", None) or 0) > 0
     for path, parameter in optimizer.target.namedparams():
         parameter.update_rule.hyperparam.path = path
         parameter.update_rule.hyperparam.exempt = path in exempt
@@ -107,7 +111,7 @@ def _hook(component: Any) -> Callable[[chainer.UpdateRule, chainer.Parameter], N
     """What Chainer calls with a rule and its parameter before each of its updates."""
     import chainer.optimizer_hooks
 
-    form = getattr(component, "decay", "coupled")
+    form = decay_form(component) or "coupled"
     rate_attribute = component.rate_attribute if form == "times_rate" else "relative_rate"
 
     def couple(rule: chainer.UpdateRule, param: chainer.Parameter) -> None:

@@ -34,6 +34,7 @@ class SearchRequest:
 
     Args:
         joined: set by rank 0 of a foreign launcher for its supervisor: their number, and the folder of their messages.
+        goes_on: it belongs to a frontier that goes on: a search begun now is not checked as a new one either.
         hang_seconds: a trial without an update for this long is ended.
     """
 
@@ -43,6 +44,7 @@ class SearchRequest:
     joined: str | None = None
     out: Path | None = None
     resume: bool = False
+    goes_on: bool = False
     dry_run: bool = False
     hang_seconds: float = 600.0
     data: Path | None = None

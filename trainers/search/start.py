@@ -73,7 +73,8 @@ def search(request: SearchRequest) -> int:
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
     record = folder_record(folder, opened, resume=request.resume, storage=request.storage)
-    require_startable(opened.base, ranks=1, files=not request.resume, device=device)
+    is_new = not (request.resume or request.goes_on or begun)
+    require_startable(opened.base, ranks=1, files=is_new, device=device)
     storage_name = request.storage or record["storage"]
     with lock_folder(folder):
         (folder / STOP_FILE).unlink(missing_ok=True)

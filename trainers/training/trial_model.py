@@ -24,6 +24,8 @@ from trainers.training.build import build_model, draw_weights, drawn_model, exam
 _MOST_LAYERS = 16  # in a message; VGG16 has so many
 _MAX_NAMED = 10  # parameters in a warning
 
+Loose = tuple[str, chainer.Link | chainer.Parameter]  # a path, and what is there
+
 
 def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False, is_new: bool = True) -> list[str]:
     """Build a model of one's own as a run does, to learn now whether that works, not when ranks have started.
@@ -36,8 +38,9 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     Raises:
         InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
             gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
-            number, or a normalisation over the batch that is not `BatchNormalization`; its constructor sets values that
-            the seed draws again; the loss wants something that it does not have.
+            number, or a normalisation over the batch that is not `BatchNormalization`, or uses layers that it has not
+            registered; its constructor sets values that the seed draws again; the loss wants something that it does not
+            have.
     """
     name = type(recipe.model).__name__
     with AsInitialized() as initialized:
@@ -54,6 +57,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
             "it `chainer.Parameter(array)`, or name a file of weights: `init: {weights: FILE.safetensors}`"
         )
     image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
+    for _, each in (loose := list(_unregistered(model))):
+        each.cleargrads() if isinstance(each, chainer.Link) else each.cleargrad()
     unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
     try:
         require_one_path(model)
@@ -66,6 +71,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
+    if is_new and loose:
+        _require_registered(loose, name, build_model(recipe, dataset))
     factors = recipe.learning_rate.factors
     return not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
 
@@ -125,6 +132,46 @@ def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[
         yield
 
 
+def _require_registered(loose: Sequence[Loose], name: str, twin: chainer.Chain) -> None:
+    """Refuse layers that the model has used and not registered, where each build gives them other weights.
+
+    Args:
+        loose: the model's, see `_unregistered`.
+        twin: the model, built again.
+    """
+    others, lost = dict(_unregistered(twin)), []
+    for path, link in loose:
+        if isinstance(link, chainer.Link) and path in others:
+            weights = zip(link.params(), others[path].params(), strict=False)
+            if any(one.grad is not None and not np.array_equal(one.array, other.array) for one, other in weights):
+                lost.append(path)
+    if lost:
+        raise InputRefused(
+            f"the model, {name}, uses layers that it has not registered, {listed(lost, most=_MAX_NAMED)}: they would "
+            "be neither drawn by the seed, trained nor saved; make them within `with self.init_scope():`, several as "
+            "`chainer.ChainList(*layers)`, not as a list"
+        )
+
+
+def _unregistered(model: chainer.Link) -> Iterator[Loose]:
+    """The layers and parameters in attributes of the model's layers, or in lists there, that it has not registered."""
+    registered, seen = {id(parameter) for parameter in model.params()}, set()
+
+    def within(path: str, value: object) -> Iterator[Loose]:
+        if isinstance(value, chainer.Link | chainer.Parameter):
+            parameters = value.params() if isinstance(value, chainer.Link) else [value]
+            if any(id(each) not in registered for each in parameters):
+                yield path, value
+        elif isinstance(value, list | tuple | dict) and id(value) not in seen:
+            seen.add(id(value))
+            for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from within(f"{path}/{key}", each)
+
+    for path, link in sorted(model.namedlinks()):
+        for name, value in vars(link).items():
+            yield from within(f"{path.rstrip('/')}/{name}", value)
+
+
 def not_as_meant(
     model: chainer.Link, *, unreached: Sequence[str], disabled: Sequence[chainer.Link], factors: Sequence[RateFactor]
 ) -> list[str]:
@@ -137,7 +184,7 @@ def not_as_meant(
     """
     still = (each.parameters for each in factors if each.factor == 0)
     frozen = {path for words in still for path in parameters_named(words, model)}
-    warnings, registered = [], {id(parameter) for parameter in model.params()}
+    warnings = []
     if unreached:
         named, way_out = listed(unreached, most=_MAX_NAMED), "In a forward `.array` cuts off what lies before it"
         warnings.append(f"no gradient reaches {named}: at most weight decay moves them; is that meant? {way_out}")
@@ -150,14 +197,12 @@ def not_as_meant(
     if free:
         way_out = f"`learning_rate: {{factors: [{{parameters: [{', '.join(free)}], factor: 0}}]}}` freezes them"
         warnings.append(f"disable_update() in a constructor changes nothing, so {listed(free)} are trained; {way_out}")
-    loose = [
-        f"{path.rstrip('/')}/{name}"
-        for path, link in sorted(model.namedlinks())
-        for name, value in vars(link).items()
-        if isinstance(value, chainer.Parameter) and id(value) not in registered
-    ]
+    loose = [path for path, _ in _unregistered(model)]
     if loose:
-        named, way_out = listed(loose, most=_MAX_NAMED), "make such a parameter within `with self.init_scope():`"
+        named, way_out = (
+            listed(loose, most=_MAX_NAMED),
+            "make such a parameter or layer within `with self.init_scope():`",
+        )
         warnings.append(f"{named} will be neither drawn by the seed, trained nor saved; {way_out}")
     return warnings
 

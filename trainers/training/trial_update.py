@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import chainer
 import numpy as np
@@ -14,7 +14,7 @@ from recipes.schema import Dataset, Recipe
 from trainers.losses import loss_function
 from trainers.optimizers.component_rule import ComponentRule
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters, set_rate_factors
-from trainers.optimizers.weight_decay import decay_parameters, says_who_decays
+from trainers.optimizers.weight_decay import Decay, decay_form, decay_parameters, says_who_decays
 from trainers.runs.errors import one_line, own_place
 from trainers.runs.identity import is_of_the_user
 from trainers.training.build import drawn_model
@@ -23,6 +23,7 @@ _MOST_SAMPLES = 256  # of a larger norm group only so many are tried
 _ROUNDING = 1e-3  # of a sum, in 16 bits
 _LEAST_STEPS = 2  # the second finds the state that the first left
 _MOST_STEPS = 16  # some optimizers gather several gradients before they move a weight
+_MOST_WEIGHTS = 2_000_000  # of a larger model no more steps are taken than it needs to move: 16 of them take a second
 _LEAST_RATE = 0.01  # a step of less might change no float32
 
 
@@ -32,7 +33,8 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
     Args:
         on_gpu: the run will train there. The steps of an optimizer are not tried: they may need a GPU.
     Returns:
-        Warnings: the loss fails on the samples of this trial, or the optimizer changes its state and moves no weight.
+        Warnings: the loss fails on the samples of this trial, or is twice as large if each is there twice; the
+            optimizer changes its state and moves no weight, or fails at a later step.
     Raises:
         InputRefused: the loss cannot be built, is no Variable of one number or a sum, or no gradient comes from it; the
             optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, moves
@@ -73,23 +75,26 @@ def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray,
         )
     if all(parameter.grad is None for parameter in (logits, *model.params())):
         raise InputRefused(f"{what} gives the model no gradient; compute it by functions of Chainer, without `.array`")
-    if _is_sum(function, values, targets, float(loss.array)):
+    whole, twice = float(loss.array), _loss_of(function, np.concatenate([values] * 2), np.concatenate([targets] * 2))
+    if whole == 0 or not 1.9 <= twice / whole <= 2.1:
+        return []
+    middle = len(targets) // 2
+    added = sum(_loss_of(function, values[half], targets[half]) for half in np.s_[:middle, middle:])
+    if abs(whole - added) <= _ROUNDING * abs(whole):
         raise InputRefused(
-            f"{what} returns the sum over the samples, {float(loss.array):.4g} of {len(targets)} samples; return their "
+            f"{what} returns the sum over the samples, {whole:.4g} of {len(targets)} samples; return their "
             "mean, such as the sum / len(targets)"
         )
-    return []
+    grown = f"{whole:.4g} of {len(targets)} samples and {twice:.4g} of them twice"
+    return [f"{what} grows with the number of samples, {grown}; is that meant? A mean over the samples does not"]
 
 
-def _is_sum(function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray, whole: float) -> bool:
-    """Whether a loss of all samples is that of their halves added up; it may fail on so few."""
-    middle = len(targets) // 2
+def _loss_of(function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray) -> float:
+    """A loss of other samples than those of the trial; NaN if it fails on so few or so many."""
     try:
-        halves = [function(chainer.Variable(logits[half]), targets[half]) for half in np.s_[:middle, middle:]]
-        added = sum(float(half.array) for half in halves)
+        return float(function(chainer.Variable(logits), targets).array)
     except Exception:
-        return False
-    return whole != 0 and abs(whole - added) <= _ROUNDING * abs(whole)
+        return float("nan")
 
 
 def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generator, *, on_gpu: bool) -> list[str]:
@@ -104,6 +109,11 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
             f"{what} has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too, "
             "add `decays_itself: ClassVar[bool] = True` to its class, else the field `no_decay: tuple[str, ...] = ()`"
         )
+    form, forms = decay_form(component), get_args(Decay)
+    itself = getattr(component, "decays_itself", False)
+    if getattr(component, "weight_decay", None) and not itself and form not in (None, *forms):
+        way_out = "give one of these, or call what is no form of weight decay otherwise"
+        raise InputRefused(f"{what} has `decay` {form!r}; its forms are {listed(forms)}; {way_out}")
     if on_gpu:
         return []
     optimizer = _tried(what, "build()", component.build)
@@ -119,22 +129,32 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
     rate = max(full_rate_at(recipe, 0.0), _LEAST_RATE)
     weights = {path: parameter.array.copy() for path, parameter in model.namedparams()}
     state: dict[str, np.ndarray] = {}
-    has_changed = False
+    has_changed = is_taken = False
     for update in range(_MOST_STEPS):
         batch = recipe.batch.global_.sizes[0]
         values = Hyperparameters(update=update, epoch=0.0, global_batch_size=batch, learning_rate=rate, full_rate=rate)
         set_hyperparameters(optimizer_at(recipe, 0.0), optimizer, values)
         for _, parameter in sorted(model.namedparams()):
             parameter.grad = random.standard_normal(parameter.shape).astype(parameter.dtype)
-        _tried(what, f"step {update + 1}", optimizer.update)
+        try:
+            _tried(what, f"step {update + 1}", optimizer.update)
+        except InputRefused as error:  # perhaps only with these gradients
+            if is_taken:
+                return [str(error)]
+            raise
         has_moved = any(not np.array_equal(parameter.array, weights[path]) for path, parameter in model.namedparams())
-        if has_moved and update + 1 >= _LEAST_STEPS:
+        if is_taken or (has_moved and update + 1 >= _LEAST_STEPS):
             _require_resumable(what, model)
-            return []
+            is_taken = True
+            if model.count_params() > _MOST_WEIGHTS:
+                return []
+            continue
         before, state = state, _state_of(model)
         has_changed |= any(
             not np.array_equal(value, before.get(name, np.zeros_like(value))) for name, value in state.items()
         )
+    if is_taken:
+        return []
     failing = f"{what} moves no weight in {_MOST_STEPS} steps"
     if has_changed:
         return [f"{failing}, only its state; is that meant? `w = w - ...` leaves the weights, `w -= ...` moves them"]

@@ -157,6 +157,8 @@ HOWS = {
     "dilation": (lambda net, h: net.dilated(h), "Convolution2DFunction"),
     "float64": (lambda net, h: F.cast(F.cast(h, "d"), "f"), "Cast"),
     "a number of the model's": (lambda net, h: h * float(abs(h.array).max()), "MulConstant"),
+    "a cap of the model's": (lambda net, h: F.clipped_relu(h, float(h.array.std())), "ClippedReLU is"),
+    "a slope of the model's": (lambda net, h: F.leaky_relu(h, float(h.array.std())), "LeakyReLU"),
     "a concatenation of samples": (lambda net, h: F.concat([h[:3], h[3:]], axis=0), "Concat"),
     "samples behind channels": (lambda net, h: F.transpose(F.transpose(h, (1, 0, 2, 3)), (1, 0, 2, 3)), "Transpose"),
     "the largest of all samples": (lambda net, h: h - F.broadcast_to(F.max(h), h.shape), "BroadcastTo"),

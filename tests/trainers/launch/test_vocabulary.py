@@ -15,7 +15,7 @@ from recipes.reading.open import open_recipe
 from recipes.search_space.open_search import open_search
 from trainers.launch import vocabulary as vocabulary_module
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
-from trainers.losses import loss_function
+from trainers.losses import SoftmaxCrossEntropy, loss_function
 from trainers.runs.identity import is_of_the_user
 
 RECIPE = """\
@@ -178,6 +178,23 @@ def test_a_sequential_of_ones_own_is_a_model(opened):
 def test_a_loss_of_ones_own_may_be_the_function_itself(opened):
     recipe = opened("own_code_of_a_test.Net, width: 4}\nloss: {kind: own_code_of_a_test.Loss, power: 3")
     assert loss_function(pickle.loads(pickle.dumps(recipe.loss)))(np.full((2, 2), 2, "f"), None).array == 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Called(SoftmaxCrossEntropy):
+    def __call__(self, logits, targets):
+        return self.label_smoothing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Built(Called):
+    def build(self):
+        return lambda logits, targets: 2 * self(logits, targets)
+
+
+def test_a_loss_derived_from_one_of_the_library_is_what_the_class_itself_defines():
+    assert loss_function(Called(label_smoothing=0.5))(None, None) == 0.5
+    assert loss_function(Built(label_smoothing=0.5))(None, None) == 1.0
 
 
 @pytest.mark.parametrize("name", ["Nothing", "Neither", "loss"])

@@ -209,7 +209,10 @@ def test_weights_of_more_or_fewer_classes_are_refused():
 @pytest.mark.parametrize(
     ("loss", "field", "value"),
     [
-        *((SoftmaxCrossEntropy, "class_weights", value) for value in (2, (), (0, 0), (1, -1), (1, "2"))),
+        *(
+            (SoftmaxCrossEntropy, "class_weights", value)
+            for value in (2, (), (0, 0), (1e-50, 0), (1, 1e39), (1, -1), (1, "2"))
+        ),
         *((SoftmaxCrossEntropy, "label_smoothing", value) for value in (-0.1, 1.0, float("nan"), "0.1", None)),
         (BinaryCrossEntropy, "label_smoothing", 1.0),
         (BinaryCrossEntropy, "reduction", "mean"),

@@ -206,6 +206,22 @@ def test_axes_that_come_and_go_are_exported(spread):
     np.testing.assert_allclose(theirs, ours, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda h: h[..., 0],
+        lambda h: h[:, ..., 1:, -1],
+        lambda h: h[:, 1:, ...],
+        lambda h: h[:, np.int64(2)],
+        lambda h: F.transpose(h, (0, -1, 1, 2)),
+        lambda h: F.transpose(h, (0, -2, -1, -3)),
+    ],
+)
+def test_an_ellipsis_numpys_integers_and_negative_axes_are_exported(part):
+    ours, theirs = both(Refused(lambda x: F.reshape(part(F.relu(x)), (len(x), -1))), (3, 4, 5))
+    np.testing.assert_array_equal(theirs, ours)
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 1), (3, 1, 1), (3,)])
 def test_a_constant_array_is_none_of_the_images_whatever_its_length(shape):
     shift = np.arange(shape[0], dtype=np.float32).reshape(shape)
@@ -220,6 +236,8 @@ def test_a_constant_array_is_none_of_the_images_whatever_its_length(shape):
         (lambda x: F.sum(F.relu(x - x.mean(axis=(2, 3), keepdims=True)), axis=(2, 3)), "without functions of Chainer"),
         (lambda x: x[:, :, 0, 0], "does not compute its logits by functions of Chainer"),
         (lambda x: F.relu(x)[:, :, 0, [0]], "by arrays, or None beside others"),
+        (lambda x: F.relu(x)[:, np.array([1, 2]), 0, 0], "by arrays, or None beside others"),
+        (lambda x: F.relu(x)[..., None, 0, 0], "by arrays, or None beside others"),
         (lambda x: F.reshape(F.sum(x, axis=3), (2, len(x), 12)), "Reshape differs between 2 and 3 images; write -1"),
         (lambda x: F.sum(x, axis=(2, 3)) / len(x), "the number of images, or on images without functions of Chainer"),
         (lambda x: F.sum(x, axis=(2, 3)) + np.full(3, len(x), np.float32), "Add differs between"),

@@ -1,3 +1,6 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -61,6 +64,25 @@ def test_one_update_without_gradient_shrinks_exactly_the_others(no_decay):
     exempt = parameters_without_decay(model, no_decay)
     for path, parameter in model.namedparams():
         assert (parameter.array == (1 if path in exempt else 1 - 0.25 * 0.5)).all(), path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    """An optimizer whose `decay` is that of an average."""
+
+    decay: float = 0.9
+    weight_decay: float | None = 0.5
+    rate_attribute: ClassVar[str] = "lr"
+
+    def build(self):
+        return chainer.optimizers.SGD(0.25)
+
+
+@pytest.mark.parametrize(("weight_decay", "left"), [(0.5, 1 - 0.25 * 0.5), (0.0, 1), (None, 1)])
+def test_a_number_as_decay_is_no_form_of_weight_decay(weight_decay, left):
+    model = initialised_network()
+    setup(Own(weight_decay=weight_decay), model).update()
+    assert all((parameter.array == left).all() for parameter in model.params())
 
 
 def test_no_weight_decay_leaves_no_hook_behind():

@@ -1,6 +1,7 @@
 """What is refused before a search starts, and what a dry run prints: space, first trial, samples and time."""
 
 import importlib.util
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -144,6 +145,19 @@ def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_en
     assert trials_of(1) == 1
     with pytest.raises(RecipeError, match="known.yaml"):
         trials_of(2)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_search_that_goes_on_is_not_checked_as_a_new_one(open_text, monkeypatch, tmp_path, resume):
+    monkeypatch.setattr(start, "_search_study", lambda *others: 0)
+    open_text(f"budget: {{trials: 1}}\n{SPACE}")
+    request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
+    search(request)
+    is_new = []
+    monkeypatch.setattr(start, "require_startable", lambda opened, *, files, **how: is_new.append(files))
+    search(replace(request, resume=resume))
+    search(replace(request, out=tmp_path / "next", goes_on=True))  # of a frontier
+    assert is_new == [False, False]
 
 
 def test_a_search_checks_its_recipe_for_the_device_on_which_trials_train(tmp_path, monkeypatch):

@@ -103,6 +103,12 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
             "seed=0",
             "Own: no gradient reaches its parameters; return the Variable, not its array",
         ),
+        (
+            "self.fc = L.Linear(9, num_classes); self.layers = [L.Linear(64, 9)]; "
+            "self.out = lambda x: self.fc(self.layers[0](x))",
+            "seed=0",
+            "Own, uses layers that it has not registered, /layers/0: they would be neither drawn by the seed",
+        ),
     ],
 )
 def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
@@ -194,6 +200,13 @@ def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_repl
             "self.a, self.fc = L.Linear(64, 9), L.Linear(9, 10); self.out = lambda x: self.fc(self.a(x)); "
             "self.a.disable_update()",
             "kilobatch: warning: disable_update() in a constructor changes nothing, so /a/* are trained; ",
+        ),
+        (
+            "mine_fixed",
+            "self.fc, self.known = L.Linear(64, num_classes), []; self.known.append((self.fc, self.known)); "
+            "object.__setattr__(self, 'blur', [L.Linear(64, 64, initialW=1), L.Linear(None, 3)]); "
+            "self.out = lambda x: self.fc(self.blur[0](x))",
+            "kilobatch: warning: /blur/0, /blur/1 will be neither drawn by the seed, trained nor saved; ",
         ),
         (
             "mine_normal",

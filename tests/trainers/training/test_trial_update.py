@@ -65,6 +65,12 @@ def unnamed(w, step, state, t):
     w -= state.setdefault("m", step * 0) + step
 
 
+def late_state(w, step, state, t):
+    w -= step
+    if t % 5 == 0:
+        w -= state.setdefault("slow", step * 0)
+
+
 def widened(w, step, state, t):
     state["v"] = state["v"] * np.ones(1) + step
     w -= step
@@ -120,6 +126,12 @@ class Decaying(Steps):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decayed(Decaying):
+    decay: Any = 0.9
+    no_decay: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecayingItself(Decaying):
     decays_itself: ClassVar[bool] = True
 
@@ -147,10 +159,12 @@ def test_a_loss_of_ones_own_that_does_not_train_is_refused(opened, loss, message
         (Steps(move=fail_later), "fails at step 2: .*ZeroDivision"),
         (WithoutRate(), "has no `rate_attribute`; add `rate_attribute: ClassVar"),
         (Steps(move=unnamed), "keeps m in `state`, and no checkpoint could be resumed; name it in `states`"),
+        (Steps(move=late_state), "keeps slow in `state`, and no checkpoint could be resumed; name it in `states`"),
         (Steps(move=widened), r"makes v of /.* float64 \(.*\), which is float32 \(.*; change it in place"),
         (OfChainer(), "keeps n in `state`, .*; make it in `init_state` of its update rule"),
         (Decaying(), "has a `weight_decay`, and kilobatch adds it to the gradient: if its own `update` applies it too"),
         (Decaying(decay=0.99), "has a `weight_decay`"),
+        (Decaying(decay="times_rates"), "has `decay` 'times_rates'; its forms are coupled, times_rate, times_relative"),
     ],
 )
 def test_an_optimizer_of_ones_own_that_does_not_train_is_refused(opened, optimizer, message):
@@ -177,6 +191,15 @@ def of_the_pairs_of_each(logits, targets):
     return F.sum(F.stack([F.sum((logits[i] - logits[j]) ** 2) for i, j in zip(one, other, strict=True)])) / len(targets)
 
 
+def sure_ones(logits, targets):  # all within one half of the trial
+    sure = np.exp(F.log_softmax(logits).array).max(axis=1) > 0.5
+    return F.sum(F.softmax_cross_entropy(logits, targets, reduce="no") * sure.astype("f")) / max(1, sure.sum())
+
+
+def sum_and_mean(logits, targets):
+    return F.sum(F.softmax_cross_entropy(logits, targets, reduce="no")) + 0.1 * F.mean(logits**2)
+
+
 def signed(logits, targets):
     return F.mean(logits)
 
@@ -195,10 +218,16 @@ def large(w, step, state, t):
     w -= step * (abs(step) > 1e-6)
 
 
-@pytest.mark.parametrize("loss", [hardest, of_pairs, of_the_pairs_of_each, masked, signed, noisy])
+@pytest.mark.parametrize("loss", [hardest, of_pairs, masked, sure_ones, signed, noisy])
 def test_a_loss_that_looks_at_the_samples_of_a_norm_group_is_tried_on_so_many(opened, loss):
     recipe = replace(opened.recipe, loss=Loss(value=loss), optimizer=Steps(move=large))
     assert require_update(recipe, opened.dataset) == []
+
+
+@pytest.mark.parametrize("loss", [sum_and_mean, of_the_pairs_of_each])
+def test_a_loss_that_grows_with_the_number_of_samples_is_named(opened, loss):
+    (warning,) = require_update(replace(opened.recipe, loss=Loss(value=loss)), opened.dataset)
+    assert warning.startswith("the loss, Loss, grows with the number of samples, ")
 
 
 def test_what_may_train_all_the_same_is_named(opened):
@@ -214,13 +243,28 @@ def test_what_may_train_all_the_same_is_named(opened):
     (warning,) = require_update(replace(opened.recipe, optimizer=Steps(move=late)), opened.dataset)
     assert warning.startswith("the optimizer, Steps, moves no weight in 16 steps, only its state; is that meant?")
 
+    def fail_at_seven(w, step, state, t):
+        w -= step * (1 // (t != 7))
+
+    (warning,) = require_update(replace(opened.recipe, optimizer=Steps(move=fail_at_seven)), opened.dataset)
+    assert warning.startswith("the optimizer, Steps, fails at step 7: ZeroDivisionError")
+
 
 @pytest.mark.parametrize("move", [fourth, in_place])
 def test_an_optimizer_that_moves_weights_at_some_steps_is_taken(opened, move):
     assert require_update(replace(opened.recipe, optimizer=Steps(move=move)), opened.dataset) == []
 
 
-@pytest.mark.parametrize("optimizer", [DecayingItself(), Decaying(weight_decay=0.0), Decaying(decay="times_rate")])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        DecayingItself(),
+        DecayingItself(decay="slow"),
+        Decaying(weight_decay=0.0),
+        Decaying(decay="times_rate"),
+        Decayed(),
+    ],
+)
 def test_an_optimizer_that_says_who_applies_its_weight_decay_is_taken(opened, optimizer):
     assert require_update(replace(opened.recipe, optimizer=optimizer), opened.dataset) == []
 
@@ -248,6 +292,17 @@ def test_they_are_tried_before_the_ranks_of_a_new_run_start(opened, capsys):
     doubtful = replace(opened, recipe=replace(good, loss=Loss(value=lambda logits, targets: 1 / 0)))
     require_startable(doubtful, ranks=1, files=True)
     assert capsys.readouterr().err.startswith("kilobatch: warning: the loss, Loss, fails at a trial with logits")
+
+
+def test_what_trained_the_runs_of_a_pack_is_no_more_than_warned_of(opened, tmp_path, capsys):
+    recipe = replace(opened.recipe, optimizer=Decaying())
+    packed = replace(opened, recipe=recipe, path=tmp_path / "recipe.yaml")
+    (tmp_path / "pack.json").touch()
+    with pytest.raises(InputRefused, match="has a `weight_decay`"):  # no run was trained
+        require_startable(packed, ranks=1, files=True)
+    (tmp_path / "runs").mkdir()
+    require_startable(packed, ranks=1, files=True)
+    assert capsys.readouterr().err.startswith("kilobatch: warning: the optimizer, Decaying, has a `weight_decay`")
 
 
 def test_a_loss_beside_mixes_is_tried_on_mixtures_too(opened):
