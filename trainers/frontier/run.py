@@ -25,10 +25,10 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
 from recipes.reports.wording import percent
-from recipes.search_space.open_search import assignments
+from recipes.search_space.open_search import assignments, open_search
 from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text, frontier_text, planned_time
-from trainers.frontier.results import MOST_PARTS, Point, point_folder, read_point, trials_beyond_edge
+from trainers.frontier.results import MOST_PARTS, Part, Point, point_folder, read_point, trials_beyond_edge
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
@@ -41,8 +41,9 @@ from trainers.runs.run_folder import (
     run_identity,
     write_whole,
 )
-from trainers.search.folder import opened_or_begun_before
+from trainers.search.folder import opened_or_begun_before, read_study
 from trainers.search.outcome import SearchRequest
+from trainers.search.results import BEST, confirmed_in, recipe_text
 from trainers.search.start import search
 
 FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's recipe, resolved, and its data
@@ -185,21 +186,33 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
         with open(folder / LOG, "a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
+    def recipe_changed() -> bool:
+        if change := _recipe_change(opened, folder):
+            what = f"{opened.recipe} was changed while the frontier ran: {change}"
+            print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
+        return bool(change)
+
     points = read_points(opened, folder)
     for number, point in enumerate(points, 1):
         name = f"point {number} of {len(points)}: {point.method} at batch {point.batch:,}"
         while (file := _next_search(opened, folder, point)) is not None:
-            if change := _recipe_change(opened, folder):
-                what = f"{opened.recipe} was changed while the frontier ran: {change}"
-                print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
+            if recipe_changed():
                 return EXIT_FAILED
             say(f"{name}, {file.stem.replace('-', ' ')}")
             code, missed = _search(file, request), point.missed
             point = read_point(opened, folder, point.method, point.batch)
+            (part,) = (part for part in point.parts if part.file == file)
+            if code and not (part.is_spent and part.best is None):  # that no trial is the best is a result
+                return code  # the search has said why
             if point.missed > missed:
                 say(f"{name}: most fresh seeds of the best trial missed the goal")
-            elif not all(part.is_spent for part in point.parts if part.file == file):
-                return code or EXIT_FAILED  # the search has said why
+            elif not part.is_spent:
+                return EXIT_FAILED
+        stale = [part for part in point.parts if part.best is not None and part.best_recipe is None]
+        if stale and recipe_changed():
+            return EXIT_FAILED
+        for part in stale:
+            _write_best(opened, part)
         write_report(folder, opened, read_points(opened, folder))
         found = "no trial reached the goal" if point.has_target else "every trial diverged"
         if point.has_target and point.cap is not None:
@@ -211,6 +224,15 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
             found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
         say(f"{name}: {found}")
     return 0
+
+
+def _write_best(opened: OpenedFrontier, part: Part) -> None:
+    """Write the recipe of the best trial where its search did not, since the recipe was another one at its end."""
+    search = open_search(part.file, **opened.options)
+    with read_study(part.folder) as study:
+        confirmed = confirmed_in(part.folder, search.search, study)
+    own = next((one for one in confirmed if one.trial == part.best.number), None)
+    write_whole(part.folder / BEST, recipe_text(search, part.best, own))
 
 
 def _recipe_change(opened: OpenedFrontier, folder: Path) -> str:

@@ -9,11 +9,16 @@ import yaml
 
 from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.yaml import block_text
+from recipes.search_space.open_search import open_search
+from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text
-from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, frontier
+from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, _run, frontier, read_points
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
+from trainers.search.folder import folder_record, opened_storage, own_study
 from trainers.search.outcome import SearchRequest
+from trainers.search.results import write_best
+from trainers.search.study import new_study, next_trial
 
 TEXT = """\
 kilobatch: 1
@@ -51,6 +56,31 @@ def test_a_recipe_that_is_edited_while_the_frontier_runs_is_seen_before_the_next
     assert _recipe_change(opened, Path("out")) == "recipe.seed: 0 before, 7 now"
     Path("own.yaml").write_text("kilobatch: 1\nextends: [\n")
     assert "own.yaml:3:" in _recipe_change(opened, Path("out"))
+
+
+def test_the_recipe_of_an_optimum_that_was_edited_in_its_last_trial_is_written_once_it_is_back(begun, capsys):
+    opened = begun(TEXT.replace("accuracy: 0.5", "epochs: 3").replace("[64, 128, 256]", "[64]") + "seeds: 0\n")
+    part, request, own = Path("out/points/recipe-000064/search-0"), SearchRequest(search="mine.yaml"), Path("own.yaml")
+    part.mkdir(parents=True)
+    file, before = part.with_suffix(".yaml"), own.read_text()
+    file.write_text(block_text(opened.search_tree("recipe", 64)))
+    searched = open_search(file, **opened.options)
+    with opened_storage("journal", part) as storage:
+        study = new_study(searched.search, storage=storage)
+        own_study(study, part, folder_record(part, searched, resume=False, storage="journal"))
+        for accuracy in (0.7, 0.8):
+            study.tell(next_trial(study, searched.search), accuracy)
+        write_best(part, searched, study)
+        study.tell(next_trial(study, searched.search), 0.9)  # in it the recipe was edited
+    own.write_text(f"{before}seed: 7\n")
+    assert _run(opened, Path("out"), request) == 3
+    assert "own.yaml was changed while the frontier ran: recipe.seed: 0 before, 7 now" in capsys.readouterr().err
+    write_report(Path("out"), opened, read_points(opened, Path("out")))
+    assert not Path("out/best").exists()
+    own.write_text(before)
+    assert _run(opened, Path("out"), request) == 0
+    write_report(Path("out"), opened, read_points(opened, Path("out")))
+    assert Path("out/best/recipe-64.yaml").read_text().startswith("# accuracy 90.00 % in trial 2 of the search mine-")
 
 
 def test_results_are_not_shown_as_those_of_another_goal(begun, capsys):
