@@ -39,6 +39,7 @@ from trainers.runs.run_folder import (
     differences,
     lock_folder,
     run_identity,
+    without_texts,
     write_whole,
 )
 from trainers.search.folder import opened_or_begun_before, read_study
@@ -162,7 +163,7 @@ def _changed_recipes(opened: OpenedFrontier, folder: Path) -> list[str]:
     before, now = load_tree(folder / RECIPES, kind=None)[0], _plain(_recipes(opened))
     same = before.keys() & now.keys()
     for name in same:
-        before[name].setdefault(_DATA, now[name][_DATA])  # older folders do not have it
+        before[name][_DATA] = without_texts(before[name].get(_DATA, now[name][_DATA]))  # older folders do not have it
     return differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (before, now)))
 
 

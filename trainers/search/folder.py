@@ -81,11 +81,15 @@ def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: 
             runs.require_usable(folder, resume=False)
         return {"storage": "sqlite", "study": opened.search.name, **own}
     before = read_record(folder)
-    both = ({**it, "recipe": runs.run_identity(it.get("recipe", {}))} for it in (before, before | own))  # without texts
-    if changed := runs.differences(*both):
+    if changed := runs.differences(*map(_without_texts, (before, before | own))):
         way_out = "go on with the search it began with, or begin anew in another --out"
         raise FolderRefused(f"{folder} holds another search; {'; '.join(changed)}; {way_out}")
     return before
+
+
+def _without_texts(record: dict[str, Any]) -> dict[str, Any]:
+    recipe, dataset = runs.run_identity(record.get("recipe", {})), runs.without_texts(record.get("dataset", {}))
+    return {**record, "recipe": recipe, "dataset": dataset}
 
 
 def recipe_change(opened: OpenedSearch) -> str:

@@ -104,6 +104,9 @@ def test_a_frontier_does_not_go_on_with_other_data(begun):
     with pytest.raises(FolderRefused, match="recipe of recipe.dataset.num_train: 1500 in the run, 1700 now"):
         _require_same(replace(opened, bases={"recipe": more}), Path("out"))
     tree = yaml.safe_load(Path("out/recipes.yaml").read_text())
+    tree["recipe"]["dataset"] |= {"title": "before", "source": None}  # texts, which older folders have
+    Path("out/recipes.yaml").write_text(block_text(tree))
+    _require_same(opened, Path("out"))
     del tree["recipe"]["dataset"]  # as older folders have it
     Path("out/recipes.yaml").write_text(block_text(tree))
     _require_same(replace(opened, bases={"recipe": more}), Path("out"))

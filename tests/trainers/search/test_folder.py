@@ -4,6 +4,7 @@ import optuna
 import pytest
 
 from recipes.errors import RecipeError
+from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused, lock_folder
@@ -36,7 +37,7 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(tmp_path, 
             folder_record(tmp_path, digits, resume=False)
 
 
-def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_path):
+def test_a_search_goes_on_where_only_the_words_of_its_recipe_or_data_set_have_changed(tmp_path):
     def opened_over(words):
         (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/batch_256\nname: mine\n{words}")
         text = "kilobatch: 1\nrecipe: mine.yaml\nspace: {learning_rate.reference: {kind: Float, low: 0.1, high: 1}}\n"
@@ -49,6 +50,9 @@ def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_pa
     own_study(optuna.create_study(), folder, record)
     other = opened_over("title: after\nclaims: [{metric: top1, kind: accuracy, value: 0.9, status: not run}]\n")
     assert folder_record(folder, other, resume=True) == record
+    older = {**record, "dataset": {**record["dataset"], "title": "before", "source": None}}
+    (folder / "search.yaml").write_text(block_text(older))
+    assert folder_record(folder, other, resume=True) == older
     with pytest.raises(FolderRefused, match="holds another search; recipe.epochs: "):
         folder_record(folder, opened_over("epochs: 19\n"), resume=True)
 
