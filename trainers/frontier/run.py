@@ -42,7 +42,7 @@ from trainers.runs.run_folder import (
     without_texts,
     write_whole,
 )
-from trainers.search.folder import opened_or_begun_before, read_study
+from trainers.search.folder import code_changes, code_of, opened_or_begun_before, read_study
 from trainers.search.outcome import SearchRequest
 from trainers.search.results import BEST, confirmed_in, recipe_text
 from trainers.search.start import search
@@ -51,6 +51,7 @@ FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's
 # Keys that may change between two sessions: the points that there are do not depend on them, or their searches see it.
 _MAY_CHANGE = ("title", "batches", "seeds", "accuracy_at", "retries", "ranks_per_trial")
 _DATA = "dataset"  # in RECIPES: a resolved recipe has only the file's name there, which may change
+_CODE = "code"  # in RECIPES: SHA-256 of each file of own code
 _SLACK = 1.5  # times the updates of the next smaller batch, which no larger batch should need. Assumed.
 
 
@@ -128,8 +129,12 @@ def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
 
 
 def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
-    bases = opened.bases.items()
-    return {method: run_identity(base.tree) | {_DATA: dataset_facts(base.dataset)} for method, base in bases}
+    found = {}
+    for method, base in opened.bases.items():
+        space = {**opened.frontier.space, **opened.frontier.branches[method].space}
+        made_of = {_DATA: dataset_facts(base.dataset), _CODE: code_of(base, space)}
+        found[method] = run_identity(base.tree) | made_of
+    return found
 
 
 @refuse_unreachable()
@@ -156,15 +161,20 @@ def _changed_keys(opened: OpenedFrontier, folder: Path) -> list[str]:
     return differences(kept(before), kept(now))
 
 
-def _changed_recipes(opened: OpenedFrontier, folder: Path) -> list[str]:
+def _changed_recipes(
+    opened: OpenedFrontier, folder: Path, *, where: tuple[str, str] = ("in the run", "now")
+) -> list[str]:
     """What differs from the recipes that the searches in its folder began with."""
     if not (folder / RECIPES).is_file():
         return []
-    before, now = load_tree(folder / RECIPES, kind=None)[0], _plain(_recipes(opened))
-    same = before.keys() & now.keys()
-    for name in same:
-        before[name][_DATA] = without_texts(before[name].get(_DATA, now[name][_DATA]))  # older folders do not have it
-    return differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (before, now)))
+    before, now, lines = load_tree(folder / RECIPES, kind=None)[0], _plain(_recipes(opened)), []
+    for name in sorted(before.keys() & now.keys()):
+        was = {key: now[name][key] for key in (_DATA, _CODE)} | before[name]  # which older folders do not have
+        was[_DATA] = without_texts(was[_DATA])
+        code = {_CODE: None}
+        lines += differences(was | code, now[name] | code, f"recipe of {name}", where=where)
+        lines += [f"{line} in the recipe of {name}" for line in code_changes(was[_CODE], now[name][_CODE])]
+    return lines
 
 
 def _changed_spans(opened: OpenedFrontier, folder: Path) -> list[str]:
@@ -237,12 +247,12 @@ def _write_best(opened: OpenedFrontier, part: Part) -> None:
 
 
 def _recipe_change(opened: OpenedFrontier, folder: Path) -> str:
-    """What differs in the recipes from when the frontier opened them, in a line; empty if nothing does."""
+    """What differs in the recipes from when this session wrote them down, in a line; empty if nothing does."""
     try:
         now = open_frontier(folder / FRONTIER, **opened.options)
     except InputRefused as error:
         return str(error)
-    return "; ".join(differences(_recipes(opened), _recipes(now), where=("before", "now")))
+    return "; ".join(_changed_recipes(now, folder, where=("before", "now")))
 
 
 def _require_startable(opened: OpenedFrontier, request: SearchRequest) -> None:

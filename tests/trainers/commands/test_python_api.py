@@ -31,7 +31,7 @@ def test_every_public_name_is_there():
     assert kb.__version__ == version("kilobatch")
     options = {*inspect.signature(kb.train).parameters}
     assert {"resume", "stop_after", "verbosity"} < options
-    assert "recipe_id" not in options  # of a search alone
+    assert "checked_id" not in options  # of a search alone
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         kb.trian  # noqa: B018
 

@@ -53,7 +53,7 @@ def test_a_recipe_that_is_edited_while_the_frontier_runs_is_seen_before_the_next
     assert _recipe_change(opened, Path("out")) == ""
     with open("own.yaml", "a") as file:
         file.write("seed: 7\n")
-    assert _recipe_change(opened, Path("out")) == "recipe.seed: 0 before, 7 now"
+    assert _recipe_change(opened, Path("out")) == "recipe of recipe.seed: 0 before, 7 now"
     Path("own.yaml").write_text("kilobatch: 1\nextends: [\n")
     assert "own.yaml:3:" in _recipe_change(opened, Path("out"))
 
@@ -74,7 +74,7 @@ def test_the_recipe_of_an_optimum_that_was_edited_in_its_last_trial_is_written_o
         study.tell(next_trial(study, searched.search), 0.9)  # in it the recipe was edited
     own.write_text(f"{before}seed: 7\n")
     assert _run(opened, Path("out"), request) == 3
-    assert "own.yaml was changed while the frontier ran: recipe.seed: 0 before, 7 now" in capsys.readouterr().err
+    assert "while the frontier ran: recipe of recipe.seed: 0 before, 7 now" in capsys.readouterr().err
     write_report(Path("out"), opened, read_points(opened, Path("out")))
     assert not Path("out/best").exists()
     own.write_text(before)
@@ -107,7 +107,11 @@ def test_a_frontier_does_not_go_on_with_other_data(begun):
     tree["recipe"]["dataset"] |= {"title": "before", "source": None}  # texts, which older folders have
     Path("out/recipes.yaml").write_text(block_text(tree))
     _require_same(opened, Path("out"))
-    del tree["recipe"]["dataset"]  # as older folders have it
+    tree["recipe"]["code"] = {"own.py": "0"}
+    Path("out/recipes.yaml").write_text(block_text(tree))
+    with pytest.raises(FolderRefused, match="holds another frontier; code: own.py is gone in the recipe of recipe; "):
+        _require_same(opened, Path("out"))
+    del tree["recipe"]["dataset"], tree["recipe"]["code"]  # as older folders have it
     Path("out/recipes.yaml").write_text(block_text(tree))
     _require_same(replace(opened, bases={"recipe": more}), Path("out"))
 
