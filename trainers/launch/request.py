@@ -121,8 +121,10 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
     Raises:
         ExactRefused: `exact` is True and cannot be held.
         PlanError: these workers cannot serve the recipe.
-        RecipeError: they are not its replicas.
+        RecipeError: they are not its replicas; or no kernels have the name in the environment.
     """
+    if (word := kernels.asked()) not in (*kernels.KINDS, *kernels.GPU_KINDS):
+        raise refused(kernels.VARIABLE, *kernels.missing(word, device=cluster.device))
     how |= {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": cluster}
     bent = opened.recipe.updater.why_not_exact
     why = "--fast" if exact is False else bent or why_not_exact(cluster, asked=exact is True)
