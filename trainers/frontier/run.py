@@ -199,7 +199,7 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
 
     def recipe_changed() -> bool:
         if change := _recipe_change(opened, folder):
-            what = f"{opened.recipe} was changed while the frontier ran: {change}"
+            what = f"what {opened.recipe} trains was changed while the frontier ran: {change}"
             print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
         return bool(change)
 

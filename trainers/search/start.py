@@ -140,7 +140,7 @@ def _search_study(
         display.say(f"{mean}; as many again usually gain no more")
     display.say(f"report: {folder / REPORT}")
     if supervisor.changed:
-        what = f"{opened.base.path} was changed while the search ran: {supervisor.changed}"
+        what = f"what {opened.base.path} trains was changed while the search ran: {supervisor.changed}"
         print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
         return EXIT_FAILED
     if supervisor.stopped_by:

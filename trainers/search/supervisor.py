@@ -154,10 +154,10 @@ class Supervisor:
             request_stop(work.folder / STOP_FILE, "search")
 
     def recipe_changed(self) -> bool:
-        """Whether the recipe was edited since the search opened it, which stops the search: see `changed`."""
+        """Whether what the recipe trains was changed since the search opened it, which stops it: see `changed`."""
         self.changed = self.changed or recipe_change(self.opened, self.code)
         if self.changed and not self.stopped_by:
-            self.request_stop(f"a change of {self.opened.base.path}")
+            self.request_stop(f"a change of what {self.opened.base.path} trains")
         return bool(self.changed)
 
     def kill(self) -> None:

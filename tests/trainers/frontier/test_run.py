@@ -74,7 +74,8 @@ def test_the_recipe_of_an_optimum_that_was_edited_in_its_last_trial_is_written_o
         study.tell(next_trial(study, searched.search), 0.9)  # in it the recipe was edited
     own.write_text(f"{before}seed: 7\n")
     assert _run(opened, Path("out"), request) == 3
-    assert "while the frontier ran: recipe of recipe.seed: 0 before, 7 now" in capsys.readouterr().err
+    written = capsys.readouterr().err
+    assert "what own.yaml trains was changed while the frontier ran: recipe of recipe.seed: 0 before, 7" in written
     write_report(Path("out"), opened, read_points(opened, Path("out")))
     assert not Path("out/best").exists()
     own.write_text(before)

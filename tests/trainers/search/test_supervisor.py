@@ -88,7 +88,7 @@ def test_no_trial_begins_with_a_recipe_that_was_edited_since_the_search_opened_i
     with open("own.yaml", "a") as file:
         file.write(text)
     own._start(begins)
-    assert own.stopped_by == "a change of own.yaml"
+    assert own.stopped_by == "a change of what own.yaml trains"
     assert (running.folder / STOP_FILE).exists()  # it keeps its checkpoint
     assert not begins.folder.exists()
     assert study.get_trials()[1].state == TrialState.RUNNING  # it begins in the next session
@@ -113,7 +113,7 @@ def test_ranks_refuse_a_recipe_that_was_edited_after_it_had_been_checked_and_the
     work.hung, work.state = False, SimpleNamespace(updates=0)
     own._finish(work, RunEnd(how="failed", reason="own.yaml was changed after it had been checked"))
     assert study.get_trials()[0].state == TrialState.RUNNING
-    assert own.stopped_by == "a change of own.yaml"
+    assert own.stopped_by == "a change of what own.yaml trains"
 
 
 def test_the_best_recipe_is_never_one_that_was_edited_while_the_search_ran(over_own_recipe, tmp_path, capsys):
@@ -122,7 +122,7 @@ def test_the_best_recipe_is_never_one_that_was_edited_while_the_search_ran(over_
     study.tell(next_trial(study, over_own_recipe.search), 0.5)
     Path("own.yaml").write_text(f"{own}epochs: 7\n")
     assert _search_study(over_own_recipe, study, SearchRequest(search="mine.yaml"), folder, [], code={}) == 3
-    assert "own.yaml was changed while the search ran: epochs: 20" in capsys.readouterr().err
+    assert "what own.yaml trains was changed while the search ran: epochs: 20" in capsys.readouterr().err
     assert not (folder / "best.yaml").exists()
     Path("own.yaml").write_text(own)
     assert _search_study(over_own_recipe, study, SearchRequest(search="mine.yaml"), folder, [], code={}) == 0
