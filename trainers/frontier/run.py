@@ -10,7 +10,7 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from io import StringIO
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -98,12 +98,13 @@ def frontier(
     if cluster is not None:  # refused now, not after hours
         method = next(iter(opened.frontier.branches))
         planned_time(opened, method, opened.frontier.sizes[0], cluster, values={}, updates=1)
+    if shown is None:
+        _require_same(opened, folder)
     if request.dry_run:
         print(dry_run_text(opened, workers=request.workers, as_json=as_json))
         return 0
     code = 0
     if shown is None:
-        _require_same(opened, folder)
         if not (folder / FRONTIER).is_file():
             _require_startable(opened, request)
         with lock_folder(folder), redirect_stdout(sys.stderr) if as_json else nullcontext():
@@ -140,9 +141,11 @@ def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
 @refuse_unreachable()
 def _require_same(opened: OpenedFrontier, folder: Path) -> None:
     """Refuse a folder that holds another frontier."""
-    changed = _changed_keys(opened, folder) + _changed_recipes(opened, folder) + _changed_spans(opened, folder)
-    if changed:
-        raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
+    changed, spans = _changed_keys(opened, folder) + _changed_recipes(opened, folder), _changed_spans(opened, folder)
+    if changed or spans:
+        which = "" if changed else f"leave {' and '.join(f'{batch:,}' for batch in spans)} out of `batches`, or "
+        lines = "; ".join([*changed, *chain.from_iterable(spans.values())])
+        raise FolderRefused(f"{folder} holds another frontier; {lines}; {which}begin anew in another --out")
 
 
 def _changed_keys(opened: OpenedFrontier, folder: Path) -> list[str]:
@@ -177,14 +180,15 @@ def _changed_recipes(
     return lines
 
 
-def _changed_spans(opened: OpenedFrontier, folder: Path) -> list[str]:
-    """Points whose searches began with other norm groups; an older version made them the greatest common divisor."""
-    lines, key = [], "batch.norm_span"
+def _changed_spans(opened: OpenedFrontier, folder: Path) -> dict[int, list[str]]:
+    """Batches whose searches began with other norm groups; an older version made them the greatest common divisor."""
+    found, key = {}, "batch.norm_span"
     for batch, method in product(opened.frontier.sizes, opened.frontier.branches):
         for file in sorted(point_folder(folder, method, batch).glob("search-*.yaml")):
             before, now = load_tree(file, kind=None)[0]["fixed"].get(key), opened.norm_span(method, batch)
-            lines += differences(before, now, f"{key} of {method} at batch {batch:,}")
-    return list(dict.fromkeys(lines))
+            for line in differences(before, now, f"{key} of {method} at batch {batch:,}"):
+                found.setdefault(batch, {})[line] = None  # once, although it is so in each of its searches
+    return {batch: list(lines) for batch, lines in found.items()}
 
 
 def _plain(tree: dict[str, Any]) -> dict[str, Any]:

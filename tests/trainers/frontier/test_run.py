@@ -126,8 +126,10 @@ def test_points_with_other_norm_groups_are_never_mixed(begun):
         tree = opened.search_tree("recipe", batch)
         tree["fixed"]["batch.norm_span"] = span
         (folder / "search-0.yaml").write_text(block_text(tree))
-    with pytest.raises(FolderRefused, match="; batch.norm_span of recipe at batch 100: 4 in the run, 25 now; begin"):
-        _require_same(opened, Path("out"))
+    refused = "; batch.norm_span of recipe at batch 100: 4 in the run, 25 now; leave 100 out of `batches`, or begin"
+    for dry_run in (False, True):
+        with pytest.raises(FolderRefused, match=refused):
+            frontier(SearchRequest(search="mine.yaml", out=Path("out"), dry_run=dry_run))
     assert frontier(SearchRequest(search="out")) == 0  # only shown
     Path("out/points/recipe-000100/search-0.yaml").unlink()
     _require_same(opened, Path("out"))
