@@ -128,6 +128,13 @@ class Point:
         return bool(self.parts) and all(part.is_spent for part in self.parts)
 
     @property
+    def state(self) -> str:
+        """One of not begun, unfinished, missed (no trial or most seeds reached the goal, or all diverged), finished."""
+        if not self.is_spent:
+            return "unfinished" if self.parts else "not begun"
+        return "missed" if self.figure in (None, math.inf) else "finished"
+
+    @property
     def cap(self) -> int | None:
         """The updates that no trial of its first search may exceed; None where only the budget ends them."""
         return self.parts[0].tree["objective"].get("at_most") if self.parts else None

@@ -1,15 +1,18 @@
 """What belongs to a frontier's folder and what does not, without a trial."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from recipes.frontiers.fit import fit
 from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import open_search
+from trainers.frontier import report
 from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text
 from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, _run, frontier, read_points
@@ -133,6 +136,14 @@ def test_points_with_other_norm_groups_are_never_mixed(begun):
     assert frontier(SearchRequest(search="out")) == 0  # only shown
     Path("out/points/recipe-000100/search-0.yaml").unlink()
     _require_same(opened, Path("out"))
+
+
+def test_json_says_how_far_off_the_curve_is_as_the_text_does_and_open_ends_are_null():
+    curve = fit([(64, 200.0), (128, 110.0), (256, 61.0)])
+    for ends, shown in (((30.0, 120.0), [30, 120]), ((0.0, 120.0), [None, 120]), ((30.0, math.inf), [30, math.inf])):
+        tree = report._fit_tree((curve, ends))
+        assert tree["interval"] == shown
+        assert tree["error"] == pytest.approx(math.exp(curve.error) - 1)
 
 
 def test_a_dry_run_has_the_norm_groups_where_a_batch_changes_them(begun):
