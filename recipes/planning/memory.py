@@ -188,9 +188,9 @@ class Model:
         PyTorch's kernels on a CPU keep ordered weights from forward to backward, and leave larger gaps.
 
         Returns:
-            those of `memory`, then `sums_bytes` in exact mode, `ordered_weights_bytes` with PyTorch's kernels,
-            `activations_bytes`, `workspace_bytes` and `total_bytes`; the last three None where the model was not
-            measured at this image size.
+            those of `memory`, then `sums_bytes` in exact mode, `ordered_weights_bytes` with PyTorch's kernels where
+            there are any, `activations_bytes`, `workspace_bytes` and `total_bytes`; the last three None where the
+            model was not measured at this image size.
         """
         held: dict[str, int | None] = {**self.memory(compute)}
         costs, samples, groups = self.costs.get(image_size), division.largest, 1
@@ -201,7 +201,7 @@ class Model:
         if costs is None or costs.activations is None:
             return held | {"activations_bytes": None, "workspace_bytes": None, "total_bytes": None}
         part, by_torch = 2 if compute in _HALVES else 1, self.cpu_kernels == "torch" and not on_gpu
-        if by_torch:
+        if by_torch and costs.ordered_weights:
             held["ordered_weights_bytes"] = _BYTES * costs.ordered_weights // part
         computed, apart = (samples // groups, 1) if one_by_one else (samples, groups)
         fullest = max(moment.of(computed, apart) for moment in costs.moments) // part
