@@ -120,7 +120,8 @@ class Model:
         num_gradients: arrays of gradients; two with double buffering, three with PowerSGD, two of them of errors.
         num_averages: weights that are evaluated in place of those that are trained.
         costs: by the image size of a segment; without one that was not measured.
-        torch_kernels: whether a run on CPUs computes by PyTorch's kernels.
+        cpu_kernels: by which a run on CPUs computes: numpy, torch or chainer. What Chainer's take beside NumPy's is not
+            counted.
     """
 
     num_parameters: int
@@ -128,7 +129,7 @@ class Model:
     num_gradients: int = 1
     num_averages: int = 0
     costs: Mapping[int | None, ModelCosts] = field(default_factory=dict)
-    torch_kernels: bool = False
+    cpu_kernels: str = "numpy"
 
     @classmethod
     def of(
@@ -137,7 +138,7 @@ class Model:
         num_parameters: int,
         costs: Mapping[int | None, ModelCosts] | None = None,
         *,
-        torch_kernels: bool = False,
+        cpu_kernels: str = "numpy",
     ) -> Model:
         """A recipe's model, of so many trained numbers."""
         num_states = len(getattr(recipe.optimizer, "states", ()))
@@ -151,7 +152,7 @@ class Model:
                 or hasattr(recipe.optimizer, "evaluated")
             ),
             costs=costs or {},
-            torch_kernels=torch_kernels,
+            cpu_kernels=cpu_kernels,
         )
 
     def memory(self, compute: str = "float32") -> dict[str, int]:
@@ -187,9 +188,9 @@ class Model:
         PyTorch's kernels on a CPU keep ordered weights from forward to backward, and leave larger gaps.
 
         Returns:
-            those of `memory`, then `sums_bytes` in exact mode, `ordered_weights_bytes` with PyTorch's kernels,
-            `activations_bytes`, `workspace_bytes` and `total_bytes`; the last three None where the model was not
-            measured at this image size.
+            those of `memory`, then `sums_bytes` in exact mode, `ordered_weights_bytes` with PyTorch's kernels where
+            there are any, `activations_bytes`, `workspace_bytes` and `total_bytes`; the last three None where the
+            model was not measured at this image size.
         """
         held: dict[str, int | None] = {**self.memory(compute)}
         costs, samples, groups = self.costs.get(image_size), division.largest, 1
@@ -199,8 +200,8 @@ class Model:
             groups = max(1, samples // division.norm_span)
         if costs is None or costs.activations is None:
             return held | {"activations_bytes": None, "workspace_bytes": None, "total_bytes": None}
-        part, by_torch = 2 if compute in _HALVES else 1, self.torch_kernels and not on_gpu
-        if by_torch:
+        part, by_torch = 2 if compute in _HALVES else 1, self.cpu_kernels == "torch" and not on_gpu
+        if by_torch and costs.ordered_weights:
             held["ordered_weights_bytes"] = _BYTES * costs.ordered_weights // part
         computed, apart = (samples // groups, 1) if one_by_one else (samples, groups)
         fullest = max(moment.of(computed, apart) for moment in costs.moments) // part

@@ -139,12 +139,15 @@ class Plan:
                 }
         choices = [rows[size] for size in sorted(rows, reverse=True)]
         held = sum(self.model.memory(self.recipe.precision.compute).values())
-        by_torch, total = "ordered_weights_bytes" in memory, memory["total_bytes"]
-        spread = TORCH_SPREAD if by_torch else SPREAD
+        kernels, total = None if self.cluster.device == "gpu" else self.model.cpu_kernels, memory["total_bytes"]
+        spread = TORCH_SPREAD if kernels == "torch" else SPREAD
         memory["range_bytes"] = [max(held, int(total / spread)), int(total * spread)]
         memory["rests_on"] = "counted; activations and workspace by a measurement of the model on a CPU"
-        if by_torch:
+        if kernels == "torch":
             memory["rests_on"] += ", with a share for the gaps that PyTorch's kernels leave"
+        elif kernels == "chainer":
+            memory["range_bytes"] = None
+            memory["rests_on"] += " with NumPy's kernels; Chainer's need much more, which is not counted"
         return {**memory, **device, "update": planned.segment.update, "largest_that_fits": most, "choices": choices}
 
     @property

@@ -180,11 +180,11 @@ def _memory_lines(memory: dict | None, shares: dict[int, int]) -> list[str]:
         f"{row['micro_batch_size']}: {size(row['total_bytes'])} in {counted(row['accumulation_steps'], 'step')}"
         for row in memory["choices"]
     )
-    ends = " to ".join(map(size, memory["range_bytes"]))
+    ends = f" ({' to '.join(map(size, memory['range_bytes']))})" if memory["range_bytes"] else ""
     most, share = memory["largest_that_fits"], shares[memory["update"]]
     limit = f"a worker has only {share}" if most == share else f"the largest that fits is {most or 'none'}"
     return [
-        f"memory of a device: {' + '.join(parts)} = {size(memory['total_bytes'])} ({ends}) of "
+        f"memory of a device: {' + '.join(parts)} = {size(memory['total_bytes'])}{ends} of "
         f"{size(memory['device_bytes'])}; {memory['rests_on']}",
         f"micro-batches: {'; '.join(rows)}; {limit}",
     ]

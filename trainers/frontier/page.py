@@ -20,7 +20,6 @@ from recipes.scale import scale_recipe
 from trainers.frontier.report import baseline, conclusions, how_to_read, rows_of
 from trainers.frontier.results import Point, curve_of, points_in
 from trainers.runs.run_folder import REPORT, write_whole
-from trainers.search.results import BEST
 
 RECIPES = "best"  # the folder of the optima's recipes
 _STEPS = 80  # of a drawn curve
@@ -130,11 +129,11 @@ def _write_picture(folder: Path, by_method: Mapping[str, Sequence[Point]]) -> No
 
 def _write_recipes(folder: Path, points: Sequence[Point]) -> set[Path]:
     """The recipe of every optimum, and beside it what `recipes scale` makes of the smallest batch's; returns them."""
-    found = [point for point in points if point.best_part is not None and (point.best_part.folder / BEST).is_file()]
+    found = [point for point in points if point.best_part is not None and point.best_part.best_recipe is not None]
     written = set()
     for point in found:
         folder.mkdir(exist_ok=True)
-        text = (point.best_part.folder / BEST).read_text(encoding="utf-8")
+        text = point.best_part.best_recipe.read_text(encoding="utf-8")
         own, scaled = _recipe_files(folder, point.method, point.batch)
         write_whole(own, text)
         written.add(own)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from recipes.frontiers.fit import fit
+from recipes.frontiers.fit import Fit, fit
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
 from recipes.reading.open import open_recipe
@@ -62,7 +62,7 @@ def cells_of(
         row |= {"trials": (ended, f"{ended}/{budget}"), "budget": (budget, None)}
         row |= {"reached": (point.reached, point.reached)} if point.has_target else {}
         note = _note(point)
-        row |= {"diverged": (point.diverged, point.diverged), "note": (note, note)}
+        row |= {"diverged": (point.diverged, point.diverged), "state": (point.state, None), "note": (note, note)}
         if cluster:
             row |= dict.fromkeys(("devices", "time", "device-hours", "cost"), (None, "-"))
             if point.updates is not None and math.isfinite(point.updates):
@@ -221,7 +221,7 @@ def frontier_text(
         rows = {method: [{key: it for key, (it, _) in row.items()} for row in own] for method, own in tables.items()}
         found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": rows}
         if frontier.goal.target is not None:
-            found["fits"] = {method: _fit_tree(own) for method, own in by_method.items()}
+            found["fits"] = {method: _fit_tree(fit_of(own)) for method, own in by_method.items()}
         return json.dumps(_finite(found | {"conclusions": conclusions(opened, points)}), indent=1)
     tables = {method: rows_of(own, **how[method]) for method, own in by_method.items()}
     parts = [f"frontier {frontier.name} over {frontier.recipe}: {frontier.goal}"]
@@ -230,13 +230,12 @@ def frontier_text(
     return "\n\n".join(filter(None, parts))
 
 
-def _fit_tree(points: Sequence[Point]) -> dict[str, Any] | None:
-    """The curve of a method in numbers, without those that take a bend where there is none; None without a curve."""
-    made = fit_of(points)
+def _fit_tree(made: tuple[Fit, tuple[float, float]] | None) -> dict[str, Any] | None:
+    """A curve of `fit_of` in numbers, without those that take a bend where there is none; None without a curve."""
     if made is None:
         return None
     curve, (low, high) = made
-    tree = {"bend": not curve.end, "error": curve.error, "interval": [low, high]}
+    tree = {"bend": not curve.end, "error": math.expm1(curve.error), "interval": [low or None, high]}
     found = {"s_min": curve.s_min, "b_crit": curve.b_crit, "largest_useful_batch": curve.useful_to}
     return tree | (dict.fromkeys(found) if curve.end else found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from trainers.launch.verdict import Claimed, judge
 from trainers.runs.metrics_file import has_diverged
 from trainers.search.folder import SEARCH, read_study, run_folders
 from trainers.search.outcome import evaluations, metrics_lines
-from trainers.search.results import FRESH_SEED, ended_confirmations
+from trainers.search.results import BEST, FRESH_SEED, ended_confirmations
 from trainers.search.study import DIVERGED, finished, state_of
 
 FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
@@ -64,6 +65,19 @@ class Part:
         sign = -1 if self.tree["objective"]["metric"] == "accuracy" else 1
         reached = [trial for trial in self.trials if state_of(trial) == "complete"]
         return min(reached, key=lambda it: (it.number in self.missed, sign * it.values[0], it.number), default=None)
+
+    @property
+    def best_recipe(self) -> Path | None:
+        """The file with the recipe of the best trial; None where that is not written, as after an edit of the recipe.
+
+        It is then that of a trial which was the best before, or there is none.
+        """
+        file, number = self.folder / BEST, None if self.best is None else self.best.number
+        try:
+            found = re.search(r"^name: \S+-trial-(\d+)\b", file.read_text(encoding="utf-8"), re.MULTILINE)
+        except OSError:
+            return None
+        return file if found and int(found[1]) == number else None
 
     @property
     def is_spent(self) -> bool:
@@ -112,6 +126,13 @@ class Point:
     def is_spent(self) -> bool:
         """Whether it has begun, and nothing is left to run in its searches."""
         return bool(self.parts) and all(part.is_spent for part in self.parts)
+
+    @property
+    def state(self) -> str:
+        """One of not begun, unfinished, missed (no trial or most seeds reached the goal, or all diverged), finished."""
+        if not self.is_spent:
+            return "unfinished" if self.parts else "not begun"
+        return "missed" if self.figure in (None, math.inf) else "finished"
 
     @property
     def cap(self) -> int | None:

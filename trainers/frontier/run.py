@@ -10,7 +10,7 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from io import StringIO
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,10 +25,10 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
 from recipes.reports.wording import percent
-from recipes.search_space.open_search import assignments
+from recipes.search_space.open_search import assignments, open_search
 from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text, frontier_text, planned_time
-from trainers.frontier.results import MOST_PARTS, Point, point_folder, read_point, trials_beyond_edge
+from trainers.frontier.results import MOST_PARTS, Part, Point, point_folder, read_point, trials_beyond_edge
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
@@ -39,16 +39,19 @@ from trainers.runs.run_folder import (
     differences,
     lock_folder,
     run_identity,
+    without_texts,
     write_whole,
 )
-from trainers.search.folder import SEARCH, opened_or_begun_before
+from trainers.search.folder import SEARCH, code_changes, code_of, opened_or_begun_before, read_study
 from trainers.search.outcome import SearchRequest
+from trainers.search.results import BEST, confirmed_in, recipe_text
 from trainers.search.start import search
 
 FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's recipe, resolved, and its data
 # Keys that may change between two sessions: the points that there are do not depend on them, or their searches see it.
 _MAY_CHANGE = ("title", "batches", "seeds", "accuracy_at", "retries", "ranks_per_trial")
 _DATA = "dataset"  # in RECIPES: a resolved recipe has only the file's name there, which may change
+_CODE = "code"  # in RECIPES: SHA-256 of each file of own code
 _SLACK = 1.5  # times the updates of the next smaller batch, which no larger batch should need. Assumed.
 
 
@@ -95,12 +98,13 @@ def frontier(
     if cluster is not None:  # refused now, not after hours
         method = next(iter(opened.frontier.branches))
         planned_time(opened, method, opened.frontier.sizes[0], cluster, values={}, updates=1)
+    if shown is None:
+        _require_same(opened, folder)
     if request.dry_run:
         print(dry_run_text(opened, workers=request.workers, as_json=as_json))
         return 0
     code = 0
     if shown is None:
-        _require_same(opened, folder)
         if not (folder / FRONTIER).is_file():
             _require_startable(opened, request)
         goes_on = any(folder.rglob(SEARCH))  # a search of it began
@@ -127,16 +131,22 @@ def _own_tree(opened: OpenedFrontier) -> dict[str, Any]:
 
 
 def _recipes(opened: OpenedFrontier) -> dict[str, Any]:
-    bases = opened.bases.items()
-    return {method: run_identity(base.tree) | {_DATA: dataset_facts(base.dataset)} for method, base in bases}
+    found = {}
+    for method, base in opened.bases.items():
+        space = {**opened.frontier.space, **opened.frontier.branches[method].space}
+        made_of = {_DATA: dataset_facts(base.dataset), _CODE: code_of(base, space)}
+        found[method] = run_identity(base.tree) | made_of
+    return found
 
 
 @refuse_unreachable()
 def _require_same(opened: OpenedFrontier, folder: Path) -> None:
     """Refuse a folder that holds another frontier."""
-    changed = _changed_keys(opened, folder) + _changed_recipes(opened, folder) + _changed_spans(opened, folder)
-    if changed:
-        raise FolderRefused(f"{folder} holds another frontier; {'; '.join(changed)}; begin anew in another --out")
+    changed, spans = _changed_keys(opened, folder) + _changed_recipes(opened, folder), _changed_spans(opened, folder)
+    if changed or spans:
+        which = "" if changed else f"leave {' and '.join(f'{batch:,}' for batch in spans)} out of `batches`, or "
+        lines = "; ".join([*changed, *chain.from_iterable(spans.values())])
+        raise FolderRefused(f"{folder} holds another frontier; {lines}; {which}begin anew in another --out")
 
 
 def _changed_keys(opened: OpenedFrontier, folder: Path) -> list[str]:
@@ -155,25 +165,31 @@ def _changed_keys(opened: OpenedFrontier, folder: Path) -> list[str]:
     return differences(kept(before), kept(now))
 
 
-def _changed_recipes(opened: OpenedFrontier, folder: Path) -> list[str]:
+def _changed_recipes(
+    opened: OpenedFrontier, folder: Path, *, where: tuple[str, str] = ("in the run", "now")
+) -> list[str]:
     """What differs from the recipes that the searches in its folder began with."""
     if not (folder / RECIPES).is_file():
         return []
-    before, now = load_tree(folder / RECIPES, kind=None)[0], _plain(_recipes(opened))
-    same = before.keys() & now.keys()
-    for name in same:
-        before[name].setdefault(_DATA, now[name][_DATA])  # older folders do not have it
-    return differences(*({f"recipe of {name}": tree[name] for name in same} for tree in (before, now)))
+    before, now, lines = load_tree(folder / RECIPES, kind=None)[0], _plain(_recipes(opened)), []
+    for name in sorted(before.keys() & now.keys()):
+        was = {key: now[name][key] for key in (_DATA, _CODE)} | before[name]  # which older folders do not have
+        was[_DATA] = without_texts(was[_DATA])
+        code = {_CODE: None}
+        lines += differences(was | code, now[name] | code, f"recipe of {name}", where=where)
+        lines += [f"{line} in the recipe of {name}" for line in code_changes(was[_CODE], now[name][_CODE])]
+    return lines
 
 
-def _changed_spans(opened: OpenedFrontier, folder: Path) -> list[str]:
-    """Points whose searches began with other norm groups; an older version made them the greatest common divisor."""
-    lines, key = [], "batch.norm_span"
+def _changed_spans(opened: OpenedFrontier, folder: Path) -> dict[int, list[str]]:
+    """Batches whose searches began with other norm groups; an older version made them the greatest common divisor."""
+    found, key = {}, "batch.norm_span"
     for batch, method in product(opened.frontier.sizes, opened.frontier.branches):
         for file in sorted(point_folder(folder, method, batch).glob("search-*.yaml")):
             before, now = load_tree(file, kind=None)[0]["fixed"].get(key), opened.norm_span(method, batch)
-            lines += differences(before, now, f"{key} of {method} at batch {batch:,}")
-    return list(dict.fromkeys(lines))
+            for line in differences(before, now, f"{key} of {method} at batch {batch:,}"):
+                found.setdefault(batch, {})[line] = None  # once, although it is so in each of its searches
+    return {batch: list(lines) for batch, lines in found.items()}
 
 
 def _plain(tree: dict[str, Any]) -> dict[str, Any]:
@@ -186,21 +202,33 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
         with open(folder / LOG, "a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
+    def recipe_changed() -> bool:
+        if change := _recipe_change(opened, folder):
+            what = f"what {opened.recipe} trains was changed while the frontier ran: {change}"
+            print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
+        return bool(change)
+
     points = read_points(opened, folder)
     for number, point in enumerate(points, 1):
         name = f"point {number} of {len(points)}: {point.method} at batch {point.batch:,}"
         while (file := _next_search(opened, folder, point)) is not None:
-            if change := _recipe_change(opened, folder):
-                what = f"{opened.recipe} was changed while the frontier ran: {change}"
-                print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
+            if recipe_changed():
                 return EXIT_FAILED
             say(f"{name}, {file.stem.replace('-', ' ')}")
             code, missed = _search(file, request), point.missed
             point = read_point(opened, folder, point.method, point.batch)
+            (part,) = (part for part in point.parts if part.file == file)
+            if code and not (part.is_spent and part.best is None):  # that no trial is the best is a result
+                return code  # the search has said why
             if point.missed > missed:
                 say(f"{name}: most fresh seeds of the best trial missed the goal")
-            elif not all(part.is_spent for part in point.parts if part.file == file):
-                return code or EXIT_FAILED  # the search has said why
+            elif not part.is_spent:
+                return EXIT_FAILED
+        stale = [part for part in point.parts if part.best is not None and part.best_recipe is None]
+        if stale and recipe_changed():
+            return EXIT_FAILED
+        for part in stale:
+            _write_best(opened, part)
         write_report(folder, opened, read_points(opened, folder))
         found = "no trial reached the goal" if point.has_target else "every trial diverged"
         if point.has_target and point.cap is not None:
@@ -214,13 +242,22 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
     return 0
 
 
+def _write_best(opened: OpenedFrontier, part: Part) -> None:
+    """Write the recipe of the best trial where its search did not, since the recipe was another one at its end."""
+    search = open_search(part.file, **opened.options)
+    with read_study(part.folder) as study:
+        confirmed = confirmed_in(part.folder, search.search, study)
+    own = next((one for one in confirmed if one.trial == part.best.number), None)
+    write_whole(part.folder / BEST, recipe_text(search, part.best, own))
+
+
 def _recipe_change(opened: OpenedFrontier, folder: Path) -> str:
-    """What differs in the recipes from when the frontier opened them, in a line; empty if nothing does."""
+    """What differs in the recipes from when this session wrote them down, in a line; empty if nothing does."""
     try:
         now = open_frontier(folder / FRONTIER, **opened.options)
     except InputRefused as error:
         return str(error)
-    return "; ".join(differences(_recipes(opened), _recipes(now), where=("before", "now")))
+    return "; ".join(_changed_recipes(now, folder, where=("before", "now")))
 
 
 def _require_startable(opened: OpenedFrontier, request: SearchRequest) -> None:

@@ -69,7 +69,7 @@ def model_of(opened: OpenedRecipe) -> Model | None:
 
 
 def _model(opened: OpenedRecipe, num_parameters: int, costs: Mapping[int | None, ModelCosts]) -> Model:
-    return Model.of(opened.recipe, num_parameters, costs, torch_kernels=kernels.of_runs() == "torch")
+    return Model.of(opened.recipe, num_parameters, costs, cpu_kernels=kernels.of_the_cpu(kernels.of_runs()))
 
 
 def _needs_check(opened: OpenedRecipe) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 from recipes.errors import InputRefused, Problem, RecipeError
 from recipes.planning.cluster import Cluster
 from recipes.planning.planner import NormGroupTooLarge, Plan, plan
-from recipes.reading.identity import recipe_id
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.reading.read import Reading
@@ -21,7 +20,7 @@ from trainers.augmentations import decoders
 from trainers.launch.model_costs import known_model
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.identity import WHATS
+from trainers.runs.identity import WHATS, recipe_and_code_id
 from trainers.runs.run_folder import RUN
 from trainers.training.device import require_asked, require_device, require_numbers, settled
 from trainers.training.exact_mode import ExactRefused, why_not_exact
@@ -108,8 +107,8 @@ def open_request(request: TrainRequest, *, looks: bool = False) -> OpenedRecipe:
         copies_in=[resumed] if resumed is not None else [],
         of_run=goes_on or (None if looks else False),
     )
-    if request.recipe_id not in (None, recipe_id(opened)):
-        raise InputRefused(f"{request.recipe} was changed after it had been checked")
+    if request.checked_id is not None and request.checked_id != recipe_and_code_id(opened):
+        raise InputRefused(f"what {request.recipe} trains was changed after it had been checked")
     return opened
 
 
@@ -122,8 +121,10 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
     Raises:
         ExactRefused: `exact` is True and cannot be held.
         PlanError: these workers cannot serve the recipe.
-        RecipeError: they are not its replicas.
+        RecipeError: they are not its replicas; or no kernels have the name in the environment.
     """
+    if (word := kernels.asked()) not in (*kernels.KINDS, *kernels.GPU_KINDS):
+        raise refused(kernels.VARIABLE, *kernels.missing(word, device=cluster.device))
     how |= {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": cluster}
     bent = opened.recipe.updater.why_not_exact
     why = "--fast" if exact is False else bent or why_not_exact(cluster, asked=exact is True)

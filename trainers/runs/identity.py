@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, listed
+from recipes.reading.identity import recipe_id
 from recipes.reading.open import CODE, OpenedRecipe
 from recipes.schema import Dataset
 from recipes.schema.vocabulary import Vocabulary
+from recipes.sharing.canonical import digest_of
 from trainers.runs.run_folder import read_file, write_whole
 
 IDENTITY = "identity.json"
@@ -95,6 +97,12 @@ def code_digests(trees: Sequence[Any], folders: Sequence[Path]) -> dict[str, str
     """SHA-256 of each file of `own_code`, and None at each module that a dotted kind names and no file has."""
     unseen = [module for module in _named_modules(trees) if not any(_files_of(module, folders))]
     return {**sha256_of_files(own_code(trees, folders)), **dict.fromkeys(unseen)}
+
+
+def recipe_and_code_id(opened: OpenedRecipe) -> str:
+    """SHA-256 of what a recipe trains, in any spelling, and of the user's own code in it."""
+    code = sha256_of_files(own_code([opened.tree, opened.dataset_tree], opened.code_folders))
+    return digest_of({"recipe": recipe_id(opened), "code": code})
 
 
 def sha256_of_tree(tree: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ _LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
 _FIRST_SIGNAL = 4  # a lower status is the exit code of a program, not SIGHUP, SIGINT or SIGQUIT
 EXIT_SOCKET = "KILOBATCH_EXIT_SOCKET"  # environment variable of ranks we started: the socket to connect to
+_LAST = -1, 0  # from `order`, in place of a rank and its process
 _exit_socket: socket.socket | None = None
 
 
@@ -44,8 +45,9 @@ class RankExits:
     def order(self) -> list[tuple[int, int]]:
         """(rank, process) in the order of their ends, once mpiexec has ended; empty if some rank did not connect."""
         if self.name is not None:
-            with suppress(OSError):  # it may be shut down already
-                self._listener.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as last:  # it may have ended already
+                last.connect(f"\0{self.name}")  # taken after all ranks that have connected
+                last.send(b"%d %d" % _LAST)
             self._thread.join(_LAST_SECONDS)
         return list(self._order) if len(self._order) == self._num_ranks else []
 
@@ -56,21 +58,23 @@ class RankExits:
         with select.epoll() as poll, self._listener:
             poll.register(self._listener, select.EPOLLIN)
             while len(self._order) < self._num_ranks and (listens or connections):
-                for descriptor, event in poll.poll():  # in the order in which it happened
+                for descriptor, _ in poll.poll():  # in the order in which it happened
                     if descriptor == self._listener.fileno():
-                        if event & select.EPOLLHUP:  # `order` shut it down; exits of connected ranks may still come
-                            listens = False
-                            poll.unregister(descriptor)
-                            continue
                         connection, _ = self._listener.accept()
                         connections[connection.fileno()] = connection
                         poll.register(connection, select.EPOLLIN)
-                    elif rank := _read(connections[descriptor]):
+                    elif (rank := _read(connections[descriptor])) == _LAST:  # exits of connected ranks may still come
+                        listens = False
+                        connections.pop(descriptor).close()
+                        poll.unregister(self._listener)
+                    elif rank:
                         ranks[descriptor] = rank
                     else:
                         poll.unregister(descriptor)
                         connections.pop(descriptor).close()
                         self._order += [ranks.pop(descriptor)] if descriptor in ranks else []
+        for connection in connections.values():
+            connection.close()
 
 
 def _read(connection: socket.socket) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
@@ -105,14 +105,19 @@ def newest_checkpoint_name(folder: Path) -> str | None:
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     """A data set as plain data: what two runs must agree on.
 
-    Its folder may differ, and so may `on_bad_image`: one that refuses and one that skips train alike until the first
-    bad image, where the first ends.
+    Its folder and texts for people may differ, and so may `on_bad_image`: one that refuses and one that skips train
+    alike until the first bad image, where the first ends.
     """
-    free = ("reader", "root", "obtain", "sources", "on_bad_image", "lacks", "validation", "subset_of")
-    facts = {key: value for key, value in vars(dataset).items() if key not in free}
+    free = ("reader", "root", "sources", "on_bad_image", "lacks", "validation", "subset_of")
+    facts = {key: value for key, value in without_texts(vars(dataset)).items() if key not in free}
     if dataset.validation is not None:
         facts["validation"] = vars(dataset.validation)
     return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}))
+
+
+def without_texts(dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a data set without its texts for people, which runs and searches of older versions have recorded."""
+    return {key: value for key, value in dataset.items() if key not in ("title", "source", "obtain")}
 
 
 def require_usable(folder: Path, *, resume: bool) -> None:
@@ -272,7 +277,7 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         return
     try:
         before = yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))
-        ran, on = run_identity(before["recipe"]), before["dataset"]
+        ran, on = run_identity(before["recipe"]), without_texts(before["dataset"])
     except (OSError, yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise FolderRefused(f"{folder / RUN} is damaged, {lost}") from error
     changed = differences(ran, run_identity(recipe))

@@ -18,10 +18,13 @@ from optuna import storages
 from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.extras import install
 from recipes.reading.load import load_tree
+from recipes.reading.open import OpenedRecipe
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import OpenedSearch
+from recipes.search_space.ranges import Space
 from trainers.launch.request import refused
 from trainers.runs import run_folder as runs
+from trainers.runs.identity import changes, own_code, sha256_of_files
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.runs.storage_url import hidden, is_well_formed
 from trainers.search.group import JOBS
@@ -72,6 +75,7 @@ def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: 
     """
     tree = {key: value for key, value in opened.tree.items() if key not in _MAY_CHANGE}
     own = {"search": tree, "recipe": opened.base.tree, "dataset": runs.dataset_facts(opened.base.dataset)}
+    own["code"] = code_of(opened.base, opened.search.space)
     own = {**yaml.safe_load(yaml.safe_dump(own)), **({"storage": hidden(storage)} if storage else {})}
     if not (folder / SEARCH).is_file():
         if resume:
@@ -80,22 +84,44 @@ def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: 
         if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
             runs.require_usable(folder, resume=False)
         return {"storage": "sqlite", "study": opened.search.name, **own}
-    before = read_record(folder)
-    both = ({**it, "recipe": runs.run_identity(it.get("recipe", {}))} for it in (before, before | own))  # without texts
-    if changed := runs.differences(*both):
+    before = {"code": own["code"], **read_record(folder)}  # older folders have no code
+    changed = runs.differences(*map(_compared, (before, before | own))) + code_changes(before["code"], own["code"])
+    if changed:
         way_out = "go on with the search it began with, or begin anew in another --out"
         raise FolderRefused(f"{folder} holds another search; {'; '.join(changed)}; {way_out}")
     return before
 
 
-def recipe_change(opened: OpenedSearch) -> str:
-    """What differs in the recipe or its data from when the search opened them, in a line; empty if nothing does."""
+def _compared(record: dict[str, Any]) -> dict[str, Any]:
+    """Without texts for people and own code."""
+    recipe, dataset = runs.run_identity(record.get("recipe", {})), runs.without_texts(record.get("dataset", {}))
+    return {**record, "recipe": recipe, "dataset": dataset, "code": None}
+
+
+def code_of(base: OpenedRecipe, space: Space) -> dict[str, str]:
+    """SHA-256 of each file of the user's own code that a recipe or a choice of its space names."""
+    choices = [{path.rpartition(".")[2]: it} for path, range_ in space.items() for it in range_.ends.values()]
+    return sha256_of_files(own_code([base.tree, base.dataset_tree, *choices], base.code_folders))
+
+
+def code_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """In words, which files differ: none or one text."""
+    return [*changes({"code": before}, {"code": now}).values()]
+
+
+def recipe_change(opened: OpenedSearch, code: Mapping[str, str]) -> str:
+    """What differs in the recipe, data or own code from when the search opened them, in a line; empty if nothing does.
+
+    Args:
+        code: `code_of` the recipe as it was opened.
+    """
     try:
         now, before = opened.base_now(), opened.base
     except InputRefused as error:
         return str(error)
     both = [{**runs.run_identity(it.tree), "dataset": runs.dataset_facts(it.dataset)} for it in (before, now)]
-    return "; ".join(runs.differences(*both, where=("before", "now")))
+    changed = runs.differences(*both, where=("before", "now")) + code_changes(code, code_of(now, opened.search.space))
+    return "; ".join(changed)
 
 
 def own_study(study: optuna.Study, folder: Path, record: Mapping[str, Any]) -> None:

@@ -135,13 +135,13 @@ def write_best(
     written = [(trial, front / f"trial-{trial.number:04d}.yaml" if several else folder / BEST) for trial in best]
     for trial, path in written:
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, _recipe_text(opened, trial, confirmed))
+        write_whole(path, recipe_text(opened, trial, confirmed))
     for path in set(front.glob("trial-*.yaml")) - {path for _, path in written}:
         path.unlink()
     return written
 
 
-def _recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed | None) -> str:
+def recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed | None) -> str:
     """The recipe's file as text: values that the search changed have the origin `search NAME trial 17`.
 
     It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.

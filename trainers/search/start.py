@@ -83,7 +83,7 @@ def search(request: SearchRequest) -> int:
                 study = new_study(opened.search, storage=storage, name=record["study"])
                 folders.own_study(study, folder, record)
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
-                return _search_study(opened, study, request, folder, groups)
+                return _search_study(opened, study, request, folder, groups, code=record["code"])
         except StorageInternalError as error:
             what = f"does not answer any more: {folders.root_cause(error, storage_name)}"
             print_error(f"kilobatch: the study in {record['storage']} {what}; the same command goes on with it")
@@ -104,12 +104,18 @@ def _begun_in(request: SearchRequest, opened: OpenedSearch) -> Path | None:
 
 
 def _search_study(
-    opened: OpenedSearch, study: optuna.Study, request: SearchRequest, folder: Path, groups: Sequence[Group]
+    opened: OpenedSearch,
+    study: optuna.Study,
+    request: SearchRequest,
+    folder: Path,
+    groups: Sequence[Group],
+    *,
+    code: Mapping[str, str],
 ) -> int:
     """Search, write and print the result; returns the exit code."""
     search, epochs = opened.search, float(opened.base.recipe.epochs)
     display = Display(search, study, folder, Screen(), groups=len(groups), epochs=epochs)
-    supervisor = Supervisor(opened, request, display, groups)
+    supervisor = Supervisor(opened, request, display, groups, code=code)
     with display:
         display.say(
             f"search {search.name}: {len(finished(study))} of {search.budget.trials} trials are done, "
@@ -135,7 +141,7 @@ def _search_study(
         display.say(f"{mean}; as many again usually gain no more")
     display.say(f"report: {folder / REPORT}")
     if supervisor.changed:
-        what = f"{opened.base.path} was changed while the search ran: {supervisor.changed}"
+        what = f"what {opened.base.path} trains was changed while the search ran: {supervisor.changed}"
         print_error(f"kilobatch: {what}; put it back and type the same command, or give another --out")
         return EXIT_FAILED
     if supervisor.stopped_by:

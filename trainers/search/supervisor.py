@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,12 @@ from typing import Any
 import optuna
 from optuna.trial import FixedTrial, TrialState
 
-from recipes.reading.identity import recipe_id
 from recipes.reports.wording import counted
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import suggested, values_text
 from trainers.launch.request import Prepared, TrainRequest, prepare
+from trainers.runs.identity import recipe_and_code_id
 from trainers.runs.metrics_file import ending_of, session_starts
 from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
@@ -101,10 +101,19 @@ class Supervisor:
         opened, options: the search, whose first trials are enqueued, and the command line of this session.
         display: what the user sees; it has the study and the search's folder.
         groups: of ranks, each for one trial at a time.
+        code: SHA-256 of own code as it was when the search opened, see `folder.code_of`.
     """
 
-    def __init__(self, opened: OpenedSearch, options: SearchRequest, display: Display, groups: Sequence[Group]) -> None:
-        self.opened, self.options, self.display, self.groups = opened, options, display, groups
+    def __init__(
+        self,
+        opened: OpenedSearch,
+        options: SearchRequest,
+        display: Display,
+        groups: Sequence[Group],
+        *,
+        code: Mapping[str, str],
+    ) -> None:
+        self.opened, self.options, self.display, self.groups, self.code = opened, options, display, groups, code
         self.search, self.study, self.folder = opened.search, display.study, display.folder
         self.stopped_by, self.changed = "", ""  # by whom; what was edited in the recipe meanwhile
         self._running: list[_Work] = []
@@ -145,10 +154,10 @@ class Supervisor:
             request_stop(work.folder / STOP_FILE, "search")
 
     def recipe_changed(self) -> bool:
-        """Whether the recipe was edited since the search opened it, which stops the search: see `changed`."""
-        self.changed = self.changed or recipe_change(self.opened)
+        """Whether what the recipe trains was changed since the search opened it, which stops it: see `changed`."""
+        self.changed = self.changed or recipe_change(self.opened, self.code)
         if self.changed and not self.stopped_by:
-            self.request_stop(f"a change of {self.opened.base.path}")
+            self.request_stop(f"a change of what {self.opened.base.path} trains")
         return bool(self.changed)
 
     def kill(self) -> None:
@@ -268,7 +277,7 @@ class Supervisor:
             prepared = prepare(request, workers=self.search.ranks_per_trial)
             if self.recipe_changed():
                 return  # it stays in the study as running, for the next session
-            request = replace(request, recipe_id=recipe_id(prepared.opened))  # ranks open the file later
+            request = replace(request, checked_id=recipe_and_code_id(prepared.opened))  # ranks open the file later
             if self.search.objectives[0].spacing is not None:
                 recipe = prepared.opened.recipe
                 trial.set_user_attr(studies.EVERY, recipe.evaluation.every / recipe.epochs)

@@ -64,7 +64,7 @@ class TrainRequest:
     verbosity: int = 0  # -1 quiet, 1 verbose
     loader_workers: int | None = None  # of each rank; None: as it pays
     loader: str | None = None  # threads or processes
-    recipe_id: str | None = None  # what the recipe must train; of a search, which checked it before the ranks open it
+    checked_id: str | None = None  # `recipe_and_code_id` of what a search has checked before the ranks open it
 
     def __post_init__(self) -> None:
         """Check what Python gave; numbers of NumPy become Python's, and a cluster's path a text.

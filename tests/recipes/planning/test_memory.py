@@ -98,7 +98,7 @@ def test_the_fullest_moment_depends_on_the_micro_batch():
 
 def test_pytorchs_kernels_on_a_cpu_add_ordered_weights_and_larger_gaps():
     costs = {None: replace(COSTS, ordered_weights=12, largest_growth=Bytes(per_sample=4))}
-    by_numpy, by_torch = (replace(MODEL, costs=costs, torch_kernels=torch) for torch in (False, True))
+    by_numpy, by_torch = (replace(MODEL, costs=costs, cpu_kernels=kernels) for kernels in ("numpy", "torch"))
     memory, fullest = by_torch.memory_with(divided()), 40 * 64 + 48
     assert memory["ordered_weights_bytes"] == 48
     assert memory["total_bytes"] == HELD + 48 + fullest + 192 + int(0.2 * fullest)  # 3 / 4 of 256, and a fifth of all

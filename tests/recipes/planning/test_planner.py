@@ -6,7 +6,7 @@ import pytest
 
 from recipes.planning.division import PlanError, divide
 from recipes.planning.forecast import fullest_division
-from recipes.planning.planner import Model
+from recipes.planning.memory import Bytes, Model, ModelCosts
 from recipes.reports.terminal import plan_text
 from recipes.schema import Precision
 from trainers.launch.request import TrainRequest, prepare
@@ -76,6 +76,15 @@ def test_the_plan_names_the_number_format_and_counts_the_weights_in_16_bits():
         assert counted == ({f"{half}_weights_bytes": 2000} if half else {})
         assert f"computed in {compute}" in plan_text(made)
         assert (f"their {half} casts 2 kB" in plan_text(made)) == (half is not None)
+
+
+def test_a_plan_with_pytorchs_kernels_counts_their_gaps_also_where_they_copy_no_weights():
+    costs = ModelCosts(parameter_sizes=(10,), activations=Bytes(per_sample=8), moments=(Bytes(per_sample=16),))
+    model = Model(num_parameters=10, num_state_values=1, costs={None: costs}, cpu_kernels="torch")
+    made = replace(planned(), model=model)
+    assert "ordered_weights_bytes" not in made.as_tree()["memory"]
+    assert "the gaps that PyTorch's kernels leave" in plan_text(made)
+    assert "PyTorch's order" not in plan_text(made)
 
 
 def test_workers_who_would_never_have_a_sample_are_refused_before_anything_is_counted_for_each():

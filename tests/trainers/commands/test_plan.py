@@ -43,6 +43,17 @@ def test_a_plan_says_its_time_its_range_and_what_it_rests_on() -> None:
     assert "a published rate: 1,092 samples/s of ResNet50 on 8 devices" in text
 
 
+def test_a_plan_takes_only_kernels_that_there_are_and_has_no_range_with_chainers_own(monkeypatch):
+    monkeypatch.setenv("KILOBATCH_KERNELS", "chainer")
+    memory = tree_of("digits/large_batch", "-n", 2)["memory"]
+    assert memory["range_bytes"] is None
+    assert memory["rests_on"].endswith("Chainer's need much more, which is not counted")
+    assert "; Chainer's need much more" in planned("digits/large_batch", "-n", 2)
+    monkeypatch.setenv("KILOBATCH_KERNELS", "numpi")
+    with pytest.raises(RecipeError, match="KILOBATCH_KERNELS: no kernels are called numpi; there are numpy, torch"):
+        raise error_of("digits/large_batch", "-n", 2)
+
+
 def test_a_cluster_without_hardware_still_divides() -> None:
     tree = tree_of("digits/large_batch", "-n", 2)
     assert tree["forecast"] is None

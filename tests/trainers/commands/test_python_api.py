@@ -29,7 +29,9 @@ def test_every_public_name_is_there():
     assert {name for name in dir(kb) if callable(getattr(kb, name))} == {*kb.__all__, "main"}
     assert (kb.RecipeError, kb.InputRefused, kb.RunFailed) == (RecipeError, InputRefused, RunFailed)
     assert kb.__version__ == version("kilobatch")
-    assert {"resume", "stop_after", "verbosity"} < {*inspect.signature(kb.train).parameters}
+    options = {*inspect.signature(kb.train).parameters}
+    assert {"resume", "stop_after", "verbosity"} < options
+    assert "checked_id" not in options  # of a search alone
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         kb.trian  # noqa: B018
 

@@ -209,6 +209,10 @@ def test_json_has_null_where_there_is_no_number(measured):
     tree = json.loads(report.frontier_text(measured.opened, without_bend + missed, as_json=True))
     assert [row["updates"] for row in tree["points"]["recipe"]] == [200, 100, 50, None]
     assert tree["points"]["recipe"][-1]["seeds"] == [None, 30, None]
+    assert [row["state"] for row in tree["points"]["recipe"]] == [*["finished"] * 3, "missed"]
+    begun = replace(missed[0].parts[0], trials=())
+    unfinished = [replace(missed[0], parts=parts) for parts in ((begun,), ())]
+    assert [point.state for point in unfinished] == ["unfinished", "not begun"]
     assert {key: tree["fits"]["recipe"][key] for key in ("bend", "b_crit", "s_min")} == {
         "bend": False,
         "b_crit": None,

@@ -1,19 +1,27 @@
 """What belongs to a frontier's folder and what does not, without a trial."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from recipes.frontiers.fit import fit
 from recipes.frontiers.open_frontier import open_frontier
 from recipes.reading.yaml import block_text
+from recipes.search_space.open_search import open_search
+from trainers.frontier import report
+from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text
-from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, frontier
+from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, _run, frontier, read_points
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
+from trainers.search.folder import folder_record, opened_storage, own_study
 from trainers.search.outcome import SearchRequest
+from trainers.search.results import write_best
+from trainers.search.study import new_study, next_trial
 
 TEXT = """\
 kilobatch: 1
@@ -48,9 +56,35 @@ def test_a_recipe_that_is_edited_while_the_frontier_runs_is_seen_before_the_next
     assert _recipe_change(opened, Path("out")) == ""
     with open("own.yaml", "a") as file:
         file.write("seed: 7\n")
-    assert _recipe_change(opened, Path("out")) == "recipe.seed: 0 before, 7 now"
+    assert _recipe_change(opened, Path("out")) == "recipe of recipe.seed: 0 before, 7 now"
     Path("own.yaml").write_text("kilobatch: 1\nextends: [\n")
     assert "own.yaml:3:" in _recipe_change(opened, Path("out"))
+
+
+def test_the_recipe_of_an_optimum_that_was_edited_in_its_last_trial_is_written_once_it_is_back(begun, capsys):
+    opened = begun(TEXT.replace("accuracy: 0.5", "epochs: 3").replace("[64, 128, 256]", "[64]") + "seeds: 0\n")
+    part, request, own = Path("out/points/recipe-000064/search-0"), SearchRequest(search="mine.yaml"), Path("own.yaml")
+    part.mkdir(parents=True)
+    file, before = part.with_suffix(".yaml"), own.read_text()
+    file.write_text(block_text(opened.search_tree("recipe", 64)))
+    searched = open_search(file, **opened.options)
+    with opened_storage("journal", part) as storage:
+        study = new_study(searched.search, storage=storage)
+        own_study(study, part, folder_record(part, searched, resume=False, storage="journal"))
+        for accuracy in (0.7, 0.8):
+            study.tell(next_trial(study, searched.search), accuracy)
+        write_best(part, searched, study)
+        study.tell(next_trial(study, searched.search), 0.9)  # in it the recipe was edited
+    own.write_text(f"{before}seed: 7\n")
+    assert _run(opened, Path("out"), request) == 3
+    written = capsys.readouterr().err
+    assert "what own.yaml trains was changed while the frontier ran: recipe of recipe.seed: 0 before, 7" in written
+    write_report(Path("out"), opened, read_points(opened, Path("out")))
+    assert not Path("out/best").exists()
+    own.write_text(before)
+    assert _run(opened, Path("out"), request) == 0
+    write_report(Path("out"), opened, read_points(opened, Path("out")))
+    assert Path("out/best/recipe-64.yaml").read_text().startswith("# accuracy 90.00 % in trial 2 of the search mine-")
 
 
 def test_results_are_not_shown_as_those_of_another_goal(begun, capsys):
@@ -74,7 +108,14 @@ def test_a_frontier_does_not_go_on_with_other_data(begun):
     with pytest.raises(FolderRefused, match="recipe of recipe.dataset.num_train: 1500 in the run, 1700 now"):
         _require_same(replace(opened, bases={"recipe": more}), Path("out"))
     tree = yaml.safe_load(Path("out/recipes.yaml").read_text())
-    del tree["recipe"]["dataset"]  # as older folders have it
+    tree["recipe"]["dataset"] |= {"title": "before", "source": None}  # texts, which older folders have
+    Path("out/recipes.yaml").write_text(block_text(tree))
+    _require_same(opened, Path("out"))
+    tree["recipe"]["code"] = {"own.py": "0"}
+    Path("out/recipes.yaml").write_text(block_text(tree))
+    with pytest.raises(FolderRefused, match="holds another frontier; code: own.py is gone in the recipe of recipe; "):
+        _require_same(opened, Path("out"))
+    del tree["recipe"]["dataset"], tree["recipe"]["code"]  # as older folders have it
     Path("out/recipes.yaml").write_text(block_text(tree))
     _require_same(replace(opened, bases={"recipe": more}), Path("out"))
 
@@ -88,11 +129,21 @@ def test_points_with_other_norm_groups_are_never_mixed(begun):
         tree = opened.search_tree("recipe", batch)
         tree["fixed"]["batch.norm_span"] = span
         (folder / "search-0.yaml").write_text(block_text(tree))
-    with pytest.raises(FolderRefused, match="; batch.norm_span of recipe at batch 100: 4 in the run, 25 now; begin"):
-        _require_same(opened, Path("out"))
+    refused = "; batch.norm_span of recipe at batch 100: 4 in the run, 25 now; leave 100 out of `batches`, or begin"
+    for dry_run in (False, True):
+        with pytest.raises(FolderRefused, match=refused):
+            frontier(SearchRequest(search="mine.yaml", out=Path("out"), dry_run=dry_run))
     assert frontier(SearchRequest(search="out")) == 0  # only shown
     Path("out/points/recipe-000100/search-0.yaml").unlink()
     _require_same(opened, Path("out"))
+
+
+def test_json_says_how_far_off_the_curve_is_as_the_text_does_and_open_ends_are_null():
+    curve = fit([(64, 200.0), (128, 110.0), (256, 61.0)])
+    for ends, shown in (((30.0, 120.0), [30, 120]), ((0.0, 120.0), [None, 120]), ((30.0, math.inf), [30, math.inf])):
+        tree = report._fit_tree((curve, ends))
+        assert tree["interval"] == shown
+        assert tree["error"] == pytest.approx(math.exp(curve.error) - 1)
 
 
 def test_a_dry_run_has_the_norm_groups_where_a_batch_changes_them(begun):

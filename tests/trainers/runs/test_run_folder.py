@@ -5,15 +5,19 @@ import json
 import logging
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from recipes.errors import RecipeError
 from recipes.reading.load import load_tree
+from recipes.reading.open import open_recipe
 from trainers.launch.request import TrainRequest
 from trainers.launch.start_ranks import start_or_join
+from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import RankFailed
 from trainers.runs.run_folder import (
     CountsChanged,
@@ -21,6 +25,7 @@ from trainers.runs.run_folder import (
     checkpoints_in,
     claimed,
     configure_logging,
+    dataset_facts,
     folder_required,
     lock_folder,
     log,
@@ -214,6 +219,16 @@ def test_another_recipe_is_refused_naming_every_difference(tmp_path):
         require_same_recipe(tmp_path, other, {"num_train": 1501})
     with pytest.raises(CountsChanged, match=r"the data have changed: num_train: 1500 in the run, 1501 now; put back"):
         require_same_recipe(tmp_path, RECIPE, {"num_train": 1501})
+
+
+def test_a_run_goes_on_with_other_texts_of_its_data_set(tmp_path):
+    dataset = open_recipe("digits/baseline", vocabulary=vocabulary()).dataset
+    facts = dataset_facts(dataset)
+    assert dataset_facts(replace(dataset, title="other", source={"year": 2027}, obtain="ask us")) == facts
+    begun(tmp_path)
+    older = {"recipe": RECIPE, "dataset": {**facts, "title": "before", "source": None}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(older))
+    require_same_recipe(tmp_path, RECIPE, facts)
 
 
 @pytest.mark.parametrize("text", ["", ": [", "recipe: 1", "[1]", "recipe: {}", "\0"])

@@ -1,14 +1,29 @@
 """A search's folder has one supervisor and one study, in one of Optuna's storages, named by a word or a URL."""
 
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import optuna
 import pytest
 
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused, RecipeError
+from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import open_search
+from trainers.launch.request import open_request
 from trainers.launch.vocabulary import search_vocabulary
+from trainers.runs.identity import recipe_and_code_id
 from trainers.runs.run_folder import FolderRefused, lock_folder
-from trainers.search.folder import PASSWORD, folder_record, opened_storage, own_study, read_study, root_cause
-from trainers.search.outcome import SearchRequest
+from trainers.search.folder import (
+    PASSWORD,
+    folder_record,
+    opened_storage,
+    own_study,
+    read_study,
+    recipe_change,
+    root_cause,
+)
+from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.start import search
 
 
@@ -36,7 +51,7 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(tmp_path, 
             folder_record(tmp_path, digits, resume=False)
 
 
-def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_path):
+def test_a_search_goes_on_where_only_the_words_of_its_recipe_or_data_set_have_changed(tmp_path):
     def opened_over(words):
         (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/batch_256\nname: mine\n{words}")
         text = "kilobatch: 1\nrecipe: mine.yaml\nspace: {learning_rate.reference: {kind: Float, low: 0.1, high: 1}}\n"
@@ -49,8 +64,41 @@ def test_a_search_goes_on_where_only_the_words_of_its_recipe_have_changed(tmp_pa
     own_study(optuna.create_study(), folder, record)
     other = opened_over("title: after\nclaims: [{metric: top1, kind: accuracy, value: 0.9, status: not run}]\n")
     assert folder_record(folder, other, resume=True) == record
+    older = {**record, "dataset": {**record["dataset"], "title": "before", "source": None}}
+    (folder / "search.yaml").write_text(block_text(older))
+    assert folder_record(folder, other, resume=True) == older
     with pytest.raises(FolderRefused, match="holds another search; recipe.epochs: "):
         folder_record(folder, opened_over("epochs: 19\n"), resume=True)
+
+
+def test_own_code_that_is_edited_ends_a_search_and_is_another_one_s(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which own code is added
+    code = "@__import__('dataclasses').dataclass(frozen=True)\nclass Falling:\n    def __call__(self, epoch):\n"
+    Path("own_falling.py").write_text(f"{code}        return 1 - epoch / 40\n")
+    schedule = "learning_rate: {schedule: {kind: own_falling.Falling}}\n"
+    Path("own.yaml").write_text(f"kilobatch: 1\nextends: digits/batch_256\n{schedule}")
+    text = "space: {learning_rate.reference: {kind: Float, low: 0.1, high: 1}}\nbudget: {trials: 2}\n"
+    Path("mine.yaml").write_text(f"kilobatch: 1\nrecipe: own.yaml\nsampler: {{kind: RandomSampler}}\n{text}")
+    opened = open_search("mine.yaml", vocabulary=search_vocabulary(allow_code=True), allow_code=True)
+    folder = tmp_path / "out"
+    record = folder_record(folder, opened, resume=False)
+    assert [*record["code"]] == ["own_falling.py"]
+    assert recipe_change(opened, record["code"]) == ""
+    folder.mkdir()
+    own_study(optuna.create_study(), folder, record)
+    request = trial_request(opened, 0, {}, folder / "trial", SearchRequest(search="mine.yaml"))
+    request = replace(request, checked_id=recipe_and_code_id(open_request(request)))
+    open_request(request)
+    Path("own_falling.py").write_text(f"{code}        return 1 - epoch / 50\n")
+    assert recipe_change(opened, record["code"]) == "code: own_falling.py has changed"
+    with pytest.raises(InputRefused, match="what .*own.yaml trains was changed after it had been checked"):
+        open_request(request)
+    with pytest.raises(FolderRefused, match="holds another search; code: own_falling.py has changed; go on with"):
+        folder_record(folder, opened, resume=True)
+    del record["code"]  # as older folders have it
+    (folder / "search.yaml").write_text(block_text(record))
+    assert [*folder_record(folder, opened, resume=True)["code"]] == ["own_falling.py"]
 
 
 def test_a_search_that_was_begun_before_the_rule_that_refuses_its_recipe_is_refused_with_these_words(

@@ -62,7 +62,7 @@ def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_err
     opened = open_text(text + SPACE)
     study = new_study(opened.search)
     study.add_trial(create_trial(state=TrialState.PRUNED))
-    assert _search_study(opened, study, SearchRequest(search="mine.yaml"), tmp_path, []) == 3
+    assert _search_study(opened, study, SearchRequest(search="mine.yaml"), tmp_path, [], code={}) == 3
     written = capsys.readouterr()
     assert written.err == ""
     assert "no trial reached the target" in written.out
@@ -77,7 +77,7 @@ def test_the_command_that_trains_the_best_recipe_allows_own_code_where_the_searc
     space = {"learning_rate.reference": FloatDistribution(0.01, 0.5)}
     study.add_trial(create_trial(value=0.9, params=dict.fromkeys(space, 0.1), distributions=space))
     for allow_code, end in ((False, ".yaml"), (True, ".yaml --allow-code")):
-        _search_study(opened, study, SearchRequest(search="mine.yaml", allow_code=allow_code), tmp_path, [])
+        _search_study(opened, study, SearchRequest(search="mine.yaml", allow_code=allow_code), tmp_path, [], code={})
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "to train it: kilobatch train" in line)
         assert line.endswith(end)
 
@@ -132,7 +132,7 @@ def test_a_dry_run_refuses_what_names_no_storage():
 def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_enqueued(
     open_text, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(start, "_search_study", lambda opened, study, *others: len(study.trials))
+    monkeypatch.setattr(start, "_search_study", lambda opened, study, *others, code: len(study.trials))
     (tmp_path / "known.yaml").write_text("kilobatch: 1\nextends: digits/batch_256\n")
     request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
 

@@ -9,10 +9,10 @@ import pytest
 from optuna.trial import TrialState
 
 from recipes.errors import InputRefused
-from recipes.reading.identity import recipe_id
 from recipes.reading.open import open_recipe
 from recipes.schema import Budget, Objective
 from trainers.launch.request import open_request
+from trainers.runs.identity import recipe_and_code_id
 from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import STOP_FILE
 from trainers.search.group import RunEnd
@@ -31,7 +31,7 @@ def supervisor(made, tmp_path):
     def supervisor(**keys):
         search = made(**keys)
         display = Display(search, new_study(search), tmp_path, SimpleNamespace(is_terminal=False), groups=1, epochs=20)
-        return Supervisor(SimpleNamespace(search=search), None, display, [])
+        return Supervisor(SimpleNamespace(search=search), None, display, [], code={})
 
     return supervisor
 
@@ -80,7 +80,7 @@ def over_own_recipe(open_text):
 def test_no_trial_begins_with_a_recipe_that_was_edited_since_the_search_opened_it(over_own_recipe, tmp_path, text):
     study, terminal = new_study(over_own_recipe.search), SimpleNamespace(is_terminal=False)
     display = Display(over_own_recipe.search, study, tmp_path, terminal, groups=1, epochs=20)
-    own = Supervisor(over_own_recipe, SearchRequest(search="mine.yaml"), display, [])
+    own = Supervisor(over_own_recipe, SearchRequest(search="mine.yaml"), display, [], code={})
     running, begins = (_Work(next_trial(study, own.search), [tmp_path / f"trial-{number}"]) for number in range(2))
     running.folder.mkdir()
     own._running.append(running)
@@ -88,7 +88,7 @@ def test_no_trial_begins_with_a_recipe_that_was_edited_since_the_search_opened_i
     with open("own.yaml", "a") as file:
         file.write(text)
     own._start(begins)
-    assert own.stopped_by == "a change of own.yaml"
+    assert own.stopped_by == "a change of what own.yaml trains"
     assert (running.folder / STOP_FILE).exists()  # it keeps its checkpoint
     assert not begins.folder.exists()
     assert study.get_trials()[1].state == TrialState.RUNNING  # it begins in the next session
@@ -99,21 +99,21 @@ def test_ranks_refuse_a_recipe_that_was_edited_after_it_had_been_checked_and_the
 ):
     options = SearchRequest(search="mine.yaml")
     request = trial_request(over_own_recipe, 0, over_own_recipe.valid_point, tmp_path / "trial", options)
-    checked = replace(request, recipe_id=recipe_id(open_request(request)))
+    checked = replace(request, checked_id=recipe_and_code_id(open_request(request)))
     received = TrainRequest.from_tree(json.loads(json.dumps(checked.as_tree())))
     assert open_request(received).recipe.name == "mine-trial-0"
     with open("own.yaml", "a") as file:
         file.write("seed: 7\n")
-    with pytest.raises(InputRefused, match="own.yaml was changed after it had been checked"):
+    with pytest.raises(InputRefused, match="what own.yaml trains was changed after it had been checked"):
         open_request(received)
     study = new_study(over_own_recipe.search)
     display = Display(over_own_recipe.search, study, tmp_path, SimpleNamespace(is_terminal=False), groups=1, epochs=20)
-    own = Supervisor(over_own_recipe, options, display, [])
+    own = Supervisor(over_own_recipe, options, display, [], code={})
     work = _Work(next_trial(study, own.search), [tmp_path / "trial"])
     work.hung, work.state = False, SimpleNamespace(updates=0)
     own._finish(work, RunEnd(how="failed", reason="own.yaml was changed after it had been checked"))
     assert study.get_trials()[0].state == TrialState.RUNNING
-    assert own.stopped_by == "a change of own.yaml"
+    assert own.stopped_by == "a change of what own.yaml trains"
 
 
 def test_the_best_recipe_is_never_one_that_was_edited_while_the_search_ran(over_own_recipe, tmp_path, capsys):
@@ -121,10 +121,10 @@ def test_the_best_recipe_is_never_one_that_was_edited_while_the_search_ran(over_
     folder.mkdir()
     study.tell(next_trial(study, over_own_recipe.search), 0.5)
     Path("own.yaml").write_text(f"{own}epochs: 7\n")
-    assert _search_study(over_own_recipe, study, SearchRequest(search="mine.yaml"), folder, []) == 3
-    assert "own.yaml was changed while the search ran: epochs: 20" in capsys.readouterr().err
+    assert _search_study(over_own_recipe, study, SearchRequest(search="mine.yaml"), folder, [], code={}) == 3
+    assert "what own.yaml trains was changed while the search ran: epochs: 20" in capsys.readouterr().err
     assert not (folder / "best.yaml").exists()
     Path("own.yaml").write_text(own)
-    assert _search_study(over_own_recipe, study, SearchRequest(search="mine.yaml"), folder, []) == 0
+    assert _search_study(over_own_recipe, study, SearchRequest(search="mine.yaml"), folder, [], code={}) == 0
     best = open_recipe(folder / "best.yaml", vocabulary=over_own_recipe.options["vocabulary"]).recipe
     assert best.epochs == over_own_recipe.base.recipe.epochs
