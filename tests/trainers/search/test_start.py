@@ -149,7 +149,7 @@ def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_en
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_search_that_goes_on_is_not_checked_as_a_new_one(open_text, monkeypatch, tmp_path, resume):
-    monkeypatch.setattr(start, "_search_study", lambda *others: 0)
+    monkeypatch.setattr(start, "_search_study", lambda *others, **how: 0)
     open_text(f"budget: {{trials: 1}}\n{SPACE}")
     request = SearchRequest(search="mine.yaml", out=tmp_path / "out")
     search(request)
