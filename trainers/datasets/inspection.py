@@ -135,12 +135,13 @@ def _split(samples: Any, names: Sequence[str], num_classes: int) -> dict[str, An
 
 
 def class_weights(counts: np.ndarray) -> list[float]:
-    """Samples / (classes * samples of the class), for each class: in the mean over the samples 1; 0 without samples.
+    """Samples / (classes * samples of the class), for each class: in the mean over the samples 1; 1 without samples.
 
     They are the `class_weights` of a loss that make classes count alike.
     """
     counts = np.asarray(counts)
-    return [round(float(counts.sum() / (len(counts) * count)), 4) if count else 0.0 for count in counts]
+    mean = counts.sum() / np.count_nonzero(counts)
+    return [round(float(mean / count), 4) if count else 1.0 for count in counts]
 
 
 def images_found(samples: Any) -> dict[str, Any]:

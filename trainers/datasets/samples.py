@@ -286,7 +286,7 @@ class ImageFiles(EncodedSamples):
             self.mirror.will_need((self._name(index), 0, None) for index in indices)
 
     def _name(self, index: int) -> str:
-        return f"{self.folder.relative_to(self.mirror.folder).as_posix()}/{self.paths[index]}"
+        return (self.folder.relative_to(self.mirror.folder) / self.paths[index]).as_posix()
 
     def name_of(self, index: int) -> str:
         """The file of a sample."""

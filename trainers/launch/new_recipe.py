@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.reading.open import open_dataset, open_recipe
 from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
@@ -137,14 +137,20 @@ def write_new_recipe(
     chosen = f"{type(made.model).__name__}, {number(made.epochs)} epochs"
     images = f"{counted(int(counts.sum()), 'training image')}, median height x width {sides}"
     others = f"; passed over: {counted(len(passed_over), 'other file')}" if passed_over else ""
-    larger = typed(recipe.with_name("larger.yaml"))
+    larger, batch = typed(recipe.with_name("larger.yaml")), 4 * int(made.batch.global_.sizes[0])
+    scaled = [f"  kilobatch recipes scale {typed(recipe)} --batch {batch} -o {larger}"]
+    without = [name for name, count in zip(reader.class_names(folder), counts, strict=True) if not count]
+    warnings = (
+        [f"all images of {listed(map(repr, without), most=5)} are scored: add some to train on"] if without else []
+    )
     return [
         f"{number(facts['num_classes'])} classes, {images}{others}",
         f"wrote {dataset}, which describes them, and {recipe}: {chosen}",
+        *warnings,
         "next:",
         f"  kilobatch data sheet {typed(recipe)} -o samples.png        # images as the model gets them",
         f"  kilobatch train {typed(recipe)}",
-        f"  kilobatch recipes scale {typed(recipe)} --batch {4 * made.batch.global_.sizes[0]:g} -o {larger}",
+        *(scaled if 10 * batch <= counts.sum() else []),
     ]
 
 
@@ -205,7 +211,11 @@ def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], counts: np.nda
     side = int(min(height["median"], width["median"]))
     one_size = height["min"] == height["max"] == width["min"] == width["max"]
     if side >= _SMALL:
-        size, model, model_name = (224 if side >= 160 else 96), "{kind: ResNet50, zero_last_gamma: true}", "ResNet-50"
+        size, model, model_name = (
+            (224 if side >= 160 else 96),
+            "{kind: ResNet50, zero_last_gamma: true, padded_pool: true}",
+            "ResNet-50",
+        )
     else:
         size, model, model_name = side, "{kind: CifarResNet, depth: 20}", "ResNet-20"
     if side < _SMALL and one_size:
@@ -218,7 +228,7 @@ def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], counts: np.nda
     batch = max(min(16, num_train), min(_MOST, 1 << max(0, (num_train // 16).bit_length() - 1)))
     updates = -(-num_train // batch)
     epochs = min(200, max(30, math.ceil(_UPDATES / updates)))
-    is_uneven = counts.max() >= UNEVEN * counts.min() > 0
+    is_uneven = counts.max() >= UNEVEN * counts.min()
     return _RECIPE.format(
         loss=_LOSS.format(weights=class_weights(counts)) if is_uneven else "",
         name=name,

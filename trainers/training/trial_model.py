@@ -57,9 +57,10 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
             "it `chainer.Parameter(array)`, or name a file of weights: `init: {weights: FILE.safetensors}`"
         )
     image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
-    for _, each in (loose := list(_unregistered(model))):
-        each.cleargrads() if isinstance(each, chainer.Link) else each.cleargrad()
-    unreached = _require_gradients(model, name, image_CHW, dataset.num_classes)
+    unreached, foreign = _require_gradients(model, name, image_CHW, dataset.num_classes)
+    if is_new and foreign:
+        _, others = _require_gradients(build_model(recipe, dataset), name, image_CHW, dataset.num_classes)
+        _require_registered(model, name, foreign, others)
     try:
         require_one_path(model)
         require_numbers(model)
@@ -71,8 +72,6 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
-    if is_new and loose:
-        _require_registered(loose, name, build_model(recipe, dataset))
     factors = recipe.learning_rate.factors
     return not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
 
@@ -85,12 +84,13 @@ def _require_gradients(
     *,
     compute: str = "float32",
     norm_groups: NormGroups | None = None,
-) -> list[str]:
-    """Paths of the parameters that two images give no gradient; refused is a model that trains none, or whose logits
-    are not (2, num_classes).
+) -> tuple[list[str], list[chainer.Parameter]]:
+    """Try two images; refused is a model that trains no parameter, or whose logits are not (2, num_classes).
 
     Args:
         norm_groups: of the model: forward is that of training, of one norm group; None: that of evaluation.
+    Returns:
+        the paths of the parameters that they give no gradient, and used parameters that are not registered.
     """
     images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
     how = f" in {compute}" if compute in HALVES else "" if norm_groups is None else " in training"
@@ -98,6 +98,7 @@ def _require_gradients(
     try:
         with chainer.using_config("train", False) if norm_groups is None else _training_of_two(model, norm_groups):
             logits = forward_in(model, compute)(images_NCHW)
+        foreign = _foreign(model, logits)
         what = "backward"
         model.cleargrads()
         if isinstance(logits, chainer.Variable):
@@ -118,7 +119,25 @@ def _require_gradients(
     unreached = [path for path, parameter in sorted(model.namedparams()) if parameter.grad is None]
     if len(unreached) == len(list(model.params())):
         raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
-    return unreached
+    return unreached, foreign
+
+
+def _foreign(model: chainer.Chain, logits: object) -> list[chainer.Parameter]:
+    """The parameters by which logits were computed that the model has not registered, in the order of the graph."""
+    found: dict[int, chainer.Parameter] = {}
+    registered, seen = {id(parameter) for parameter in model.params()}, set()
+    nodes = [getattr(logits, "creator_node", None)]
+    while nodes:
+        node = nodes.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        for each in node.inputs:
+            variable = each.get_variable_or_none()
+            if isinstance(variable, chainer.Parameter) and id(variable) not in registered:
+                found[id(variable)] = variable
+            nodes.append(each.creator_node)
+    return list(found.values())
 
 
 @contextmanager
@@ -132,25 +151,33 @@ def _training_of_two(model: chainer.Chain, norm_groups: NormGroups) -> Iterator[
         yield
 
 
-def _require_registered(loose: Sequence[Loose], name: str, twin: chainer.Chain) -> None:
-    """Refuse layers that the model has used and not registered, where each build gives them other weights.
+def _require_registered(
+    model: chainer.Chain, name: str, used: Sequence[chainer.Parameter], others: Sequence[chainer.Parameter]
+) -> None:
+    """Refuse parameters that the model has used and not registered, where each build gives them other values.
 
     Args:
-        loose: the model's, see `_unregistered`.
-        twin: the model, built again.
+        used: the model's, in the order of its graph.
+        others: those of the model, built again.
     """
-    others, lost = dict(_unregistered(twin)), []
-    for path, link in loose:
-        if isinstance(link, chainer.Link) and path in others:
-            weights = zip(link.params(), others[path].params(), strict=False)
-            if any(one.grad is not None and not np.array_equal(one.array, other.array) for one, other in weights):
-                lost.append(path)
-    if lost:
-        raise InputRefused(
-            f"the model, {name}, uses layers that it has not registered, {listed(lost, most=_MAX_NAMED)}: they would "
-            "be neither drawn by the seed, trained nor saved; make them within `with self.init_scope():`, several as "
-            "`chainer.ChainList(*layers)`, not as a list"
-        )
+    pairs = list(zip(used, others, strict=False))
+    drawn = [one for one, other in pairs if not np.array_equal(one.array, other.array)]
+    if not drawn and len(used) == len(others):
+        return
+    lost = {id(each) for each in drawn or used}
+    paths = [
+        path for path, each in _unregistered(model) if lost & {id(parameter) for parameter in _parameters_of(each)}
+    ]
+    named = listed(paths, most=_MAX_NAMED) if paths else "outside of its attributes and lists of them"
+    raise InputRefused(
+        f"the model, {name}, uses layers that it has not registered, {named}: they would be neither drawn by the seed, "
+        "trained nor saved; make them within `with self.init_scope():`, several as `chainer.ChainList(*layers)`, not "
+        "as a list"
+    )
+
+
+def _parameters_of(each: chainer.Link | chainer.Parameter) -> list[chainer.Parameter]:
+    return list(each.params()) if isinstance(each, chainer.Link) else [each]
 
 
 def _unregistered(model: chainer.Link) -> Iterator[Loose]:
@@ -159,8 +186,7 @@ def _unregistered(model: chainer.Link) -> Iterator[Loose]:
 
     def within(path: str, value: object) -> Iterator[Loose]:
         if isinstance(value, chainer.Link | chainer.Parameter):
-            parameters = value.params() if isinstance(value, chainer.Link) else [value]
-            if any(id(each) not in registered for each in parameters):
+            if any(id(each) not in registered for each in _parameters_of(value)):
                 yield path, value
         elif isinstance(value, list | tuple | dict) and id(value) not in seen:
             seen.add(id(value))

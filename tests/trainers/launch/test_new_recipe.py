@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from recipes.errors import InputRefused
 from recipes.lint import lint_recipe
 from recipes.reading.open import open_recipe
 from trainers.datasets import ImageFolder
+from trainers.datasets.held_out import open_split
 from trainers.launch.new_recipe import write_new_recipe
 from trainers.launch.vocabulary import vocabulary
 
@@ -178,3 +180,27 @@ def test_what_is_not_valid_is_not_left_behind(tmp_path):
     with pytest.raises(InputRefused, match="it must hold CLASS/FILE, or train/CLASS/FILE"):
         written(folder, tmp_path / "mine.yaml")
     assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_a_folder_of_classes_is_read_at_a_url_too(tmp_path):
+    folder = made_folder(tmp_path, side=8, val=False, each=10) / "train"
+    reader = ImageFolder(train=".", eval=None)
+    here, there = (reader.open(root, "train") for root in (folder, Path(f"file:{folder}")))
+    assert [here.encoded(index) for index in range(20)] == [there.encoded(index) for index in range(20)]
+
+
+def test_a_class_that_is_scored_alone_is_named(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=8, val=False, each=60) / "train"
+    for number in range(12):
+        (folder / f"rare {number}").mkdir()
+        (folder / "day" / f"{number}.png").rename(folder / f"rare {number}" / "0.png")
+    opened, lines = written(tmp_path / "photos", tmp_path / "mine.yaml")
+    trained = open_split(opened.dataset, "train").labels
+    lost = [
+        name
+        for label, name in enumerate(opened.dataset.reader.class_names(opened.dataset.root))
+        if label not in trained
+    ]
+    assert lost
+    assert f"all images of {', '.join(map(repr, lost))} are scored: add some to train on" in lines
+    assert min(opened.recipe.loss.class_weights) > 0
