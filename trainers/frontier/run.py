@@ -107,11 +107,10 @@ def frontier(
     if shown is None:
         if not (folder / FRONTIER).is_file():
             _require_startable(opened, request)
-        goes_on = any(folder.rglob(SEARCH))  # a search of it began
         with lock_folder(folder), redirect_stdout(sys.stderr) if as_json else nullcontext():
             write_whole(folder / FRONTIER, block_text(_own_tree(opened)))
             write_whole(folder / RECIPES, block_text(_recipes(opened)))
-            code = _run(opened, folder, replace(request, goes_on=goes_on))
+            code = _run(opened, folder, request)
             write_report(folder, opened, read_points(opened, folder), cluster=cluster)
     print(frontier_text(opened, read_points(opened, folder), cluster=cluster, as_json=as_json))
     return code
@@ -215,7 +214,9 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
             if recipe_changed():
                 return EXIT_FAILED
             say(f"{name}, {file.stem.replace('-', ' ')}")
-            code, missed = _search(file, request), point.missed
+            points_of_method = (point_folder(folder, point.method, batch) for batch in opened.frontier.sizes)
+            goes_on = any(next(each.rglob(SEARCH), None) for each in points_of_method)  # a search of the method began
+            code, missed = _search(file, replace(request, goes_on=goes_on)), point.missed
             point = read_point(opened, folder, point.method, point.batch)
             (part,) = (part for part in point.parts if part.file == file)
             if code and not (part.is_spent and part.best is None):  # that no trial is the best is a result
@@ -261,11 +262,12 @@ def _recipe_change(opened: OpenedFrontier, folder: Path) -> str:
 
 
 def _require_startable(opened: OpenedFrontier, request: SearchRequest) -> None:
-    """Refuse what the search of the first point would refuse, by a dry run of it that prints nothing."""
+    """Refuse what the first search of each method would refuse, by a dry run of it that prints nothing."""
     with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
-        file = Path(folder, "first.yaml")
-        write_whole(file, block_text(opened.search_tree(next(iter(opened.bases)), opened.frontier.sizes[0])))
-        _search(file, replace(request, dry_run=True))
+        for method in opened.bases:
+            file = Path(folder, f"{method}.yaml")
+            write_whole(file, block_text(opened.search_tree(method, opened.frontier.sizes[0])))
+            _search(file, replace(request, dry_run=True))
 
 
 def _search(file: Path, request: SearchRequest) -> int:

@@ -34,7 +34,7 @@ class SearchRequest:
 
     Args:
         joined: set by rank 0 of a foreign launcher for its supervisor: their number, and the folder of their messages.
-        goes_on: it belongs to a frontier that goes on: a search begun now is not checked as a new one either.
+        goes_on: a frontier has begun another search of the method: what was tried for that is not tried again.
         hang_seconds: a trial without an update for this long is ended.
     """
 
