@@ -33,7 +33,8 @@ def evaluate(
 ) -> None:
     """Score a checkpoint over each evaluation sample once.
 
-    --data may be other data with the run's classes, such as a folder of class folders in `val`.
+    --data may be other data with the run's classes, such as a folder of class folders in `val`; not where the run
+    scored samples held out of its training data.
     """
     from trainers.launch.score_run import score_run, scored_text
 

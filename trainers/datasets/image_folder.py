@@ -205,6 +205,14 @@ def _class_folders(root: Path, split: str, *, instead: str = "") -> tuple[list[s
     return sorted(classes, key=os.fsencode), sorted(beside, key=os.fsencode)
 
 
+def reader_of(folder: Path) -> ImageFolder:
+    """The reader of a folder that no file describes, by the folders in it; it passes over files that are no images."""
+    if is_flat(folder):
+        return ImageFolder(train=".", eval=None, others="skip")
+    scored = next((name for name in SCORED if has_folders(folder / name)), None)
+    return ImageFolder(eval=scored, others="skip")
+
+
 def is_flat(root: Path) -> bool:
     """Whether the folders of a folder are classes: they hold images, and `train`, if it is there, no folders."""
     if not root.is_dir() or has_folders(root / "train"):

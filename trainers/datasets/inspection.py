@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,10 @@ from PIL import Image
 from recipes.errors import InputRefused, printable_line
 from recipes.reports.wording import counted, number, size
 from recipes.schema import Dataset
-from recipes.schema.dataset import url_of
+from recipes.schema.dataset import Validation, url_of
 from trainers.augmentations.decoders import FORMATS
 from trainers.datasets.held_out import open_split
-from trainers.datasets.image_folder import ImageFolder
+from trainers.datasets.image_folder import reader_of
 from trainers.datasets.samples import evenly
 
 SPLITS = ("train", "eval")
@@ -30,19 +31,25 @@ _ORIENTATION = 0x112  # the EXIF tag
 
 
 def dataset_of_folder(folder: Path, *, others: Literal["refuse", "skip"] = "refuse") -> Dataset:
-    """A data set of `FOLDER/train/CLASS/FILE` and `FOLDER/val/CLASS/FILE` that no file describes.
+    """A data set of class folders that no file describes: `FOLDER/train/CLASS/FILE` and those of `val`, or other forms.
+
+    Where there is no folder of an evaluation split, a tenth of the images is that.
 
     Args:
         others: what happens to other files, see `ImageFolder`.
     Raises:
         InputRefused: the folder is not as described.
     """
-    reader = ImageFolder(others=others)
+    reader, validation = replace(reader_of(folder), others=others), None
     try:
         facts = reader.facts(folder)
+        if reader.eval is None:
+            validation = Validation(fraction=0.1)
+            facts |= validation.split(facts["num_train"])
     except (OSError, ValueError) as error:
         raise InputRefused(f"{error}; or name a data set of configs/datasets, and this folder by --data") from error
-    return Dataset(name=folder.resolve().name, reader=reader, root=folder, channels=reader.channels, **facts)
+    name, channels = folder.resolve().name, reader.channels
+    return Dataset(name=name, reader=reader, root=folder, channels=channels, validation=validation, **facts)
 
 
 def require_opened(dataset: Dataset) -> Dataset:

@@ -22,7 +22,7 @@ from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
 from recipes.schema.dataset import url_of
 from trainers.datasets.held_out import open_split
-from trainers.datasets.image_folder import SCORED, ImageFolder, has_folders, is_flat
+from trainers.datasets.image_folder import ImageFolder, reader_of
 from trainers.datasets.inspection import UNEVEN, class_weights, images_found
 from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.launch.vocabulary import vocabulary
@@ -105,7 +105,7 @@ def write_new_recipe(
     for file in (recipe, dataset):
         if file.exists():
             raise InputRefused(f"{file} exists, and nothing is overwritten; give another FILE, in another folder")
-    reader = _reader_of(folder)
+    reader = reader_of(folder)
     if reader.train == "." and recipe.parent.resolve().is_relative_to(folder.resolve()):
         raise InputRefused(f"{folder} holds folders of classes alone; give a FILE outside of it")
     try:
@@ -152,14 +152,6 @@ def write_new_recipe(
         f"  kilobatch train {typed(recipe)}",
         *(scaled if 10 * batch <= counts.sum() else []),
     ]
-
-
-def _reader_of(folder: Path) -> ImageFolder:
-    """By the folders that are there; it passes over files that are no images."""
-    if is_flat(folder):
-        return ImageFolder(train=".", eval=None, others="skip")
-    scored = next((name for name in SCORED if has_folders(folder / name)), None)
-    return ImageFolder(eval=scored, others="skip")
 
 
 def _mean_and_deviation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ _FILES = {"sqlite": "study.db", "journal": "study.journal"}  # of a storage in t
 _DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
 _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "grpc": "grpc"}
 _PROXY_SECONDS = 10  # for a proxy to answer
+_AWAY_SECONDS = 0.5, 2.0  # waited for a recipe or data that cannot be read, before they count as changed
 
 
 def opened_or_begun_before(opening: Callable[..., Any], folder_of: Callable[[Any], Path | None]) -> Any:
@@ -115,10 +117,14 @@ def recipe_change(opened: OpenedSearch, code: Mapping[str, str]) -> str:
     Args:
         code: `code_of` the recipe as it was opened.
     """
-    try:
-        now, before = opened.base_now(), opened.base
-    except InputRefused as error:
-        return str(error)
+    for seconds in (*_AWAY_SECONDS, None):
+        try:
+            now, before = opened.base_now(), opened.base
+            break
+        except InputRefused as error:  # a file may be away for a moment
+            if seconds is None:
+                return str(error)
+            time.sleep(seconds)
     both = [{**runs.run_identity(it.tree), "dataset": runs.dataset_facts(it.dataset)} for it in (before, now)]
     changed = runs.differences(*both, where=("before", "now")) + code_changes(code, code_of(now, opened.search.space))
     return "; ".join(changed)

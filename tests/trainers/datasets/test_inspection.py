@@ -166,3 +166,12 @@ def test_the_histogram_of_one_size_has_one_bar(tmp_path):
         Image.fromarray(np.zeros((5, 5, 3), np.uint8)).save(tmp_path / split / "a/1.png")
     images = inspect(dataset_of_folder(tmp_path))["splits"]["train"]["images"]
     assert images["histogram"] == {"edges": [5, 6], "images": [1]}
+
+
+def test_a_folder_of_classes_alone_is_inspected_with_a_tenth_to_score(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "flat" / name).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (8, 8)).save(tmp_path / "flat" / name / f"{number}.png")
+    splits = inspect(dataset_of_folder(tmp_path / "flat"))["splits"]
+    assert (splits["train"]["samples"], splits["eval"]["samples"]) == (18, 2)
