@@ -1,6 +1,7 @@
 """A search's folder has one supervisor and one study, in one of Optuna's storages, named by a word or a URL."""
 
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,19 @@ def test_a_search_goes_on_where_only_the_words_of_its_recipe_or_data_set_have_ch
     assert folder_record(folder, other, resume=True) == older
     with pytest.raises(FolderRefused, match="holds another search; recipe.epochs: "):
         folder_record(folder, opened_over("epochs: 19\n"), resume=True)
+
+
+def test_a_recipe_that_is_away_for_a_moment_has_not_changed(tmp_path):
+    file, away = tmp_path / "mine.yaml", tmp_path / "away.yaml"
+    file.write_text("kilobatch: 1\nextends: digits/batch_256\n")
+    space = "space: {learning_rate.reference: {kind: Float, low: 0.1, high: 1}}"
+    (tmp_path / "search.yaml").write_text(f"kilobatch: 1\nrecipe: mine.yaml\n{space}\nbudget: {{trials: 2}}\n")
+    opened = open_search(str(tmp_path / "search.yaml"), vocabulary=search_vocabulary())
+    file.rename(away)
+    back = threading.Timer(0.2, away.rename, args=(file,))
+    back.start()
+    assert recipe_change(opened, {}) == ""
+    back.join()
 
 
 def test_own_code_that_is_edited_ends_a_search_and_is_another_one_s(tmp_path, monkeypatch):

@@ -109,6 +109,11 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
             "seed=0",
             "Own, uses layers that it has not registered, /layers/0: they would be neither drawn by the seed",
         ),
+        (
+            "self.fc, hidden = L.Linear(9, num_classes), L.Linear(64, 9); self.out = lambda x: self.fc(hidden(x))",
+            "seed=0",
+            "Own, uses layers that it has not registered, outside of its attributes and lists of them: they would",
+        ),
     ],
 )
 def test_a_model_of_ones_own_that_cannot_be_trained_is_refused_at_once(
@@ -207,6 +212,12 @@ def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_repl
             "object.__setattr__(self, 'blur', [L.Linear(64, 64, initialW=1), L.Linear(None, 3)]); "
             "self.out = lambda x: self.fc(self.blur[0](x))",
             "kilobatch: warning: /blur/0, /blur/1 will be neither drawn by the seed, trained nor saved; ",
+        ),
+        (
+            "mine_mixed",  # registered and fixed layers in one container
+            "self.fc = L.Linear(64, num_classes); "
+            "several = chainer.Sequential(L.Linear(None, 64, initialW=0.1), self.fc); self.out = lambda x: several(x)",
+            "",
         ),
         (
             "mine_normal",
