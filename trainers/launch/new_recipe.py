@@ -91,7 +91,8 @@ def write_new_recipe(
     Returns:
         lines that say what was found, written and chosen.
     Raises:
-        InputRefused: the folder is not as described, an image cannot be read, or a file exists.
+        InputRefused: the folder is not as described, has one class or too few images, an image cannot be read, or a
+            file exists.
         RecipeError: `recipe` has another suffix than .yaml.
     """
     if url_of(folder) is not None:
@@ -105,28 +106,17 @@ def write_new_recipe(
     for file in (recipe, dataset):
         if file.exists():
             raise InputRefused(f"{file} exists, and nothing is overwritten; give another FILE, in another folder")
-    reader = reader_of(folder)
+    reader, passed_over = _reader_of_classes(folder)
     if reader.train == "." and recipe.parent.resolve().is_relative_to(folder.resolve()):
         raise InputRefused(f"{folder} holds folders of classes alone; give a FILE outside of it")
-    try:
-        passed_over = reader.other_files(folder)
-        reader = reader if passed_over else replace(reader, others="refuse")
-        facts, samples = reader.facts(folder), reader.open(folder, "train")
-    except (OSError, ValueError) as error:
-        what = "it must hold CLASS/FILE, or train/CLASS/FILE and perhaps val/CLASS/FILE"
-        raise InputRefused(f"{error}; {what}") from error
-    if facts["num_classes"] == 1:
-        raise InputRefused(f"{folder}: there is one class, {reader.class_names(folder)[0]}, and nothing to tell apart")
-    if reader.eval is None and len(samples) < _LEAST:
-        raise InputRefused(f"{folder}: a tenth of {len(samples)} images is none to score; add some, or a folder val")
-    looks = images_found(samples)
+    looks = images_found(reader.open(folder, "train"))
     if set(looks["modes"]) <= {"1", "L"}:
         reader = replace(reader, channels=1)
     mean, std, measured = _mean_and_deviation(folder, reader, showing)
     try:
         _write(dataset, _dataset_text(name, folder, dataset, reader, mean=mean, std=std, measured=measured))
         trained = open_split(open_dataset(str(dataset), vocabulary=vocabulary()), "train")
-        counts = np.bincount(trained.labels, minlength=facts["num_classes"])
+        counts = np.bincount(trained.labels, minlength=len(reader.class_names(folder)))
         _write(recipe, _recipe_text(_as_text(name), dataset, looks, counts))
         made = open_recipe(str(recipe), vocabulary=vocabulary()).recipe
     except BaseException:
@@ -136,7 +126,7 @@ def write_new_recipe(
     sides = " x ".join(number(looks[side]["median"]) for side in ("height", "width"))
     chosen = f"{type(made.model).__name__}, {number(made.epochs)} epochs"
     images = f"{counted(int(counts.sum()), 'training image')}, median height x width {sides}"
-    others = f"; passed over: {counted(len(passed_over), 'other file')}" if passed_over else ""
+    others = f"; passed over: {counted(passed_over, 'other file')}" if passed_over else ""
     larger, batch = typed(recipe.with_name("larger.yaml")), 4 * int(made.batch.global_.sizes[0])
     scaled = [f"  kilobatch recipes scale {typed(recipe)} --batch {batch} -o {larger}"]
     without = [name for name, count in zip(reader.class_names(folder), counts, strict=True) if not count]
@@ -144,7 +134,7 @@ def write_new_recipe(
         [f"all images of {listed(map(repr, without), most=5)} are scored: add some to train on"] if without else []
     )
     return [
-        f"{number(facts['num_classes'])} classes, {images}{others}",
+        f"{number(len(counts))} classes, {images}{others}",
         f"wrote {dataset}, which describes them, and {recipe}: {chosen}",
         *warnings,
         "next:",
@@ -152,6 +142,24 @@ def write_new_recipe(
         f"  kilobatch train {typed(recipe)}",
         *(scaled if 10 * batch <= counts.sum() else []),
     ]
+
+
+def _reader_of_classes(folder: Path) -> tuple[ImageFolder, int]:
+    """The reader of a folder from which something can be learned, and how many other files it passes over."""
+    reader = reader_of(folder)
+    try:
+        passed_over = len(reader.other_files(folder))
+        reader = reader if passed_over else replace(reader, others="refuse")
+        facts, names = reader.facts(folder), reader.class_names(folder)
+    except (OSError, ValueError) as error:
+        what = "it must hold CLASS/FILE, or train/CLASS/FILE and perhaps val/CLASS/FILE"
+        raise InputRefused(f"{error}; {what}") from error
+    if len(names) == 1:
+        raise InputRefused(f"{folder}: there is one class, {names[0]}, and nothing to tell apart")
+    if reader.eval is None and facts["num_train"] < _LEAST:
+        what = f"a tenth of {facts['num_train']} images is none to score"
+        raise InputRefused(f"{folder}: {what}; add some, or a folder val")
+    return reader, passed_over
 
 
 def _mean_and_deviation(
