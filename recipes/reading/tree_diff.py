@@ -9,7 +9,7 @@ from typing import Any
 
 # Keys of a recipe that only name or document it, and affect no run.
 WORDS = ("name", "title", "source", "claims", "card", "assumed", "open")
-_WORDS_OF_DATASET = ("title", "source", "root", "obtain", "sources", "lacks")
+_WORDS_OF_DATASET = ("title", "source", "classes", "root", "obtain", "sources", "lacks")
 _SCHEDULE = (
     ("epochs",),
     ("batch", "global"),

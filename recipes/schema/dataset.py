@@ -137,6 +137,7 @@ class Dataset:
         num_train: samples that are trained on, at least 1. Left out, as the next two: the reader counts.
         num_eval: samples that are scored, at least 1.
         num_classes: classes, at least 1.
+        classes: their names, in the order of their labels, where the reader knows none; reports show them. [] for none.
         channels: colour channels of an image, at least 1; those of its reader too, where that leaves its own out.
         mean: mean of each channel, of pixel values scaled to 0..1, in [0, 1].
         std: standard deviation of each channel, of pixel values scaled to 0..1, in (0, 1].
@@ -161,6 +162,7 @@ class Dataset:
     num_train: int
     num_eval: int
     num_classes: int
+    classes: tuple[str, ...] = younger(())
     channels: int
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
@@ -176,6 +178,9 @@ class Dataset:
     def __post_init__(self) -> None:
         for name in ("num_train", "num_eval", "num_classes", "channels"):
             require(getattr(self, name) >= 1, f"Dataset.{name} must be at least 1, got {getattr(self, name)}")
+        if self.classes:
+            what = f"{self.num_classes} different names, or []"
+            require(len({*self.classes}) == self.num_classes == len(self.classes), f"Dataset.classes must be {what}")
         has_eval = self.validation is not None or getattr(self.reader, "eval", "") is not None
         require(has_eval, "Dataset.validation must be `{fraction: 0.1}`, say: the reader has `eval: null`, got null")
         if self.validation is not None:
@@ -193,6 +198,11 @@ class Dataset:
             if not all(0 <= value <= 1 for value in getattr(self, name) or ()):
                 what = "from 0 to 1, of pixel values scaled to 0..1: divide those of 0..255 by 255"
                 raise ValueError(f"Dataset.{name} must be {what}, got {getattr(self, name)}")
+
+    def class_names(self) -> list[str]:
+        """The names of the classes in the order of their labels, of the reader if it knows them; else none."""
+        found = self.reader.class_names(self.root) if hasattr(self.reader, "class_names") else ()
+        return list(found or self.classes)
 
     def holding_out(self, fraction: float) -> Dataset:
         """This data set with a share of its training split in place of the samples that are scored.

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +108,15 @@ class Run:
         from trainers.launch.score_run import score_run
 
         return score_run(self.folder, **as_options(options))
+
+    def predict(self, images: str | Path | Sequence[str | Path], **options: Any) -> list[dict[str, Any]]:
+        """The most probable classes of images, or of all in a folder; the options are those of `predict_run`:
+        checkpoint, predictions, device, allow_code.
+        """
+        from trainers.launch.predict_run import predict_run
+
+        several = [images] if isinstance(images, str | Path) else images
+        return predict_run(self.folder, list(map(path_of, several)), **as_options(options))
 
     def export(self, form: str, **options: Any) -> Path:
         """Write `onnx` or `safetensors`; the options are those of `export_run`: out, checkpoint, allow_code."""

@@ -1,4 +1,4 @@
-"""`kilobatch evaluate`, `export`, `report`, `watch` and `runs ...`: what is done with runs that were trained."""
+"""`kilobatch evaluate`, `predict`, `export`, `report`, `watch` and `runs ...`: what is done with trained runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ DeviceToScore = Annotated[str | None, typer.Option(metavar="D", help="cpu, gpu, 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     checkpoint: Checkpoint = "newest",
-    split: Annotated[str, typer.Option(help="run: what the run scores; test: the data set's own split.")] = "run",
+    split: Annotated[
+        str,
+        typer.Option(help="run: what the run scores; test: the data set's own split; all: every image of --data."),
+    ] = "run",
     device: DeviceToScore = None,
     data: Data = None,
     predictions: Annotated[
@@ -33,8 +36,8 @@ def evaluate(
 ) -> None:
     """Score a checkpoint over each evaluation sample once.
 
-    --data may be other data with the run's classes, such as a folder of class folders in `val`; not where the run
-    scored samples held out of its training data.
+    --data may be other data with the run's classes: in the form of the run's own, or with --split all any folder of
+    class folders, such as new photos.
     """
     from trainers.launch.score_run import score_run, scored_text
 
@@ -48,6 +51,27 @@ def evaluate(
         device=device,
     )
     print_json(scored) if as_json else print(scored_text(scored))
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Files, or folders of images.")],
+    checkpoint: Checkpoint = "newest",
+    device: DeviceToScore = None,
+    predictions: Annotated[Path | None, typer.Option("-o", metavar="F.csv", help="Write a table there.")] = None,
+    allow_code: AllowCode = False,
+    as_json: Json = False,
+) -> None:
+    """Say which class each image is of, by a checkpoint of a run.
+
+    Images need no labels; they get the evaluation transforms of the run's recipe.
+    """
+    from trainers.launch.predict_run import predict_run, predicted_text
+
+    predicted = predict_run(
+        run, images, checkpoint=checkpoint, predictions=predictions, allow_code=allow_code, device=device
+    )
+    print_json(predicted) if as_json else print(predicted_text(predicted))
 
 
 def export(

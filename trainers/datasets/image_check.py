@@ -16,7 +16,7 @@ from recipes.errors import listed, printable_line
 from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
 from trainers.datasets.held_out import open_split, other_counts
-from trainers.datasets.inspection import SPLITS, class_called, class_names
+from trainers.datasets.inspection import SPLITS, class_called
 from trainers.runs.cores import usable_cores
 
 _AT_ONCE = 32  # images that a thread takes
@@ -108,7 +108,7 @@ def verify_images(dataset: Dataset, advance: Callable[[int], None], *, others: S
 def _untrained(dataset: Dataset, *, train: Any, eval: Any) -> list[str]:
     if not (hasattr(train, "labels") and hasattr(eval, "labels")):
         return []
-    names = class_names(dataset)
+    names = dataset.class_names()
     return [class_called(names, label) for label in np.setdiff1d(eval.labels, train.labels).tolist()]
 
 

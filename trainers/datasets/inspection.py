@@ -68,11 +68,6 @@ def require_opened(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def class_names(dataset: Dataset) -> list[str]:
-    """The names of the classes in the order of their labels, by `class_names(root)` of the reader; else none."""
-    return list(dataset.reader.class_names(dataset.root)) if hasattr(dataset.reader, "class_names") else []
-
-
 def other_files(dataset: Dataset) -> list[str]:
     """The files and folders that are no images by their names, by `other_files(root)` of the reader; else none."""
     root = dataset.root and (url_of(dataset.root) or dataset.root)
@@ -110,7 +105,7 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
 
 
 def _inspected(dataset: Dataset) -> dict[str, Any]:
-    names = class_names(dataset)
+    names = dataset.class_names()
     opened = {split: open_split(dataset, split) for split in SPLITS}
     return {
         "name": dataset.name,

@@ -22,7 +22,7 @@ from trainers.augmentations.mixing import GroupMixing
 from trainers.augmentations.normalize import Normalize
 from trainers.datasets.bad_images import open_samples
 from trainers.datasets.input_rates import pipeline_of
-from trainers.datasets.inspection import class_called, class_names
+from trainers.datasets.inspection import class_called
 
 ROWS = COLUMNS = 8
 _LEAST = 96  # pixels of an image's longer side on the sheet; smaller images are enlarged by whole numbers
@@ -122,7 +122,7 @@ class _Loader:
     def __init__(self, recipe: Recipe, dataset: Dataset, samples: Any, parts: Sequence[Any]) -> None:
         self._samples = samples
         self._pipeline = pipeline_of(parts, dataset, seed=recipe.seed)
-        self._names = class_names(dataset)
+        self._names = dataset.class_names()
         self._shift, self._scale = np.zeros(dataset.channels), np.full(dataset.channels, 255.0)
         for normalize in (part for part in self._pipeline.parts if isinstance(part, Normalize)):
             self._shift, self._scale = normalize.shift_and_scale(dataset.channels)

@@ -68,7 +68,7 @@ def export_run(
     facts = {"recipe": opened.recipe.name, "checkpoint": path.name, "dataset": opened.dataset.name}
     facts |= {name: json.dumps(getattr(opened.dataset, name)) for name in ("mean", "std")}
     facts["augmentation.eval"] = json.dumps(_transforms(opened))
-    if classes := classes_of(folder, opened.dataset.reader):
+    if classes := classes_of(folder, opened.dataset):
         facts["classes"] = json.dumps(classes)
     if opened.recipe.evaluation.flipped:
         facts["evaluation.flipped"] = "true"

@@ -9,6 +9,7 @@ from typing import Any
 
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe
+from recipes.schema import Dataset
 from trainers.datasets.image_folder import ImageFolder
 from trainers.launch.preflight import refuse_folder
 from trainers.runs.identity import WHATS, code_digests, identity_of, own_code, read_identity, sha256_of_files
@@ -35,11 +36,12 @@ def code_of(opened: OpenedRecipe) -> dict[str, str | None]:
     return code_digests([opened.tree, opened.dataset_tree], opened.code_folders)
 
 
-def classes_of(run: Path, reader: Any) -> list[str]:
-    """The names of a run's classes, in the order of their labels, as recorded; none where it has no record of them."""
+def classes_of(run: Path, dataset: Dataset) -> list[str]:
+    """The names of a run's classes, in the order of their labels: as recorded, else those of its data set's file."""
     record = read_identity(run) or {}
-    names, data = record.get("classes"), record.get("data")
+    names, data, reader = record.get("classes"), record.get("data"), dataset.reader
     if names is None and isinstance(reader, ImageFolder) and isinstance(data, Mapping):  # its record has no classes
         folder = f"{reader.train}/"
         names = sorted((part.removeprefix(folder) for part in data if part.startswith(folder)), key=os.fsencode)
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+    is_record = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_record and names else list(dataset.classes)

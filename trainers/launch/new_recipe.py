@@ -22,7 +22,7 @@ from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
 from recipes.schema.dataset import url_of
 from trainers.datasets.held_out import open_split
-from trainers.datasets.image_folder import ImageFolder, reader_of
+from trainers.datasets.image_folder import SCORED, ImageFolder, has_folders, reader_of
 from trainers.datasets.inspection import UNEVEN, class_weights, images_found
 from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.launch.vocabulary import vocabulary
@@ -133,6 +133,8 @@ def write_new_recipe(
     warnings = (
         [f"all images of {listed(map(repr, without), most=5)} are scored: add some to train on"] if without else []
     )
+    unused = [name for name in SCORED if reader.eval not in (None, name) and has_folders(folder / name)]
+    score = "  kilobatch evaluate RUN --data {} --split all    # once, at the end"
     return [
         f"{number(len(counts))} classes, {images}{others}",
         f"wrote {dataset}, which describes them, and {recipe}: {chosen}",
@@ -141,6 +143,7 @@ def write_new_recipe(
         f"  kilobatch data sheet {typed(recipe)} -o samples.png        # images as the model gets them",
         f"  kilobatch train {typed(recipe)}",
         *(scaled if 10 * batch <= counts.sum() else []),
+        *(score.format(quote(str(folder / name))) for name in unused),
     ]
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused, refuse_unreachable
-from recipes.reading.open import open_recipe
+from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reports.wording import percent
+from recipes.schema import Dataset
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.launch.preflight import refuse_folder
-from trainers.launch.scored_data import scored_data
+from trainers.launch.scored_data import scored_data, scored_folder
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import CheckpointError, load_into, read_checkpoint, read_newest, refuse_foreign
 from trainers.runs.errors import RankFailed, print_error, print_warnings
 from trainers.runs.run_folder import CHECKPOINTS, EVALUATION, RECIPE, environment_of, require_run
 from trainers.training.device import require_asked, settled, take_device
 from trainers.training.predictions import TOP, require_table, write_predictions
+
+if TYPE_CHECKING:
+    from trainers.training.build import Parts
+    from trainers.training.extensions.evaluation import Score
 
 
 @refuse_unreachable()
@@ -37,28 +42,31 @@ def score_run(
         folder: of the run.
         checkpoint: `newest`, `best`, or a name such as update-000060.
         split: `run`: what the run scores itself; `test`: the evaluation split of the data set, also where the run
-            scores samples that it holds out of the training split.
+            scores samples that it holds out of the training split; `all`: every image of `data`, a folder of class
+            folders, whatever the run's data are.
         data: folder of the data set's files, if they have moved since the run, or of others with the same classes.
         predictions: a .csv that is written: what the model says of each sample.
         allow_code: as for `train`.
         device: cpu, gpu or auto; None: cpu.
     Returns:
         plain data: run, checkpoint, update, epoch, split, accuracy, top5_accuracy, loss, num_samples, differences. The
-            `split` is `held out` or `test`; `top5_accuracy` is None for up to five classes; the `differences` say in
-            words which code and data are not the run's.
+            `split` is `held out`, `test` or `all`; `top5_accuracy` is None for up to five classes; the `differences`
+            say in words which code and data are not the run's.
     Raises:
         InputRefused: there is no such run, checkpoint, split or device; the checkpoint is damaged; the data are
             missing or have other classes, or an image cannot be read.
     """
     require_run(folder)
-    if split not in ("run", "test"):
-        raise InputRefused(f"--split: there is no split {split}; write run or test")
+    if split not in ("run", "test", "all"):
+        raise InputRefused(f"--split: there is no split {split}; write run, test or all")
+    if split == "all" and data is None:
+        raise InputRefused("--split all: scores a folder of class folders; name it with --data")
     if predictions is not None:
         require_table(predictions)
     opened = open_recipe(
         folder / RECIPE,
         vocabulary=vocabulary(allow_code=allow_code),
-        overrides=["evaluation.held_out=null"] if split == "test" else (),
+        overrides=() if split == "run" else ["evaluation.held_out=null"],
         allow_code=allow_code,
         data_root=data,
         of_run=True,
@@ -67,61 +75,22 @@ def score_run(
     if split == "test" and opened.dataset.validation is not None:
         what = f"data set {opened.dataset.name} has no test split: it scores samples of its training split"
         raise InputRefused(f"--split: {what}; leave it out to score these")
-    refuse_folder(opened.dataset, data)
-    scored = scored_data(opened, folder)
-    for text in scored.differences:
+    if split != "all":
+        refuse_folder(opened.dataset, data)
+    scored = scored_data(opened, folder) if split != "all" else scored_folder(opened, folder, data)
+    for text in scored.differences[split == "all" :]:  # other data are what it asks for
         what = f"this score is not the run's, and is not written into {folder / EVALUATION}"
         print_error(f"kilobatch: warning: {folder} was trained with other {text}; {what}")
     if scored.without_names:
         why = f"those of {scored.without_names} have no names"
         print_error(f"kilobatch: warning: classes are matched by their numbers, because {why}")
-    kind = settled(device, "cpu")
-    require_asked(kind)
-    path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
-    content = read_checkpoint(path).scored()
-
-    from mpi4py import MPI
-
-    from trainers.datasets.loader_workers import LoaderWorkers
-    from trainers.kernels.threads import num_threads
-    from trainers.models.batch_norm import NormGroups
-    from trainers.training.build import build
-    from trainers.training.extensions.evaluation import score
-    from trainers.training.scored_samples import write_samples
-
-    decoder = environment_of(folder).get("decoder", "pillow")
-    decoders.use(None)
-    decoders.follow(decoder)
-    if decoders.in_use() != decoder:
-        what = f"images are decoded by {decoders.in_use()}, in the run by {decoder}; {decoders.VARIABLE}={decoder} asks"
-        print_error(f"kilobatch: warning: {what} for it")
-    parts = build(opened.recipe, scored.dataset)
-    if kind == "cpu":
-        kernels.settle()
-    parts.model.to_device(take_device(kind, MPI.COMM_SELF))
-    NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
-    with refuse_foreign(path):
-        state = load_into(parts.model, None, content)
-        reached = {"update": state["update"], "epoch": state["epoch"]}
-    pays = getattr(parts.load_eval.samples, "threads_pay", False)
-    try:
-        with LoaderWorkers(num_threads() if pays else 0) as workers:
-            top = TOP if opened.dataset.num_classes > TOP else 1
-            result = score(
-                parts.model,
-                load=parts.load_eval,
-                num_samples=parts.num_eval,
-                loss=parts.loss,
-                workers=workers,
-                flipped=opened.recipe.evaluation.flipped,
-                top=top,
-                mpi=MPI.COMM_SELF,
-            )
-    except RankFailed as error:  # a broken image, say
-        raise InputRefused(str(error)) from error
+    parts, result, facts = score_samples(folder, opened, scored.dataset, checkpoint=checkpoint, device=device)
     for image in getattr(parts.load_eval.samples, "skipped", {}).values():
         print_error(f"kilobatch: warning: sample {image.index} of {image.split} is skipped: {image.message}")
     if not scored.differences:
+        from trainers.training.scored_samples import write_samples
+
+        reached = {name: facts[name] for name in ("update", "epoch")}
         try:
             write_samples(
                 folder,
@@ -137,15 +106,74 @@ def score_run(
     in_top = float((result.top[0] == result.samples[:, :1]).any(axis=1).mean())
     return {
         "run": str(folder),
-        "checkpoint": path.name,
-        **reached,
-        "split": "test" if opened.dataset.validation is None else "held out",
+        **facts,
+        "split": "all" if split == "all" else "test" if opened.dataset.validation is None else "held out",
         "accuracy": result.accuracy,
-        "top5_accuracy": in_top if top == TOP else None,
+        "top5_accuracy": in_top if opened.dataset.num_classes > TOP else None,
         "loss": result.loss,
         "num_samples": result.num_samples,
         "differences": scored.differences,
     }
+
+
+def score_samples(
+    folder: Path, opened: OpenedRecipe, dataset: Dataset, *, checkpoint: str, device: str | None
+) -> tuple[Parts, Score, dict[str, Any]]:
+    """What a checkpoint of a run says of the samples that a data set scores.
+
+    Args:
+        folder, opened: of the run.
+        dataset: the run's, with the reader of the samples.
+        checkpoint, device: as of `score_run`.
+    Returns:
+        what was built for it; the score, with the five most probable classes of each sample, or all of up to five; and
+        checkpoint, update and epoch.
+    Raises:
+        InputRefused: there is no such checkpoint or device; the checkpoint is damaged; an image cannot be read.
+    """
+    kind = settled(device, "cpu")
+    require_asked(kind)
+    path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
+    content = read_checkpoint(path).scored()
+
+    from mpi4py import MPI
+
+    from trainers.datasets.loader_workers import LoaderWorkers
+    from trainers.kernels.threads import num_threads
+    from trainers.models.batch_norm import NormGroups
+    from trainers.training.build import build
+    from trainers.training.extensions.evaluation import score
+
+    decoder = environment_of(folder).get("decoder", "pillow")
+    decoders.use(None)
+    decoders.follow(decoder)
+    if decoders.in_use() != decoder:
+        what = f"images are decoded by {decoders.in_use()}, in the run by {decoder}; {decoders.VARIABLE}={decoder} asks"
+        print_error(f"kilobatch: warning: {what} for it")
+    parts = build(opened.recipe, dataset)
+    if kind == "cpu":
+        kernels.settle()
+    parts.model.to_device(take_device(kind, MPI.COMM_SELF))
+    NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
+    with refuse_foreign(path):
+        state = load_into(parts.model, None, content)
+        facts = {"checkpoint": path.name, "update": state["update"], "epoch": state["epoch"]}
+    pays = getattr(parts.load_eval.samples, "threads_pay", False)
+    try:
+        with LoaderWorkers(num_threads() if pays else 0) as workers:
+            result = score(
+                parts.model,
+                load=parts.load_eval,
+                num_samples=parts.num_eval,
+                loss=parts.loss,
+                workers=workers,
+                flipped=opened.recipe.evaluation.flipped,
+                top=min(TOP, dataset.num_classes),
+                mpi=MPI.COMM_SELF,
+            )
+    except RankFailed as error:  # a broken image, say
+        raise InputRefused(str(error)) from error
+    return parts, result, facts
 
 
 def scored_text(scored: dict[str, Any]) -> str:

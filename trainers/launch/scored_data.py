@@ -13,6 +13,7 @@ import numpy as np
 from recipes.errors import listed
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Dataset
+from trainers.datasets.image_folder import SCORED, ImageFolder, has_folders, is_flat
 from trainers.datasets.samples import splits_of, written_otherwise
 from trainers.launch.identity import classes_of
 from trainers.launch.preflight import DataRefused, refused_data
@@ -102,9 +103,9 @@ def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
         raise DataRefused(
             f"data set {dataset.name}: {file} says num_train and num_eval together: {num_train + num_eval:,}, and "
             f"there are {there:,}; from another number others are held out, also such as were trained on; give "
-            "the run's own data with --data"
+            "the run's own data with --data, or score every image of CLASS/FILE in it with --split all"
         )
-    trained = classes_of(run, dataset.reader)
+    trained = classes_of(run, dataset)
     labels = _labels(dataset, names, trained)
     if names and not trained and len(names) != dataset.num_classes:
         what = f"{run} has no record of its classes, and here are {len(names):,} of {dataset.num_classes:,}"
@@ -122,6 +123,30 @@ def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
         differences=list(differences.values()),
         without_names=nameless if "data" in differences else "",
     )
+
+
+def scored_folder(opened: OpenedRecipe, run: Path, folder: Path) -> ScoredData:
+    """Every image of a folder of class folders, whatever the data of the run are; the run knows each class by its name.
+
+    Raises:
+        DataRefused: it is no such folder; a class is none of the run's, or the run has no record of its classes.
+    """
+    dataset, trained = opened.dataset, classes_of(run, opened.dataset)
+    if not trained:
+        raise DataRefused(f"--split all: {run} has no record of the names of its classes, by which images are scored")
+    reader = ImageFolder(train=".", eval=None, channels=dataset.channels, others="skip")
+    if not is_flat(folder) and (splits := [name for name in (*SCORED, "train") if has_folders(folder / name)]):
+        what = f"{folder} holds {splits[0]}/CLASS"
+        raise DataRefused(f"--split all: {what}; name the folder of its classes: --data {folder / splits[0]}")
+    try:
+        count, names = reader.facts(folder)["num_train"], reader.class_names(folder)
+    except (OSError, ValueError) as error:
+        raise DataRefused(f"--split all: {error}") from error
+    own = OneSplit(reader=reader, labels=_labels(dataset, names, trained))
+    scored = replace(dataset, num_train=count, num_eval=count, reader=own, root=folder, validation=None)
+    changed = _differences(opened, dataset.reader, {}, run).get("code")
+    differences = [f"data: all images of {folder}", *([changed] if changed else [])]
+    return ScoredData(dataset=scored, classes=trained, differences=differences, without_names="")
 
 
 def _reader_of_one(reader: Any, split: str) -> Any:

@@ -113,14 +113,14 @@ def sha256_of_tree(tree: Mapping[str, Any]) -> str:
 def identity_of(opened: OpenedRecipe) -> dict[str, Any]:
     """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data.
 
-    Beside them `classes`, the names of the classes in the order of their labels, where the reader knows names, and
+    Beside them `classes`, the names of the classes in the order of their labels, where they have names, and
     `installed`, see `installed_code`, where there is any.
     """
     trees, dataset = [opened.tree, opened.dataset_tree], opened.dataset
     code = sha256_of_files(own_code(trees, opened.code_folders))
     made_of = {"code": code, "data": digests_of_data(dataset.reader, dataset)}
-    if hasattr(dataset.reader, "class_names"):
-        made_of["classes"] = list(dataset.reader.class_names(dataset.root))
+    if names := dataset.class_names():
+        made_of["classes"] = names
     if installed := installed_code(trees, opened.reading.vocabulary):
         made_of["installed"] = installed
     return made_of

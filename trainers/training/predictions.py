@@ -14,6 +14,7 @@ from trainers.runs.run_folder import write_whole
 from trainers.training.extensions.evaluation import Score
 
 TOP = 5  # classes that are named
+_OF_LABELS = ("label", "class", "correct", "loss")  # columns that need one
 COLUMNS = ("sample", "file", "label", "class", "predicted", "predicted_class", "probability", "correct", "loss")
 
 
@@ -29,23 +30,24 @@ def require_table(file: Path) -> None:
         raise InputRefused(f"--predictions {file}: there is no folder {file.parent}; make it, or name another")
 
 
-def write_predictions(file: Path, score: Score, samples: Any, classes: Sequence[str]) -> None:
+def write_predictions(file: Path, score: Score, samples: Any, classes: Sequence[str], *, labelled: bool = True) -> None:
     """Write a line of CSV for each sample, in the order of the evaluation set.
 
     Args:
         file: is replaced if it is there.
-        score: of all samples, with `top`: 1, or five, which are named too.
+        score: of all samples, with `top`; of more than five classes the five are named too.
         samples: of the evaluation set, open.
         classes: names of the classes.
+        labelled: the labels are known; else the columns that need them are left out.
     Raises:
         InputRefused: the file cannot be written.
     """
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
-    has_top = score.top[0].shape[1] == TOP
-    table.writerow((*COLUMNS, f"top{TOP}", f"top{TOP}_probabilities") if has_top else COLUMNS)
-    for line in _lines(score, samples, classes):
-        table.writerow(line if has_top else line[: len(COLUMNS)])
+    columns = COLUMNS + ((f"top{TOP}", f"top{TOP}_probabilities") if len(classes) > TOP else ())
+    kept = [at for at, column in enumerate(columns) if labelled or column not in _OF_LABELS]
+    for line in (columns, *_lines(score, samples, classes)):
+        table.writerow([line[at] for at in kept])
     try:
         write_whole(file, text.getvalue().encode(errors="surrogateescape"))
     except OSError as error:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from recipes.schema import Dataset, Recipe
-from trainers.datasets.inspection import class_names
 from trainers.datasets.sheet import evaluated_samples
 from trainers.runs.run_folder import EVALUATION, refuse_links, write_whole
 from trainers.training.extensions.evaluation import Score
@@ -54,7 +53,7 @@ def write_samples(
         image.save(target / f"worst-{at:02d}.png")
     facts = {
         **reached,
-        "classes": class_names(dataset) or list(map(str, range(dataset.num_classes))),
+        "classes": dataset.class_names() or list(map(str, range(dataset.num_classes))),
         "counts": [[*pair, count] for pair, count in zip(pairs.T.tolist(), counts.tolist(), strict=True)],
         "worst": [
             {

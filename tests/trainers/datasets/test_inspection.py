@@ -10,18 +10,20 @@ import pytest
 from PIL import Image
 
 from recipes.errors import InputRefused
+from recipes.reading.open import open_dataset, open_recipe
+from recipes.reading.tree_diff import comparable_tree
 from recipes.reports.plots.of_data import data_figure
 from recipes.schema import Dataset
 from trainers.datasets import ImageFolder, Synthetic, TarShards
 from trainers.datasets.image_check import verified_text, verify_images
 from trainers.datasets.inspection import (
-    class_names,
     dataset_of_folder,
     inspect,
     inspection_text,
     require_opened,
 )
 from trainers.datasets.remote import FOLDER_VARIABLE
+from trainers.launch.vocabulary import vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +116,7 @@ def test_classes_of_shards_have_the_names_of_their_folders(tmp_path):
                 archive.addfile(member, io.BytesIO(file.getvalue()))
     reader = TarShards()
     found = Dataset(name="shards", channels=3, reader=reader, root=tmp_path, **reader.facts(tmp_path))
-    assert class_names(found) == ["cat", "dog"]
+    assert found.class_names() == ["cat", "dog"]
     assert inspect(found)["splits"]["eval"]["images"]["types"] == {"JPEG": 2}
 
 
@@ -175,3 +177,15 @@ def test_a_folder_of_classes_alone_is_inspected_with_a_tenth_to_score(tmp_path):
             Image.new("RGB", (8, 8)).save(tmp_path / "flat" / name / f"{number}.png")
     splits = inspect(dataset_of_folder(tmp_path / "flat"))["splits"]
     assert (splits["train"]["samples"], splits["eval"]["samples"]) == (18, 2)
+
+
+def test_names_in_the_file_are_those_of_a_reader_that_knows_none_and_change_no_training():
+    words = vocabulary()
+    opened = open_dataset("fashion_mnist", vocabulary=words)
+    assert opened.class_names()[9] == "Ankle boot"
+    recipe = open_recipe("fashion/simple_cnn", vocabulary=words)
+    plain = {key: value for key, value in recipe.dataset_tree.items() if key != "classes"}
+    assert comparable_tree(recipe.tree, plain) == comparable_tree(recipe.tree, recipe.dataset_tree)
+    for classes in (("a", "b"), ("a",) * 10):
+        with pytest.raises(ValueError, match=r"Dataset.classes must be 10 different names, or \[\]"):
+            replace(opened, classes=classes)

@@ -1,6 +1,7 @@
 """A first recipe for a folder of images is valid and clean, has what was measured of them, and trains."""
 
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -79,8 +80,16 @@ def test_the_folder_of_scored_images_may_be_called_otherwise(tmp_path, name):
     (folder / "val").rename(folder / name)
     with pytest.raises(ValueError, match=f"if they lie in {name}, write `eval: {name}` in the reader"):
         ImageFolder().facts(folder)
-    opened, _ = written(folder, tmp_path / "mine.yaml")
+    opened, lines = written(folder, tmp_path / "mine.yaml")
     assert (opened.dataset.reader.eval, opened.dataset.num_train, opened.dataset.num_eval) == (name, 16, 4)
+    assert "--split all" not in lines[-1]
+
+
+def test_a_folder_that_is_not_used_is_left_for_the_end(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=8, each=8)
+    shutil.copytree(folder / "val", folder / "test")
+    _, lines = written(folder, tmp_path / "mine.yaml")
+    assert lines[-1] == f"  kilobatch evaluate RUN --data {folder}/test --split all    # once, at the end"
 
 
 def test_of_classes_without_splits_a_tenth_is_scored(tmp_path):

@@ -1,0 +1,142 @@
+"""`kilobatch predict`, and scores of any folder of class folders."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recipes.errors import InputRefused
+from trainers.commands.python_run import Run
+from trainers.launch.predict_run import predict_run, predicted_text
+from trainers.launch.score_run import score_run, scored_text
+from trainers.runs.run_folder import write_whole
+
+pytestmark = pytest.mark.mpi
+
+COLOURS = {"blue": (40, 60, 200), "green": (40, 200, 60), "red": (200, 60, 40)}
+
+
+def draw(folder, count, *, side=12, seed=0):
+    """Images of one colour and noise, `count` of each class."""
+    for number, (name, colour) in enumerate(COLOURS.items()):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            noise = np.random.default_rng([seed, number, index]).normal(0, 20, (side, side, 3))
+            Image.fromarray((noise + colour).clip(0, 255).astype(np.uint8)).save(folder / name / f"{index}.png")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, kilobatch):
+    """A run that knows three colours and scores a third of its images, held out."""
+    folder = tmp_path_factory.mktemp("colours")
+    draw(folder / "images", 8)
+    (folder / "images.yaml").write_text(
+        'reader: {kind: ImageFolder, train: ".", eval: null}\nroot: images\nchannels: 3\n'
+        "mean: [0.4, 0.4, 0.4]\nstd: [0.3, 0.3, 0.3]\nvalidation: {fraction: 0.25}\n"
+    )
+    (folder / "recipe.yaml").write_text(
+        "kilobatch: 1\nextends: digits/baseline\ndataset: images.yaml\nbatch: {global: 6, norm_span: 6}\nepochs: 20\n"
+        "model: {kind: SmallCNN, width: 8}\nlearning_rate: {reference: 0.3}\n"
+        "augmentation: {train: [{kind: Normalize, with: images}], eval: [{kind: Normalize, with: images}]}\n"
+    )
+    done = kilobatch("train", folder / "recipe.yaml", "--no-report", "--out", folder / "run", ranks=1)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained / "run", tmp_path / "run")
+
+
+def test_a_folder_of_class_folders_is_scored_whole(run, tmp_path, capsys):
+    draw(tmp_path / "new", 3, seed=1)
+    shutil.rmtree(tmp_path / "new" / "green")
+    scored = score_run(run, split="all", data=tmp_path / "new", predictions=tmp_path / "p.csv")
+    assert (scored["split"], scored["num_samples"], scored["accuracy"]) == ("all", 6, 1.0)
+    assert scored["differences"] == [f"data: all images of {tmp_path / 'new'}"]
+    assert "6 samples of other data" in scored_text(scored)
+    assert capsys.readouterr().err == ""
+    with open(tmp_path / "p.csv", newline="") as file:
+        assert [(line["label"], line["class"]) for line in csv.DictReader(file)] == [("0", "blue")] * 3 + [
+            ("2", "red")
+        ] * 3
+
+
+def test_all_images_of_the_run_s_own_folder_are_those_of_both_its_parts(trained, run):
+    assert score_run(run, split="all", data=trained / "images")["num_samples"] == 24
+    assert score_run(run)["num_samples"] == 6
+
+
+def test_what_cannot_be_scored_whole_is_refused_with_a_way_out(run, tmp_path):
+    draw(tmp_path / "new" / "val", 1)
+    with pytest.raises(InputRefused, match="new holds val/CLASS; name the folder of its classes: --data .*new/val"):
+        score_run(run, split="all", data=tmp_path / "new")
+    with pytest.raises(InputRefused, match="name it with --data"):
+        score_run(run, split="all")
+    with pytest.raises(InputRefused, match="nothing/here: no such folder"):
+        score_run(run, split="all", data=tmp_path / "nothing/here")
+    (tmp_path / "new/val/red").rename(tmp_path / "new/val/rot")
+    with pytest.raises(InputRefused, match="was not trained on: 'rot'; it knows 'blue', 'green', 'red'"):
+        score_run(run, split="all", data=tmp_path / "new/val")
+    with pytest.raises(InputRefused, match="or score every image of CLASS/FILE in it with --split all"):
+        score_run(run, data=tmp_path / "new/val")
+
+
+def test_predictions_are_those_of_the_score_and_need_no_labels(run, tmp_path):
+    draw(tmp_path / "new", 2, seed=2)
+    score_run(run, split="all", data=tmp_path / "new", predictions=tmp_path / "scored.csv")
+    shutil.copytree(tmp_path / "new", tmp_path / "loose/deep")
+    first = tmp_path / "first.PNG"
+    (tmp_path / "loose/deep/red/1.png").rename(first)
+    (tmp_path / "loose/deep/notes.txt").write_text("no image")
+    predicted = predict_run(run, [first, tmp_path / "loose"], predictions=tmp_path / "p.csv")
+    assert [each["classes"][0] for each in predicted] == ["red", "blue", "blue", "green", "green", "red"]
+    assert all(sorted(each["classes"]) == [*COLOURS] for each in predicted)
+    assert all(sum(each["probabilities"]) == pytest.approx(1, abs=1e-5) for each in predicted)
+    with open(tmp_path / "scored.csv", newline="") as file:
+        shares = [float(line["probability"]) for line in csv.DictReader(file)]
+    assert [each["probabilities"][0] for each in predicted] == pytest.approx([shares[-1], *shares[:-1]], rel=1e-4)
+    with open(tmp_path / "p.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [*lines[0]] == ["sample", "file", "predicted", "predicted_class", "probability"]
+    assert [line["file"] for line in lines] == [each["file"] for each in predicted]
+    assert predicted_text(predicted).startswith(f"{first}: red ")
+    assert Run(run).predict(str(first)) == predict_run(run, [first])
+
+
+def test_an_image_that_the_model_would_misread_is_refused(run, tmp_path, trained, capsys):
+    draw(tmp_path / "large", 1, side=20)
+    with pytest.raises(InputRefused, match="0.png: is 20 x 20 pixels as the model gets it, and the run's images"):
+        predict_run(run, [tmp_path / "large"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputRefused, match=r"empty: holds no file called \.bmp, "):
+        predict_run(run, [tmp_path / "empty"])
+    with pytest.raises(InputRefused, match="nothing.png: there is no such image or folder"):
+        predict_run(run, [tmp_path / "nothing.png"])
+    (tmp_path / "cut.png").write_bytes((trained / "images/red/0.png").read_bytes()[:100])
+    with pytest.raises(InputRefused, match="cut.png: not a readable image"):
+        predict_run(run, [tmp_path / "cut.png"])
+
+
+def test_images_are_classified_where_the_run_s_data_are_gone(run, tmp_path, trained, capsys):
+    facts = (run / "dataset.yaml").read_text()
+    (run / "dataset.yaml").write_text(facts.replace(str(trained / "images"), str(tmp_path / "gone")))
+    (predicted,) = predict_run(run, [trained / "images/green/3.png"])
+    assert predicted["classes"][0] == "green"
+    assert "images must have the size of the run's, which are not here" in capsys.readouterr().err
+
+
+def test_classes_without_names_are_numbers_or_those_of_the_data_set_s_file(run, trained, capsys):
+    record = json.loads((run / "identity.json").read_text())
+    write_whole(run / "identity.json", json.dumps({**record, "classes": [], "data": {}}))
+    image = trained / "images/red/0.png"
+    assert predict_run(run, [image])[0]["classes"][0] == "2"
+    assert "no record of the names" in capsys.readouterr().err
+    with (run / "dataset.yaml").open("a") as file:
+        file.write("classes: [azul, verde, rojo]\n")
+    assert predict_run(run, [image])[0]["classes"][0] == "rojo"
+    assert capsys.readouterr().err == ""
