@@ -30,11 +30,15 @@ def permutation(seed: int, epoch: int, num_samples: int) -> np.ndarray:
     return order
 
 
-@lru_cache(maxsize=2)
-def held_out(num_samples: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def held_out(num_samples: int, count: int, labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Which of `num_samples` training samples are trained on, and which `count` of them are scored instead.
 
-    The latter come first in a stable argsort of 64-bit draws, which are keyed by nothing but their purpose.
+    The latter come first in a stable argsort of 64-bit draws, which are keyed by nothing but their purpose. With
+    `labels` the i-th of the n samples of a class, in that order, has the place (i + 1/2) / n, and those with the lowest
+    places are scored: the same share of every class, up to one sample (Webster's method of apportionment).
+
+    Args:
+        labels: one integer a sample; None: classes do not count.
 
     Returns:
         two int64 arrays of indices, ascending, read-only.
@@ -42,13 +46,30 @@ def held_out(num_samples: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     >>> trained, scored = held_out(10, 3)
     >>> sorted([*trained.tolist(), *scored.tolist()]) == list(range(10)), len(scored)
     (True, 3)
+    >>> labels = np.array([0, 0, 0, 0, 1, 1, 0, 0, 0, 0])
+    >>> labels[held_out(10, 5, labels)[1]].tolist()
+    [0, 0, 1, 0, 0]
     """
     is_scored = np.zeros(num_samples, dtype=bool)
-    is_scored[_stable_argsort(draws(0, "held-out samples").bits(num_samples))[:count]] = True
+    order = _order_of_holding_out(num_samples)
+    if labels is not None:
+        sizes, places = np.bincount(labels), np.empty(num_samples)
+        by_class = order[np.argsort(labels[order], kind="stable")]
+        starts = np.cumsum(sizes) - sizes
+        places[by_class] = (2 * (np.arange(num_samples) - np.repeat(starts, sizes)) + 1) / np.repeat(2 * sizes, sizes)
+        order = order[np.argsort(places[order], kind="stable")]
+    is_scored[order[:count]] = True
     parts = np.flatnonzero(~is_scored), np.flatnonzero(is_scored)
     for part in parts:
         part.flags.writeable = False
     return parts
+
+
+@lru_cache(maxsize=2)
+def _order_of_holding_out(num_samples: int) -> np.ndarray:
+    order = _stable_argsort(draws(0, "held-out samples").bits(num_samples))
+    order.flags.writeable = False
+    return order
 
 
 def _stable_argsort(words: np.ndarray) -> np.ndarray:

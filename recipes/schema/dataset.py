@@ -38,9 +38,11 @@ class Validation:
 
     Args:
         fraction: their share of the training split, in (0, 1), rounded down to whole samples.
+        by_class: hold out this share of every class, up to one sample, in place of whichever samples are drawn.
     """
 
     fraction: float
+    by_class: bool = younger(False)
 
     def __post_init__(self) -> None:
         require(0 < self.fraction < 1, f"Validation.fraction must be above 0 and below 1, got {self.fraction}")

@@ -18,7 +18,10 @@ def open_split(dataset: Dataset, split: str) -> Any:
     if dataset.validation is None:
         return dataset.reader.open(dataset.root, split)
     samples = dataset.reader.open(dataset.root, "train")
-    trained, scored = held_out(len(samples), dataset.validation.split(len(samples))["num_eval"])
+    labels = None
+    if dataset.validation.by_class and (labels := getattr(samples, "labels", None)) is None:
+        raise ValueError(f"{dataset.name}: validation.by_class needs samples with `labels`, an array; write false")
+    trained, scored = held_out(len(samples), dataset.validation.split(len(samples))["num_eval"], labels)
     indices = trained if split == "train" else scored
     if not isinstance(samples, EncodedSamples):
         return ChosenSamples(samples=samples, indices=indices)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from recipes.errors import InputRefused, listed
+from recipes.errors import InputRefused
 from recipes.reading.open import open_dataset, open_recipe
 from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
@@ -43,7 +43,7 @@ mean: {mean}                # of {measured}, on a scale from 0 to 1
 std: {std}
 """
 _VALIDATION = (
-    "validation: {fraction: 0.1}                    # no other images to score: a tenth is scored, not trained on\n"
+    "validation: {fraction: 0.1, by_class: true}     # no other images to score: a tenth is scored, not trained on\n"
 )
 
 _RECIPE = """\
@@ -129,16 +129,11 @@ def write_new_recipe(
     others = f"; passed over: {counted(passed_over, 'other file')}" if passed_over else ""
     larger, batch = typed(recipe.with_name("larger.yaml")), 4 * int(made.batch.global_.sizes[0])
     scaled = [f"  kilobatch recipes scale {typed(recipe)} --batch {batch} -o {larger}"]
-    without = [name for name, count in zip(reader.class_names(folder), counts, strict=True) if not count]
-    warnings = (
-        [f"all images of {listed(map(repr, without), most=5)} are scored: add some to train on"] if without else []
-    )
     unused = [name for name in SCORED if reader.eval not in (None, name) and has_folders(folder / name)]
     score = "  kilobatch evaluate RUN --data {} --split all    # once, at the end"
     return [
         f"{number(len(counts))} classes, {images}{others}",
         f"wrote {dataset}, which describes them, and {recipe}: {chosen}",
-        *warnings,
         "next:",
         f"  kilobatch data sheet {typed(recipe)} -o samples.png        # images as the model gets them",
         f"  kilobatch train {typed(recipe)}",

@@ -108,10 +108,10 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     Its folder and texts for people may differ, and so may `on_bad_image`: one that refuses and one that skips train
     alike until the first bad image, where the first ends.
     """
-    free = ("reader", "root", "sources", "on_bad_image", "lacks", "validation", "subset_of")
+    free = ("reader", "root", "sources", "on_bad_image", "lacks", "validation", "subset_of", "classes")
     facts = {key: value for key, value in without_texts(vars(dataset)).items() if key not in free}
     if dataset.validation is not None:
-        facts["validation"] = vars(dataset.validation)
+        facts["validation"] = {key: value for key, value in vars(dataset.validation).items() if value is not False}
     return json.loads(json.dumps({**facts, "reader": repr(dataset.reader)}))
 
 

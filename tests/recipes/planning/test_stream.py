@@ -1,5 +1,7 @@
 """The stream: each sample once an epoch, in an order that only seed and epoch decide."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,21 @@ def test_what_is_held_out_comes_first_in_the_argsort_of_draws_that_no_seed_keys(
 
 def test_more_is_held_out_with_all_of_less():
     assert set(held_out(1500, 75)[1]) < set(held_out(1500, 150)[1])
+
+
+@pytest.mark.parametrize("count", [1, 30, 100, 199])
+def test_by_class_each_class_has_its_share_up_to_one_sample(count):
+    labels = np.random.default_rng(0).choice(5, size=200, p=[0.5, 0.3, 0.15, 0.04, 0.01])
+    scored = held_out(200, count, labels)[1].tolist()
+    order = _stable_argsort(draws(0, "held-out samples").bits(200)).tolist()
+    places = {}
+    for label in range(5):
+        own = [index for index in order if labels[index] == label]
+        places |= {index: Fraction(2 * at + 1, 2 * len(own)) for at, index in enumerate(own)}
+    assert scored == sorted(sorted(order, key=places.__getitem__)[:count])
+    shares = np.bincount(labels[scored], minlength=5) - count * np.bincount(labels) / 200
+    assert abs(shares).max() <= 1
+    assert set(held_out(200, count - 1, labels)[1]) < set(scored)
 
 
 def test_nobody_can_write_into_the_permutation_that_others_read():

@@ -1,6 +1,7 @@
 """`evaluation.held_out` of a recipe and `validation` of a data set: counts, epochs, record and refusals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -58,6 +59,10 @@ def test_a_run_opens_again_with_what_it_held_out(opened, write):
     assert after.tree["evaluation"]["held_out"] == 0.1
     assert dataset_facts(after.dataset) == dataset_facts(before.dataset)
     assert dataset_facts(after.dataset)["validation"] == {"fraction": 0.1}
+    named = replace(after.dataset, classes=tuple("abcdefghij"))  # as a newer version's file has it
+    assert dataset_facts(named) == dataset_facts(before.dataset)
+    by_class = replace(after.dataset, validation=replace(after.dataset.validation, by_class=True))
+    assert dataset_facts(by_class) != dataset_facts(before.dataset)
 
 
 def test_diff_names_it_among_what_moves_the_schedule(run, tmp_path):

@@ -6,6 +6,7 @@ import re
 import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -186,14 +187,21 @@ def test_another_split_is_refused(name, root):
         CASES[name].open(root, "val")
 
 
+@pytest.mark.parametrize("by_class", [False, True])
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_what_is_held_out_and_the_others_are_the_training_split(name, root):
+def test_what_is_held_out_and_the_others_are_the_training_split(name, root, by_class):
     whole, facts = CASES[name].open(root, "train"), CASES[name].facts(root)
     channels = whole[0][0].shape[2]
     dataset = Dataset(name=name, reader=CASES[name], root=root, channels=channels, **facts).holding_out(0.3)
     assert (dataset.num_eval, dataset.num_train) == (len(whole) * 3 // 10, len(whole) - len(whole) * 3 // 10)
+    dataset = replace(dataset, validation=replace(dataset.validation, by_class=by_class))
+    if by_class and not hasattr(whole, "labels"):
+        with pytest.raises(ValueError, match="validation.by_class needs samples with `labels`"):
+            open_split(dataset, "train")
+        return
     require_data(dataset)
-    places = [each.tolist() for each in held_out(len(whole), dataset.num_eval)]
+    labels = np.array([whole[index][1] for index in range(len(whole))]) if by_class else None
+    places = [each.tolist() for each in held_out(len(whole), dataset.num_eval, labels)]
     assert sorted(places[0] + places[1]) == list(range(len(whole)))
     for split, indices in zip(("train", "eval"), places, strict=True):
         samples = open_split(dataset, split)

@@ -72,6 +72,7 @@ def test_without_val_a_tenth_is_scored(tmp_path):
     opened, lines = written(made_folder(tmp_path / "photos", side=32, val=False), tmp_path / "mine.yaml")
     assert (opened.dataset.num_train, opened.dataset.num_eval) == (72, 8)
     assert "72 training images" in lines[0]
+    assert np.bincount(open_split(opened.dataset, "eval").labels).tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("name", ["valid", "validation", "test"])
@@ -196,20 +197,3 @@ def test_a_folder_of_classes_is_read_at_a_url_too(tmp_path):
     reader = ImageFolder(train=".", eval=None)
     here, there = (reader.open(root, "train") for root in (folder, Path(f"file:{folder}")))
     assert [here.encoded(index) for index in range(20)] == [there.encoded(index) for index in range(20)]
-
-
-def test_a_class_that_is_scored_alone_is_named(tmp_path):
-    folder = made_folder(tmp_path / "photos", side=8, val=False, each=60) / "train"
-    for number in range(12):
-        (folder / f"rare {number}").mkdir()
-        (folder / "day" / f"{number}.png").rename(folder / f"rare {number}" / "0.png")
-    opened, lines = written(tmp_path / "photos", tmp_path / "mine.yaml")
-    trained = open_split(opened.dataset, "train").labels
-    lost = [
-        name
-        for label, name in enumerate(opened.dataset.reader.class_names(opened.dataset.root))
-        if label not in trained
-    ]
-    assert lost
-    assert f"all images of {', '.join(map(repr, lost))} are scored: add some to train on" in lines
-    assert min(opened.recipe.loss.class_weights) > 0

@@ -67,7 +67,7 @@ def test_the_run_scores_what_it_held_out_and_test_scores_the_rest_of_the_data(al
     assert own["loss"] != test["loss"]
     done = kilobatch("evaluate", alone.folder)
     assert done.stdout.endswith("over 150 held-out samples\n")
-    assert "there is no split val; write run or test" in kilobatch("evaluate", alone.folder, "--split", "val").stderr
+    assert "no split val; write run, test or all" in kilobatch("evaluate", alone.folder, "--split", "val").stderr
 
 
 def test_the_run_says_what_it_held_out(alone, kilobatch):
