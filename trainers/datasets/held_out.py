@@ -19,8 +19,10 @@ def open_split(dataset: Dataset, split: str) -> Any:
         return dataset.reader.open(dataset.root, split)
     samples = dataset.reader.open(dataset.root, "train")
     labels = None
-    if dataset.validation.by_class and (labels := getattr(samples, "labels", None)) is None:
-        raise ValueError(f"{dataset.name}: validation.by_class needs samples with `labels`, an array; write false")
+    if dataset.validation.by_class:
+        if not hasattr(samples, "labels"):
+            raise ValueError(f"{dataset.name}: validation.by_class needs samples with `labels`, an array; write false")
+        labels = np.asarray(samples.labels, np.int64)
     trained, scored = held_out(len(samples), dataset.validation.split(len(samples))["num_eval"], labels)
     indices = trained if split == "train" else scored
     if not isinstance(samples, EncodedSamples):
