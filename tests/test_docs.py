@@ -68,7 +68,7 @@ def test_the_readme_counts_recipes_and_rules_right():
     counts = dict(map(reversed, re.findall(r"# (\d+) (recipes|rules)\b", (ROOT / "README.md").read_text())))
     recipes = [path for path in (ROOT / "docs" / "library.md").read_text().splitlines() if path.startswith("| [")]
     rules = re.findall(r"^## ", (DOCS / "lint.md").read_text(), re.MULTILINE)
-    assert counts == {"recipes": str(len(recipes)), "rules": str(len(rules))}
+    assert counts == {"recipes": str(len(recipes)), "rules": str(len(rules))}, "correct the numbers in README.md"
 
 
 def test_the_rooms_that_the_api_names_can_be_imported_and_hold_every_component():

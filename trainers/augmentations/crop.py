@@ -118,7 +118,7 @@ class RandomResizedCrop:
     Args:
         size: side of the result in pixels, or `image_size`, the recipe's.
         area: smallest and largest share of the image's area, in (0, 1].
-        ratio: smallest and largest width over height, before the exchange, above 0.
+        ratio: smallest and largest width over height, above 0; `uniform` draws exchange the two in half of the cases.
         ratio_draw: `uniform`, or `log_uniform`, without an exchange.
         interpolation: `bilinear` or `bicubic`.
     Raises:

@@ -60,7 +60,7 @@ class RandomErasing:
     Args:
         probability: probability of a rectangle, in [0, 1].
         area: smallest and largest share of the image's area, in (0, 1].
-        ratio: smallest and largest height over width, above 0.
+        ratio: smallest and largest height over width, above 0; of `RandomResizedCrop` it is width over height.
     Raises:
         ValueError: `probability` is no number in [0, 1]; `area` or `ratio` are not two numbers in range, low first.
 

@@ -181,10 +181,11 @@ class Loading:
     def _whole(self) -> np.ndarray | Pixels:
         """The images of all samples."""
         if len(shapes := list(dict.fromkeys(self._shapes))) > 1:
+            crop = "" if self._key == "augmentation.eval" else "RandomResizedCrop, or "
             axes = "channels, height and width" if self._mirrored is None else "height, width and channels"
             raise UnfitImage(
                 f"images of {shapes[0]} and {shapes[1]}, {axes}, cannot be computed together; "
-                f"bring all to one size in {self._key}: RandomResizedCrop, or Resize and CenterCrop"
+                f"bring all to one size in {self._key}: {crop}Resize and CenterCrop"
             )
         images = self._images
         if self._of_other_type:  # a reader may give bytes and floats

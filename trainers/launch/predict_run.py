@@ -1,9 +1,9 @@
-"""`kilobatch predict`: what a run says of images without labels."""
+"""`kilobatch predict`: the classes that a run finds most probable for images without labels."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,30 +13,29 @@ import numpy as np
 from recipes.errors import InputRefused, printable_line, refuse_unreachable
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reports.wording import percent
-from recipes.schema import Dataset
 from recipes.schema.image_size import evaluated_size
 from trainers.datasets.augmented import augmented_samples
-from trainers.datasets.inspection import class_called
-from trainers.datasets.samples import IMAGE_SUFFIXES, ImageFiles
+from trainers.datasets.samples import IMAGE_SUFFIXES, ImageFiles, UnreadableImage
 from trainers.launch.identity import classes_of
-from trainers.launch.score_run import score_samples
+from trainers.launch.score_run import give_weights, read_scored
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.errors import RankFailed, print_error, print_warnings
+from trainers.runs.errors import print_error, print_warnings
 from trainers.runs.run_folder import RECIPE, require_run
-from trainers.training.predictions import require_table, write_predictions
+from trainers.training.predictions import OF_TOP, TOP, require_table, write_table
 
+_TOGETHER = 32  # images of a forward
 _LEAST_SHOWN = 0.01  # share of a class that is shown beside the first one
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Loose:
+class _Files:
     """A reader of files without labels, whatever folder and split it is asked for."""
 
     paths: Sequence[str]
     channels: int
 
     def open(self, root: Path | None, split: str) -> ImageFiles:
-        """The files as samples of class 0."""
+        """The files, as samples of class 0."""
         labels = np.zeros(len(self.paths), np.int32)
         return ImageFiles(labels=labels, channels=self.channels, folder=Path(), paths=self.paths)
 
@@ -51,7 +50,7 @@ def predict_run(
     allow_code: bool = False,
     device: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The classes that a checkpoint finds most probable for each image, which gets the recipe's evaluation transforms.
+    """The classes that a checkpoint finds most probable for each image, after the recipe's evaluation transforms.
 
     Args:
         folder: of the run.
@@ -62,38 +61,36 @@ def predict_run(
         device: cpu, gpu or auto; None: cpu.
     Returns:
         of each image its `file`, `classes` by name and their `probabilities`, the most probable first: five, or all of
-        up to five.
+        up to five. Images that cannot be read are named in warnings and left out.
     Raises:
-        InputRefused: there is no such run, checkpoint, device or image, or no image in a folder; an image cannot be
-            read, or differs in size from the others as the model gets them.
+        InputRefused: there is no such run, checkpoint, device or image, or no image in a folder; none can be read, or
+            one differs from the run's in size as the model gets it.
     """
     require_run(folder)
     if predictions is not None:
         require_table(predictions)
-    paths = [os.fspath(path) for given in images for path in _files(given)]
-    opened = open_recipe(
-        folder / RECIPE, vocabulary=vocabulary(allow_code=allow_code), allow_code=allow_code, of_run=True
-    )
+    paths = [os.fspath(path) for given in images for path in _image_files(given)]
+    words = vocabulary(allow_code=allow_code)
+    opened = open_recipe(folder / RECIPE, vocabulary=words, allow_code=allow_code, of_run=True)
     print_warnings(opened.warnings)
-    dataset, count = opened.dataset, len(paths)
-    reader = _Loose(paths=paths, channels=dataset.channels)
-    sizes = {"num_train": count, "num_eval": count}
-    loose = replace(dataset, reader=reader, **sizes, validation=None, on_bad_image="refuse")
-    _require_size(opened, loose)
-    parts, score, _ = score_samples(folder, opened, loose, checkpoint=checkpoint, device=device)
-    names = classes_of(folder, dataset)
+    names = classes_of(folder, opened.dataset)
     if not names:
         print_error(f"kilobatch: warning: {folder} has no record of the names of its classes; they are numbers here")
-        names = list(map(str, range(dataset.num_classes)))
+        names = list(map(str, range(opened.dataset.num_classes)))
+    found = list(_predicted(folder, opened, paths, checkpoint=checkpoint, device=device))
+    if not found:
+        raise InputRefused("none of the images can be read; give others")
     if predictions is not None:
-        write_predictions(predictions, score, parts.load_eval.samples, names, labelled=False)
+        columns = ("sample", "file", "predicted", "predicted_class", "probability")
+        columns += OF_TOP if len(names) > TOP else ()
+        lines = [
+            (index, path, labels[0], names[labels[0]], shares[0], " ".join(map(str, labels)), " ".join(shares))
+            for index, (path, labels, shares) in enumerate(found)
+        ]
+        write_table(predictions, [columns, *(line[: len(columns)] for line in lines)])
     return [
-        {
-            "file": path,
-            "classes": [class_called(names, label) for label in labels],
-            "probabilities": [float(f"{share:.6g}") for share in shares],
-        }
-        for path, labels, shares in zip(paths, *(each.tolist() for each in score.top), strict=True)
+        {"file": path, "classes": [names[label] for label in labels], "probabilities": list(map(float, shares))}
+        for path, labels, shares in found
     ]
 
 
@@ -108,26 +105,56 @@ def predicted_text(predicted: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _require_size(opened: OpenedRecipe, loose: Dataset) -> None:
-    """Refuse images whose size no augmentation changes, and which have another than the run's."""
+def _predicted(
+    folder: Path, opened: OpenedRecipe, paths: Sequence[str], *, checkpoint: str, device: str | None
+) -> Iterator[tuple[str, list[int], list[str]]]:
+    """Of each image that can be read its path, labels and probabilities, the most probable first."""
+    path, content, kind = read_scored(folder, checkpoint, device)
+
+    from trainers.training.build import drawn_model
+    from trainers.training.extensions.evaluation import logits_of, most_probable
+
+    recipe, dataset = opened.recipe, opened.dataset
+    reader = _Files(paths=paths, channels=dataset.channels)
+    load = augmented_samples(recipe, replace(dataset, reader=reader, validation=None, on_bad_image="refuse"), "eval")
+    model, shape = None, _shape_of_the_run(opened)
+    for first in range(0, len(paths), _TOGETHER):
+        several = []
+        for index in range(first, min(first + _TOGETHER, len(paths))):
+            try:
+                image, _ = load(0, index)
+            except UnreadableImage as error:
+                print_error(f"kilobatch: warning: passed over {str(error).partition('; it is sample')[0]}")
+                continue
+            shape = shape or image.shape
+            if image.shape != shape:
+                here, there = (" x ".join(map(str, each[1:])) for each in (image.shape, shape))
+                what = f"is {here} pixels as the model gets it, and the run's images are {there}"
+                raise InputRefused(f"{paths[index]}: {what}; bring it to that size")
+            several.append((paths[index], image))
+        if several and model is None:
+            model = drawn_model(recipe, dataset)
+            give_weights(model, recipe, path, content, kind)
+        if several:
+            names, images = zip(*several, strict=True)
+            logits = logits_of(model, np.stack(images), flipped=recipe.evaluation.flipped)
+            top = most_probable(logits.array, min(TOP, dataset.num_classes))
+            for name, labels, shares in zip(names, *(each.tolist() for each in top), strict=True):
+                yield name, labels, [f"{share:.6g}" for share in shares]
+
+
+def _shape_of_the_run(opened: OpenedRecipe) -> tuple[int, ...] | None:
+    """The shape of the run's images as the model gets them; None where all images get one size, or it is not known."""
     if evaluated_size(opened.recipe) is not None:
-        return
+        return None
     try:
-        trained, _ = augmented_samples(opened.recipe, opened.dataset, "eval")(0, 0)
+        return augmented_samples(opened.recipe, opened.dataset, "eval")(0, 0)[0].shape
     except (LookupError, OSError, ValueError) as error:
         print_error(f"kilobatch: warning: images must have the size of the run's, which are not here: {error}")
-        return
-    try:
-        image, _ = augmented_samples(opened.recipe, loose, "eval")(0, 0)
-    except RankFailed as error:
-        raise InputRefused(str(error)) from error
-    if image.shape != trained.shape:
-        here, there = (" x ".join(map(str, each.shape[1:])) for each in (image, trained))
-        what = f"is {here} pixels as the model gets it, and the run's images are {there}"
-        raise InputRefused(f"{loose.reader.paths[0]}: {what}; bring it to that size")
+        return None
 
 
-def _files(given: Path) -> list[Path]:
+def _image_files(given: Path) -> list[Path]:
     """The image files that a path means.
 
     Raises:

@@ -6,23 +6,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused, refuse_unreachable
-from recipes.reading.open import OpenedRecipe, open_recipe
+from recipes.reading.open import open_recipe
 from recipes.reports.wording import percent
-from recipes.schema import Dataset
+from recipes.schema import Recipe
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.launch.preflight import refuse_folder
 from trainers.launch.scored_data import scored_data, scored_folder
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.checkpoint import CheckpointError, load_into, read_checkpoint, read_newest, refuse_foreign
+from trainers.runs.checkpoint import (
+    CheckpointContent,
+    CheckpointError,
+    load_into,
+    read_checkpoint,
+    read_newest,
+    refuse_foreign,
+)
 from trainers.runs.errors import RankFailed, print_error, print_warnings
 from trainers.runs.run_folder import CHECKPOINTS, EVALUATION, RECIPE, environment_of, require_run
 from trainers.training.device import require_asked, settled, take_device
 from trainers.training.predictions import TOP, require_table, write_predictions
 
 if TYPE_CHECKING:
-    from trainers.training.build import Parts
-    from trainers.training.extensions.evaluation import Score
+    import chainer
 
 
 @refuse_unreachable()
@@ -78,18 +84,43 @@ def score_run(
     if split != "all":
         refuse_folder(opened.dataset, data)
     scored = scored_data(opened, folder) if split != "all" else scored_folder(opened, folder, data)
-    for text in scored.differences[split == "all" :]:  # other data are what it asks for
+    for text in scored.differences if split != "all" else scored.differences[1:]:  # first that the data are others
         what = f"this score is not the run's, and is not written into {folder / EVALUATION}"
         print_error(f"kilobatch: warning: {folder} was trained with other {text}; {what}")
     if scored.without_names:
         why = f"those of {scored.without_names} have no names"
         print_error(f"kilobatch: warning: classes are matched by their numbers, because {why}")
-    parts, result, facts = score_samples(folder, opened, scored.dataset, checkpoint=checkpoint, device=device)
+    path, content, kind = read_scored(folder, checkpoint, device)
+
+    from mpi4py import MPI
+
+    from trainers.datasets.loader_workers import LoaderWorkers
+    from trainers.kernels.threads import num_threads
+    from trainers.training.build import build
+    from trainers.training.extensions.evaluation import score
+    from trainers.training.scored_samples import write_samples
+
+    parts = build(opened.recipe, scored.dataset)
+    facts = give_weights(parts.model, opened.recipe, path, content, kind)
+    pays = getattr(parts.load_eval.samples, "threads_pay", False)
+    try:
+        with LoaderWorkers(num_threads() if pays else 0) as workers:
+            top = TOP if opened.dataset.num_classes > TOP else 1
+            result = score(
+                parts.model,
+                load=parts.load_eval,
+                num_samples=parts.num_eval,
+                loss=parts.loss,
+                workers=workers,
+                flipped=opened.recipe.evaluation.flipped,
+                top=top,
+                mpi=MPI.COMM_SELF,
+            )
+    except RankFailed as error:  # a broken image, say
+        raise InputRefused(str(error)) from error
     for image in getattr(parts.load_eval.samples, "skipped", {}).values():
         print_error(f"kilobatch: warning: sample {image.index} of {image.split} is skipped: {image.message}")
     if not scored.differences:
-        from trainers.training.scored_samples import write_samples
-
         reached = {name: facts[name] for name in ("update", "epoch")}
         try:
             write_samples(
@@ -109,71 +140,47 @@ def score_run(
         **facts,
         "split": "all" if split == "all" else "test" if opened.dataset.validation is None else "held out",
         "accuracy": result.accuracy,
-        "top5_accuracy": in_top if opened.dataset.num_classes > TOP else None,
+        "top5_accuracy": in_top if top == TOP else None,
         "loss": result.loss,
         "num_samples": result.num_samples,
         "differences": scored.differences,
     }
 
 
-def score_samples(
-    folder: Path, opened: OpenedRecipe, dataset: Dataset, *, checkpoint: str, device: str | None
-) -> tuple[Parts, Score, dict[str, Any]]:
-    """What a checkpoint of a run says of the samples that a data set scores.
+def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path, CheckpointContent, str]:
+    """A checkpoint, what evaluation scores of it, and the device; from now on images are decoded as in the run.
 
-    Args:
-        folder, opened: of the run.
-        dataset: the run's, with the reader of the samples.
-        checkpoint, device: as of `score_run`.
-    Returns:
-        what was built for it; the score, with the five most probable classes of each sample, or all of up to five; and
-        checkpoint, update and epoch.
     Raises:
-        InputRefused: there is no such checkpoint or device; the checkpoint is damaged; an image cannot be read.
+        InputRefused: there is no such checkpoint or device; the checkpoint is damaged.
     """
     kind = settled(device, "cpu")
     require_asked(kind)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
-
-    from mpi4py import MPI
-
-    from trainers.datasets.loader_workers import LoaderWorkers
-    from trainers.kernels.threads import num_threads
-    from trainers.models.batch_norm import NormGroups
-    from trainers.training.build import build
-    from trainers.training.extensions.evaluation import score
-
     decoder = environment_of(folder).get("decoder", "pillow")
     decoders.use(None)
     decoders.follow(decoder)
     if decoders.in_use() != decoder:
         what = f"images are decoded by {decoders.in_use()}, in the run by {decoder}; {decoders.VARIABLE}={decoder} asks"
         print_error(f"kilobatch: warning: {what} for it")
-    parts = build(opened.recipe, dataset)
+    return path, content, kind
+
+
+def give_weights(
+    model: chainer.Chain, recipe: Recipe, path: Path, content: CheckpointContent, kind: str
+) -> dict[str, Any]:
+    """Move a model to a device, with the weights of a checkpoint; returns checkpoint, update and epoch."""
+    from mpi4py import MPI
+
+    from trainers.models.batch_norm import NormGroups
+
     if kind == "cpu":
         kernels.settle()
-    parts.model.to_device(take_device(kind, MPI.COMM_SELF))
-    NormGroups(opened.recipe.evaluation).install(parts.model)  # one pass a layer, with the same bits as in training
+    model.to_device(take_device(kind, MPI.COMM_SELF))
+    NormGroups(recipe.evaluation).install(model)  # one pass a layer, with the same bits as in training
     with refuse_foreign(path):
-        state = load_into(parts.model, None, content)
-        facts = {"checkpoint": path.name, "update": state["update"], "epoch": state["epoch"]}
-    pays = getattr(parts.load_eval.samples, "threads_pay", False)
-    try:
-        with LoaderWorkers(num_threads() if pays else 0) as workers:
-            result = score(
-                parts.model,
-                load=parts.load_eval,
-                num_samples=parts.num_eval,
-                loss=parts.loss,
-                workers=workers,
-                flipped=opened.recipe.evaluation.flipped,
-                top=min(TOP, dataset.num_classes),
-                mpi=MPI.COMM_SELF,
-            )
-    except RankFailed as error:  # a broken image, say
-        raise InputRefused(str(error)) from error
-    return parts, result, facts
+        state = load_into(model, None, content)
+        return {"checkpoint": path.name, "update": state["update"], "epoch": state["epoch"]}
 
 
 def scored_text(scored: dict[str, Any]) -> str:

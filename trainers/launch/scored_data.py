@@ -133,7 +133,8 @@ def scored_folder(opened: OpenedRecipe, run: Path, folder: Path) -> ScoredData:
     """
     dataset, trained = opened.dataset, classes_of(run, opened.dataset)
     if not trained:
-        raise DataRefused(f"--split all: {run} has no record of the names of its classes, by which images are scored")
+        what = f"{run} has no names of its classes, by which images are scored"
+        raise DataRefused(f"--split all: {what}; write them into {run / DATASET} as `classes: [...]`")
     reader = ImageFolder(train=".", eval=None, channels=dataset.channels, others="skip")
     if not is_flat(folder) and (splits := [name for name in (*SCORED, "train") if has_folders(folder / name)]):
         what = f"{folder} holds {splits[0]}/CLASS"

@@ -66,7 +66,6 @@ class Lamb:
     no_decay: tuple[NoDecay, ...] = ("norm", "bias")
 
     rate_attribute: ClassVar[str] = "lr"
-    num_state_values: ClassVar[int] = 2
     states: ClassVar[tuple[str, ...]] = ("m", "v")
     elementwise: ClassVar[bool] = False
     rate_rule: ClassVar[str] = "sqrt"

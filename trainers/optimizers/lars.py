@@ -66,7 +66,6 @@ class Lars:
     no_decay: tuple[NoDecay, ...] = ("norm", "bias")
 
     rate_attribute: ClassVar[str] = "lr"
-    num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("v",)
     elementwise: ClassVar[bool] = False
     layerwise: ClassVar[bool] = True

@@ -66,7 +66,6 @@ class Muon:
     no_decay: tuple[NoDecay, ...] = ("norm", "bias")
 
     rate_attribute: ClassVar[str] = "lr"
-    num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("m",)
     elementwise: ClassVar[bool] = False
     decay: ClassVar[str] = "times_rate"

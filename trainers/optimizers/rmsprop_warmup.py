@@ -66,7 +66,6 @@ class RmspropWarmup:
     no_decay: tuple[NoDecay, ...] = ()
 
     rate_attribute: ClassVar[str] = "lr"
-    num_state_values: ClassVar[int] = 2
     states: ClassVar[tuple[str, ...]] = ("m", "delta")
     elementwise: ClassVar[bool] = True
 

@@ -47,7 +47,6 @@ class ScheduleFreeSGD:
 
     rate_attribute: ClassVar[str] = "lr"
     rate_rule: ClassVar[str] = "linear"
-    num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("d",)
     numbers: ClassVar[tuple[str, ...]] = ("largest_rate", "sum_of_weights")
     elementwise: ClassVar[bool] = True

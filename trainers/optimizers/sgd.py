@@ -95,7 +95,6 @@ class CorrectedNesterovAG:
     no_decay: tuple[NoDecay, ...] = ()
 
     rate_attribute: ClassVar[str] = "lr"
-    num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("v",)
     elementwise: ClassVar[bool] = True
     rate_rule: ClassVar[str] = "linear"
@@ -204,7 +203,6 @@ class NesterovAG:
     no_decay: tuple[NoDecay, ...] = ()
 
     rate_attribute: ClassVar[str] = "lr"
-    num_state_values: ClassVar[int] = 1
     states: ClassVar[tuple[str, ...]] = ("v",)
     elementwise: ClassVar[bool] = True
     rate_rule: ClassVar[str] = "linear"

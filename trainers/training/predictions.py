@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from trainers.runs.run_folder import write_whole
 from trainers.training.extensions.evaluation import Score
 
 TOP = 5  # classes that are named
-_OF_LABELS = ("label", "class", "correct", "loss")  # columns that need one
 COLUMNS = ("sample", "file", "label", "class", "predicted", "predicted_class", "probability", "correct", "loss")
+OF_TOP = (f"top{TOP}", f"top{TOP}_probabilities")  # columns of more than five classes
 
 
 def require_table(file: Path) -> None:
@@ -30,24 +30,26 @@ def require_table(file: Path) -> None:
         raise InputRefused(f"--predictions {file}: there is no folder {file.parent}; make it, or name another")
 
 
-def write_predictions(file: Path, score: Score, samples: Any, classes: Sequence[str], *, labelled: bool = True) -> None:
+def write_predictions(file: Path, score: Score, samples: Any, classes: Sequence[str]) -> None:
     """Write a line of CSV for each sample, in the order of the evaluation set.
 
     Args:
         file: is replaced if it is there.
-        score: of all samples, with `top`; of more than five classes the five are named too.
+        score: of all samples, with `top`: 1, or five, which are named too.
         samples: of the evaluation set, open.
         classes: names of the classes.
-        labelled: the labels are known; else the columns that need them are left out.
     Raises:
         InputRefused: the file cannot be written.
     """
+    has_top = score.top[0].shape[1] == TOP
+    columns = (*COLUMNS, *OF_TOP) if has_top else COLUMNS
+    write_table(file, [columns, *(line[: len(columns)] for line in _lines(score, samples, classes))])
+
+
+def write_table(file: Path, lines: Iterable[Sequence[Any]]) -> None:
+    """Write lines of CSV; raises as `write_predictions`."""
     text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    columns = COLUMNS + ((f"top{TOP}", f"top{TOP}_probabilities") if len(classes) > TOP else ())
-    kept = [at for at, column in enumerate(columns) if labelled or column not in _OF_LABELS]
-    for line in (columns, *_lines(score, samples, classes)):
-        table.writerow([line[at] for at in kept])
+    csv.writer(text, lineterminator="\n").writerows(lines)
     try:
         write_whole(file, text.getvalue().encode(errors="surrogateescape"))
     except OSError as error:

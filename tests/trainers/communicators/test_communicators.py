@@ -28,7 +28,8 @@ FLAGS = [(component, field.name) for component, field in FIELDS if field.default
 def test_its_docstring_has_the_numbers_on_the_wire(component):
     if component is not communicators.Auto:  # which sends those of what it chooses
         doc = inspect.getdoc(component)
-        assert re.search(r"^    .* n\b|^    nothing on the wire$", doc, re.MULTILINE)
+        line = re.search(r"^    .* n\b|^    nothing on the wire$", doc, re.MULTILINE)
+        assert line, "a line of its own with the numbers on the wire, such as `    2 (P - 1) / P n`"
         assert "wire" in doc
 
 

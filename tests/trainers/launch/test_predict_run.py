@@ -117,9 +117,27 @@ def test_an_image_that_the_model_would_misread_is_refused(run, tmp_path, trained
         predict_run(run, [tmp_path / "empty"])
     with pytest.raises(InputRefused, match="nothing.png: there is no such image or folder"):
         predict_run(run, [tmp_path / "nothing.png"])
-    (tmp_path / "cut.png").write_bytes((trained / "images/red/0.png").read_bytes()[:100])
-    with pytest.raises(InputRefused, match="cut.png: not a readable image"):
-        predict_run(run, [tmp_path / "cut.png"])
+    draw(tmp_path / "some", 1, side=12)
+    with pytest.raises(InputRefused, match="large/green/0.png: is 20 x 20 pixels"):
+        predict_run(run, [tmp_path / "some", tmp_path / "large/green"])
+
+
+def test_an_image_that_cannot_be_read_is_named_and_left_out(run, tmp_path, trained, capsys):
+    cut, whole = tmp_path / "cut.png", trained / "images/red/0.png"
+    cut.write_bytes(whole.read_bytes()[:100])
+    (predicted,) = predict_run(run, [cut, whole])
+    assert predicted["file"] == str(whole)
+    error = capsys.readouterr().err
+    assert f"passed over {cut}: not a readable image" in error
+    assert "on_bad_image" not in error
+    with pytest.raises(InputRefused, match="none of the images can be read"):
+        predict_run(run, [cut])
+
+
+def test_many_images_are_several_forwards(run, trained):
+    images = [trained / f"images/{name}/{index}.png" for name in COLOURS for index in range(8)] * 3
+    alone = predict_run(run, images[:24])
+    assert [each["classes"] for each in predict_run(run, images)] == [each["classes"] for each in alone] * 3
 
 
 def test_images_are_classified_where_the_run_s_data_are_gone(run, tmp_path, trained, capsys):

@@ -142,7 +142,7 @@ def score(
         try:
             part, mean_loss, logits = _forward(model, *ahead.take(indices), loss, flipped)
             if top:
-                tops.append(_most_probable(logits, top))
+                tops.append(most_probable(logits, top))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -180,12 +180,9 @@ def _forward(
     flipped: bool,
 ) -> tuple[np.ndarray, float, Any]:
     """Of each sample what `Score.samples` holds, the mean loss of all, and the logits, on the model's device."""
-    images_NCHW = images_NCHW.astype(chainer.get_dtype(), copy=False)
+    logits = logits_of(model, images_NCHW, flipped=flipped)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         sent = model.device.send(labels)
-        logits = model(model.device.send(images_NCHW))
-        if flipped:
-            logits = logits + model(model.device.send(np.ascontiguousarray(images_NCHW[..., ::-1])))
         mean_loss = float(loss(logits, sent).array)
         losses = functions.softmax_cross_entropy(logits, sent, reduce="no").array
     parts = (labels, logits.array.argmax(axis=1), losses)
@@ -193,7 +190,17 @@ def _forward(
     return columns, mean_loss, logits.array
 
 
-def _most_probable(logits: Any, top: int) -> tuple[np.ndarray, np.ndarray]:
+def logits_of(model: chainer.Chain, images_NCHW: np.ndarray, *, flipped: bool) -> chainer.Variable:
+    """The logits of images, on the model's device; `flipped`: those of the mirror images are added."""
+    images_NCHW = images_NCHW.astype(chainer.get_dtype(), copy=False)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        logits = model(model.device.send(images_NCHW))
+        if flipped:
+            logits = logits + model(model.device.send(np.ascontiguousarray(images_NCHW[..., ::-1])))
+    return logits
+
+
+def most_probable(logits: Any, top: int) -> tuple[np.ndarray, np.ndarray]:
     """The classes with the largest logits of each sample, the largest first, and their probabilities."""
     logits = backend.CpuDevice().send(logits).astype(np.float32, copy=False)
     classes = np.argsort(-logits, axis=1, kind="stable")[:, :top]  # of equal ones the first, as argmax takes it
