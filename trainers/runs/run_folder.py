@@ -108,7 +108,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     Its folder and texts for people may differ, and so may `on_bad_image`: one that refuses and one that skips train
     alike until the first bad image, where the first ends.
     """
-    free = ("reader", "root", "sources", "on_bad_image", "lacks", "validation", "subset_of", "classes")
+    free = ("reader", "root", "sources", "on_bad_image", "lacks", "validation", "subset_of")
     facts = {key: value for key, value in without_texts(vars(dataset)).items() if key not in free}
     if dataset.validation is not None:
         facts["validation"] = {key: value for key, value in vars(dataset.validation).items() if value is not False}
@@ -117,7 +117,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
 
 def without_texts(dataset: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a data set without its texts for people, which runs and searches of older versions have recorded."""
-    return {key: value for key, value in dataset.items() if key not in ("title", "source", "obtain")}
+    return {key: value for key, value in dataset.items() if key not in ("title", "source", "classes", "obtain")}
 
 
 def require_usable(folder: Path, *, resume: bool) -> None:
@@ -287,7 +287,8 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
         raise CountsChanged(f"{folder}: the data have changed: {counts}; put back what it had, or start anew elsewhere")
     if changed:
         what = f"{folder} holds a run of another recipe; {'; '.join(changed)}"
-        raise FolderRefused(f"{what}; resume with the recipe it began with, or start anew in another --out")
+        way_out = f"resume with the recipe it began with, {folder / RECIPE}, or start anew in another --out"
+        raise FolderRefused(f"{what}; {way_out}")
 
 
 def differences(before: Any, now: Any, path: str = "", *, where: tuple[str, str] = ("in the run", "now")) -> list[str]:

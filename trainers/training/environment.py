@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import socket
@@ -15,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+import trainers
 from recipes.errors import listed
 from trainers import kernels
 from trainers.augmentations import decoders
+from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.runs.cores import core_quota, usable_cores, within_quotas
 from trainers.runs.run_folder import environment_of
 
@@ -33,6 +36,14 @@ _OF_CUDNN = (
     "nvidia-cuda-nvrtc",
 )
 _OF_IMAGES = ("pillow", "simplejpeg", "opencv-python-headless")
+# Rooms whose code decides what a run computes, and in which order.
+_NUMERICAL = (
+    "lr_schedules",
+    "recipes/planning",
+    "recipes/schema",
+    *(f"trainers/{room}" for room in ("augmentations", "communicators", "compat", "datasets", "gradients")),
+    *(f"trainers/{room}" for room in ("kernels", "models", "optimizers", "training")),
+)
 _PACKAGES = (
     "kilobatch",
     "chainer",
@@ -188,7 +199,18 @@ def _versions() -> dict[str, str]:
     for name in (*_PACKAGES, *by_kernels.get(kernels.in_use(), ())):
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
+    if "kilobatch" in versions:  # commits between two versions round otherwise too
+        versions["kilobatch"] += f"+{_digest_of_sources()[:12]}"
     return versions
+
+
+@functools.cache
+def _digest_of_sources() -> str:
+    """SHA-256 of the files of kilobatch that decide the numbers of a run."""
+    root = Path(trainers.__file__).parents[1]
+    found = (root / "trainers" / "losses.py", *(file for room in _NUMERICAL for file in (root / room).rglob("*.*")))
+    sources = {file.relative_to(root).as_posix(): file for file in found if file.suffix in (".py", ".c", ".cu", ".h")}
+    return sha256_of_parts(part for name, file in sorted(sources.items()) for part in (name, file.read_bytes()))
 
 
 def _cpu(name: str) -> str:

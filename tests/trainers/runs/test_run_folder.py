@@ -224,11 +224,19 @@ def test_another_recipe_is_refused_naming_every_difference(tmp_path):
 def test_a_run_goes_on_with_other_texts_of_its_data_set(tmp_path):
     dataset = open_recipe("digits/baseline", vocabulary=vocabulary()).dataset
     facts = dataset_facts(dataset)
-    assert dataset_facts(replace(dataset, title="other", source={"year": 2027}, obtain="ask us")) == facts
+    assert dataset_facts(replace(dataset, title="other", source={"year": 2027}, classes=tuple("0123456789"))) == facts
     begun(tmp_path)
     older = {"recipe": RECIPE, "dataset": {**facts, "title": "before", "source": None}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(older))
     require_same_recipe(tmp_path, RECIPE, facts)
+
+
+@pytest.mark.parametrize("older", sorted((Path(__file__).parent / "older").iterdir()), ids=lambda file: file.stem)
+def test_a_run_that_an_older_version_began_is_one_of_the_same_recipe(tmp_path, older):
+    """`older` holds recipe and data set of `run.yaml` as versions of that day wrote them."""
+    opened = open_recipe("/".join(older.stem.split("-")[:2]), vocabulary=vocabulary())
+    (tmp_path / "run.yaml").write_bytes(older.read_bytes())
+    require_same_recipe(tmp_path, opened.tree, dataset_facts(opened.dataset))
 
 
 @pytest.mark.parametrize("text", ["", ": [", "recipe: 1", "[1]", "recipe: {}", "\0"])
