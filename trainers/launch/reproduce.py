@@ -36,6 +36,7 @@ from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.identity import changes, installed_code, read_identity
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.mpi_ranks import without_launcher
 from trainers.runs.run_folder import differences, environment_of, write_whole
@@ -112,7 +113,9 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     _require_pack(out, digest)
     settings = {"pack": digest, "margin": claimed.margin, "seeds": rerun.seeds, "part": rerun.part}
     registered = _registered(out, settings, rerun.register)
-    differ = list(dict.fromkeys(_differences(head, opened, path.parent, recorded)))
+    made = made_of(opened)
+    _require_same_training(out, made | _installed(opened))
+    differ = list(dict.fromkeys(_differences(head, opened, path.parent, recorded, made)))
     tell(f"claimed: {_shown(claimed, rerun.part)}")
     for line in differ or ["nothing that the pack records"]:
         tell(f"differs here: {line}")
@@ -206,6 +209,31 @@ def _require_pack(out: Path, digest: str) -> None:
     write_whole(file, f"{digest}\n")
 
 
+def _installed(opened: OpenedRecipe) -> dict[str, Any]:
+    return {"installed": installed_code([opened.tree, opened.dataset_tree], opened.reading.vocabulary)}
+
+
+def _require_same_training(out: Path, made: Mapping[str, Any]) -> None:
+    """Refuse to go on with runs of other code, data, kernels or decoders: the verdict would not be on those of now."""
+    from trainers.training.environment import numerical_environment
+
+    now = numerical_environment()
+    operators, decoder = now["kernels"]["operators"], now["decoder"]
+    for folder in sorted(out.glob("seed-*")):
+        found = list(changes(read_identity(folder) or made, made).values())
+        environment, way_out = environment_of(folder), "give another --out"
+        ranks = environment.get("ranks") or ()
+        if not any(rank.get("gpu") for rank in ranks if isinstance(rank, dict)):  # whose kernels this process has not
+            was = environment.get("kernels", {}).get("operators")
+            if was not in (None, operators):
+                found.append(f"kernels: {was} there, {operators} now")
+                way_out += f", or --kernels {was} to go on as before"
+        if (was := environment.get("decoder")) not in (None, decoder):
+            found.append(f"decoder: {was} there, {decoder} now")
+        if found:
+            raise InputRefused(f"{folder} has a run with other {'; other '.join(found)}; {way_out}")
+
+
 def _registered(out: Path, settings: dict[str, Any], register: bool) -> str | None:
     """When margin and seeds were written down, before any run; None if they were not."""
     file = out / REGISTERED
@@ -224,12 +252,12 @@ def _registered(out: Path, settings: dict[str, Any], register: bool) -> str | No
 
 
 def _differences(
-    head: Mapping[str, Any], opened: OpenedRecipe, folder: Path, recorded: Mapping[int, Run]
+    head: Mapping[str, Any], opened: OpenedRecipe, folder: Path, recorded: Mapping[int, Run], made: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What is not as the pack has recorded it, in words."""
+    """What is not as the pack has recorded it, in words; `made` is of `made_of`."""
     from trainers.training.environment import numerical_environment
 
-    ids, said = identity_ids(opened, made_of(opened)), head.get("ids")
+    ids, said = identity_ids(opened, made), head.get("ids")
     for what, digest in said.items() if isinstance(said, dict) else ():
         if ids.get(what) != digest and not (what == "data" and digest is None):
             here = f"{ids[what][:12]} here" if ids.get(what) else "not found here"
