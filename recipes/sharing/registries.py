@@ -19,7 +19,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,15 +206,17 @@ class Registry:
             if pack and _VERSION.fullmatch(file):
                 versions.setdefault(pack, []).append(int(file.removesuffix(".json")))
         kept = {pack: sorted(known) if every_version else [max(known)] for pack, known in sorted(versions.items())}
-        found = []
-        for pack, version in ((pack, version) for pack, known in kept.items() for version in known):
+        return [entry for pack, known in kept.items() for entry in self._whole(pack, known)]
+
+    def _whole(self, pack: str, versions: Sequence[int]) -> Iterator[Entry]:
+        """The entries of these versions; a damaged one is left out, and named on stderr."""
+        for version in versions:
             try:
-                found.append(self.entry(pack, version))
+                yield self.entry(pack, version)
             except Unreachable:
                 raise
             except InputRefused as error:
                 print(printable(f"registry {self.name}: left out: {error}"), file=sys.stderr)
-        return found
 
     def entry(self, pack: str, version: int | None = None, *, anew: bool = False) -> Entry:
         """A version of a name; None: the newest.
@@ -249,9 +251,10 @@ class Registry:
         return entry
 
     def push(self, path: Path, pack: str, *, key: Path | None = None) -> Entry:
-        """Add a pack as the next version of a name; the same pack as the newest version is not added again.
+        """Add a pack as the next version of a name.
 
-        Which version that is, the store says, never the cache.
+        The pack of the newest version is not added again; nor is that of an older one which is gone or damaged in the
+        store, and is put right. Which versions there are, the store says, never the cache.
 
         Raises:
             InputRefused: the pack or its name is refused, the store cannot be reached or written, it has not what was
@@ -260,13 +263,15 @@ class Registry:
         if any(_VERSION.fullmatch(part) for part in pack.split("/")):
             raise InputRefused(f"{pack}: a registry calls its own files so; choose a name without .json")
         opened, taken = open_pack(path), 0
+        before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
         self._require_same(pack)
         while True:
-            version = max(taken, *self._versions(pack, anew=True), 0) + 1
-            before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
-            if version > 1 and (newest := self.entry(pack, version - 1, anew=True)).digest == opened.digest:
-                self._make_whole(newest, before)
-                return newest
+            known = self._versions(pack, anew=True)
+            version = max(taken, *known, 0) + 1
+            for same in [each.said["version"] for each in self._whole(pack, known) if each.digest == opened.digest]:
+                entry = self.entry(pack, same, anew=True)
+                if self._make_whole(entry, before) or same == version - 1:
+                    return entry
             said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
             said |= {key: opened.head.get(key) for key in _OF_THE_HEAD}
             signature = sign(canonical_json(said), key) if key else ""
@@ -281,14 +286,16 @@ class Registry:
                 raise InputRefused(f"{what}; choose another name, or ask who keeps {self.url}") from None
             taken = version
 
-    def _make_whole(self, entry: Entry, files: Mapping[str, Path]) -> None:
-        """Put the pack of an entry into the store again if it is gone or damaged there."""
+    def _make_whole(self, entry: Entry, files: Mapping[str, Path]) -> bool:
+        """Put the pack of an entry into the store again if it is gone or damaged there; returns whether it was."""
         try:
             self._fetched(entry)
+            return False
         except InputRefused:
             path = f"names/{entry.said['name']}/{entry.said['version']}.json"
             self.store.create(path, self._read(path), before=files)
             self._fetched(entry)
+            return True
 
     def pull(self, entry: Entry, *, anew: bool = False) -> Pack:
         """The pack of an entry, from the cache or the store.
@@ -362,14 +369,23 @@ class Registry:
         return sorted(found, key=lambda rerun: str(rerun.get("date")))
 
     def _require_same(self, pack: str) -> None:
-        """Refuse a store without the newest version of a name that was read there before: it was made anew."""
-        files = [file.name for file in (self._cache / "names" / pack).glob("*.json")]
-        if read := [int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file)]:
-            path = f"names/{pack}/{max(read)}.json"
-            try:
-                self._read(path, anew=True)
-            except FileNotFoundError:
-                raise InputRefused(self._another(path)) from None
+        """Refuse a store that lacks what was read there before: it was made anew, or an empty folder is in its place.
+
+        Of this name the newest version must be there, else any version of any name.
+        """
+        files = [file for file in (self._cache / "names").rglob("*.json") if _VERSION.fullmatch(file.name)]
+        read = sorted((path.relative_to(self._cache).as_posix() for path in files), key=lambda path: (len(path), path))
+        if own := [path for path in read if path.rpartition("/")[0] == f"names/{pack}"]:
+            path = own[-1]
+        elif read:
+            there = set(self.store.names("names"))
+            path = next((path for path in read if path in there), read[0])
+        else:
+            return
+        try:
+            self._read(path, anew=True)
+        except FileNotFoundError:
+            raise InputRefused(self._another(path)) from None
 
     def _another(self, path: str) -> str:
         what = f"{self.name}: {self.url} is another registry than before: {path} is gone from it, or was changed"

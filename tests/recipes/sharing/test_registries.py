@@ -198,7 +198,8 @@ def test_a_push_into_a_registry_that_was_made_anew_is_refused(url, packed, tmp_p
     with pytest.raises(InputRefused, match=r"another registry than before: names/net/1.json is gone .*; ask who keeps"):
         team.push(packed(1 if same else 2), "net")
     assert team.store.names("names") == []
-    assert team.push(packed(1), "new").name == "team/new@1", "nothing was read of this name"
+    with pytest.raises(InputRefused, match=r"another registry than before: names/net/1.json is gone .*; ask who keeps"):
+        team.push(packed(2), "new")
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -229,6 +230,25 @@ def test_a_pack_that_is_damaged_in_a_folder_is_put_right_by_another_push(packed,
     assert team.pull(entry, anew=True).digest == entry.digest
     assert team.entries(every_version=True)[0] == entry
     assert [*file.parent.iterdir()] == [file]
+
+
+def test_an_older_version_is_put_right_and_a_whole_one_becomes_the_newest(packed, tmp_path):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    old, new = team.push(packed(1), "net"), team.push(packed(2), "net")
+    (tmp_path / "team" / "packs" / f"{old.digest}.kilobatch").unlink()
+    assert team.push(packed(1), "net") == old
+    assert team.pull(old, anew=True).digest == old.digest
+    assert team.entry("net") == new
+    assert team.push(packed(1), "net").name == "team/net@3", "as one who goes back to it means"
+
+
+def test_a_damaged_entry_stops_no_push_to_its_name(packed, tmp_path, capsys):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    team.push(packed(1), "net")
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "team" / "names" / "net" / "2.json").write_bytes(b"x")
+    assert team.push(packed(2), "net").name == "team/net@3"
+    assert "left out: team/net@2: its entry is damaged" in capsys.readouterr().err
 
 
 def test_a_pack_that_is_damaged_in_git_is_put_right_under_another_name_and_refused_under_its_own(git_url, packed):
