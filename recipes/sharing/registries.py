@@ -27,6 +27,7 @@ from typing import Any
 from recipes.errors import InputRefused, nearest, printable
 from recipes.sharing.cache import cache_folder
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
+from recipes.sharing.evidence import evidence_in, instant_of, require_evidence
 from recipes.sharing.pack_file import Pack, cached_pack, claims_of, open_pack
 from recipes.sharing.signatures import sign, signer
 from recipes.sharing.stores import Unreachable, store_of
@@ -349,10 +350,12 @@ class Registry:
         """Add what a rerun of a pack came to; the pack stays as it is.
 
         Raises:
-            InputRefused: the evidence has no verdict, or the store cannot be written.
+            InputRefused: it is no evidence of a rerun, or the store cannot be written.
         """
-        if not isinstance(evidence.get("verdict"), str):
-            raise InputRefused("it has no verdict; name the evidence.json that kilobatch reproduce wrote")
+        try:
+            require_evidence(evidence)
+        except ValueError as error:
+            raise InputRefused(f"{error}; name the evidence.json that kilobatch reproduce wrote") from None
         data = canonical_json(evidence)
         self.store.create(f"reruns/{digest}/{sha256_of(data)}.json", data, before={})
 
@@ -363,10 +366,10 @@ class Registry:
             data = self._read(path)
             if sha256_of(data) == path.rpartition("/")[2].removesuffix(".json"):
                 try:
-                    found.append(mapping_in(data))
+                    found.append(evidence_in(data))
                 except ValueError as error:
                     print(f"registry {self.name}: {path} is no evidence of a rerun: {error}", file=sys.stderr)
-        return sorted(found, key=lambda rerun: str(rerun.get("date")))
+        return sorted(found, key=instant_of)
 
     def _require_same(self, pack: str) -> None:
         """Refuse a store that lacks what was read there before: it was made anew, or an empty folder is in its place.

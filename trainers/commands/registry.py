@@ -89,11 +89,16 @@ def push(
 ) -> None:
     """Add a pack as the next version of a name.
 
-    The evidence of a rerun is added to the record of a pack. Nothing is ever overwritten.
+    The pack must open here, and say what its recipe and runs do; none of its code is run. The evidence of a rerun is
+    added to the record of a pack. Nothing is ever overwritten.
     """
     from recipes.errors import InputRefused
+    from recipes.packs.contents import needs_own_code, open_packed
     from recipes.sharing.canonical import mapping_in
+    from recipes.sharing.evidence import verdict_text
+    from recipes.sharing.pack_file import open_pack
     from recipes.sharing.registries import registry_of
+    from trainers.launch.vocabulary import vocabulary
 
     registry, pack, version = registry_of(name)
     if file.suffix == ".json":
@@ -106,10 +111,16 @@ def push(
             about = _line(f"pack {evidence.get('pack')}")
             raise InputRefused(f"{file} is no evidence about {entry.name}: it is about {about}")
         registry.add_rerun(entry.digest, evidence)
-        print(_line(f"added to the record of {entry.name}: {evidence['verdict']}"))
+        print(f"added to the record of {entry.name}: {verdict_text(evidence)}")
         return
     if version is not None:
         raise InputRefused(f"{name}: the registry chooses the version; leave @{version} out")
+    opened = open_pack(file)
+    try:
+        open_packed(opened, vocabulary())
+    except InputRefused as error:
+        if not needs_own_code(error):
+            raise InputRefused(f"{file} goes into no registry: {error}") from None
     entry = registry.push(file, pack, key=key)
     print(f"in the registry as {entry.name}, digest {entry.digest[:12]}{', signed' if entry.signature else ''}")
 
@@ -153,20 +164,31 @@ def pull(
 
 @app.command()
 def verify(name: Name) -> None:
-    """Check every byte of a pack, and say who signed it.
+    """Check every byte of a pack and what it says of itself, and say who signed it.
 
     Exit code 5 if the registry has signers, and none of them signed it.
     """
+    from recipes.errors import InputRefused
+    from recipes.packs.contents import HeadRefused, open_packed
+    from recipes.sharing.evidence import instant_of, verdict_text
     from recipes.sharing.registries import registry_of
+    from trainers.launch.vocabulary import vocabulary
 
     registry, pack, version = registry_of(name)
     entry = registry.entry(pack, version)
-    registry.pull(entry, anew=True)
+    pulled, unopened = registry.pull(entry, anew=True), ""
+    try:
+        open_packed(pulled, vocabulary())
+    except HeadRefused:
+        raise
+    except InputRefused as error:
+        unopened = _line(f"it does not open here, so what it says of itself is not checked: {error}")
     by = registry.signed_by(entry)
-    print(f"{entry.name}: whole, digest {entry.digest}")
+    print(f"{entry.name}: whole, digest {entry.digest}", *filter(None, [unopened]), sep="\n")
     print(f"signed by {by}" if by else "signed by nobody whose key is known here" if entry.signature else "not signed")
+    unsigned = " (nobody signs reruns: ask who made it)" if registry.signers else ""
     for rerun in registry.reruns(entry.digest):
-        print(_line(f"rerun {rerun.get('date')}: {rerun.get('verdict')}"))
+        print(f"rerun {instant_of(rerun):%Y-%m-%d %H:%M} UTC: {verdict_text(rerun)}{unsigned}")
     raise typer.Exit(EXIT_FOUND if registry.signers and by is None else 0)
 
 

@@ -156,10 +156,10 @@ def test_a_repository_may_be_named_by_a_relative_path_and_of_a_missing_one_git_s
 def test_reruns_are_added_to_the_record_of_a_pack(url, packed):
     team = add_registry("team", url, signers=None)
     entry = team.push(packed(1), "net")
-    for date in ("2026-02", "2026-01"):
+    early, late = "2026-01-02T01:00:00+0200", "2026-01-02T00:00:00+0000"
+    for date in (late, early, early):
         team.add_rerun(entry.digest, {"date": date, "verdict": "the same bits"})
-    team.add_rerun(entry.digest, {"date": "2026-01", "verdict": "the same bits"})
-    assert [rerun["date"] for rerun in team.reruns(entry.digest)] == ["2026-01", "2026-02"]
+    assert [rerun["date"] for rerun in team.reruns(entry.digest)] == [early, late], "by the instant"
     assert team.entry("net") == entry
 
 
@@ -384,8 +384,8 @@ def test_files_of_strangers_that_are_no_evidence_end_in_a_line(packed, tmp_path,
     (folder / f"{sha256_of(b'[]')}.json").write_bytes(b"[]")
     with pytest.raises(InputRefused, match="has no verdict"):
         team.add_rerun(entry.digest, {"pack": entry.digest})
-    team.add_rerun(entry.digest, {"verdict": "worse"})
-    assert team.reruns(entry.digest) == [{"verdict": "worse"}]
+    team.add_rerun(entry.digest, {"verdict": "worse", "date": "2026-01-02"})
+    assert [rerun["verdict"] for rerun in team.reruns(entry.digest)] == ["worse"]
     assert "is no evidence of a rerun: a list in place of an object" in capsys.readouterr().err
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from kilobatch import app
 from recipes.errors import InputRefused
 from recipes.sharing.pack_file import write_pack
-from recipes.sharing.registries import add_registry
+from recipes.sharing.registries import add_registry, registries
 
 
 @pytest.fixture
@@ -26,16 +26,54 @@ def typed(tmp_path, monkeypatch):
 
 def test_texts_of_strangers_stay_on_their_line_and_command_no_terminal(tmp_path, typed):
     forged = "ok\x1b[3A\r\nsigned by ann@team"
-    write_pack(tmp_path / "a.kilobatch", {"facts": {"dataset": forged}}, {"recipe.yaml": b"kilobatch: 1\n"})
+    write_pack(tmp_path / "a.kilobatch", {"facts": {"dataset": forged}}, {"recipe.yaml": forged.encode()})
+    add_registry("team", str(tmp_path / "team"), signers=None).push(tmp_path / "a.kilobatch", "net")
+    _, unopened, *rest = typed("verify", "team/net").splitlines()
+    assert unopened.startswith("it does not open here, so what it says of itself is not checked: ")
+    assert rest == ["not signed"]
+    assert "ok\\x1b[3A\\r\\nsigned by ann@team" in typed("list")
+
+
+def test_verify_says_of_how_much_of_a_run_a_rerun_was_and_that_nobody_signed_it(tmp_path, typed):
+    write_pack(tmp_path / "a.kilobatch", {}, {"recipe.yaml": b"kilobatch: 1\nextends: digits/large_batch\n"})
     entry = add_registry("team", str(tmp_path / "team"), signers=None).push(tmp_path / "a.kilobatch", "net")
     evidence = tmp_path / "evidence.json"
-    shown = "ok\\x1b[3A\\r\\nsigned by ann@team"
-    evidence.write_text(json.dumps({"pack": entry.digest, "date": "2026", "verdict": forged}))
-    assert typed("push", evidence, "team/net") == f"added to the record of team/net@1: {shown}\n"
-    assert typed("verify", "team/net").splitlines()[1:] == ["not signed", f"rerun 2026: {shown}"]
-    assert shown in typed("list")
-    evidence.write_text(json.dumps({"pack": entry.digest}))
-    assert "it has no verdict" in typed("push", evidence, "team/net")
+    rerun = {"pack": entry.digest, "date": "2026-11-25T01:00:00+0200", "verdict": "the same bits", "part": 0.05}
+    evidence.write_text(json.dumps(rerun | {"verdict": "perfect\x1b"}))
+    assert "it has no verdict of a rerun; name the evidence.json" in typed("push", evidence, "team/net")
+    evidence.write_text(json.dumps(rerun))
+    assert typed("push", evidence, "team/net").endswith("team/net@1: the same bits, after 5 % of it\n")
+    shown = "rerun 2026-11-24 23:00 UTC: the same bits, after 5 % of it"
+    assert typed("verify", "team/net").splitlines()[1:] == ["not signed", shown]
+    (tmp_path / "keys").touch()
+    typed("add", "team", tmp_path / "team", "--signers", tmp_path / "keys")
+    assert typed("verify", "team/net").splitlines()[-1].startswith(f"{shown} (nobody signs reruns")
+
+
+def test_a_pack_that_opens_nowhere_or_contradicts_its_head_is_not_pushed(tmp_path, typed):
+    typed("add", "team", tmp_path / "team")
+    recipe, file = {"recipe.yaml": b"kilobatch: 1\nextends: digits/large_batch\n"}, tmp_path / "a.kilobatch"
+    own = {"recipe.yaml": recipe["recipe.yaml"] + b"learning_rate: {schedule: {kind: mine.Wave}}\n"}
+    facts = {"dataset": "digits", "model": "SmallResNet", "batch": 512, "accuracy": 0.9699}
+    for head, files, why in (
+        ({}, {}, "there is no file"),
+        ({}, {"recipe.yaml": b"7"}, "recipe.yaml"),
+        ({}, {**recipe, "runs/0/run.yaml": b"{"}, "run.yaml:1:2: not YAML"),
+        ({"runs": [{"seed": 3}]}, recipe, "names a run of seed 3, and does not have it"),
+        ({"facts": {**facts, "dataset": "imagenet"}}, recipe, "says dataset 'imagenet', and its recipe and runs have"),
+        ({"facts": {**facts, "accuracy": True}}, recipe, "says accuracy True"),
+    ):
+        write_pack(file, head, files)
+        shown = typed("push", file, "team/net")
+        assert "a.kilobatch goes into no registry: " in shown
+        assert why in shown
+    assert not (tmp_path / "team" / "names").exists()
+    for number, files in enumerate((recipe, own), start=1):
+        write_pack(file, {"facts": {"dataset": "digits", "batch": 512}}, files)
+        assert typed("push", file, "team/net").startswith(f"in the registry as team/net@{number}")
+    write_pack(file, {"facts": {"dataset": "imagenet"}}, recipe)
+    registries("team")[0].push(file, "forged")
+    assert "says dataset 'imagenet'" in typed("verify", "team/forged")
 
 
 def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path, monkeypatch, typed):
