@@ -8,7 +8,7 @@ from typing import Any
 from recipes.errors import InputRefused, RecipeError
 from recipes.packs.make import facts_of
 from recipes.reading.open import OpenedRecipe, open_recipe
-from recipes.reading.registry import PACKED
+from recipes.reading.registry import PACKED, shown
 from recipes.reports.record import Run, open_run
 from recipes.schema.vocabulary import Vocabulary
 from recipes.sharing.pack_file import Pack, runs_of
@@ -41,14 +41,20 @@ def _runs_in(pack: Pack) -> list[Run]:
 
     Raises:
         HeadRefused: the head names one that is not there.
-        InputRefused: one does not open.
+        InputRefused: one does not open, or has no accuracy.
     """
     folders = sorted((pack.folder / "runs").glob("*"), key=lambda path: int(path.name))
     for run in runs_of(pack.head):
         if str(run.get("seed")) not in [folder.name for folder in folders]:
             what = f"pack {pack.digest[:12]} names a run of seed {run.get('seed')!r}, and does not have it"
             raise HeadRefused(f"{what}; do not use it, and ask for another one")
-    return [open_run(folder) for folder in folders]
+    found = [open_run(folder) for folder in folders]
+    for run in found:
+        if run.final_accuracy is None:
+            raise InputRefused(
+                f"{shown(run.folder)} has no accuracy of an evaluation; ask for another copy of the pack"
+            )
+    return found
 
 
 def needs_own_code(error: InputRefused) -> bool:

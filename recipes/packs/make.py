@@ -186,7 +186,9 @@ def facts_of(opened: OpenedRecipe, runs: Sequence[Run]) -> dict[str, Any]:
     """What a search in a registry asks for; accuracy and device-hours are means over the runs."""
     recipe, claims = opened.recipe, opened.recipe.claims
     accuracies = [run.final_accuracy for run in runs] or [claim.value for claim in claims if claim.kind == "accuracy"]
-    hours = [run.seconds / 3600 * len(run.environment.get("ranks") or [0]) for run in runs]
+    ranks = (run.environment.get("ranks") for run in runs)
+    devices = [len(each) if isinstance(each, list) and each else 1 for each in ranks]
+    hours = [run.seconds / 3600 * number for run, number in zip(runs, devices, strict=True)]
     return {
         "dataset": opened.dataset.name,
         "model": opened.tree["model"]["kind"],

@@ -54,12 +54,19 @@ def test_a_pack_that_opens_nowhere_or_contradicts_its_head_is_not_pushed(tmp_pat
     typed("add", "team", tmp_path / "team")
     recipe, file = {"recipe.yaml": b"kilobatch: 1\nextends: digits/large_batch\n"}, tmp_path / "a.kilobatch"
     own = {"recipe.yaml": recipe["recipe.yaml"] + b"learning_rate: {schedule: {kind: mine.Wave}}\n"}
+    run = {
+        "run.yaml": b"{recipe: {}, plan: {}, dataset: {}, origins: {}}",
+        "metrics.jsonl": b"",
+        "environment.json": b"{}",
+    }
+    run = recipe | {f"runs/0/{name}": text for name, text in run.items()}
     facts = {"dataset": "digits", "model": "SmallResNet", "batch": 512, "accuracy": 0.9699}
     for head, files, why in (
         ({}, {}, "there is no file"),
         ({}, {"recipe.yaml": b"7"}, "recipe.yaml"),
         ({}, {**recipe, "runs/0/run.yaml": b"{"}, "run.yaml:1:2: not YAML"),
-        ({"runs": [{"seed": 3}]}, recipe, "names a run of seed 3, and does not have it"),
+        ({}, run, "runs/0 has no accuracy"),
+        ({"runs": [{"seed": 3}]}, run, "names a run of seed 3, and does not have it"),
         ({"facts": {**facts, "dataset": "imagenet"}}, recipe, "says dataset 'imagenet', and its recipe and runs have"),
         ({"facts": {**facts, "accuracy": True}}, recipe, "says accuracy True"),
     ):
