@@ -19,8 +19,9 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
 from recipes.sharing.evidence import evidence_in, instant_of, require_evidence
 from recipes.sharing.pack_file import Pack, cached_pack, claims_of, open_pack
 from recipes.sharing.signatures import sign, signer
-from recipes.sharing.stores import Unreachable, store_of
+from recipes.sharing.stores import Store, Unreachable, store_of
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 _PATH = re.compile(rf"{_PART}(/{_PART})*")  # of a file in a store: no part is `..`, which would lead out of the cache
@@ -165,6 +166,25 @@ def registries(*names: str) -> list[Registry]:
     return [Registry(name, facts["url"], signers=facts.get("signers")) for name, facts in chosen.items()]
 
 
+def from_each(found: Sequence[Registry], read: Callable[[Registry], Iterable[Any]]) -> list[Any]:
+    """What `read` finds in several registries, joined; one that cannot be reached is left out, and named on stderr.
+
+    Raises:
+        InputRefused: none of them can be reached.
+    """
+    joined, away = [], []
+    for registry in found:
+        try:
+            joined += read(registry)
+        except InputRefused as error:
+            away.append((registry.name, error))
+    if away and len(away) == len(found):
+        raise away[0][1]
+    for name, error in away:
+        print(printable(f"registry {name}: left out: {error}"), file=sys.stderr)
+    return joined
+
+
 def is_in_registry(name: str) -> bool:
     """Whether a name of a recipe is one of a registry that was added."""
     match = _NAME.fullmatch(name)
@@ -196,8 +216,12 @@ class Registry:
     def __init__(self, name: str, url: str, *, signers: str | Path | None = None) -> None:
         self.name, self.url = name, url
         self.signers = None if signers is None else Path(signers)
-        self.store = store_of(url)
         self._cache = cache_folder() / "registries" / sha256_of(url.encode())[:16]
+
+    @cached_property
+    def store(self) -> Store:
+        """Where it keeps its files; raises InputRefused if something to reach it is not installed."""
+        return store_of(self.url)
 
     def entries(self, *, every_version: bool = False) -> list[Entry]:
         """The newest version of each name, or every one; a damaged one is left out, and named on stderr."""
@@ -360,9 +384,12 @@ class Registry:
         self.store.create(f"reruns/{digest}/{sha256_of(data)}.json", data, before={})
 
     def reruns(self, digest: str) -> list[dict[str, Any]]:
-        """What reruns of a pack came to, the oldest first; files that are none are passed over, and named on stderr."""
+        """What reruns of a pack came to, the oldest first; files that are none are passed over, and named on stderr.
+
+        Of a store that cannot be reached these are the ones that the cache has.
+        """
         found = []
-        for path in self._names(f"reruns/{digest}"):
+        for path in self._names(f"reruns/{digest}", needed=False):
             data = self._read(path)
             if sha256_of(data) == path.rpartition("/")[2].removesuffix(".json"):
                 try:
@@ -399,13 +426,17 @@ class Registry:
         files = [path.removeprefix(f"names/{pack}/") for path in paths]
         return sorted(int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file))
 
-    def _names(self, folder: str) -> list[str]:
-        """Paths below a folder of the store; where that cannot be reached, those that the cache has."""
+    def _names(self, folder: str, *, needed: bool = True) -> list[str]:
+        """Paths below a folder of the store; where that cannot be reached, those that the cache has.
+
+        Args:
+            needed: raise Unreachable where the cache has none.
+        """
         try:
             return [path for path in self.store.names(folder) if _PATH.fullmatch(path)]
         except Unreachable as error:
             here = sorted(path.relative_to(self._cache).as_posix() for path in (self._cache / folder).rglob("*.json"))
-            if not here:
+            if needed and not here:
                 raise
             print(printable(f"registry {self.name}: {error}; going on with what the cache has"), file=sys.stderr)
             return here

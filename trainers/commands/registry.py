@@ -59,10 +59,10 @@ def list_entries(
 
     Of all registries the newest, of one that is named every version.
     """
-    from recipes.sharing.registries import registries
+    from recipes.sharing.registries import from_each, registries
 
-    found = registries(*([name] if name else []))
-    _print_entries([entry for each in found for entry in each.entries(every_version=name is not None)], as_json)
+    found = from_each(registries(*([name] if name else [])), lambda each: each.entries(every_version=name is not None))
+    _print_entries(found, as_json)
 
 
 @app.command()
@@ -75,9 +75,9 @@ def search(
     Keys: dataset, model, batch, epochs, updates, accuracy, device_hours. Comparisons: = != < <= > >=
     An accuracy that is claimed and was not measured meets none.
     """
-    from recipes.sharing.registries import found_in, registries
+    from recipes.sharing.registries import Registry, found_in, from_each, registries
 
-    there = [entry for each in registries() for entry in each.entries()]
+    there = from_each(registries(), Registry.entries)
     _print_entries(found_in(there, conditions), as_json, none="no name meets all conditions" if there else _EMPTY)
 
 
@@ -205,12 +205,12 @@ def site(
     """
     from recipes.errors import InputRefused
     from recipes.packs.site import of_library, of_registry, write_site
-    from recipes.sharing.registries import registries
+    from recipes.sharing.registries import from_each, registries
     from trainers.launch.vocabulary import vocabulary
     from trainers.runs.errors import print_error
 
     known = vocabulary()
-    listed = [one for registry in registries(*(names or ())) for one in of_registry(registry, known, tell=print_error)]
+    listed = from_each(registries(*(names or ())), lambda each: of_registry(each, known, tell=print_error))
     listed += of_library(known) if library else ()
     if not listed:
         raise InputRefused("there is nothing to show; add a registry: kilobatch registry add team URL")

@@ -1,6 +1,7 @@
 """`kilobatch registry`, as a user types it."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -136,3 +137,25 @@ def test_a_pulled_pack_is_written_into_a_file_only_where_nothing_else_is(tmp_pat
     typed("add", "team", tmp_path / "team", "--signers", tmp_path / "keys")
     assert "team/net@1 is not signed by a key in" in typed("pull", "team/net")
     assert typed("pull", "team/net", "-o", tmp_path / "look.kilobatch").startswith("pulled team/net@1")
+
+
+def test_a_registry_that_is_away_hides_no_other_one(tmp_path, typed):
+    recipe = {"recipe.yaml": b"kilobatch: 1\nextends: digits/large_batch\n"}
+    write_pack(tmp_path / "a.kilobatch", {"facts": {"dataset": "digits"}}, recipe)
+    for name in ("away", "team"):
+        typed("add", name, tmp_path / name)
+    typed("push", tmp_path / "a.kilobatch", "team/net")
+    (tmp_path / "away").rmdir()
+    site = ("site", "-o", tmp_path / "site", "--no-library")
+    for words in (("list",), ("search", "dataset=digits"), site):
+        shown = typed(*words)
+        assert f"registry away: left out: {tmp_path}/away: there is no such folder; is it mounted?" in shown
+        assert "team/net@1" in shown or "wrote 2 pages" in shown
+    shutil.rmtree(tmp_path / "team")  # what the cache has of it are the pack and its entry, and no rerun
+    for words in (("list",), site):
+        shown = typed(*words)
+        assert "registry team: " in shown
+        assert "going on with what the cache has" in shown
+        assert "team/net@1" in shown or "wrote 2 pages" in shown
+    shutil.rmtree(tmp_path / "kilobatch" / "registries")
+    assert "there is no such folder" in typed("list"), "none can be reached"
