@@ -164,9 +164,10 @@ def pull(
 
 @app.command()
 def verify(name: Name) -> None:
-    """Check every byte of a pack and what it says of itself, and say who signed it.
+    """Check every byte of a pack, and say who signed it.
 
-    Exit code 5 if the registry has signers, and none of them signed it.
+    The facts that it names must be those of its recipe and runs. Exit code 5 if the registry has signers, and none of
+    them signed it.
     """
     from recipes.errors import InputRefused
     from recipes.packs.contents import HeadRefused, open_packed
