@@ -41,6 +41,8 @@ def add(
     guard = registry.store.guard
     print(f"added {name}: {registry.url}" + (f", signed by keys of {registry.signers}" if registry.signers else ""))
     print(f"Two pushes at once are kept apart by {guard}." if guard else "It can be read; pushes are refused there.")
+    if Path(registry.url, ".git").exists():
+        print(f"It is a git work tree, taken as a folder: nothing is committed. A repository is added as git+{url}")
 
 
 @app.command()

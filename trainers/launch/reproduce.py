@@ -263,8 +263,11 @@ def _differences(
             here = f"{ids[what][:12]} here" if ids.get(what) else "not found here"
             here += "; give --data FOLDER" if what == "data" and not ids.get(what) else ""
             yield f"{what}: {str(digest or 'none')[:12]} in the pack, {here}"
-    if recorded:
-        mean = statistics.fmean(run.final_accuracy or 0.0 for run in recorded.values())
+    accuracies = [run.final_accuracy for run in recorded.values()]
+    if None in accuracies:
+        yield f"claim: no accuracy in {accuracies.count(None)} of the pack's {counted(len(accuracies), 'run')}"
+    elif accuracies:
+        mean = statistics.fmean(accuracies)
         claimed = next((claim.value for claim in claims_of(head) if claim.kind == "accuracy"), mean)
         if not math.isclose(claimed, mean, abs_tol=1e-9):
             yield f"claim: {claimed:.4f} is claimed, and the pack's own runs have {mean:.4f}"

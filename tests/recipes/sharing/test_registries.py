@@ -152,6 +152,18 @@ def test_a_repository_may_be_named_by_a_relative_path_and_of_a_missing_one_git_s
         add_registry("none", "none.git", signers=None)
 
 
+def test_git_says_why_a_push_is_refused_and_a_clone_that_was_cut_off_goes_on(tmp_path, packed, git_url):
+    tree = tmp_path / "tree"
+    subprocess.run(["git", "init", "--quiet", "-b", "main", tree], check=True)
+    who = ["-c", "user.name=ann", "-c", "user.email=ann@team"]
+    subprocess.run(["git", *who, "-C", tree, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
+    with pytest.raises(Unreachable, match="refusing to update checked out branch.*; a registry is a bare repository"):
+        add_registry("tree", f"git+{tree}", signers=None).push(packed(1), "net")
+    clone = tmp_path / "cache" / "kilobatch" / "registries" / f"{sha256_of(git_url[4:].encode())[:16]}.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", clone], check=True)
+    assert add_registry("team", git_url, signers=None).push(packed(1), "net").name == "team/net@1"
+
+
 @EVERY
 def test_reruns_are_added_to_the_record_of_a_pack(url, packed):
     team = add_registry("team", url, signers=None)

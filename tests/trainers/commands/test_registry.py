@@ -89,6 +89,9 @@ def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path
     assert typed("add", "team", tmp_path / "team").startswith("added team: ")
     assert f"team is {tmp_path}/team; take another name, or: kilobatch" in typed("add", "team", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    (tmp_path / "tree" / ".git").mkdir(parents=True)
+    assert f"A repository is added as git+{tmp_path}/tree\n" in typed("add", "tree", tmp_path / "tree")
+    typed("remove", "tree")
     assert "--signers: there is no file no_keys" in typed("add", "team", tmp_path / "team", "--signers", "no_keys")
     (tmp_path / "keys").touch()
     for signers in (("--signers", tmp_path / "keys"), ()):  # added again, it keeps them

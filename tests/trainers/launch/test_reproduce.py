@@ -11,6 +11,7 @@ from recipes.errors import InputRefused
 from recipes.packs.make import pack_contents
 from recipes.reading.open import open_recipe
 from recipes.reading.yaml import block_text
+from recipes.reports.record import open_run
 from recipes.sharing.pack_file import files_of, open_pack, write_pack
 from trainers.launch.identity import ids_of, made_of
 from trainers.launch.packing import pack
@@ -181,6 +182,13 @@ def test_data_that_are_not_here_are_named_with_the_option_that_gives_their_folde
     head = {"ids": {"code": None, "data": "a" * 64}}
     (line,) = _differences(head, opened, tmp_path, {}, made_of(opened))
     assert line == "data: aaaaaaaaaaaa in the pack, not found here; give --data FOLDER"
+
+
+def test_a_recorded_run_without_an_accuracy_is_named_and_counts_as_no_0(tmp_path):
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary())
+    write_run(tmp_path / "run", opened, [], exact=True, traced=False)
+    lines = [*_differences({}, opened, tmp_path, {0: open_run(tmp_path / "run")}, {})]
+    assert [line for line in lines if line.startswith("claim")] == ["claim: no accuracy in 1 of the pack's 1 run"]
 
 
 @trains
