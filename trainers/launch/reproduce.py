@@ -115,7 +115,8 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     registered = _registered(out, settings, rerun.register)
     made = made_of(opened)
     _require_same_training(out, made | _installed(opened))
-    differ = list(dict.fromkeys(_differences(head, opened, path.parent, recorded, made)))
+    found = _differences(head, opened, path.parent, recorded, made)
+    differ = list(dict.fromkeys([*found, *_older_environments(out, path.parent)]))
     tell(f"claimed: {_shown(claimed, rerun.part)}")
     for line in differ or ["nothing that the pack records"]:
         tell(f"differs here: {line}")
@@ -275,14 +276,28 @@ def _differences(
         here, there = without_place({**opened.tree, "seed": seed}), without_place(run.recipe)
         changed = differences(here, there, where=("in the pack's recipe", "in its run"))
         yield from (f"recipe, {line}" for line in changed if line.partition(".")[0].partition(":")[0] not in _NO_RECIPE)
-    before, now = environment_of(folder), numerical_environment()
-    for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype") if before else ():
-        was, has = before.get(key), now[key]
+    yield from _other_environment(environment_of(folder), numerical_environment(), "here")
+
+
+def _older_environments(out: Path, folder: Path) -> Iterator[str]:
+    """What is not as the pack has recorded it where runs that are there were trained, and is not so here."""
+    from trainers.training.environment import numerical_environment
+
+    before = environment_of(folder)
+    here = {*_other_environment(before, numerical_environment(), "")}
+    for run in sorted(out.glob("seed-*")):
+        there = _other_environment(before, environment_of(run), "")
+        yield from (f"{line}in {run.name}" for line in there if line not in here)
+
+
+def _other_environment(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[str]:
+    for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype") if before and now else ():
+        was, has = before.get(key), now.get(key)
         if isinstance(was, dict) and isinstance(has, dict):
             names = sorted(name for name in was.keys() | has.keys() if was.get(name) != has.get(name))
-            yield from (f"{key}, {name}: {was.get(name)} in the pack, {has.get(name)} here" for name in names)
+            yield from (f"{key}, {name}: {was.get(name)} in the pack, {has.get(name)} {where}" for name in names)
         elif was != has:
-            yield f"{key}: {was} in the pack, {has} here"
+            yield f"{key}: {was} in the pack, {has} {where}"
 
 
 def _seeds(first: int, recorded: Mapping[int, Run], number: int) -> list[int]:

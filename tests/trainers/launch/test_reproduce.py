@@ -157,13 +157,16 @@ OTHERS = [
 def test_runs_of_other_code_data_or_kernels_are_not_taken_for_reruns(rerun, tmp_path):
     assert rerun(TRUE, TRUE)["verdict"] == "the same bits"
     made, out = made_of(open_recipe("digits/large_batch", vocabulary=vocabulary())), tmp_path / "out"
+    again = Rerun(pack=str(tmp_path / "a.kilobatch"), seeds=1, out=out)
     for identity, environment, named in OTHERS:
         (out / "seed-0" / "identity.json").write_text(json.dumps(made | identity))
         (out / "seed-0" / "environment.json").write_text(json.dumps(environment))
         with pytest.raises(InputRefused, match=f"seed-0 has a run with {named}"):
-            rerun_pack(Rerun(pack=str(tmp_path / "a.kilobatch"), seeds=1, out=out), tell=print)
-    on_gpu = {"kernels": {"operators": "other"}, "ranks": [{"gpu": "H100"}]}
+            rerun_pack(again, tell=print)
     (out / "seed-0" / "identity.json").write_text(json.dumps(made))
+    (out / "seed-0" / "environment.json").write_text(json.dumps({"exact": True, "libc": "older"}))
+    assert "libc: None in the pack, older in seed-0" in rerun_pack(again, tell=print)["differs"]
+    on_gpu = {"kernels": {"operators": "other"}, "ranks": [{"gpu": "H100"}]}
     (out / "seed-0" / "environment.json").write_text(json.dumps(on_gpu))
     _require_same_training(out, made)
 
