@@ -76,8 +76,10 @@ class Entry:
 
     @property
     def unmeasured(self) -> str:
-        """The status of an accuracy that is only claimed, such as `not run`; empty where it was measured."""
-        statuses = (claim.status for claim in claims_of(self.said) if claim.kind == "accuracy")
+        """The status of an accuracy that is only claimed, such as `not run`; empty where runs in the pack have it."""
+        statuses = [claim.status for claim in claims_of(self.said) if claim.kind == "accuracy"]
+        if "device_hours" not in self.facts:  # as in a pack without runs, whose recipe may say that it was reproduced
+            statuses = ["claimed" if status == "reproduced" else status for status in statuses]
         return next((status for status in statuses if status != "reproduced"), "")
 
 

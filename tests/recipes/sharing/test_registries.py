@@ -113,10 +113,14 @@ def test_a_driver_that_is_not_installed_and_a_list_of_keys_that_is_gone_have_a_w
 def test_an_accuracy_that_was_not_measured_is_marked_and_meets_no_condition():
     claim = {"metric": "top1", "kind": "accuracy", "value": 0.9}
     entries = [
-        Entry(name=status, said={"facts": {"accuracy": 0.9, "batch": 8}, "claims": [claim | {"status": status}]})
-        for status in ("reproduced", "not run", "predicted")
+        Entry(name=status, said={"facts": facts, "claims": [claim | {"status": status}]})
+        for status, facts in (
+            ("reproduced", {"accuracy": 0.9, "batch": 8, "device_hours": 1.5}),
+            ("reproduced", {"accuracy": 0.9, "batch": 8}),  # the recipe's own claim: the pack has no runs
+            ("not run", {"accuracy": 0.9, "batch": 8}),
+        )
     ]
-    assert [entry.unmeasured for entry in entries] == ["", "not run", "predicted"]
+    assert [entry.unmeasured for entry in entries] == ["", "claimed", "not run"]
     assert found_in(entries, ["accuracy>=0.8"]) == entries[:1]
     assert found_in(entries, ["batch=8"]) == entries
 
