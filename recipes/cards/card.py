@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import sys
 import textwrap
@@ -12,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lr_schedules import BatchRamp
+from recipes.errors import printable
 from recipes.planning.rates import learning_rate_at
 from recipes.planning.timeline import timeline_of
 from recipes.reading.open import OpenedRecipe
@@ -231,8 +233,8 @@ def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 
     parts = [f"{'#' * level} {_escaped(facts.name)}", f"**{_escaped(facts.title)}**"]
     source = _escaped(facts.source)
     if facts.url.startswith("https://"):
-        source = f"[{source}]({quote(facts.url, safe=':/?#&=%+,;@~')})"
-    parts.append(f"{source}. {_escaped(_standing(facts))}")
+        source = f"[{source or 'source'}]({quote(facts.url, safe=':/?#&=%+,;@~')})"
+    parts.append(". ".join(filter(None, [source, _escaped(_standing(facts))])))
     if picture is not None:
         parts.append(f"![Learning rate and batch of {_escaped(facts.name)} against epochs]({quote(picture)})")
     parts.append("\n".join(f"- **{head}:** {_escaped(text)}" for head, text in _words(facts)))
@@ -249,12 +251,16 @@ def card_markdown(facts: CardFacts, *, picture: str | None = None, level: int = 
 
 
 def _escaped(text: str) -> str:
-    """A text of a recipe in Markdown, on one line: no HTML and no link of a stranger's.
+    """A text of a recipe in Markdown, on one line: no HTML or link of a stranger, no character that turns it.
 
     >>> _escaped("see <script> and [this](javascript:x)")
     'see &lt;script> and [this]\\\\(javascript:x)'
+    >>> print(_escaped("http://a.b, WWW.a.b \\u202e"))
+    http:\\//a.b, WWW\\.a.b \\u202e
     """
-    return " ".join(text.split()).replace("<", "&lt;").replace("](", "]\\(")
+    words = " ".join(printable(word) for word in text.split())
+    words = words.replace("<", "&lt;").replace("](", "]\\(").replace("://", ":\\//")
+    return re.sub(r"(?i)\b(www)\.", r"\1\\.", words)
 
 
 def _cell(text: str) -> str:

@@ -23,7 +23,7 @@ from recipes.planning.timeline import timeline_of
 from recipes.reading.identity import identity_tree
 from recipes.reading.load import chain_of
 from recipes.reading.open import OpenedRecipe
-from recipes.reading.registry import library_name
+from recipes.reading.registry import SHOWN_PACK, library_name, shown
 from recipes.reading.yaml import block_text
 from recipes.reports.record import Run, open_run
 from recipes.schema.dataset import url_of
@@ -138,7 +138,6 @@ def samples_of(trace: Path) -> bytes:
 
 def _sources(opened: OpenedRecipe, run: Run | None, vocabulary: Vocabulary) -> Iterator[tuple[str, bytes]]:
     """The files that the recipe was written in, where each value comes from, and how it differs from its parent."""
-    yield "origins.json", canonical_json(opened.origins if run is None else run.origins)
     if run is None:
         chain = [path for path, _ in chain_of(opened.path)]
         texts = [path.read_bytes() for path in chain]
@@ -146,15 +145,45 @@ def _sources(opened: OpenedRecipe, run: Run | None, vocabulary: Vocabulary) -> I
         kept = run.folder / "sources"
         chain = [Path(name) for name in json.loads((kept / "paths.json").read_bytes())] if kept.is_dir() else []
         texts = [(kept / f"{number}.yaml").read_bytes() for number in range(len(chain))]
-    for number, (path, text) in enumerate(zip(chain, texts, strict=True)):
-        yield f"sources/{number}-{re.sub('[^A-Za-z0-9_.-]', '_', path.stem)[:60]}.yaml", text
+    stems = [re.sub("[^A-Za-z0-9_.-]", "_", path.stem)[:60] for path in chain]
+    files = {
+        path: f"sources/{number}-{stem}.yaml" for number, (path, stem) in enumerate(zip(chain, stems, strict=True))
+    }
+    yield from zip(files.values(), texts, strict=True)
+    origins = opened.origins if run is None else run.origins
+    yield "origins.json", canonical_json({key: _in_pack(text, files) for key, text in origins.items()})
     if len(chain) > 1 and chain[1].is_file() and chain[1].read_bytes() == texts[1]:
         try:
             found = compare_recipes([str(chain[1]), str(opened.path)], vocabulary=vocabulary, allow_code=None).as_tree()
         except RecipeError:  # a parent that is no whole recipe
             return
         parent = library_name(chain[1]) or chain[1].stem
+        for difference in found["differences"]:
+            difference["origins"] = [text and _in_pack(text, files) for text in difference["origins"]]
+            if difference["path"] in ("init", "init.weights"):
+                difference["values"] = [_without_folder(value) for value in difference["values"]]
         yield "diff.json", canonical_json({"parent": parent, **{key: found[key] for key in ("differences", "effects")}})
+
+
+def _in_pack(origins: str, files: Mapping[Path, str]) -> str:
+    """Origins such as `/home/ann/base.yaml:9` by the names of these files in the pack: no path of this machine."""
+    return ", ".join(_one_in_pack(origin, files) for origin in origins.split(", "))
+
+
+def _one_in_pack(origin: str, files: Mapping[Path, str]) -> str:
+    file, _, line = origin.rpartition(":")
+    if not line.isdecimal() or file.startswith(("rule: ", SHOWN_PACK)):
+        return origin
+    same = [name for path, name in files.items() if file in (str(path), shown(path))]
+    same += [name for path, name in files.items() if str(path).endswith(f"/{file}") or file.endswith(f"/{path}")]
+    return f"{same[0] if same else Path(file).name}:{line}"
+
+
+def _without_folder(value: Any) -> Any:
+    """Weights that a recipe begins with, by the name of their file."""
+    if isinstance(value, dict):
+        return {key: _without_folder(inner) if key == "weights" else inner for key, inner in value.items()}
+    return Path(value).name if isinstance(value, str) else value
 
 
 def _run(seed: int, folder: Path, run: Run) -> dict[str, Any]:
@@ -186,7 +215,9 @@ def facts_of(opened: OpenedRecipe, runs: Sequence[Run]) -> dict[str, Any]:
     """What a search in a registry asks for; accuracy and device-hours are means over the runs."""
     recipe, claims = opened.recipe, opened.recipe.claims
     accuracies = [run.final_accuracy for run in runs] or [claim.value for claim in claims if claim.kind == "accuracy"]
-    hours = [run.seconds / 3600 * len(run.environment.get("ranks") or [0]) for run in runs]
+    ranks = (run.environment.get("ranks") for run in runs)
+    devices = [len(each) if isinstance(each, list) and each else 1 for each in ranks]
+    hours = [run.seconds / 3600 * number for run, number in zip(runs, devices, strict=True)]
     return {
         "dataset": opened.dataset.name,
         "model": opened.tree["model"]["kind"],
@@ -204,8 +235,9 @@ def _claims(opened: OpenedRecipe, runs: Sequence[tuple[int, Path, Run]]) -> list
     if not runs:
         return [{key: value for key, value in vars(claim).items() if value not in (None, "")} for claim in own]
     values = [run.final_accuracy for *_, run in runs]
+    on = " and ".join(dict.fromkeys(_hardware(run) for *_, run in runs))
     claim = {"metric": own[0].metric if own else "top1", "kind": "accuracy", "value": statistics.fmean(values)}
-    claim |= {"runs": len(values), "status": "reproduced", "on": _hardware(runs[0][2])}
+    claim |= {"runs": len(values), "status": "reproduced", "on": on}
     claim |= {"deviation": statistics.stdev(values)} if len(values) > 1 else {}
     claim |= {"margin": own[0].margin} if own and own[0].margin is not None else {}
     return [claim]

@@ -13,20 +13,22 @@ from typing import Any
 from recipes.cards.card import card_facts, claim_text
 from recipes.cards.pages import card_sections, published_recipes
 from recipes.diff.recipes import compare_recipes
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, printable_line
+from recipes.packs.contents import open_packed
 from recipes.packs.make import facts_of
 from recipes.reading.load import chain_of
-from recipes.reading.open import OpenedRecipe, open_recipe
-from recipes.reading.registry import PACKED, library_name, shown
+from recipes.reading.open import OpenedRecipe
+from recipes.reading.registry import library_name, shown
 from recipes.reading.tree_diff import value_text
 from recipes.reports import charts
 from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.page import curves, document
-from recipes.reports.record import Run, open_run
+from recipes.reports.record import Run
 from recipes.reports.wording import counted, number, percent
 from recipes.schema import Claim
 from recipes.schema.vocabulary import Vocabulary
 from recipes.sharing.canonical import mapping_in
+from recipes.sharing.evidence import GOOD, instant_of, verdict_text
 from recipes.sharing.pack_file import claims_of
 from recipes.sharing.registries import FACTS, Entry, Registry
 
@@ -40,7 +42,6 @@ table.recipes td:nth-child(n+4):nth-child(-n+8), table.recipes th:nth-child(n+4)
 table.recipes td { white-space: nowrap; } a { color: inherit; }
 """
 _HEADS = ("recipe", "data set", "model", "batch", "epochs", "updates", "accuracy", "device-hours", "checked")
-_GOOD = ("the same bits", "the same run", "statistically as good")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +86,8 @@ def of_registry(registry: Registry, vocabulary: Vocabulary, *, tell: Callable[[s
     """The newest version of each name in a registry.
 
     Args:
-        tell: called with a line for each that is left out: its pack cannot be had, is not what the registry says, or
-            its recipe, runs or differences do not open here.
+        tell: called with a line for each that is left out: its pack cannot be had, is not what the registry or its own
+            head says, or its recipe, runs or differences do not open here.
     Raises:
         InputRefused: the registry cannot be listed.
     """
@@ -102,15 +103,14 @@ def of_registry(registry: Registry, vocabulary: Vocabulary, *, tell: Callable[[s
 def _listed(registry: Registry, entry: Entry, vocabulary: Vocabulary) -> Listed:
     pack = registry.pull(entry)
     folder = pack.folder
-    opened = open_recipe(folder / PACKED, vocabulary=vocabulary, allow_code=None)
+    opened, runs = open_packed(pack, vocabulary)
     parent, differences = _differences(folder / "diff.json") if (folder / "diff.json").is_file() else ("", ())
-    runs = sorted((folder / "runs").glob("*"), key=lambda path: int(path.name))
     return Listed(
         name=entry.name,
         opened=opened,
         facts=entry.facts,
         claims=claims_of(pack.head) if runs else (),
-        runs=[open_run(run) for run in runs],
+        runs=runs,
         reruns=registry.reruns(entry.digest),
         parent=parent,
         differences=differences,
@@ -182,9 +182,10 @@ def _checked(one: Listed) -> object:
 
 
 def _verdict(rerun: Mapping[str, Any]) -> Markup:
-    verdict = str(rerun.get("verdict"))
-    kind = "success" if verdict in _GOOD else "failed" if verdict == "worse" else ""
-    return tag("span", verdict, class_=f"badge {kind}".strip())
+    """A badge; green only for a rerun of whole runs."""
+    good = rerun["verdict"] in GOOD and rerun.get("part", 1) == 1
+    kind = "success" if good else "failed" if rerun["verdict"] == "worse" else ""
+    return tag("span", verdict_text(rerun), class_=f"badge {kind}".strip())
 
 
 def _page(one: Listed) -> str:
@@ -218,4 +219,5 @@ def _rerun(rerun: Mapping[str, Any]) -> tuple[object, ...]:
     cpu = environment.get("cpu", "") if isinstance(environment, dict) else ""
     registered = "; registered before" if rerun.get("registered") else ""
     words = f"{rerun.get('words', '')}{registered}"
-    return str(rerun.get("date", ""))[:10], _verdict(rerun), words, cpu
+    day = instant_of(rerun).date().isoformat()
+    return day, _verdict(rerun), printable_line(words), printable_line(str(cpu))

@@ -19,17 +19,19 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, nearest, printable
 from recipes.sharing.cache import cache_folder
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
+from recipes.sharing.evidence import evidence_in, instant_of, require_evidence
 from recipes.sharing.pack_file import Pack, cached_pack, claims_of, open_pack
 from recipes.sharing.signatures import sign, signer
-from recipes.sharing.stores import Unreachable, store_of
+from recipes.sharing.stores import Store, Unreachable, store_of
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 _PATH = re.compile(rf"{_PART}(/{_PART})*")  # of a file in a store: no part is `..`, which would lead out of the cache
@@ -74,8 +76,10 @@ class Entry:
 
     @property
     def unmeasured(self) -> str:
-        """The status of an accuracy that is only claimed, such as `not run`; empty where it was measured."""
-        statuses = (claim.status for claim in claims_of(self.said) if claim.kind == "accuracy")
+        """The status of an accuracy that is only claimed, such as `not run`; empty where runs in the pack have it."""
+        statuses = [claim.status for claim in claims_of(self.said) if claim.kind == "accuracy"]
+        if "device_hours" not in self.facts:  # as in a pack without runs, whose recipe may say that it was reproduced
+            statuses = ["claimed" if status == "reproduced" else status for status in statuses]
         return next((status for status in statuses if status != "reproduced"), "")
 
 
@@ -164,6 +168,25 @@ def registries(*names: str) -> list[Registry]:
     return [Registry(name, facts["url"], signers=facts.get("signers")) for name, facts in chosen.items()]
 
 
+def from_each(found: Sequence[Registry], read: Callable[[Registry], Iterable[Any]]) -> list[Any]:
+    """What `read` finds in several registries, joined; one that cannot be reached is left out, and named on stderr.
+
+    Raises:
+        InputRefused: none of them can be reached.
+    """
+    joined, away = [], []
+    for registry in found:
+        try:
+            joined += read(registry)
+        except InputRefused as error:
+            away.append((registry.name, error))
+    if away and len(away) == len(found):
+        raise away[0][1]
+    for name, error in away:
+        print(printable(f"registry {name}: left out: {error}"), file=sys.stderr)
+    return joined
+
+
 def is_in_registry(name: str) -> bool:
     """Whether a name of a recipe is one of a registry that was added."""
     match = _NAME.fullmatch(name)
@@ -195,8 +218,12 @@ class Registry:
     def __init__(self, name: str, url: str, *, signers: str | Path | None = None) -> None:
         self.name, self.url = name, url
         self.signers = None if signers is None else Path(signers)
-        self.store = store_of(url)
         self._cache = cache_folder() / "registries" / sha256_of(url.encode())[:16]
+
+    @cached_property
+    def store(self) -> Store:
+        """Where it keeps its files; raises InputRefused if something to reach it is not installed."""
+        return store_of(self.url)
 
     def entries(self, *, every_version: bool = False) -> list[Entry]:
         """The newest version of each name, or every one; a damaged one is left out, and named on stderr."""
@@ -206,15 +233,17 @@ class Registry:
             if pack and _VERSION.fullmatch(file):
                 versions.setdefault(pack, []).append(int(file.removesuffix(".json")))
         kept = {pack: sorted(known) if every_version else [max(known)] for pack, known in sorted(versions.items())}
-        found = []
-        for pack, version in ((pack, version) for pack, known in kept.items() for version in known):
+        return [entry for pack, known in kept.items() for entry in self._whole(pack, known)]
+
+    def _whole(self, pack: str, versions: Sequence[int]) -> Iterator[Entry]:
+        """The entries of these versions; a damaged one is left out, and named on stderr."""
+        for version in versions:
             try:
-                found.append(self.entry(pack, version))
+                yield self.entry(pack, version)
             except Unreachable:
                 raise
             except InputRefused as error:
                 print(printable(f"registry {self.name}: left out: {error}"), file=sys.stderr)
-        return found
 
     def entry(self, pack: str, version: int | None = None, *, anew: bool = False) -> Entry:
         """A version of a name; None: the newest.
@@ -249,9 +278,10 @@ class Registry:
         return entry
 
     def push(self, path: Path, pack: str, *, key: Path | None = None) -> Entry:
-        """Add a pack as the next version of a name; the same pack as the newest version is not added again.
+        """Add a pack as the next version of a name.
 
-        Which version that is, the store says, never the cache.
+        The pack of the newest version is not added again; nor is that of an older one which is gone or damaged in the
+        store, and is put right. Which versions there are, the store says, never the cache.
 
         Raises:
             InputRefused: the pack or its name is refused, the store cannot be reached or written, it has not what was
@@ -260,13 +290,15 @@ class Registry:
         if any(_VERSION.fullmatch(part) for part in pack.split("/")):
             raise InputRefused(f"{pack}: a registry calls its own files so; choose a name without .json")
         opened, taken = open_pack(path), 0
+        before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
         self._require_same(pack)
         while True:
-            version = max(taken, *self._versions(pack, anew=True), 0) + 1
-            before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
-            if version > 1 and (newest := self.entry(pack, version - 1, anew=True)).digest == opened.digest:
-                self._make_whole(newest, before)
-                return newest
+            known = self._versions(pack, anew=True)
+            version = max(taken, *known, 0) + 1
+            for same in [each.said["version"] for each in self._whole(pack, known) if each.digest == opened.digest]:
+                entry = self.entry(pack, same, anew=True)
+                if self._make_whole(entry, before) or same == version - 1:
+                    return entry
             said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
             said |= {key: opened.head.get(key) for key in _OF_THE_HEAD}
             signature = sign(canonical_json(said), key) if key else ""
@@ -281,14 +313,16 @@ class Registry:
                 raise InputRefused(f"{what}; choose another name, or ask who keeps {self.url}") from None
             taken = version
 
-    def _make_whole(self, entry: Entry, files: Mapping[str, Path]) -> None:
-        """Put the pack of an entry into the store again if it is gone or damaged there."""
+    def _make_whole(self, entry: Entry, files: Mapping[str, Path]) -> bool:
+        """Put the pack of an entry into the store again if it is gone or damaged there; returns whether it was."""
         try:
             self._fetched(entry)
+            return False
         except InputRefused:
             path = f"names/{entry.said['name']}/{entry.said['version']}.json"
             self.store.create(path, self._read(path), before=files)
             self._fetched(entry)
+            return True
 
     def pull(self, entry: Entry, *, anew: bool = False) -> Pack:
         """The pack of an entry, from the cache or the store.
@@ -342,34 +376,48 @@ class Registry:
         """Add what a rerun of a pack came to; the pack stays as it is.
 
         Raises:
-            InputRefused: the evidence has no verdict, or the store cannot be written.
+            InputRefused: it is no evidence of a rerun, or the store cannot be written.
         """
-        if not isinstance(evidence.get("verdict"), str):
-            raise InputRefused("it has no verdict; name the evidence.json that kilobatch reproduce wrote")
+        try:
+            require_evidence(evidence)
+        except ValueError as error:
+            raise InputRefused(f"{error}; name the evidence.json that kilobatch reproduce wrote") from None
         data = canonical_json(evidence)
         self.store.create(f"reruns/{digest}/{sha256_of(data)}.json", data, before={})
 
     def reruns(self, digest: str) -> list[dict[str, Any]]:
-        """What reruns of a pack came to, the oldest first; files that are none are passed over, and named on stderr."""
+        """What reruns of a pack came to, the oldest first; files that are none are passed over, and named on stderr.
+
+        Of a store that cannot be reached these are the ones that the cache has.
+        """
         found = []
-        for path in self._names(f"reruns/{digest}"):
+        for path in self._names(f"reruns/{digest}", needed=False):
             data = self._read(path)
             if sha256_of(data) == path.rpartition("/")[2].removesuffix(".json"):
                 try:
-                    found.append(mapping_in(data))
+                    found.append(evidence_in(data))
                 except ValueError as error:
                     print(f"registry {self.name}: {path} is no evidence of a rerun: {error}", file=sys.stderr)
-        return sorted(found, key=lambda rerun: str(rerun.get("date")))
+        return sorted(found, key=instant_of)
 
     def _require_same(self, pack: str) -> None:
-        """Refuse a store without the newest version of a name that was read there before: it was made anew."""
-        files = [file.name for file in (self._cache / "names" / pack).glob("*.json")]
-        if read := [int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file)]:
-            path = f"names/{pack}/{max(read)}.json"
-            try:
-                self._read(path, anew=True)
-            except FileNotFoundError:
-                raise InputRefused(self._another(path)) from None
+        """Refuse a store that lacks what was read there before: it was made anew, or an empty folder is in its place.
+
+        Of this name the newest version must be there, else any version of any name.
+        """
+        files = [file for file in (self._cache / "names").rglob("*.json") if _VERSION.fullmatch(file.name)]
+        read = sorted((path.relative_to(self._cache).as_posix() for path in files), key=lambda path: (len(path), path))
+        if own := [path for path in read if path.rpartition("/")[0] == f"names/{pack}"]:
+            path = own[-1]
+        elif read:
+            there = set(self.store.names("names"))
+            path = next((path for path in read if path in there), read[0])
+        else:
+            return
+        try:
+            self._read(path, anew=True)
+        except FileNotFoundError:
+            raise InputRefused(self._another(path)) from None
 
     def _another(self, path: str) -> str:
         what = f"{self.name}: {self.url} is another registry than before: {path} is gone from it, or was changed"
@@ -380,13 +428,17 @@ class Registry:
         files = [path.removeprefix(f"names/{pack}/") for path in paths]
         return sorted(int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file))
 
-    def _names(self, folder: str) -> list[str]:
-        """Paths below a folder of the store; where that cannot be reached, those that the cache has."""
+    def _names(self, folder: str, *, needed: bool = True) -> list[str]:
+        """Paths below a folder of the store; where that cannot be reached, those that the cache has.
+
+        Args:
+            needed: raise Unreachable where the cache has none.
+        """
         try:
             return [path for path in self.store.names(folder) if _PATH.fullmatch(path)]
         except Unreachable as error:
             here = sorted(path.relative_to(self._cache).as_posix() for path in (self._cache / folder).rglob("*.json"))
-            if not here:
+            if needed and not here:
                 raise
             print(printable(f"registry {self.name}: {error}; going on with what the cache has"), file=sys.stderr)
             return here

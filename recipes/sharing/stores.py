@@ -179,7 +179,7 @@ class GitStore:
                 if parent and self._run(["cat-file", "-e", f"{_BRANCH}:{path}"]).returncode == 0:
                     return False
                 commit = self._commit(parent, path, data, before)
-                pushed = self._run(["push", "--quiet", "origin", f"{commit}:refs/heads/{_BRANCH}"])
+                pushed = self._run(["push", "--quiet", self._url, f"{commit}:refs/heads/{_BRANCH}"])
                 if pushed.returncode == 0:
                     self._git("update-ref", f"refs/heads/{_BRANCH}", commit)
                     return True
@@ -215,8 +215,7 @@ class GitStore:
         with self._locked():
             if not (self._folder / "HEAD").exists():
                 self._git("init", "--quiet", "--bare")
-                self._git("remote", "add", "origin", self._url)
-            done = self._run(["fetch", "--quiet", "--prune", "origin", "+refs/heads/*:refs/heads/*"])
+            done = self._run(["fetch", "--quiet", "--prune", self._url, "+refs/heads/*:refs/heads/*"])
         if done.returncode:
             raise Unreachable(f"{self._url}: git fetch: {_reason(done.stderr)}")
         self._fetched = True
@@ -254,8 +253,11 @@ class GitStore:
 
 
 def _reason(text: bytes) -> str:
-    lines = text.decode("utf-8", "replace").strip().splitlines() or ["failed"]
-    return next((line for line in lines if line.startswith("fatal: ")), lines[-1])
+    """The line of git's errors that says why."""
+    lines = [line.strip() for line in text.decode("utf-8", "replace").strip().splitlines()] or ["failed"]
+    starts = ("fatal: ", "remote: error: ", "! [")
+    why = next((line for start in starts for line in lines if line.startswith(start)), lines[-1])
+    return why + "; a registry is a bare repository: git init --bare" * ("checked out branch" in why)
 
 
 class RemoteStore:

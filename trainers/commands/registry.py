@@ -41,6 +41,8 @@ def add(
     guard = registry.store.guard
     print(f"added {name}: {registry.url}" + (f", signed by keys of {registry.signers}" if registry.signers else ""))
     print(f"Two pushes at once are kept apart by {guard}." if guard else "It can be read; pushes are refused there.")
+    if Path(registry.url, ".git").exists():
+        print(f"It is a git work tree, taken as a folder: nothing is committed. A repository is added as git+{url}")
 
 
 @app.command()
@@ -59,10 +61,10 @@ def list_entries(
 
     Of all registries the newest, of one that is named every version.
     """
-    from recipes.sharing.registries import registries
+    from recipes.sharing.registries import from_each, registries
 
-    found = registries(*([name] if name else []))
-    _print_entries([entry for each in found for entry in each.entries(every_version=name is not None)], as_json)
+    found = from_each(registries(*([name] if name else [])), lambda each: each.entries(every_version=name is not None))
+    _print_entries(found, as_json)
 
 
 @app.command()
@@ -75,9 +77,9 @@ def search(
     Keys: dataset, model, batch, epochs, updates, accuracy, device_hours. Comparisons: = != < <= > >=
     An accuracy that is claimed and was not measured meets none.
     """
-    from recipes.sharing.registries import found_in, registries
+    from recipes.sharing.registries import Registry, found_in, from_each, registries
 
-    there = [entry for each in registries() for entry in each.entries()]
+    there = from_each(registries(), Registry.entries)
     _print_entries(found_in(there, conditions), as_json, none="no name meets all conditions" if there else _EMPTY)
 
 
@@ -89,11 +91,16 @@ def push(
 ) -> None:
     """Add a pack as the next version of a name.
 
-    The evidence of a rerun is added to the record of a pack. Nothing is ever overwritten.
+    The pack must open here, and say what its recipe and runs do; none of its code is run. The evidence of a rerun is
+    added to the record of a pack. Nothing is ever overwritten.
     """
     from recipes.errors import InputRefused
+    from recipes.packs.contents import needs_own_code, open_packed
     from recipes.sharing.canonical import mapping_in
+    from recipes.sharing.evidence import verdict_text
+    from recipes.sharing.pack_file import open_pack
     from recipes.sharing.registries import registry_of
+    from trainers.launch.vocabulary import vocabulary
 
     registry, pack, version = registry_of(name)
     if file.suffix == ".json":
@@ -106,10 +113,16 @@ def push(
             about = _line(f"pack {evidence.get('pack')}")
             raise InputRefused(f"{file} is no evidence about {entry.name}: it is about {about}")
         registry.add_rerun(entry.digest, evidence)
-        print(_line(f"added to the record of {entry.name}: {evidence['verdict']}"))
+        print(f"added to the record of {entry.name}: {verdict_text(evidence)}")
         return
     if version is not None:
         raise InputRefused(f"{name}: the registry chooses the version; leave @{version} out")
+    opened = open_pack(file)
+    try:
+        open_packed(opened, vocabulary())
+    except InputRefused as error:
+        if not needs_own_code(error):
+            raise InputRefused(f"{file} goes into no registry: {error}") from None
     entry = registry.push(file, pack, key=key)
     print(f"in the registry as {entry.name}, digest {entry.digest[:12]}{', signed' if entry.signature else ''}")
 
@@ -155,18 +168,30 @@ def pull(
 def verify(name: Name) -> None:
     """Check every byte of a pack, and say who signed it.
 
-    Exit code 5 if the registry has signers, and none of them signed it.
+    The facts that it names must be those of its recipe and runs. Exit code 5 if the registry has signers, and none of
+    them signed it.
     """
+    from recipes.errors import InputRefused
+    from recipes.packs.contents import HeadRefused, open_packed
+    from recipes.sharing.evidence import instant_of, verdict_text
     from recipes.sharing.registries import registry_of
+    from trainers.launch.vocabulary import vocabulary
 
     registry, pack, version = registry_of(name)
     entry = registry.entry(pack, version)
-    registry.pull(entry, anew=True)
+    pulled, unopened = registry.pull(entry, anew=True), ""
+    try:
+        open_packed(pulled, vocabulary())
+    except HeadRefused:
+        raise
+    except InputRefused as error:
+        unopened = _line(f"it does not open here, so what it says of itself is not checked: {error}")
     by = registry.signed_by(entry)
-    print(f"{entry.name}: whole, digest {entry.digest}")
+    print(f"{entry.name}: whole, digest {entry.digest}", *filter(None, [unopened]), sep="\n")
     print(f"signed by {by}" if by else "signed by nobody whose key is known here" if entry.signature else "not signed")
+    unsigned = " (nobody signs reruns: ask who made it)" if registry.signers else ""
     for rerun in registry.reruns(entry.digest):
-        print(_line(f"rerun {rerun.get('date')}: {rerun.get('verdict')}"))
+        print(f"rerun {instant_of(rerun):%Y-%m-%d %H:%M} UTC: {verdict_text(rerun)}{unsigned}")
     raise typer.Exit(EXIT_FOUND if registry.signers and by is None else 0)
 
 
@@ -183,12 +208,12 @@ def site(
     """
     from recipes.errors import InputRefused
     from recipes.packs.site import of_library, of_registry, write_site
-    from recipes.sharing.registries import registries
+    from recipes.sharing.registries import from_each, registries
     from trainers.launch.vocabulary import vocabulary
     from trainers.runs.errors import print_error
 
     known = vocabulary()
-    listed = [one for registry in registries(*(names or ())) for one in of_registry(registry, known, tell=print_error)]
+    listed = from_each(registries(*(names or ())), lambda each: of_registry(each, known, tell=print_error))
     listed += of_library(known) if library else ()
     if not listed:
         raise InputRefused("there is nothing to show; add a registry: kilobatch registry add team URL")

@@ -36,6 +36,7 @@ from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.identity import changes, installed_code, read_identity
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.mpi_ranks import without_launcher
 from trainers.runs.run_folder import differences, environment_of, write_whole
@@ -112,7 +113,10 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     _require_pack(out, digest)
     settings = {"pack": digest, "margin": claimed.margin, "seeds": rerun.seeds, "part": rerun.part}
     registered = _registered(out, settings, rerun.register)
-    differ = list(dict.fromkeys(_differences(head, opened, path.parent, recorded)))
+    made = made_of(opened)
+    _require_same_training(out, made | _installed(opened))
+    found = _differences(head, opened, path.parent, recorded, made)
+    differ = list(dict.fromkeys([*found, *_older_environments(out, path.parent)]))
     tell(f"claimed: {_shown(claimed, rerun.part)}")
     for line in differ or ["nothing that the pack records"]:
         tell(f"differs here: {line}")
@@ -206,6 +210,31 @@ def _require_pack(out: Path, digest: str) -> None:
     write_whole(file, f"{digest}\n")
 
 
+def _installed(opened: OpenedRecipe) -> dict[str, Any]:
+    return {"installed": installed_code([opened.tree, opened.dataset_tree], opened.reading.vocabulary)}
+
+
+def _require_same_training(out: Path, made: Mapping[str, Any]) -> None:
+    """Refuse to go on with runs of other code, data, kernels or decoders: the verdict would not be on those of now."""
+    from trainers.training.environment import numerical_environment
+
+    now = numerical_environment()
+    operators, decoder = now["kernels"]["operators"], now["decoder"]
+    for folder in sorted(out.glob("seed-*")):
+        found = list(changes(read_identity(folder) or made, made).values())
+        environment, way_out = environment_of(folder), "give another --out"
+        ranks = environment.get("ranks") or ()
+        if not any(rank.get("gpu") for rank in ranks if isinstance(rank, dict)):  # whose kernels this process has not
+            was = environment.get("kernels", {}).get("operators")
+            if was not in (None, operators):
+                found.append(f"kernels: {was} there, {operators} now")
+                way_out += f", or --kernels {was} to go on as before"
+        if (was := environment.get("decoder")) not in (None, decoder):
+            found.append(f"decoder: {was} there, {decoder} now")
+        if found:
+            raise InputRefused(f"{folder} has a run with other {'; other '.join(found)}; {way_out}")
+
+
 def _registered(out: Path, settings: dict[str, Any], register: bool) -> str | None:
     """When margin and seeds were written down, before any run; None if they were not."""
     file = out / REGISTERED
@@ -224,19 +253,22 @@ def _registered(out: Path, settings: dict[str, Any], register: bool) -> str | No
 
 
 def _differences(
-    head: Mapping[str, Any], opened: OpenedRecipe, folder: Path, recorded: Mapping[int, Run]
+    head: Mapping[str, Any], opened: OpenedRecipe, folder: Path, recorded: Mapping[int, Run], made: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What is not as the pack has recorded it, in words."""
+    """What is not as the pack has recorded it, in words; `made` is of `made_of`."""
     from trainers.training.environment import numerical_environment
 
-    ids, said = identity_ids(opened, made_of(opened)), head.get("ids")
+    ids, said = identity_ids(opened, made), head.get("ids")
     for what, digest in said.items() if isinstance(said, dict) else ():
         if ids.get(what) != digest and not (what == "data" and digest is None):
             here = f"{ids[what][:12]} here" if ids.get(what) else "not found here"
             here += "; give --data FOLDER" if what == "data" and not ids.get(what) else ""
             yield f"{what}: {str(digest or 'none')[:12]} in the pack, {here}"
-    if recorded:
-        mean = statistics.fmean(run.final_accuracy or 0.0 for run in recorded.values())
+    accuracies = [run.final_accuracy for run in recorded.values()]
+    if None in accuracies:
+        yield f"claim: no accuracy in {accuracies.count(None)} of the pack's {counted(len(accuracies), 'run')}"
+    elif accuracies:
+        mean = statistics.fmean(accuracies)
         claimed = next((claim.value for claim in claims_of(head) if claim.kind == "accuracy"), mean)
         if not math.isclose(claimed, mean, abs_tol=1e-9):
             yield f"claim: {claimed:.4f} is claimed, and the pack's own runs have {mean:.4f}"
@@ -244,14 +276,28 @@ def _differences(
         here, there = without_place({**opened.tree, "seed": seed}), without_place(run.recipe)
         changed = differences(here, there, where=("in the pack's recipe", "in its run"))
         yield from (f"recipe, {line}" for line in changed if line.partition(".")[0].partition(":")[0] not in _NO_RECIPE)
-    before, now = environment_of(folder), numerical_environment()
-    for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype") if before else ():
-        was, has = before.get(key), now[key]
+    yield from _other_environment(environment_of(folder), numerical_environment(), "here")
+
+
+def _older_environments(out: Path, folder: Path) -> Iterator[str]:
+    """What is not as the pack has recorded it where runs that are there were trained, and is not so here."""
+    from trainers.training.environment import numerical_environment
+
+    before = environment_of(folder)
+    here = {*_other_environment(before, numerical_environment(), "")}
+    for run in sorted(out.glob("seed-*")):
+        there = _other_environment(before, environment_of(run), "")
+        yield from (f"{line}in {run.name}" for line in there if line not in here)
+
+
+def _other_environment(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> Iterator[str]:
+    for key in ("cpu_model", "versions", "libc", "kernels", "decoder", "dtype") if before and now else ():
+        was, has = before.get(key), now.get(key)
         if isinstance(was, dict) and isinstance(has, dict):
             names = sorted(name for name in was.keys() | has.keys() if was.get(name) != has.get(name))
-            yield from (f"{key}, {name}: {was.get(name)} in the pack, {has.get(name)} here" for name in names)
+            yield from (f"{key}, {name}: {was.get(name)} in the pack, {has.get(name)} {where}" for name in names)
         elif was != has:
-            yield f"{key}: {was} in the pack, {has} here"
+            yield f"{key}: {was} in the pack, {has} {where}"
 
 
 def _seeds(first: int, recorded: Mapping[int, Run], number: int) -> list[int]:

@@ -113,6 +113,7 @@ def test_recipe_without_a_card(tmp_path):
     assert "this recipe has none" in card_text(mine)
     assert "This recipe has no card." in card_page(mine, opened(file))
     assert "claimed      nothing" in card_text(mine)
+    assert "\n\nCan be trained here" in card_markdown(mine), "it has no source"
 
 
 class _Page(HTMLParser):
@@ -181,7 +182,7 @@ def test_picture_shows_a_panel_for_each_thing_that_moves():
 
 def test_a_markdown_card_escapes_html_links_and_tables_of_a_stranger(tmp_path):
     file = tmp_path / "mine.yaml"
-    attack = "'<script>alert(1)</script> [x](javascript:y) a|b'"
+    attack = "'<script>alert(1)</script> [x](javascript:y) http://x.y www.x.y \u202e a|b'"
     words = f"card: {{changed: {attack}, hardware: {attack}, evidence: {{verified: {attack}}}}}"
     file.write_text(
         f"kilobatch: 1\nextends: goyal2017\ntitle: {attack}\n"
@@ -193,5 +194,8 @@ def test_a_markdown_card_escapes_html_links_and_tables_of_a_stranger(tmp_path):
     assert "&lt;script>" in text
     assert "<script" not in text
     assert "](javascript" not in text
+    assert "://" not in text
+    assert "www." not in text
+    assert "\u202e" not in text
     assert "a\\|b |" in text
     assert "<script" not in card_page(card_facts("mine", opened(file)), opened(file))

@@ -72,6 +72,16 @@ def test_pages_show_verdicts_differences_and_how_to_get_it(listed, tmp_path):
     assert {"digits", "SmallResNet", "512", "worse"} <= set(index.cells)
 
 
+def test_a_rerun_of_a_part_is_no_success(listed, tmp_path):
+    rerun = {"date": "2026-11-25T10:00:00+0000", "verdict": "the same bits", "words": "so far\x1b[2J"}
+    for part, badge in ((1, '<span class="badge success">the same bits<'), (0.05, '"badge">the same bits, after 5')):
+        write_site([replace(listed, reruns=[rerun | {"part": part}])], tmp_path)
+        for name in ("index.html", "recipe-team~net@1.html"):
+            text = (tmp_path / name).read_text()
+            assert badge in text
+            assert "\x1b" not in text
+
+
 def test_claims_of_the_runs_take_the_place_of_the_recipes(listed, tmp_path):
     claim = Claim(metric="top1", kind="accuracy", value=0.7138, on="1 x Z80", status="reproduced")
     write_site([replace(listed, claims=[claim])], tmp_path)

@@ -113,10 +113,14 @@ def test_a_driver_that_is_not_installed_and_a_list_of_keys_that_is_gone_have_a_w
 def test_an_accuracy_that_was_not_measured_is_marked_and_meets_no_condition():
     claim = {"metric": "top1", "kind": "accuracy", "value": 0.9}
     entries = [
-        Entry(name=status, said={"facts": {"accuracy": 0.9, "batch": 8}, "claims": [claim | {"status": status}]})
-        for status in ("reproduced", "not run", "predicted")
+        Entry(name=status, said={"facts": facts, "claims": [claim | {"status": status}]})
+        for status, facts in (
+            ("reproduced", {"accuracy": 0.9, "batch": 8, "device_hours": 1.5}),
+            ("reproduced", {"accuracy": 0.9, "batch": 8}),  # the recipe's own claim: the pack has no runs
+            ("not run", {"accuracy": 0.9, "batch": 8}),
+        )
     ]
-    assert [entry.unmeasured for entry in entries] == ["", "not run", "predicted"]
+    assert [entry.unmeasured for entry in entries] == ["", "claimed", "not run"]
     assert found_in(entries, ["accuracy>=0.8"]) == entries[:1]
     assert found_in(entries, ["batch=8"]) == entries
 
@@ -152,14 +156,26 @@ def test_a_repository_may_be_named_by_a_relative_path_and_of_a_missing_one_git_s
         add_registry("none", "none.git", signers=None)
 
 
+def test_git_says_why_a_push_is_refused_and_a_clone_that_was_cut_off_goes_on(tmp_path, packed, git_url):
+    tree = tmp_path / "tree"
+    subprocess.run(["git", "init", "--quiet", "-b", "main", tree], check=True)
+    who = ["-c", "user.name=ann", "-c", "user.email=ann@team"]
+    subprocess.run(["git", *who, "-C", tree, "commit", "--quiet", "--allow-empty", "-m", "first"], check=True)
+    with pytest.raises(Unreachable, match="refusing to update checked out branch.*; a registry is a bare repository"):
+        add_registry("tree", f"git+{tree}", signers=None).push(packed(1), "net")
+    clone = tmp_path / "cache" / "kilobatch" / "registries" / f"{sha256_of(git_url[4:].encode())[:16]}.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", clone], check=True)
+    assert add_registry("team", git_url, signers=None).push(packed(1), "net").name == "team/net@1"
+
+
 @EVERY
 def test_reruns_are_added_to_the_record_of_a_pack(url, packed):
     team = add_registry("team", url, signers=None)
     entry = team.push(packed(1), "net")
-    for date in ("2026-02", "2026-01"):
+    early, late = "2026-01-02T01:00:00+0200", "2026-01-02T00:00:00+0000"
+    for date in (late, early, early):
         team.add_rerun(entry.digest, {"date": date, "verdict": "the same bits"})
-    team.add_rerun(entry.digest, {"date": "2026-01", "verdict": "the same bits"})
-    assert [rerun["date"] for rerun in team.reruns(entry.digest)] == ["2026-01", "2026-02"]
+    assert [rerun["date"] for rerun in team.reruns(entry.digest)] == [early, late], "by the instant"
     assert team.entry("net") == entry
 
 
@@ -198,7 +214,8 @@ def test_a_push_into_a_registry_that_was_made_anew_is_refused(url, packed, tmp_p
     with pytest.raises(InputRefused, match=r"another registry than before: names/net/1.json is gone .*; ask who keeps"):
         team.push(packed(1 if same else 2), "net")
     assert team.store.names("names") == []
-    assert team.push(packed(1), "new").name == "team/new@1", "nothing was read of this name"
+    with pytest.raises(InputRefused, match=r"another registry than before: names/net/1.json is gone .*; ask who keeps"):
+        team.push(packed(2), "new")
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -229,6 +246,25 @@ def test_a_pack_that_is_damaged_in_a_folder_is_put_right_by_another_push(packed,
     assert team.pull(entry, anew=True).digest == entry.digest
     assert team.entries(every_version=True)[0] == entry
     assert [*file.parent.iterdir()] == [file]
+
+
+def test_an_older_version_is_put_right_and_a_whole_one_becomes_the_newest(packed, tmp_path):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    old, new = team.push(packed(1), "net"), team.push(packed(2), "net")
+    (tmp_path / "team" / "packs" / f"{old.digest}.kilobatch").unlink()
+    assert team.push(packed(1), "net") == old
+    assert team.pull(old, anew=True).digest == old.digest
+    assert team.entry("net") == new
+    assert team.push(packed(1), "net").name == "team/net@3", "as one who goes back to it means"
+
+
+def test_a_damaged_entry_stops_no_push_to_its_name(packed, tmp_path, capsys):
+    team = add_registry("team", str(tmp_path / "team"), signers=None)
+    team.push(packed(1), "net")
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "team" / "names" / "net" / "2.json").write_bytes(b"x")
+    assert team.push(packed(2), "net").name == "team/net@3"
+    assert "left out: team/net@2: its entry is damaged" in capsys.readouterr().err
 
 
 def test_a_pack_that_is_damaged_in_git_is_put_right_under_another_name_and_refused_under_its_own(git_url, packed):
@@ -364,8 +400,8 @@ def test_files_of_strangers_that_are_no_evidence_end_in_a_line(packed, tmp_path,
     (folder / f"{sha256_of(b'[]')}.json").write_bytes(b"[]")
     with pytest.raises(InputRefused, match="has no verdict"):
         team.add_rerun(entry.digest, {"pack": entry.digest})
-    team.add_rerun(entry.digest, {"verdict": "worse"})
-    assert team.reruns(entry.digest) == [{"verdict": "worse"}]
+    team.add_rerun(entry.digest, {"verdict": "worse", "date": "2026-01-02"})
+    assert [rerun["verdict"] for rerun in team.reruns(entry.digest)] == ["worse"]
     assert "is no evidence of a rerun: a list in place of an object" in capsys.readouterr().err
 
 

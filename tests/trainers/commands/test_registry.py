@@ -1,6 +1,7 @@
 """`kilobatch registry`, as a user types it."""
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 from kilobatch import app
 from recipes.errors import InputRefused
 from recipes.sharing.pack_file import write_pack
-from recipes.sharing.registries import add_registry
+from recipes.sharing.registries import add_registry, registries
 
 
 @pytest.fixture
@@ -26,16 +27,61 @@ def typed(tmp_path, monkeypatch):
 
 def test_texts_of_strangers_stay_on_their_line_and_command_no_terminal(tmp_path, typed):
     forged = "ok\x1b[3A\r\nsigned by ann@team"
-    write_pack(tmp_path / "a.kilobatch", {"facts": {"dataset": forged}}, {"recipe.yaml": b"kilobatch: 1\n"})
+    write_pack(tmp_path / "a.kilobatch", {"facts": {"dataset": forged}}, {"recipe.yaml": forged.encode()})
+    add_registry("team", str(tmp_path / "team"), signers=None).push(tmp_path / "a.kilobatch", "net")
+    _, unopened, *rest = typed("verify", "team/net").splitlines()
+    assert unopened.startswith("it does not open here, so what it says of itself is not checked: ")
+    assert rest == ["not signed"]
+    assert "ok\\x1b[3A\\r\\nsigned by ann@team" in typed("list")
+
+
+def test_verify_says_of_how_much_of_a_run_a_rerun_was_and_that_nobody_signed_it(tmp_path, typed):
+    write_pack(tmp_path / "a.kilobatch", {}, {"recipe.yaml": b"kilobatch: 1\nextends: digits/large_batch\n"})
     entry = add_registry("team", str(tmp_path / "team"), signers=None).push(tmp_path / "a.kilobatch", "net")
     evidence = tmp_path / "evidence.json"
-    shown = "ok\\x1b[3A\\r\\nsigned by ann@team"
-    evidence.write_text(json.dumps({"pack": entry.digest, "date": "2026", "verdict": forged}))
-    assert typed("push", evidence, "team/net") == f"added to the record of team/net@1: {shown}\n"
-    assert typed("verify", "team/net").splitlines()[1:] == ["not signed", f"rerun 2026: {shown}"]
-    assert shown in typed("list")
-    evidence.write_text(json.dumps({"pack": entry.digest}))
-    assert "it has no verdict" in typed("push", evidence, "team/net")
+    rerun = {"pack": entry.digest, "date": "2026-11-25T01:00:00+0200", "verdict": "the same bits", "part": 0.05}
+    evidence.write_text(json.dumps(rerun | {"verdict": "perfect\x1b"}))
+    assert "it has no verdict of a rerun; name the evidence.json" in typed("push", evidence, "team/net")
+    evidence.write_text(json.dumps(rerun))
+    assert typed("push", evidence, "team/net").endswith("team/net@1: the same bits, after 5 % of it\n")
+    shown = "rerun 2026-11-24 23:00 UTC: the same bits, after 5 % of it"
+    assert typed("verify", "team/net").splitlines()[1:] == ["not signed", shown]
+    (tmp_path / "keys").touch()
+    typed("add", "team", tmp_path / "team", "--signers", tmp_path / "keys")
+    assert typed("verify", "team/net").splitlines()[-1].startswith(f"{shown} (nobody signs reruns")
+
+
+def test_a_pack_that_opens_nowhere_or_contradicts_its_head_is_not_pushed(tmp_path, typed):
+    typed("add", "team", tmp_path / "team")
+    recipe, file = {"recipe.yaml": b"kilobatch: 1\nextends: digits/large_batch\n"}, tmp_path / "a.kilobatch"
+    own = {"recipe.yaml": recipe["recipe.yaml"] + b"learning_rate: {schedule: {kind: mine.Wave}}\n"}
+    run = {
+        "run.yaml": b"{recipe: {}, plan: {}, dataset: {}, origins: {}}",
+        "metrics.jsonl": b"",
+        "environment.json": b"{}",
+    }
+    run = recipe | {f"runs/0/{name}": text for name, text in run.items()}
+    facts = {"dataset": "digits", "model": "SmallResNet", "batch": 512, "accuracy": 0.9699}
+    for head, files, why in (
+        ({}, {}, "there is no file"),
+        ({}, {"recipe.yaml": b"7"}, "recipe.yaml"),
+        ({}, {**recipe, "runs/0/run.yaml": b"{"}, "run.yaml:1:2: not YAML"),
+        ({}, run, "runs/0 has no accuracy"),
+        ({"runs": [{"seed": 3}]}, run, "names a run of seed 3, and does not have it"),
+        ({"facts": {**facts, "dataset": "imagenet"}}, recipe, "says dataset 'imagenet', and its recipe and runs have"),
+        ({"facts": {**facts, "accuracy": True}}, recipe, "says accuracy True"),
+    ):
+        write_pack(file, head, files)
+        shown = typed("push", file, "team/net")
+        assert "a.kilobatch goes into no registry: " in shown
+        assert why in shown
+    assert not (tmp_path / "team" / "names").exists()
+    for number, files in enumerate((recipe, own), start=1):
+        write_pack(file, {"facts": {"dataset": "digits", "batch": 512}}, files)
+        assert typed("push", file, "team/net").startswith(f"in the registry as team/net@{number}")
+    write_pack(file, {"facts": {"dataset": "imagenet"}}, recipe)
+    registries("team")[0].push(file, "forged")
+    assert "says dataset 'imagenet'" in typed("verify", "team/forged")
 
 
 def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path, monkeypatch, typed):
@@ -43,6 +89,9 @@ def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path
     assert typed("add", "team", tmp_path / "team").startswith("added team: ")
     assert f"team is {tmp_path}/team; take another name, or: kilobatch" in typed("add", "team", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    (tmp_path / "tree" / ".git").mkdir(parents=True)
+    assert f"A repository is added as git+{tmp_path}/tree\n" in typed("add", "tree", tmp_path / "tree")
+    typed("remove", "tree")
     assert "--signers: there is no file no_keys" in typed("add", "team", tmp_path / "team", "--signers", "no_keys")
     (tmp_path / "keys").touch()
     for signers in (("--signers", tmp_path / "keys"), ()):  # added again, it keeps them
@@ -91,3 +140,25 @@ def test_a_pulled_pack_is_written_into_a_file_only_where_nothing_else_is(tmp_pat
     typed("add", "team", tmp_path / "team", "--signers", tmp_path / "keys")
     assert "team/net@1 is not signed by a key in" in typed("pull", "team/net")
     assert typed("pull", "team/net", "-o", tmp_path / "look.kilobatch").startswith("pulled team/net@1")
+
+
+def test_a_registry_that_is_away_hides_no_other_one(tmp_path, typed):
+    recipe = {"recipe.yaml": b"kilobatch: 1\nextends: digits/large_batch\n"}
+    write_pack(tmp_path / "a.kilobatch", {"facts": {"dataset": "digits"}}, recipe)
+    for name in ("away", "team"):
+        typed("add", name, tmp_path / name)
+    typed("push", tmp_path / "a.kilobatch", "team/net")
+    (tmp_path / "away").rmdir()
+    site = ("site", "-o", tmp_path / "site", "--no-library")
+    for words in (("list",), ("search", "dataset=digits"), site):
+        shown = typed(*words)
+        assert f"registry away: left out: {tmp_path}/away: there is no such folder; is it mounted?" in shown
+        assert "team/net@1" in shown or "wrote 2 pages" in shown
+    shutil.rmtree(tmp_path / "team")  # what the cache has of it are the pack and its entry, and no rerun
+    for words in (("list",), site):
+        shown = typed(*words)
+        assert "registry team: " in shown
+        assert "going on with what the cache has" in shown
+        assert "team/net@1" in shown or "wrote 2 pages" in shown
+    shutil.rmtree(tmp_path / "kilobatch" / "registries")
+    assert "there is no such folder" in typed("list"), "none can be reached"

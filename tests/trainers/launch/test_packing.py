@@ -56,6 +56,21 @@ def packed(path, *names, **how):
     return pack([str(name) for name in names], out=path, **how)
 
 
+def test_a_recipe_in_another_folder_is_the_same_pack(tmp_path, cache, monkeypatch):
+    digests = set()
+    for folder, here in (("one", tmp_path), ("two", tmp_path / "two"), ("three", tmp_path / "one")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "base.yaml").write_text("kilobatch: 1\nextends: digits/baseline\nepochs: 3\n")
+        (tmp_path / folder / "mine.yaml").write_text("kilobatch: 1\nextends: base.yaml\nseed: 7\n")
+        monkeypatch.chdir(here)
+        path, digest, _ = packed(tmp_path / f"{folder}.kilobatch", tmp_path / folder / "mine.yaml")
+        digests.add(digest)
+    (digest,) = digests
+    origins = json.loads((open_pack(path).folder / "origins.json").read_text())
+    assert (origins["epochs"], origins["seed"]) == ("sources/1-base.yaml:3", "sources/0-mine.yaml:3")
+    assert origins["batch.global"].startswith("sources/2-baseline.yaml:")
+
+
 def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tmp_path, cache):
     path, digest, head = packed(tmp_path / "a.kilobatch", runs / "1", runs / "0", weights=True)
     assert packed(tmp_path / "b.kilobatch", runs / "0", runs / "1", weights=True)[1] == digest
@@ -85,6 +100,14 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     assert opened.head["ids"] == ids == state["ids"]
     text = b"".join(file.read_bytes() for file in opened.folder.rglob("*.yaml") if file.parent == opened.folder)
     assert str(tmp_path).encode() not in text
+
+
+def test_a_claim_names_the_hardware_of_every_run(runs, tmp_path, cache):
+    shutil.copytree(runs / "1", tmp_path / "1")
+    file = tmp_path / "1" / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"ranks": [{"gpu": "H100"}, {"gpu": "H100"}]}))
+    _, _, head = packed(tmp_path / "a.kilobatch", runs / "0", tmp_path / "1")
+    assert re.fullmatch("1 x .* and 2 x H100", head["claims"][0]["on"])
 
 
 def test_the_weights_of_a_pack_are_those_that_evaluation_scores(runs, tmp_path, cache):

@@ -11,10 +11,11 @@ from recipes.errors import InputRefused
 from recipes.packs.make import pack_contents
 from recipes.reading.open import open_recipe
 from recipes.reading.yaml import block_text
+from recipes.reports.record import open_run
 from recipes.sharing.pack_file import files_of, open_pack, write_pack
 from trainers.launch.identity import ids_of, made_of
 from trainers.launch.packing import pack
-from trainers.launch.reproduce import PACK, Rerun, _differences, _registered, _require_pack
+from trainers.launch.reproduce import PACK, Rerun, _differences, _registered, _require_pack, _require_same_training
 from trainers.launch.reproduce import reproduce as rerun_pack
 from trainers.launch.vocabulary import vocabulary
 
@@ -144,6 +145,32 @@ def test_a_folder_with_runs_of_another_pack_is_refused(tmp_path):
         _require_pack(tmp_path, "a" * 64)
 
 
+OTHERS = [
+    ({"data": {"digits": "0"}}, {}, "other data: digits has changed; give another --out"),
+    ({"code": {"net.py": "0"}}, {}, "other code: net.py is gone; give another --out"),
+    ({"installed": {"net.py of nets": "1 0"}}, {}, "other code: net.py of nets is gone; give another --out"),
+    ({}, {"kernels": {"operators": "other"}}, "other kernels: other there, .* now; .* --kernels other to go on as"),
+    ({}, {"decoder": "other"}, "other decoder: other there"),
+]
+
+
+def test_runs_of_other_code_data_or_kernels_are_not_taken_for_reruns(rerun, tmp_path):
+    assert rerun(TRUE, TRUE)["verdict"] == "the same bits"
+    made, out = made_of(open_recipe("digits/large_batch", vocabulary=vocabulary())), tmp_path / "out"
+    again = Rerun(pack=str(tmp_path / "a.kilobatch"), seeds=1, out=out)
+    for identity, environment, named in OTHERS:
+        (out / "seed-0" / "identity.json").write_text(json.dumps(made | identity))
+        (out / "seed-0" / "environment.json").write_text(json.dumps(environment))
+        with pytest.raises(InputRefused, match=f"seed-0 has a run with {named}"):
+            rerun_pack(again, tell=print)
+    (out / "seed-0" / "identity.json").write_text(json.dumps(made))
+    (out / "seed-0" / "environment.json").write_text(json.dumps({"exact": True, "libc": "older"}))
+    assert "libc: None in the pack, older in seed-0" in rerun_pack(again, tell=print)["differs"]
+    on_gpu = {"kernels": {"operators": "other"}, "ranks": [{"gpu": "H100"}]}
+    (out / "seed-0" / "environment.json").write_text(json.dumps(on_gpu))
+    _require_same_training(out, made)
+
+
 def changed(path, to, *, name="recipe.yaml", text=("", ""), **head):
     """A pack with other text in a file, or another head, whose sums all fit."""
     opened = open_pack(path)
@@ -156,8 +183,15 @@ def changed(path, to, *, name="recipe.yaml", text=("", ""), **head):
 def test_data_that_are_not_here_are_named_with_the_option_that_gives_their_folder(tmp_path):
     opened = open_recipe("goyal2017", vocabulary=vocabulary())
     head = {"ids": {"code": None, "data": "a" * 64}}
-    (line,) = _differences(head, opened, tmp_path, {})
+    (line,) = _differences(head, opened, tmp_path, {}, made_of(opened))
     assert line == "data: aaaaaaaaaaaa in the pack, not found here; give --data FOLDER"
+
+
+def test_a_recorded_run_without_an_accuracy_is_named_and_counts_as_no_0(tmp_path):
+    opened = open_recipe("digits/large_batch", vocabulary=vocabulary())
+    write_run(tmp_path / "run", opened, [], exact=True, traced=False)
+    lines = [*_differences({}, opened, tmp_path, {0: open_run(tmp_path / "run")}, {})]
+    assert [line for line in lines if line.startswith("claim")] == ["claim: no accuracy in 1 of the pack's 1 run"]
 
 
 @trains
