@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -212,10 +213,23 @@ def test_validate_tries_a_model_of_ones_own_where_code_is_allowed_and_data_are_a
     )
 
 
-def test_the_recipe_of_what_studies_need_is_valid_as_printed(run, tmp_path):
-    page = (ROOT / "docs" / "write-a-recipe.md").read_text(encoding="utf-8").partition("## What studies need")[2]
-    (tmp_path / "studies.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
-    assert run("recipes", "validate", "studies.yaml") == (0, "studies.yaml: valid\n", [])
+@pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/write-a-recipe.md", 3)])
+def test_the_recipes_of_the_first_pages_are_valid_and_clean_as_printed(run, tmp_path, page, count):
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    blocks = [block for block in blocks if "kilobatch: 1" in block]
+    assert len(blocks) == count
+    for block in blocks:
+        (tmp_path / "mine.yaml").write_text(block)
+        assert run("recipes", "validate", "mine.yaml") == (0, "mine.yaml: valid\n", [])
+        assert run("recipes", "lint", "mine.yaml") == (0, "mine.yaml: clean\n", [])
+
+
+def test_validate_notes_what_another_kind_leaves_behind(run, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "kilobatch: 1\nextends: goyal2017\noptimizer: {kind: MomentumSGD, momentum: 0.8}\n"
+    )
+    note = "optimizer: another kind replaces the whole mapping; not taken over: weight_decay, no_decay"
+    assert run("recipes", "validate", "mine.yaml")[1] == f"mine.yaml: valid\n  note: {note}\n"
 
 
 def test_show_prints_every_value_with_its_origin(run, tmp_path):

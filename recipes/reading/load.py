@@ -88,6 +88,30 @@ def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:
     return [(path, None)] if link is None else [(path, link.origin), *chain_of(_base(link, path))]
 
 
+def not_taken_over(
+    before: Mapping[str, Any], tree: Mapping[str, Any], origins: Mapping[str, str], path: str = ""
+) -> Iterator[str]:
+    """A line for each mapping that one of another `kind` replaced, where keys of both now have the default.
+
+    Args:
+        before: the tree of what is extended.
+        tree, origins: of the recipe, resolved, as of `OpenedRecipe`.
+        path: of both, with a dot at its end.
+
+    >>> before, tree = {"kind": "Sgd", "weight_decay": 1e-4}, {"kind": "Lars", "weight_decay": 0.0}
+    >>> list(not_taken_over({"optimizer": before}, {"optimizer": tree}, {"optimizer.weight_decay": "default"}))
+    ['optimizer: another kind replaces the whole mapping; not taken over: weight_decay']
+    """
+    if before.get("kind") != tree.get("kind"):
+        lost = [k for k in before if k in tree and tree[k] != before[k] and origins.get(path + k) == "default"]
+        if lost:
+            yield f"{path[:-1]}: another kind replaces the whole mapping; not taken over: {', '.join(lost)}"
+        return
+    for key in before:
+        if isinstance(before[key], Mapping) and isinstance(tree.get(key), Mapping):
+            yield from not_taken_over(before[key], tree[key], origins, f"{path}{key}.")
+
+
 def _load(path: Path, *, kind: str | None, chain: tuple[Path, ...] = ()) -> Node:
     file = shown(path)
     try:

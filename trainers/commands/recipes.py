@@ -75,6 +75,7 @@ def validate(
     With --allow-code, and the data at hand, a model, loss and optimizer of your own are tried as before a run.
     """
     from recipes.errors import InputRefused, Problem, RecipeError, printable
+    from recipes.reading.load import chain_of, load_tree, not_taken_over
     from trainers import models
     from trainers.launch.preflight import has_data, require_fit, require_own_code
 
@@ -97,6 +98,9 @@ def validate(
             continue
         reasons = "; ".join(opened.obstacles)
         print(printable(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else "")))
+        for base, _ in chain_of(opened.path)[1:2]:
+            for line in not_taken_over(load_tree(base)[0], opened.tree, opened.origins):
+                print(printable(f"  note: {line}"))
     if problems:
         raise RecipeError(problems)
 

@@ -29,8 +29,12 @@ def verify(
         mark = "[green]holds[/]" if check.holds else f"[red]BROKEN[/], {escape(check.why)}"
         console.print(f"{escape(check.name)}: {mark}", soft_wrap=True)
 
-    with console.status("training a few updates in several ways"):
-        checks = run(recipe, overrides=overrides or (), data=data, allow_code=allow_code, tell=tell)
+    try:
+        with console.status("training a few updates in several ways"):
+            checks = run(recipe, overrides=overrides or (), data=data, allow_code=allow_code, tell=tell)
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing was decided")
+        raise typer.Exit(130) from None
     if as_json:
         print_json([asdict(check) for check in checks])
     broken = sum(not check.holds for check in checks)

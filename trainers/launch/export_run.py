@@ -27,7 +27,8 @@ def export_run(
 ) -> tuple[Path, list[str], bool]:
     """Write what evaluation scores: the averages of the weights where the recipe has them, else the weights.
 
-    The metadata of the file say which run, checkpoint, classes and evaluation transforms it belongs to.
+    The metadata of the file say which run, checkpoint, classes and evaluation transforms it belongs to, and of a
+    ResNet by torchvision's names the pooling that these names do not tell.
 
     Args:
         folder: of the run.
@@ -58,7 +59,7 @@ def export_run(
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
 
-    from trainers.models.weight_names import to_torch, torch_names, why_not_torch
+    from trainers.models.weight_names import pooling_of, to_torch, torch_names, why_not_torch
     from trainers.training.build import drawn_model
 
     model, notes = drawn_model(opened.recipe, opened.dataset), [*opened.warnings]
@@ -80,6 +81,7 @@ def export_run(
         weights = weights_of(model)
         if torch_names(model):
             weights = to_torch(model, weights)
+            facts |= {f"model.{key}": json.dumps(value) for key, value in pooling_of(model).items()}
             why = why_not_torch(model)
             notes += [] if why is None else [f"torchvision's ResNet computes other logits from these weights: {why}"]
         data = _saved({name: np.asarray(array, order="C") for name, array in weights.items()}, facts)

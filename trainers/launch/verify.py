@@ -187,13 +187,20 @@ class _Trials:
     def _run(self, words: list[str], dtype: str) -> None:
         environment = {**without_launcher(os.environ), "CHAINER_DTYPE": dtype}
         command = [sys.executable, "-P", "-m", "kilobatch", *words]
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
-        except subprocess.TimeoutExpired:
-            what = f"{_UPDATES} updates of {_GROUPS} small norm groups, in {dtype}, take over {_SECONDS} s"
-            raise InputRefused(f"{what}; make the model or its images smaller with --set") from None
-        if done.returncode != 0:
-            said = [line for line in done.stderr.splitlines() if line.strip()]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as run:
+            try:
+                _, messages = run.communicate(timeout=_SECONDS)
+            except subprocess.TimeoutExpired:
+                run.kill()
+                what = f"{_UPDATES} updates of {_GROUPS} small norm groups, in {dtype}, take over {_SECONDS} s"
+                raise InputRefused(f"{what}; make the model or its images smaller with --set") from None
+            except KeyboardInterrupt:  # a terminal's Ctrl-C reached the run too, and a second signal ends its ranks
+                run.terminate()
+                run.communicate()
+                raise
+        if run.returncode != 0:
+            said = [line for line in messages.splitlines() if line.strip()]
             raise InputRefused(f"a run for the comparison failed, in {dtype}: {' '.join(said[-3:])}; correct it first")
 
 

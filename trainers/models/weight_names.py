@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import chainer
 import numpy as np
 from chainercv.links.model.resnet import ResNet
+from safetensors import safe_open
 
 from recipes.errors import InputRefused, listed
 from recipes.schema import Init
@@ -79,13 +80,33 @@ def pattern_here(model: chainer.Link, pattern: str) -> str | None:
     return None if inside == "/" else inside if inside in named else f"{inside}/*"
 
 
+def pooling_of(model: chainer.Link) -> dict[str, bool]:
+    """The keys of a ResNet that move its logits and leave the names and shapes of its arrays as they are."""
+    blurred = any(isinstance(link, BlurredConvolution2D) for link in model.links())
+    return {"padded_pool": model.pool1 is pooled_with_padding, "blur_pool": blurred}
+
+
 def why_not_torch(model: chainer.Link) -> str | None:
     """Why a ResNet with the same weights gives other logits in torchvision, and a way out; None if it does not."""
-    if any(isinstance(link, BlurredConvolution2D) for link in model.links()):
+    pooling = pooling_of(model)
+    if pooling["blur_pool"]:
         return "torchvision has no blurred convolutions; write `blur_pool: false` into `model`"
-    if model.pool1 is not pooled_with_padding:
+    if not pooling["padded_pool"]:
         return "the first pooling is not torchvision's; write `padded_pool: true` into `model`"
     return None
+
+
+def _require_pooling(model: chainer.Link, file: str, facts: Mapping[str, str]) -> None:
+    """Refuse weights of a ResNet with another pooling: that of a file without these facts is torchvision's."""
+    if "model.padded_pool" not in facts:
+        if (why := why_not_torch(model)) is not None:
+            what, _, way_out = why.partition("; ")
+            raise UnfitWeights("weights", f"{file} has torchvision's names, and {what}", way_out)
+        return
+    for key, here in pooling_of(model).items():
+        if (trained := facts.get(f"model.{key}") == "true") != here:
+            way_out = f"write `{key}: true` into `model`" if trained else "leave it out of `model`"
+            raise UnfitWeights("weights", f"{file} was trained {'with' if trained else 'without'} {key}", way_out)
 
 
 def to_torch(model: chainer.Link, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -115,22 +136,26 @@ def begin_with(model: chainer.Link, init: Init) -> None:
         arrays = read_arrays(init.weights)
     except CheckpointError as error:
         raise UnfitWeights("weights", str(error), _EXPORT) from None
-    content = {**weights_of(model), **weights_for(model, arrays, init)}
+    with safe_open(init.weights, "np") as file:
+        facts = file.metadata() or {}
+    content = {**weights_of(model), **weights_for(model, arrays, init, facts=facts)}
     load_into(model, None, CheckpointContent(weights=content, optimizer={}, averages={}, pending={}, state={}))
 
 
-def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Init) -> dict[str, np.ndarray]:
+def weights_for(
+    model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Init, *, facts: Mapping[str, str]
+) -> dict[str, np.ndarray]:
     """The arrays of a file by the paths of a model, without those of `init.except_`.
 
+    Args:
+        facts: the metadata of the file: an export says with which pooling a ResNet was trained.
     Raises:
         UnfitWeights: an array is missing, is no array of the model, or has another shape; a name of `init.except_` is
-            that of no layer; a ResNet of torchvision computes something else.
+            that of no layer; a ResNet of torchvision, or that of the export, computes something else.
     """
     own, foreign = weights_of(model), torch_names(model)
     if is_foreign := not arrays.keys().isdisjoint(foreign.values()):
-        if (why := why_not_torch(model)) is not None:
-            what, _, way_out = why.partition("; ")
-            raise UnfitWeights("weights", f"{init.weights} has torchvision's names, and {what}", way_out)
+        _require_pooling(model, init.weights, facts)
         found = {path: arrays[name] - _more(model, path) for path, name in foreign.items() if name in arrays}
         others = {name for name in arrays.keys() - foreign.values() if not name.endswith(".num_batches_tracked")}
     else:
@@ -152,8 +177,7 @@ def weights_for(model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Ini
             way_out = "name their layers in init.except, or give weights of this model"
             if what == "lacks" and all(own[path].dtype.kind in "iu" for path in names):
                 # Of the averages in a checkpoint, which lack what is counted; `except` would draw their layers anew.
-                torchs = foreign and why_not_torch(model)  # an export has their names
-                way_out = "give the checkpoint's weights.safetensors" if torchs else _EXPORT
+                way_out = _EXPORT
             raise UnfitWeights("weights", f"{init.weights} {what} {listed(sorted(names))}", way_out)
     return {path: found[path] for path in wanted}
 

@@ -1,8 +1,13 @@
 """`kilobatch verify` finds planted faults and names them, and passes recipes of the library."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -284,3 +289,19 @@ def test_recipes_for_imagenet_pass_with_a_smaller_model(four_classes, name):
     done = subprocess.run(command, cwd=four_classes, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 1), done.stderr
     assert {check["name"]: check["why"] for check in json.loads(done.stdout) if not check["holds"]} == {}
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_run_that_is_compared_and_says_so(tmp_path):
+    command = [sys.executable, "-P", "-m", "kilobatch", "verify", "digits/baseline"]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, cwd=tmp_path, start_new_session=True) as run:
+        assert "holds" in run.stdout.readline()  # the first check; the next run starts
+        time.sleep(1.5)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.communicate()[0] == "interrupted; nothing was decided\n"
+    assert run.returncode == 130
+    sessions = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            sessions.add(stat.read_text().rpartition(")")[2].split()[3])
+    assert str(run.pid) not in sessions

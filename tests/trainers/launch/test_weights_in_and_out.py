@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import chainer
 import numpy as np
 import onnxruntime
 import pytest
@@ -14,6 +15,8 @@ from recipes.reading.open import open_recipe
 from trainers.datasets.augmented import augmented_samples
 from trainers.launch.export_run import export_run
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.checkpoint import write_checkpoint
+from trainers.training.build import drawn_model
 
 pytestmark = pytest.mark.mpi
 
@@ -67,6 +70,22 @@ def test_a_score_with_mirror_images_is_in_the_metadata(source, tmp_path):
     file, *_ = export_run(run, form="safetensors", out=tmp_path / "w.safetensors")
     with safe_open(file, "np") as opened_file:
         assert opened_file.metadata()["evaluation.flipped"] == "true"
+
+
+@pytest.mark.slow  # eleven million weights, drawn, written and exported
+def test_the_export_of_a_resnet_says_its_pooling(source, tmp_path):
+    run = shutil.copytree(source, tmp_path / "run", ignore=shutil.ignore_patterns("update-*"))
+    tree = yaml.safe_load((run / "recipe.yaml").read_text())
+    tree["model"] = {"kind": "ResNet18", "blur_pool": True}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    own = opened(run / "recipe.yaml")
+    model = drawn_model(own.recipe, own.dataset)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    write_checkpoint(run / "checkpoints", model=model, optimizer=optimizer, state={"update": 1})
+    file, *_ = export_run(run, form="safetensors")
+    with safe_open(file, "np") as exported:
+        facts = exported.metadata()
+    assert (facts["model.padded_pool"], facts["model.blur_pool"]) == ("false", "true")
 
 
 def test_every_export_of_a_checkpoint_has_the_same_bytes(source, tmp_path):

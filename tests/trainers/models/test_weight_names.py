@@ -1,5 +1,8 @@
 """Weights of a file become those of a model, by the names of a checkpoint and by torchvision's."""
 
+import json
+import re
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -10,7 +13,7 @@ from safetensors.numpy import save_file
 from recipes.errors import InputRefused
 from recipes.schema import Init
 from trainers.models import ResNet18, ResNet50, SmallCNN
-from trainers.models.weight_names import begin_with, to_torch, torch_names
+from trainers.models.weight_names import begin_with, pooling_of, to_torch, torch_names
 from trainers.runs.checkpoint import weights_of
 
 
@@ -38,8 +41,9 @@ def logits(model, size=64):
         return model(images_NCHW).array
 
 
-def saved(tmp_path, arrays):
-    save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, tmp_path / "w.safetensors")
+def saved(tmp_path, arrays, facts=None):
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    save_file(arrays, tmp_path / "w.safetensors", metadata=facts)
     return str(tmp_path / "w.safetensors")
 
 
@@ -86,19 +90,11 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, change, except_, message)
     assert message in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "way_out"),
-    [
-        (small, "give the file that `kilobatch export RUN --format safetensors` writes"),
-        pytest.param(resnet, "give the checkpoint's weights.safetensors", marks=pytest.mark.slow),
-    ],
-)
-def test_averages_of_a_checkpoint_are_refused_with_a_way_that_draws_nothing_anew(tmp_path, model, way_out):
-    own = weights_of(model())
-    file = saved(tmp_path, {path: array for path, array in own.items() if not path.endswith("/N")})
-    with pytest.raises(InputRefused, match=r"lacks /(bn1|conv1/bn)/N, ") as refusal:
-        begin_with(model(), Init(weights=file))
-    assert str(refusal.value).endswith(f"; {way_out}")
+def test_averages_of_a_checkpoint_are_refused_with_a_way_that_draws_nothing_anew(tmp_path):
+    file = saved(tmp_path, {path: array for path, array in weights_of(small()).items() if not path.endswith("/N")})
+    with pytest.raises(InputRefused, match=r"lacks /bn1/N, ") as refusal:
+        begin_with(small(), Init(weights=file))
+    assert str(refusal.value).endswith("; give the file that `kilobatch export RUN --format safetensors` writes")
 
 
 def test_a_file_that_is_not_of_safetensors_is_refused(tmp_path):
@@ -138,6 +134,26 @@ def test_torchvisions_weights_are_refused_where_the_logits_would_be_others(tmp_p
         begin_with(resnet(), Init(weights=file))
     with pytest.raises(InputRefused, match="write `blur_pool: false` into `model`"):
         begin_with(resnet(padded_pool=True, blur_pool=True), Init(weights=file))
+
+
+@pytest.mark.parametrize(
+    ("trained", "begun", "message"),
+    [
+        ({}, {}, None),
+        ({}, {"padded_pool": True}, "was trained without padded_pool; leave it out of `model`"),
+        ({"blur_pool": True}, {}, "was trained with blur_pool; write `blur_pool: true` into `model`"),
+    ],
+)
+def test_weights_of_ones_own_resnet_need_the_pooling_that_their_file_says(tmp_path, trained, begun, message):
+    source, model = resnet(**trained), resnet(seed=2, **begun)
+    facts = {f"model.{key}": json.dumps(value) for key, value in pooling_of(source).items()}
+    init = Init(weights=saved(tmp_path, to_torch(source, weights_of(source)), facts))
+    if message:
+        with pytest.raises(InputRefused, match=re.escape(message)):
+            begin_with(model, init)
+    else:
+        begin_with(model, init)
+        np.testing.assert_allclose(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
 def test_only_resnets_have_names_in_torchvision():
