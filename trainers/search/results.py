@@ -23,7 +23,7 @@ from trainers.runs.metrics_file import has_diverged
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
 from trainers.search.outcome import evaluations, has_ended, metrics_lines, trial_changes, trial_result
-from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_trials, reason_of, state_of
+from trainers.search.study import SECONDS, best_trials, distinct, rank_seconds_of, ranked_trials, reason_of, state_of
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
@@ -172,13 +172,18 @@ def ended_confirmations(folder: Path, number: int) -> list[Path]:
     return [run for run in sorted(confirm_folder(folder, number).glob("seed-*")) if has_ended(run)]
 
 
+def to_confirm(search: Search, study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that `confirm` trains again, the best first."""
+    return distinct(ranked_trials(study))[: search.confirm.top] if search.confirm else []
+
+
 def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Confirmed]:
     """What runs with fresh seeds say of the trials that are the best now, the best first; without those of one run.
 
     Those of which the fewest runs are `broken` come first, then the best mean: a target that is missed is never best.
     """
     objective, confirmed = search.objectives[0], []
-    for trial in ranked_trials(study)[: search.confirm and search.confirm.top]:
+    for trial in to_confirm(search, study):
         values, broken = [], 0
         for run in ended_confirmations(folder, trial.number):
             value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation

@@ -135,6 +135,14 @@ def ranked_trials(study: optuna.Study) -> list[FrozenTrial]:
     return sorted(fit, key=lambda trial: (sign * trial.values[0], trial.number))
 
 
+def distinct(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """The first trial of each set of equal values: a sampler may propose choices and steps again."""
+    first: dict[Any, FrozenTrial] = {}
+    for trial in trials:
+        first.setdefault(frozenset(trial.params.items()), trial)
+    return [*first.values()]
+
+
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:
     """The best trial; with several objectives all on the Pareto front."""
     ranked = ranked_trials(study)

@@ -30,7 +30,7 @@ from trainers.search import study as studies
 from trainers.search.folder import recipe_change, run_folders
 from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import Result, SearchRequest
-from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, write_best
+from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, to_confirm, write_best
 from trainers.search.status import Display
 
 _POLL_SECONDS = 0.02
@@ -251,7 +251,7 @@ class Supervisor:
         confirm, works = self.search.confirm, []
         if confirm is None or self.stopped_by or self.unspent():
             return []
-        first, best = self.opened.base.recipe.seed + FRESH_SEED, studies.ranked_trials(self.study)[: confirm.top]
+        first, best = self.opened.base.recipe.seed + FRESH_SEED, to_confirm(self.search, self.study)
         for seed in range(first, first + confirm.seeds):
             for trial in best:
                 folder = confirm_folder(self.folder, trial.number) / f"seed-{seed}"

@@ -7,7 +7,8 @@ import pytest
 
 from recipes.reading.registry import find
 from recipes.schema import Confirm, Objective
-from trainers.search.results import confirmed_in, confirmed_text, write_best
+from recipes.search_space.ranges import Categorical
+from trainers.search.results import confirmed_in, confirmed_text, to_confirm, write_best
 from trainers.search.study import new_study, next_trial
 
 TEXT = """\
@@ -69,7 +70,8 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     write(tmp_path, 8, 0, 0.99)
     write(tmp_path, 8, 1, 0.99)
     write(tmp_path, 8, 2, None, "failed", "TooManyBadImages")  # the machine's fault
-    first, second, third, fourth = confirmed_in(tmp_path, made(), study_of(made()))
+    search = made(confirm=Confirm(top=13, seeds=3))
+    first, second, third, fourth = confirmed_in(tmp_path, search, study_of(search))
     assert (first.trial, first.values) == (8, [0.99, 0.99])
     first, second, third = second, third, fourth
     assert first.trial == 11
@@ -84,9 +86,19 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     assert confirmed_text(made(), second) == text
 
 
+def test_trials_with_equal_values_are_confirmed_once(made):
+    choices = Categorical(choices=(1, 2))
+    search = made(space={"learning_rate.warmup.epochs": choices}, confirm=Confirm(top=2, seeds=2))
+    study = new_study(search)
+    for choice, value in ((1, 0.9), (2, 0.8), (1, 0.95), (2, 0.8)):
+        study.enqueue_trial({"learning_rate.warmup.epochs": choice})
+        study.tell(next_trial(study, search), value)
+    assert [trial.number for trial in to_confirm(search, study)] == [2, 1]
+
+
 def test_a_trial_of_which_a_fresh_seed_misses_the_target_comes_after_one_that_always_reaches_it(tmp_path, made):
     """The run that misses it has fewer updates, since it is shorter."""
-    search = made(objective=Objective(metric="updates_to", target=0.7))
+    search = made(objective=Objective(metric="updates_to", target=0.7), confirm=Confirm(top=2, seeds=2))
     for number, pairs in {0: ((22, 0.8), (43, 0.7)), 1: ((20, 0.75), (36, 0.667))}.items():
         for seed, (update, accuracy) in enumerate(pairs):
             run = tmp_path / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
