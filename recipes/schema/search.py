@@ -26,7 +26,7 @@ class Objective:
 
     Args:
         metric: `accuracy` or `loss` on the evaluation samples at the end of the run; `train_loss`, the mean training
-            loss between the last two reports; `device_hours`, ranks times hours of the trial; or what it takes to reach
+            loss between the last two reports; `device_hours`, ranks times hours of training; or what it takes to reach
             the accuracy `target`: `updates_to`, `epochs_to`, or `hours_to`, in device-hours. They are read at the first
             report that reaches it, and the trial ends there.
         target: accuracy to reach, in (0, 1]; null for a metric without one.

@@ -22,7 +22,7 @@ from trainers.launch.verdict import t_quantile
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
-from trainers.search.outcome import evaluations, has_ended, metrics_lines, trial_changes, trial_result
+from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
 from trainers.search.study import SECONDS, best_trials, distinct, rank_seconds_of, ranked_trials, reason_of, state_of
 
 BEST = "best.yaml"
@@ -188,9 +188,7 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
         for run in ended_confirmations(folder, trial.number):
             value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation
             if not breaks:
-                lines = metrics_lines(run)
-                hours = search.ranks_per_trial * evaluations(lines)[-1]["hours"]
-                (value, *_), violations = trial_result(search, [lines], device_hours=hours)
+                (value, *_), violations = trial_result(search, [metrics_lines(run)])
                 breaks = any(violation > 0 for violation in violations.values())
             values.append(objective.worst if breaks and search.has_goal else value)
             broken += breaks

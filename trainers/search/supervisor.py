@@ -422,9 +422,7 @@ class Supervisor:
 
     def _tell_complete(self, work: _Work) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
-        hours = studies.rank_seconds_of(work.trial, self.search) / 3600
-        runs = list(map(outcome.metrics_lines, work.folders))
-        self._tell(work, outcome.trial_result(self.search, runs, device_hours=hours))
+        self._tell(work, outcome.trial_result(self.search, list(map(outcome.metrics_lines, work.folders))))
         is_best = work.seed is None and work.trial.number in [it.number for it in studies.best_trials(self.study)]
         if is_best and not self.recipe_changed():
             write_best(self.folder, self.opened, self.study)
