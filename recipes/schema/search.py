@@ -111,9 +111,9 @@ class Budget:
 
     Args:
         trials: ended ones, whether complete or not; at least 1.
-        patience: the search ends when so many trials in a row found nothing better, at least 1; null for no such end.
+        patience: the search ends when so many trained trials in a row found nothing better, at least 1; null for never.
         hours: hours of all its sessions, above 0; then no trial begins, running ones end normally. null for no limit.
-        device_hours: ranks times hours of all trials together, above 0; enforced as `hours`.
+        device_hours: ranks times hours of all trials and fresh seeds together, above 0; enforced as `hours`.
     """
 
     trials: int

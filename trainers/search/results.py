@@ -19,11 +19,12 @@ from recipes.reports.wording import number, percent
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.launch.verdict import t_quantile
-from trainers.runs.metrics_file import has_diverged
+from trainers.runs.metrics_file import ending_of, has_diverged
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
+from trainers.search import study as studies
 from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
-from trainers.search.study import SECONDS, best_trials, distinct, rank_seconds_of, ranked_trials, reason_of, state_of
+from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_trials, reason_of, state_of
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
@@ -54,16 +55,20 @@ def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None
         "seconds": trial.user_attrs.get(SECONDS, 0.0),
         "rank_seconds": rank_seconds_of(trial, search),
     }
-    if running is not None:
-        row["seconds"], row["rank_seconds"], run = running
-        row["seconds_left"] = run.seconds_left
-        row |= {"update": run.updates, "updates": run.total_updates, "epoch": run.epoch}
-    return row
+    return row if running is None else row | progress_of(running)
 
 
-def device_hours(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Ranks times hours of all trials."""
-    return sum(row["rank_seconds"] for row in rows) / 3600
+def progress_of(running: Running) -> dict[str, Any]:
+    """The part of a row that changes while its run trains."""
+    seconds, rank_seconds, run = running
+    row = {"seconds": seconds, "rank_seconds": rank_seconds, "seconds_left": run.seconds_left}
+    return row | {"update": run.updates, "updates": run.total_updates, "epoch": run.epoch}
+
+
+def device_hours(study: optuna.Study, rows: Iterable[Mapping[str, Any]]) -> float:
+    """Ranks times hours of all trials, by their rows, and of the runs with fresh seeds."""
+    confirming = study.user_attrs.get(studies.CONFIRM_RANK_SECONDS, {}).values()
+    return math.fsum([*(row["rank_seconds"] for row in rows), *confirming]) / 3600
 
 
 def trials_text(states: Mapping[str, int], of: int) -> str:
@@ -121,21 +126,25 @@ class Confirmed:
     broken: int = 0
 
 
+def best_by_seeds(study: optuna.Study, confirmed: Sequence[Confirmed]) -> list[FrozenTrial]:
+    """The best trial, by fresh seeds if trials were confirmed; with several objectives all on the Pareto front."""
+    first = [one.trial for one in confirmed[:1]]
+    return [trial for trial in ranked_trials(study) if trial.number in first] or best_trials(study)
+
+
 def write_best(
-    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Confirmed | None = None
+    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Sequence[Confirmed] = ()
 ) -> list[tuple[FrozenTrial, Path]]:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns both.
 
-    `confirmed` is the best trial by runs with fresh seeds; None before there are any.
+    `confirmed` is what `confirmed_in` returned.
     """
-    best, front = best_trials(study), folder / PARETO
-    if confirmed is not None:
-        best = [trial for trial in ranked_trials(study) if trial.number == confirmed.trial]
+    best, front = best_by_seeds(study, confirmed), folder / PARETO
     several = len(opened.search.objectives) > 1
     written = [(trial, front / f"trial-{trial.number:04d}.yaml" if several else folder / BEST) for trial in best]
     for trial, path in written:
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, recipe_text(opened, trial, confirmed))
+        write_whole(path, recipe_text(opened, trial, next(iter(confirmed), None)))
     for path in set(front.glob("trial-*.yaml")) - {path for _, path in written}:
         path.unlink()
     return written
@@ -174,16 +183,26 @@ def ended_confirmations(folder: Path, number: int) -> list[Path]:
 
 def to_confirm(search: Search, study: optuna.Study) -> list[FrozenTrial]:
     """The trials that `confirm` trains again, the best first."""
-    return distinct(ranked_trials(study))[: search.confirm.top] if search.confirm else []
+    return studies.distinct(ranked_trials(study))[: search.confirm.top] if search.confirm else []
+
+
+def confirmation_in(folder: Path, search: Search, study: optuna.Study) -> tuple[int, int]:
+    """How many of the runs with fresh seeds have ended, with or without a result, and how many there are to be."""
+    best, seeds = to_confirm(search, study), search.confirm.seeds if search.confirm else 0
+    of_best = [confirm_folder(folder, trial.number).glob("seed-*") for trial in best]
+    ended = [sum(ending_of(run) not in ("", "stopped") for run in runs) for runs in of_best]
+    return sum(min(number, seeds) for number in ended), len(best) * seeds
 
 
 def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Confirmed]:
     """What runs with fresh seeds say of the trials that are the best now, the best first; without those of one run.
 
-    Those of which the fewest runs are `broken` come first, then the best mean: a target that is missed is never best.
+    None before all these runs have ended: a trial must not win for want of an opponent. Those of which the fewest runs
+    are `broken` come first, then the best mean: a target that is missed is never best.
     """
     objective, confirmed = search.objectives[0], []
-    for trial in to_confirm(search, study):
+    ended, runs = confirmation_in(folder, search, study)
+    for trial in to_confirm(search, study) if ended == runs else ():
         values, broken = [], 0
         for run in ended_confirmations(folder, trial.number):
             value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation

@@ -126,8 +126,18 @@ def _search_study(
     confirmed = display.confirmed
     best = []
     if not supervisor.recipe_changed():
-        best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
-    display.say(trials_text(Counter(map(state_of, finished(study))), search.budget.trials))
+        best = write_best(folder, opened, study, confirmed=confirmed)
+    states = Counter(map(state_of, finished(study)))
+    display.say(trials_text(states, search.budget.trials))
+    if display.ended_by:
+        display.say(f"ended: {display.ended_by} is spent")
+    (ended, runs), limit = display.confirmation, display.ended_by.partition(" ")[0]
+    if ended < runs and (ended or limit):
+        more = "" if limit in ("", "patience") else f"; to go on with it raise budget.{limit}"
+        more += (
+            f", and lower budget.trials to {states.total()}" if more and states.total() < search.budget.trials else ""
+        )
+        display.say(f"confirmation: {ended} of {runs} runs{more}")
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")
     options = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
@@ -195,7 +205,8 @@ def _dry_run_text(
     runs, words = trials * search.seeds_per_trial, "{} runs with all seeds"
     if search.rungs is not None:
         runs, words = search.rungs.whole_runs(trials, reports=search.reports), "at least {} whole runs with rungs"
-    runs += confirm.top * confirm.seeds if confirm else 0
+    fresh = min(confirm.top, trials) * confirm.seeds if confirm else 0
+    runs += fresh
     samples = runs * timeline.num_samples
     goals = [one.metric + (f" {one.target:g}" if one.target is not None else "") for one in search.objectives]
     space = load_tree(opened.path, kind="search")[0]["space"]
@@ -207,6 +218,7 @@ def _dry_run_text(
         *([f"fixed: {values_text(search.fixed)}"] if search.fixed else []),
         f"first trial: {values_text(values)}; {timeline.num_updates:,} updates, {timeline.num_samples:,} samples",
         f"{counted(trials, 'trial')}{as_runs}: {number(samples)} samples, if all are as long as the first",
+        *([f"confirm: {fresh} of these runs, but none once hours or device_hours are spent"] if fresh else []),
         f"{side}, {counted(each, 'rank')} each: at 1,000 samples a second each, {duration(samples / 1000 / groups)}",
     ]
     return "\n".join(lines)

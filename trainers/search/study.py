@@ -30,6 +30,7 @@ RUNG = "waits_at_rung"  # the index of the last rung that it came to
 PROMOTIONS = "passed_rungs"  # how often it was promoted, from a rung to the next one
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched
+CONFIRM_RANK_SECONDS = "confirm_rank_seconds"  # of the study: run with a fresh seed -> ranks times its seconds
 _ATTEMPTS, _AT_RANDOM = 4, 30  # at a proposal that is not next to a trial that diverged
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -168,12 +169,17 @@ def state_of(trial: FrozenTrial) -> str:
     """One of complete, diverged (also: no finite score), infeasible, pruned, failed, running, paused, waiting."""
     if DIVERGED in trial.user_attrs or not all(map(math.isfinite, trial.values or ())):
         return "diverged"
-    not_trained = trial.state == TrialState.PRUNED and PRUNED_AT not in trial.user_attrs
+    not_trained = trial.state == TrialState.PRUNED and not was_trained(trial)
     if not_trained or any(violation > 0 for violation in trial.constraints.values()):
         return "infeasible"
     if trial.state == TrialState.RUNNING and is_paused(trial):
         return "paused"
     return "failed" if trial.state == TrialState.FAIL else trial.state.name.lower()
+
+
+def was_trained(trial: FrozenTrial) -> bool:
+    """Whether a trial that has ended says something about its values, which no recipe may accept; nor did it fail."""
+    return trial.state == TrialState.COMPLETE or (trial.state == TrialState.PRUNED and PRUNED_AT in trial.user_attrs)
 
 
 def reason_of(trial: FrozenTrial) -> str:

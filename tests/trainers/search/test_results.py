@@ -8,7 +8,7 @@ import pytest
 from recipes.reading.registry import find
 from recipes.schema import Confirm, Objective
 from recipes.search_space.ranges import Categorical
-from trainers.search.results import confirmed_in, confirmed_text, to_confirm, write_best
+from trainers.search.results import confirmation_in, confirmed_in, confirmed_text, to_confirm, write_best
 from trainers.search.study import new_study, next_trial
 
 TEXT = """\
@@ -63,25 +63,28 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     for seed, value in enumerate((0.8, 0.9, 1.0)):
         write(tmp_path, 3, seed, value)
         write(tmp_path, 11, seed, 0.95)
-    write(tmp_path, 5, 0, 0.99)  # one run has no interval
-    write(tmp_path, 7, 0, 0.99, "stopped")
-    write(tmp_path, 2, 0, 0.9)
-    write(tmp_path, 2, 1, None, "failed")  # it diverged before it was evaluated, and counts as the worst
-    write(tmp_path, 8, 0, 0.99)
-    write(tmp_path, 8, 1, 0.99)
-    write(tmp_path, 8, 2, None, "failed", "TooManyBadImages")  # the machine's fault
-    search = made(confirm=Confirm(top=13, seeds=3))
-    first, second, third, fourth = confirmed_in(tmp_path, search, study_of(search))
+        write(tmp_path, 2, seed, 0.9 if seed else None, "success" if seed else "failed")  # it diverged: the worst
+        faults = {"ending": "failed", "cause": "TooManyBadImages"}  # the machine's
+        write(tmp_path, 8, seed, 0.99, **(faults if seed == 2 else {}))
+        write(tmp_path, 5, seed, 0.99, **(faults if seed else {}))  # one run has no interval
+    search = made(confirm=Confirm(top=5, seeds=3))
+    study = study_of(search, [0.9 if number in (2, 3, 5, 8, 11) else 0.5 for number in range(13)])
+    assert confirmation_in(tmp_path, search, study) == (15, 15)
+    first, second, third, fourth = confirmed_in(tmp_path, search, study)
     assert (first.trial, first.values) == (8, [0.99, 0.99])
     first, second, third = second, third, fourth
     assert first.trial == 11
     assert (first.mean, first.low, first.high) == pytest.approx((0.95, 0.95, 0.95))
     assert (second.trial, second.values) == (3, [0.8, 0.9, 1.0])
-    assert (third.trial, third.values) == (2, [0.9, 0.0])
+    assert (third.trial, third.values) == (2, [0.0, 0.9, 0.9])
     assert second.mean - second.low == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
     assert confirmed_text(made(), third).endswith("; 1 diverged, missed the target or broke a constraint")
     top = made(confirm=Confirm(top=1, seeds=2))  # since then another trial has become the best
     assert confirmed_in(tmp_path, top, study_of(top)) == []
+    (tmp_path / "confirm" / "trial-0003" / "seed-0" / "metrics.jsonl").unlink()  # such as before it began
+    write(tmp_path, 11, 3, 0.99, "stopped")
+    assert confirmation_in(tmp_path, search, study) == (14, 15)
+    assert confirmed_in(tmp_path, search, study) == []
     text = "trial 3: 90.00 % (95 %: 65.16 % to 100.00 %) by 3 fresh seeds, 80.00 %, 90.00 %, 100.00 %"
     assert confirmed_text(made(), second) == text
 

@@ -52,9 +52,12 @@ def test_a_dry_run_prints_on_one_rank_the_space_the_first_trial_and_what_it_take
 
 def test_a_dry_run_of_fixed_values_that_need_the_space(open_text, capsys):
     space = "space: {optimizer.kind: {kind: Categorical, choices: [Adam, Lamb]}}\n"
-    open_text(f"{space}fixed: {{optimizer.beta1: 0.8}}\nbudget: {{trials: 2}}\n")
+    open_text(f"{space}fixed: {{optimizer.beta1: 0.8}}\nbudget: {{trials: 2}}\nconfirm: {{top: 3}}\n")
     assert search(SearchRequest(search="mine.yaml", workers=1, dry_run=True)) == 0
-    assert "fixed: optimizer.beta1 0.8\n" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "fixed: optimizer.beta1 0.8\n" in output
+    assert "\n2 trials, 12 runs with all seeds: " in output  # of the two each five more
+    assert "\nconfirm: 10 of these runs, " in output
 
 
 def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, tmp_path, capsys):
