@@ -141,6 +141,8 @@ def _search_study(
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")
     options = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
+    for name in ("data", "cluster", "device"):
+        options += f" --{name} {quote(str(given))}" if (given := getattr(request, name)) else ""
     options += " --allow-code" if request.allow_code else ""
     for trial, path in best:
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
