@@ -26,6 +26,7 @@ _COMPLEMENT = "1 - "  # before a path: the range is that of what its value lacks
 _NOT_SEARCHED = {
     "evaluation.every": "a trial is evaluated at its `reports`",
     "dataset": "it decides what the scores mean",
+    "evaluation.held_out": "it decides by which samples trials are scored; `fixed` may have it",
     "stop_at": "a trial ends at its objective's `target`",
 }
 
@@ -185,14 +186,17 @@ class SearchChecks:
             raise RecipeError(self.reading.problems)
         try:
             base = self._opened({})
-        except RecipeError as error:
+        except RecipeError:
             point = {path: next(iter(range_.ends.values())) for path, range_ in search.space.items()}
+            active = active_values(search.space, point.__getitem__)
+            places = {path: ("fixed", path) for path in search.fixed}
+            places |= {path: ("space", path, *next(iter(search.space[path].ends))) for path in active}
             try:
                 base = self._opened(point)
-            except RecipeError:
+            except RecipeError as error:
                 for problem in error.problems:
                     if problem.file == "command line":
-                        self._pass_on(("fixed", _kinds_first(search.fixed)[problem.line - 1]), problem)
+                        self._pass_on(places[_kinds_first(places)[problem.line - 1]], problem)
                     else:  # it has a line of its own
                         self.reading.problems.append(problem)
                 raise RecipeError(self.reading.problems) from None

@@ -43,6 +43,11 @@ fixed: {1 - optimizer.momentum: true}
 space: {1 - loss.kind: {kind: Float, low: 0.1, high: 0.5}}
 enqueue: [recipe]
 => 5:9: space.1 - loss.kind: the recipe refuses this: loss has no `kind`
+space: {learning_rate.warmup.epochs: {kind: Int, low: 4, high: 9}}
+fixed: {epochs: 3}
+=> 5:55: space.learning_rate.warmup.epochs.low: the recipe refuses this: 4 is longer than the run, 3; shorten the
+space: {evaluation.held_out: {kind: Float, low: 0.1, high: 0.5}}
+=> 5:9: space.evaluation.held_out: cannot be part of a search: it decides by which samples trials are scored; `fixed`
 fixed: {evaluation.every: 1}
 => 6:9: fixed.evaluation.every: cannot be part of a search: a trial is evaluated at its `reports`
 enqueue: [recipe, {learning_rate.reference: 0.9}]
