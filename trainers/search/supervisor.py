@@ -305,7 +305,8 @@ class Supervisor:
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
         self._report(work, prepared)  # what a session wrote that was killed before it told the study
-        if index == len(folders):
+        if index == len(folders) or (index and self._missed(folders[index - 1])):
+            work.index = index - 1
             self._tell_complete(work)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
             self._tell(work, state=TrialState.PRUNED)
@@ -354,6 +355,11 @@ class Supervisor:
         if number < self.search.reports and lacking > 0 and taken >= best[0].value * len(work.folders):
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             request_stop(work.folder / STOP_FILE, "search")
+
+    def _missed(self, folder: Path) -> bool:
+        """Whether a run has ended without its target, so that the runs with further seeds cannot mend its trial."""
+        lines, objective = outcome.metrics_lines(folder), self.search.objectives[0]
+        return self.search.has_goal and outcome.goal_of(lines, objective, ranks=self.search.ranks_per_trial)[1] > 0
 
     def _pace(self, work: _Work) -> tuple[dict[str, Any], str | None]:
         """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
@@ -436,7 +442,8 @@ class Supervisor:
 
     def _tell_complete(self, work: _Work) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
-        self._tell(work, outcome.trial_result(self.search, list(map(outcome.metrics_lines, work.folders))))
+        runs = [outcome.metrics_lines(folder) for folder in work.folders[: work.index + 1]]
+        self._tell(work, outcome.trial_result(self.search, runs))
         is_best = work.seed is None and work.trial.number in [it.number for it in studies.best_trials(self.study)]
         if is_best and not self.recipe_changed():
             write_best(self.folder, self.opened, self.study)

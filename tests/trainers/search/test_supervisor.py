@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from optuna.trial import TrialState
+from rich.console import Console
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
@@ -86,6 +88,24 @@ def test_runs_with_fresh_seeds_count_in_device_hours_and_begin_none_once_these_a
     assert own._begin_next() == begins
     assert [work.name for work in started] == ["trial 0 with seed 1001"] * begins
     assert own.spent_limit() == "{} {:g}".format(*limit.popitem())
+
+
+def test_a_run_that_misses_the_target_is_the_last_of_its_trial(open_text, tmp_path):
+    opened = open_text(
+        "objective: {metric: updates_to, target: 0.9}\nseeds_per_trial: 2\nbudget: {trials: 1}\n"
+        "space: {learning_rate.reference: {kind: Float, low: 0.1, high: 0.5}}\n"
+    )
+    study = new_study(opened.search)
+    display = Display(opened.search, study, tmp_path, Console(file=StringIO()), groups=1, epochs=20)
+    own = Supervisor(opened, SearchRequest(search="mine.yaml"), display, [], code={})
+    work = _Work(next_trial(study, opened.search), [tmp_path / f"run-{run}" for run in range(2)])
+    work.folder.mkdir()
+    lines = [{"key": "eval_accuracy", "value": 0.6}, {"key": "run_stop", "value": "success"}]
+    at = {"time_ms": 0, "update": 9, "epoch": 1.5}
+    (work.folder / METRICS).write_text("".join(json.dumps({**line, **at}) + "\n" for line in lines))
+    own._start(work)
+    (trial,) = study.trials
+    assert (trial.value, trial.constraints) == (9.0, {"accuracy >= 0.9": pytest.approx(1 / 3)})
 
 
 @pytest.fixture
