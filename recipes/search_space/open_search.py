@@ -271,6 +271,9 @@ class SearchChecks:
         values = space[own].ends.values() if key == "space" else [self.search.fixed[own]]
         if own != path and not all(map(_is_number, values)):
             self.reading.refuse(at, "takes numbers only", f"write {path}, without `{_COMPLEMENT}`", at_key=True)
+        if path == own and own.replace(" ", "").startswith("1-"):
+            way_out = f"write {_COMPLEMENT}{own.partition('-')[2].strip()}, with a blank on each side"
+            self.reading.refuse(at, "is no path of a recipe", way_out, at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
             clash = key == "space" or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):

@@ -54,6 +54,12 @@ enqueue: [recipe, {learning_rate.reference: 0.9}]
 => 6:45: enqueue.1.learning_rate.reference: 0.9 of learning_rate.reference is outside its range
 enqueue: [{epochs: 3}]
 => 6:20: enqueue.0.epochs: epochs is not in the space
+n_trials: 6
+=> 6:1: n_trials: is not a known key; it belongs one level down: budget.trials
+space: {epochs: {low: 1, high: 9}}
+=> 5:17: space.epochs: has no `kind`; give the range its `kind`: Categorical or Float or Int
+space: {1-optimizer.momentum: {kind: Float, low: 0.1, high: 0.5}}
+=> 5:9: space.1-optimizer.momentum: is no path of a recipe; write 1 - optimizer.momentum, with a blank on each side
 recipe: digits/batch_257
 => 2:9: recipe: there is no recipe called 'digits/batch_257'
 recipe: gone.yaml

@@ -147,6 +147,8 @@ def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_en
         return search(request)
 
     assert trials_of(1) == 1
+    with pytest.raises(RecipeError, match="out: is the folder of a search; a search goes on by its own file"):
+        search(replace(request, search=str(tmp_path / "out")))
     (tmp_path / "known.yaml").unlink()
     assert trials_of(1) == 1
     with pytest.raises(RecipeError, match="known.yaml"):
