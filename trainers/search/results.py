@@ -29,13 +29,11 @@ from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
 CONFIRM = "confirm"  # in the search's folder: trial-0007/seed-1000, ...
-# Of a trial that runs: seconds, and ranks times seconds, of all its runs so far; state of its present run.
-Running = tuple[float, float, RunState]
 FRESH_SEED = 1000  # added to the recipe's seed, to confirm: far from those of `seeds_per_trial`
 
 
-def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None) -> dict[str, Any]:
-    """A trial as the terminal, `status.json` and the page show it; `running`: as `Running`.
+def row_of(trial: FrozenTrial, search: Search, *, running: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A trial as the terminal, `status.json` and the page show it; `running`: as by `running_row`.
 
     One that runs has its last report as score, but none with a target: it reports what it lacks of that.
     """
@@ -55,12 +53,11 @@ def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None
         "seconds": trial.user_attrs.get(SECONDS, 0.0),
         "rank_seconds": rank_seconds_of(trial, search),
     }
-    return row if running is None else row | progress_of(running)
+    return row | (running or {})
 
 
-def progress_of(running: Running) -> dict[str, Any]:
-    """The part of a row that changes while its run trains."""
-    seconds, rank_seconds, run = running
+def running_row(seconds: float, rank_seconds: float, run: RunState) -> dict[str, Any]:
+    """What a row has of a trial that runs: time of all its runs so far, and the state of its present run."""
     row = {"seconds": seconds, "rank_seconds": rank_seconds, "seconds_left": run.seconds_left}
     return row | {"update": run.updates, "updates": run.total_updates, "epoch": run.epoch}
 
@@ -216,16 +213,9 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
             if all(map(math.isfinite, values)):
                 half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
             most = 1.0 if objective.metric == "accuracy" else math.inf
-            confirmed.append(
-                Confirmed(
-                    trial=trial.number,
-                    values=values,
-                    mean=mean,
-                    broken=broken,
-                    low=max(0.0, mean - half),
-                    high=min(most, mean + half),
-                )
-            )
+            low, high = max(0.0, mean - half), min(most, mean + half)
+            one = Confirmed(trial=trial.number, values=values, mean=mean, low=low, high=high, broken=broken)
+            confirmed.append(one)
     sign = -1 if objective.direction == "maximize" else 1
     return sorted(confirmed, key=lambda one: (one.broken, sign * one.mean, one.trial))
 

@@ -135,13 +135,11 @@ def _search_study(
     display.say(trials_text(states, search.budget.trials))
     if display.ended_by:
         display.say(f"ended: {display.ended_by} is spent")
-    (ended, runs), limit = display.confirmation, display.ended_by.partition(" ")[0]
+    (ended, runs), (limit, *_) = display.confirmation, display.ended_by.split(" ")
     if ended < runs and (ended or limit):
-        more = "" if limit in ("", "patience") else f"; to go on with it raise budget.{limit}"
-        more += (
-            f", and lower budget.trials to {states.total()}" if more and states.total() < search.budget.trials else ""
-        )
-        display.say(f"confirmation: {ended} of {runs} runs{more}")
+        more = f"; for the rest raise budget.{limit}, with budget.trials at {states.total()}"
+        way_out = more if limit.endswith("hours") else ""
+        display.say(f"confirmation: {ended} of {runs} runs{way_out}")
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")
     options = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""

@@ -30,7 +30,7 @@ from recipes.search_space.ranges import values_text
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.search import results
 from trainers.search.page import write_search_page
-from trainers.search.results import Confirmed, Running, confirmed_in, confirmed_text, device_hours, row_of, trials_text
+from trainers.search.results import Confirmed, confirmed_in, confirmed_text, device_hours, row_of, trials_text
 from trainers.search.study import SPENT, begun
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
@@ -53,7 +53,7 @@ class Display:
         self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
         # Filled by the supervisor: number of a trial, and the seed of a run that confirms it -> how far it is; name of
         # a group -> why it is set aside; by whom the search was stopped, and which limit of the budget ended it.
-        self.running: dict[tuple[int, int | None], Running] = {}
+        self.running: dict[tuple[int, int | None], dict[str, Any]] = {}
         self.set_aside: dict[str, str] = {}
         self.stopped_by = self.ended_by = ""
         # What fresh seeds say of the best trials; how many of these runs have ended, and of how many.
@@ -105,8 +105,9 @@ class Display:
         began = time.monotonic()
         if ended or began - self._shown >= _EVERY_SECONDS:
             self._shown, tree = began, self._tree(ended=ended)
+            plain = json.loads(json.dumps(tree), parse_constant=lambda _: None)  # JSON knows no infinity
             with suppress(OSError):  # a full disk does not end the search for it
-                write_whole(self.folder / STATUS, json.dumps(tree, indent=1))
+                write_whole(self.folder / STATUS, json.dumps(plain, indent=1))
             if isinstance(self._live, Live):
                 self._live.update(Text(status_text(tree)), refresh=True)
         if ended or began >= self._page_due:
@@ -167,10 +168,8 @@ class Display:
         """What the terminal and `status.json` show, as plain data."""
         rows = self.rows()
         running = [row for row in rows if row["state"] == "running"]
-        for (trial, seed), progress in self.running.items():
-            if seed is not None:
-                own = {"seed": seed, "state": "running", "scores": (), "text": "", "note": ""}
-                running.append(self._ended[trial] | own | results.progress_of(progress))
+        own, fresh = {"state": "running", "scores": (), "text": "", "note": ""}, [*self.running.items()]
+        running += [self._ended[it] | own | {"seed": seed} | how for (it, seed), how in fresh if seed is not None]
         return {
             "search": self.search.name,
             "recipe": self.search.recipe,
@@ -182,26 +181,15 @@ class Display:
             "ranks": self.groups * self.search.ranks_per_trial,
             "device_hours": device_hours(self.study, rows),
             "seconds_left": None if ended else self.seconds_left(rows),
-            "best": list(map(_plain, self._best)),
-            "running": list(map(_plain, running)),
+            "best": self._best,
+            "running": running,
             "set_aside": self.set_aside,
             "confirmation": self.confirmation,
-            "confirmed": [_plain({**asdict(one), "text": confirmed_text(self.search, one)}) for one in self.confirmed],
+            "confirmed": [{**asdict(one), "text": confirmed_text(self.search, one)} for one in self.confirmed],
             "written": time.time(),
             "host": socket.gethostname(),
             "process": os.getpid(),
         }
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return list(map(plain, value))
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {key: plain(value) for key, value in row.items()}
 
 
 def status_tree(folder: Path) -> dict[str, Any]:
@@ -238,17 +226,16 @@ def status_text(tree: Mapping[str, Any]) -> str:
     if ended < runs and (ended or tree["ended_by"] or any("seed" in row for row in tree["running"])):
         lines.append(f"confirmation: {ended} of {runs} runs")
     lines += [f"confirmed: {one['text']}" for one in tree["confirmed"]]
-    for row in tree["running"]:
-        seed = f" with seed {row['seed']}" if "seed" in row else ""
-        lines.append(f"{begun}: trial {row['trial']}{seed}, {_progress_text(row)}")
+    lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]
     return printable("\n".join(lines + (["log:", *(f"  {line}" for line in tree["log"])] if "log" in tree else [])))
 
 
 def _progress_text(row: Mapping[str, Any]) -> str:
+    seed = f"with seed {row['seed']}" if "seed" in row else ""
     at = f"update {row['update']} of {row['updates']}, epoch {row['epoch']:.2f}" if row.get("update") else ""
     left = f"about {duration(row['seconds_left'])} left" if row.get("seconds_left") else ""
-    return ", ".join(filter(None, [at, f"for {duration(row['seconds'])}", row["text"], row["note"], left]))
+    return ", ".join(filter(None, [seed, at, f"for {duration(row['seconds'])}", row["text"], row["note"], left]))
 
 
 def _state(tree: Mapping[str, Any]) -> str:

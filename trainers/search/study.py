@@ -169,17 +169,12 @@ def state_of(trial: FrozenTrial) -> str:
     """One of complete, diverged (also: no finite score), infeasible, pruned, failed, running, paused, waiting."""
     if DIVERGED in trial.user_attrs or not all(map(math.isfinite, trial.values or ())):
         return "diverged"
-    not_trained = trial.state == TrialState.PRUNED and not was_trained(trial)
+    not_trained = trial.state == TrialState.PRUNED and PRUNED_AT not in trial.user_attrs
     if not_trained or any(violation > 0 for violation in trial.constraints.values()):
         return "infeasible"
     if trial.state == TrialState.RUNNING and is_paused(trial):
         return "paused"
     return "failed" if trial.state == TrialState.FAIL else trial.state.name.lower()
-
-
-def was_trained(trial: FrozenTrial) -> bool:
-    """Whether a trial that has ended says something about its values, which no recipe may accept; nor did it fail."""
-    return trial.state == TrialState.COMPLETE or (trial.state == TrialState.PRUNED and PRUNED_AT in trial.user_attrs)
 
 
 def reason_of(trial: FrozenTrial) -> str:

@@ -30,7 +30,7 @@ from trainers.search import study as studies
 from trainers.search.folder import recipe_change, run_folders
 from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import Result, SearchRequest
-from trainers.search.results import FRESH_SEED, confirm_folder, to_confirm, write_best
+from trainers.search.results import FRESH_SEED, confirm_folder, running_row, to_confirm, write_best
 from trainers.search.status import Display
 
 _POLL_SECONDS = 0.02
@@ -139,8 +139,10 @@ class Supervisor:
         finally:
             self.kill()
         self.display.stopped_by = self.stopped_by or self.unspent()
-        are_left = len(studies.finished(self.study)) < self.search.budget.trials
-        ended, runs = self.display.confirmation
+        are_left, (ended, runs) = (
+            len(studies.finished(self.study)) < self.search.budget.trials,
+            self.display.confirmation,
+        )
         if not self.stopped_by and (are_left or ended < runs):
             self.display.ended_by = self.spent_limit(with_patience=are_left)
         self._store_time()
@@ -196,8 +198,8 @@ class Supervisor:
                 for group in self.groups:
                     group.send_heartbeat()
             ranks = self.search.ranks_per_trial
-            running = {(work.trial.number, work.seed): (*work.spent(ranks), work.state) for work in self._running}
-            self.display.running = running
+            for it in self._running:
+                self.display.running[it.trial.number, it.seed] = running_row(*it.spent(ranks), it.state)
             self.display.show()
             time.sleep(_POLL_SECONDS)
 
@@ -212,10 +214,7 @@ class Supervisor:
         return [group for group in self.groups if group not in busy and not group.set_aside]
 
     def _begin_next(self) -> bool:
-        """Continue a trial that waits for a group, or the best at a rung, else begin one; False if there is none.
-
-        Runs with fresh seeds come on top of the budget's trials and `patience`, and not of its hours.
-        """
+        """Continue a trial that waits for a group, or the best at a rung, else begin one; False if there is none."""
         work = next(filter(self._group_for, self._waiting), None)
         confirms = work is not None and work.seed is not None
         if (work is None or confirms) and self.spent_limit(with_patience=not confirms):
@@ -243,7 +242,9 @@ class Supervisor:
         if with_patience and budget.patience is not None:
             last = max((trial.number for trial in studies.best_trials(self.study)), default=-1)
             later = [trial for trial in studies.finished(self.study) if trial.number > last]
-            left["patience"] = budget.patience - sum(map(studies.was_trained, later))
+            left["patience"] = budget.patience - sum(
+                bool(it.values) or studies.PRUNED_AT in it.user_attrs for it in later
+            )
         return next((f"{name} {getattr(budget, name):g}" for name, number in left.items() if number <= 0), "")
 
     def _end_paused(self) -> None:
@@ -305,7 +306,8 @@ class Supervisor:
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
         self._report(work, prepared)  # what a session wrote that was killed before it told the study
-        if index == len(folders) or (index and self._missed(folders[index - 1])):
+        # A run that missed the target makes its trial infeasible, whatever further seeds come to.
+        if index == len(folders) or (index and self.search.has_goal and self._goal(folders[index - 1])[1] > 0):
             work.index = index - 1
             self._tell_complete(work)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
@@ -351,15 +353,14 @@ class Supervisor:
             return
         lines = outcome.metrics_lines(work.folder)
         *_, (number, _) = outcome.reports_in(lines, work.prepared, self.search)
-        taken, lacking = outcome.goal_of(lines, self.search.objectives[0], ranks=self.search.ranks_per_trial)
+        taken, lacking = self._goal(work.folder)
         if number < self.search.reports and lacking > 0 and taken >= best[0].value * len(work.folders):
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             request_stop(work.folder / STOP_FILE, "search")
 
-    def _missed(self, folder: Path) -> bool:
-        """Whether a run has ended without its target, so that the runs with further seeds cannot mend its trial."""
+    def _goal(self, folder: Path) -> tuple[float, float]:
         lines, objective = outcome.metrics_lines(folder), self.search.objectives[0]
-        return self.search.has_goal and outcome.goal_of(lines, objective, ranks=self.search.ranks_per_trial)[1] > 0
+        return outcome.goal_of(lines, objective, ranks=self.search.ranks_per_trial)
 
     def _pace(self, work: _Work) -> tuple[dict[str, Any], str | None]:
         """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""

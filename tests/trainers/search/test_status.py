@@ -17,7 +17,7 @@ from recipes.search_space.ranges import Categorical, Float, suggested
 from trainers.commands.search import search_status
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.results import Confirmed, confirm_folder, trials_text
+from trainers.search.results import Confirmed, confirm_folder, running_row, trials_text
 from trainers.search.status import Display, status_text, status_tree
 from trainers.search.study import DIVERGED, RUNG, SECONDS, new_study, store_constraints
 
@@ -75,7 +75,9 @@ def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, 
         trial = begin(shown, {"optimizer.kind": "MomentumSGD"}, **{SECONDS: 60.0})
         trial.report(0.5, 3)
         shown.set_aside["node3"] = "two trials failed on it"
-        shown.running = {(2, None): (180.0, 360.0, RunState(total_updates=20, total_samples=160, num_train=32))}
+        shown.running = {
+            (2, None): running_row(180.0, 360.0, RunState(total_updates=20, total_samples=160, num_train=32))
+        }
         shown.show()
         first, *lines = status(tmp_path)
         assert first == f"search mine over digits/baseline: running, as process {os.getpid()} on {os.uname().nodename}"
@@ -160,7 +162,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
         state.take(line | at)
     with display() as shown:
         begin(shown)
-        shown.running = {(0, None): (5.0, 10.0, state)}
+        shown.running = {(0, None): running_row(5.0, 10.0, state)}
         shown.show()
         running = "running: trial 0, update 5 of 20, epoch 1.25, for 5.0 s, about 15.0 s left"
         assert status(tmp_path)[-1] == running
@@ -226,12 +228,12 @@ def test_the_best_is_that_by_fresh_seeds_once_all_their_runs_have_ended(display,
         for seed in (1000, 1001):
             confirm(0, seed, 0.7)
         state = RunState(total_updates=20, total_samples=160, num_train=32)
-        shown.running = {(1, seed): (5.0, 10.0, state) for seed in (1000, 1001)}
+        shown.running = {(1, seed): running_row(5.0, 10.0, state) for seed in (1000, 1001)}
         shown.show(ended=True)
         *_, best, count, first, second = status(tmp_path)
         assert best.startswith("best: trial 0, 90.00 %")
         assert count == "confirmation: 2 of 4 runs"
-        assert first == "stopped: trial 1 with seed 1000, for 5.0 s"
+        assert first == "stopped: trial 1, with seed 1000, for 5.0 s"
         assert [row["seed"] for row in status_tree(tmp_path)["running"]] == [1000, 1001]
         shown.running = {}
         for seed in (1000, 1001):
