@@ -32,8 +32,8 @@ CONFIRM = "confirm"  # in the search's folder: trial-0007/seed-1000, ...
 FRESH_SEED = 1000  # added to the recipe's seed, to confirm: far from those of `seeds_per_trial`
 
 
-def row_of(trial: FrozenTrial, search: Search, *, running: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A trial as the terminal, `status.json` and the page show it; `running`: as by `running_row`.
+def row_of(trial: FrozenTrial, search: Search) -> dict[str, Any]:
+    """A trial as the terminal, `status.json` and the page show it.
 
     One that runs has its last report as score, but none with a target: it reports what it lacks of that.
     """
@@ -43,7 +43,7 @@ def row_of(trial: FrozenTrial, search: Search, *, running: Mapping[str, Any] | N
     elif trial.state == TrialState.RUNNING and last is not None:
         own = () if search.has_goal else [trial.intermediate_values[last]]
         note = f"report {last} of {search.reports}"
-    row = {
+    return {
         "trial": trial.number,
         "state": state_of(trial),
         "scores": own,
@@ -53,7 +53,6 @@ def row_of(trial: FrozenTrial, search: Search, *, running: Mapping[str, Any] | N
         "seconds": trial.user_attrs.get(SECONDS, 0.0),
         "rank_seconds": rank_seconds_of(trial, search),
     }
-    return row | (running or {})
 
 
 def running_row(seconds: float, rank_seconds: float, run: RunState) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def write_best(
 ) -> list[tuple[FrozenTrial, Path]]:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns both.
 
-    `confirmed` is what `confirmed_in` returned.
+    `confirmed` as by `confirmed_in`.
     """
     best, front = best_by_seeds(study, confirmed), folder / PARETO
     several = len(opened.search.objectives) > 1
@@ -183,24 +182,19 @@ def to_confirm(search: Search, study: optuna.Study) -> list[FrozenTrial]:
     return studies.distinct(ranked_trials(study))[: search.confirm.top] if search.confirm else []
 
 
-def confirmation_in(folder: Path, search: Search, study: optuna.Study) -> tuple[int, int]:
-    """How many of the runs with fresh seeds have ended, with or without a result, and how many there are to be."""
-    best, seeds = to_confirm(search, study), search.confirm.seeds if search.confirm else 0
-    of_best = [confirm_folder(folder, trial.number).glob("seed-*") for trial in best]
-    ended = [sum(ending_of(run) not in ("", "stopped") for run in runs) for runs in of_best]
-    return sum(min(number, seeds) for number in ended), len(best) * seeds
-
-
-def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Confirmed]:
+def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> tuple[list[Confirmed], tuple[int, int]]:
     """What runs with fresh seeds say of the trials that are the best now, the best first; without those of one run.
 
-    None before all these runs have ended: a trial must not win for want of an opponent. Those of which the fewest runs
-    are `broken` come first, then the best mean: a target that is missed is never best.
+    Nothing before all these runs have ended: a trial must not win for want of an opponent. Those of which the fewest
+    runs are `broken` come first, then the best mean: a target that is missed is never best.
+
+    Returns:
+        (the confirmed trials, (how many of the runs have ended, with a result or not, how many there are to be)).
     """
-    objective, confirmed = search.objectives[0], []
-    ended, runs = confirmation_in(folder, search, study)
-    for trial in to_confirm(search, study) if ended == runs else ():
-        values, broken = [], 0
+    objective, confirmed, ended, best = search.objectives[0], [], 0, to_confirm(search, study)
+    for trial in best:
+        values, broken, runs = [], 0, confirm_folder(folder, trial.number).glob("seed-*")
+        ended += min(search.confirm.seeds, sum(ending_of(run) not in ("", "stopped") for run in runs))
         for run in ended_confirmations(folder, trial.number):
             value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation
             if not breaks:
@@ -216,8 +210,9 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
             low, high = max(0.0, mean - half), min(most, mean + half)
             one = Confirmed(trial=trial.number, values=values, mean=mean, low=low, high=high, broken=broken)
             confirmed.append(one)
-    sign = -1 if objective.direction == "maximize" else 1
-    return sorted(confirmed, key=lambda one: (one.broken, sign * one.mean, one.trial))
+    sign, runs = -1 if objective.direction == "maximize" else 1, len(best) * (search.confirm.seeds if best else 0)
+    confirmed.sort(key=lambda one: (one.broken, sign * one.mean, one.trial))
+    return confirmed if ended == runs else [], (ended, runs)
 
 
 def confirmed_text(search: Search, confirmed: Confirmed) -> str:

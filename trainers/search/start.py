@@ -136,9 +136,8 @@ def _search_study(
     if display.ended_by:
         display.say(f"ended: {display.ended_by} is spent")
     (ended, runs), (limit, *_) = display.confirmation, display.ended_by.split(" ")
-    if ended < runs and (ended or limit):
-        more = f"; for the rest raise budget.{limit}, with budget.trials at {states.total()}"
-        way_out = more if limit.endswith("hours") else ""
+    if ended < runs:
+        way_out = f"; raise budget.{limit}, with budget.trials at {states.total()}" if limit.endswith("hours") else ""
         display.say(f"confirmation: {ended} of {runs} runs{way_out}")
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")

@@ -127,7 +127,7 @@ class Display:
         """All trials that have begun."""
         trials, ended = begun(self.study), len(self._ended)
         old, running = self._ended, self.running
-        rows = [old.get(it.number) or row_of(it, self.search, running=running.get((it.number, None))) for it in trials]
+        rows = [old.get(it.number) or row_of(it, self.search) | running.get((it.number, None), {}) for it in trials]
         self._ended |= {it.number: row for it, row in zip(trials, rows, strict=True) if it.state.is_finished()}
         if len(self._ended) > ended:
             self.find_best()
@@ -135,8 +135,7 @@ class Display:
 
     def find_best(self) -> None:
         """Look which of the trials that have ended is the best, after a run with a fresh seed has ended too."""
-        self.confirmation = results.confirmation_in(self.folder, self.search, self.study)
-        self.confirmed = confirmed_in(self.folder, self.search, self.study)
+        self.confirmed, self.confirmation = confirmed_in(self.folder, self.search, self.study)
         self._best = [self._ended[trial.number] for trial in results.best_by_seeds(self.study, self.confirmed)]
 
     def seconds_left(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -223,8 +222,7 @@ def status_text(tree: Mapping[str, Any]) -> str:
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
     lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
     ended, runs = tree.get("confirmation", (0, 0))  # which an older version did not write
-    if ended < runs and (ended or tree["ended_by"] or any("seed" in row for row in tree["running"])):
-        lines.append(f"confirmation: {ended} of {runs} runs")
+    lines += [f"confirmation: {ended} of {runs} runs"] if ended < runs else []
     lines += [f"confirmed: {one['text']}" for one in tree["confirmed"]]
     lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]

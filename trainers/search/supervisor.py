@@ -139,10 +139,8 @@ class Supervisor:
         finally:
             self.kill()
         self.display.stopped_by = self.stopped_by or self.unspent()
-        are_left, (ended, runs) = (
-            len(studies.finished(self.study)) < self.search.budget.trials,
-            self.display.confirmation,
-        )
+        ended, runs = self.display.confirmation
+        are_left = len(studies.finished(self.study)) < self.search.budget.trials
         if not self.stopped_by and (are_left or ended < runs):
             self.display.ended_by = self.spent_limit(with_patience=are_left)
         self._store_time()
@@ -241,10 +239,8 @@ class Supervisor:
         budget, left = self.search.budget, self.display.limits_left(self.display.rows())
         if with_patience and budget.patience is not None:
             last = max((trial.number for trial in studies.best_trials(self.study)), default=-1)
-            later = [trial for trial in studies.finished(self.study) if trial.number > last]
-            left["patience"] = budget.patience - sum(
-                bool(it.values) or studies.PRUNED_AT in it.user_attrs for it in later
-            )
+            trained = [trial.number for trial in studies.finished(self.study) if trial.values]  # the others were not
+            left["patience"] = budget.patience - sum(number > last for number in trained)
         return next((f"{name} {getattr(budget, name):g}" for name, number in left.items() if number <= 0), "")
 
     def _end_paused(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from recipes.reading.registry import find
 from recipes.schema import Confirm, Objective
 from recipes.search_space.ranges import Categorical
-from trainers.search.results import confirmation_in, confirmed_in, confirmed_text, to_confirm, write_best
+from trainers.search.results import confirmed_in, confirmed_text, to_confirm, write_best
 from trainers.search.study import new_study, next_trial
 
 TEXT = """\
@@ -69,8 +69,8 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
         write(tmp_path, 5, seed, 0.99, **(faults if seed else {}))  # one run has no interval
     search = made(confirm=Confirm(top=5, seeds=3))
     study = study_of(search, [0.9 if number in (2, 3, 5, 8, 11) else 0.5 for number in range(13)])
-    assert confirmation_in(tmp_path, search, study) == (15, 15)
-    first, second, third, fourth = confirmed_in(tmp_path, search, study)
+    (first, second, third, fourth), runs = confirmed_in(tmp_path, search, study)
+    assert runs == (15, 15)
     assert (first.trial, first.values) == (8, [0.99, 0.99])
     first, second, third = second, third, fourth
     assert first.trial == 11
@@ -80,11 +80,10 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     assert second.mean - second.low == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
     assert confirmed_text(made(), third).endswith("; 1 diverged, missed the target or broke a constraint")
     top = made(confirm=Confirm(top=1, seeds=2))  # since then another trial has become the best
-    assert confirmed_in(tmp_path, top, study_of(top)) == []
+    assert confirmed_in(tmp_path, top, study_of(top)) == ([], (0, 2))
     (tmp_path / "confirm" / "trial-0003" / "seed-0" / "metrics.jsonl").unlink()  # such as before it began
     write(tmp_path, 11, 3, 0.99, "stopped")
-    assert confirmation_in(tmp_path, search, study) == (14, 15)
-    assert confirmed_in(tmp_path, search, study) == []
+    assert confirmed_in(tmp_path, search, study) == ([], (14, 15))
     text = "trial 3: 90.00 % (95 %: 65.16 % to 100.00 %) by 3 fresh seeds, 80.00 %, 90.00 %, 100.00 %"
     assert confirmed_text(made(), second) == text
 
@@ -109,5 +108,5 @@ def test_a_trial_of_which_a_fresh_seed_misses_the_target_comes_after_one_that_al
             lines = [{"key": "eval_accuracy", "value": accuracy, "update": update, "epoch": 1.0}]
             lines = [{**line, "time_ms": 0} for line in (*lines, {"key": "run_stop", "value": "success"})]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, second = confirmed_in(tmp_path, search, study_of(search, (30.0, 25.0)))
+    (first, second), _ = confirmed_in(tmp_path, search, study_of(search, (30.0, 25.0)))
     assert (first.trial, first.mean, second.trial, second.mean) == (0, 32.5, 1, float("inf"))

@@ -224,7 +224,7 @@ def test_the_best_is_that_by_fresh_seeds_once_all_their_runs_have_ended(display,
 
     with shown:
         shown.show()
-        assert "confirmation" not in "".join(status(tmp_path))
+        assert status(tmp_path)[-1] == "confirmation: 0 of 4 runs"
         for seed in (1000, 1001):
             confirm(0, seed, 0.7)
         state = RunState(total_updates=20, total_samples=160, num_train=32)
