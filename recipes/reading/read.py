@@ -327,7 +327,8 @@ class Reading:
     ) -> tuple[Any, Any]:
         """A mapping with `kind` as an object of the vocabulary; `optional`: null may stand in its place."""
         if not isinstance(raw, dict) or not isinstance(raw.get("kind"), str):
-            way_out = f"give the {component.word} its `kind`"
+            known = sorted(getattr(self.vocabulary, component.group))
+            way_out = f"give the {component.word} its `kind`" + (f": {' or '.join(known)}" if len(known) < 4 else "")
             if isinstance(raw, str):
                 way_out = _null_meant(raw, optional) or self._kind_meant(component, raw)
             what = "has no `kind`" if isinstance(raw, dict) else f"is {_shown(raw)}"
@@ -407,7 +408,8 @@ class Reading:
         unknown = [key for key in raw if key not in known]
         for key in unknown:
             if _folded(key) not in lacked:
-                inside = [f"{section}.{key}" for section in sections_with(cls, key)]
+                plain = key.removeprefix("n_")  # as Optuna writes
+                inside = [f"{section}.{plain}" for section in sections_with(cls, plain)]
                 way_out = f"it belongs one level down: {' or '.join(inside)}" if inside else ""
                 way_out = way_out or self._of_the_cluster(cls, key, path)
                 guess = nearest(key, known, called="known here")

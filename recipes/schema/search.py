@@ -26,7 +26,7 @@ class Objective:
 
     Args:
         metric: `accuracy` or `loss` on the evaluation samples at the end of the run; `train_loss`, the mean training
-            loss between the last two reports; `device_hours`, ranks times hours of the trial; or what it takes to reach
+            loss between the last two reports; `device_hours`, ranks times hours of training; or what it takes to reach
             the accuracy `target`: `updates_to`, `epochs_to`, or `hours_to`, in device-hours. They are read at the first
             report that reaches it, and the trial ends there.
         target: accuracy to reach, in (0, 1]; null for a metric without one.
@@ -111,9 +111,9 @@ class Budget:
 
     Args:
         trials: ended ones, whether complete or not; at least 1.
-        patience: the search ends when so many trials in a row found nothing better, at least 1; null for no such end.
+        patience: the search ends when so many trained trials in a row found nothing better, at least 1; null for never.
         hours: hours of all its sessions, above 0; then no trial begins, running ones end normally. null for no limit.
-        device_hours: ranks times hours of all trials together, above 0; enforced as `hours`.
+        device_hours: ranks times hours of all trials and fresh seeds together, above 0; enforced as `hours`.
     """
 
     trials: int

@@ -26,6 +26,7 @@ _COMPLEMENT = "1 - "  # before a path: the range is that of what its value lacks
 _NOT_SEARCHED = {
     "evaluation.every": "a trial is evaluated at its `reports`",
     "dataset": "it decides what the scores mean",
+    "evaluation.held_out": "it decides by which samples trials are scored; `fixed` may have it",
     "stop_at": "a trial ends at its objective's `target`",
 }
 
@@ -185,14 +186,17 @@ class SearchChecks:
             raise RecipeError(self.reading.problems)
         try:
             base = self._opened({})
-        except RecipeError as error:
+        except RecipeError:
             point = {path: next(iter(range_.ends.values())) for path, range_ in search.space.items()}
+            active = active_values(search.space, point.__getitem__)
+            places = {path: ("fixed", path) for path in search.fixed}
+            places |= {path: ("space", path, *next(iter(search.space[path].ends))) for path in active}
             try:
                 base = self._opened(point)
-            except RecipeError:
+            except RecipeError as error:
                 for problem in error.problems:
                     if problem.file == "command line":
-                        self._pass_on(("fixed", _kinds_first(search.fixed)[problem.line - 1]), problem)
+                        self._pass_on(places[_kinds_first(places)[problem.line - 1]], problem)
                     else:  # it has a line of its own
                         self.reading.problems.append(problem)
                 raise RecipeError(self.reading.problems) from None
@@ -267,6 +271,9 @@ class SearchChecks:
         values = space[own].ends.values() if key == "space" else [self.search.fixed[own]]
         if own != path and not all(map(_is_number, values)):
             self.reading.refuse(at, "takes numbers only", f"write {path}, without `{_COMPLEMENT}`", at_key=True)
+        if path == own and own.replace(" ", "").startswith("1-"):
+            way_out = f"write {_COMPLEMENT}{own.partition('-')[2].strip()}, with a blank on each side"
+            self.reading.refuse(at, "is no path of a recipe", way_out, at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
             clash = key == "space" or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):

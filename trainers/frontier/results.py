@@ -23,7 +23,7 @@ from trainers.runs.metrics_file import has_diverged
 from trainers.search.folder import SEARCH, read_study, run_folders
 from trainers.search.outcome import evaluations, metrics_lines
 from trainers.search.results import BEST, FRESH_SEED, ended_confirmations
-from trainers.search.study import DIVERGED, finished, state_of
+from trainers.search.study import DIVERGED, distinct, finished, state_of
 
 FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
 MOST_PARTS = 3  # searches of a point: the first, and two beyond an edge of its ranges
@@ -64,7 +64,8 @@ class Part:
         """The best trial; one in `missed` only where all are."""
         sign = -1 if self.tree["objective"]["metric"] == "accuracy" else 1
         reached = [trial for trial in self.trials if state_of(trial) == "complete"]
-        return min(reached, key=lambda it: (it.number in self.missed, sign * it.values[0], it.number), default=None)
+        ranked = distinct(sorted(reached, key=lambda it: (sign * it.values[0], it.number)))
+        return min(ranked, key=lambda it: it.number in self.missed, default=None)
 
     @property
     def best_recipe(self) -> Path | None:

@@ -247,7 +247,7 @@ def _write_best(opened: OpenedFrontier, part: Part) -> None:
     """Write the recipe of the best trial where its search did not, since the recipe was another one at its end."""
     search = open_search(part.file, **opened.options)
     with read_study(part.folder) as study:
-        confirmed = confirmed_in(part.folder, search.search, study)
+        confirmed, _ = confirmed_in(part.folder, search.search, study)
     own = next((one for one in confirmed if one.trial == part.best.number), None)
     write_whole(part.folder / BEST, recipe_text(search, part.best, own))
 

@@ -153,20 +153,21 @@ def goal_of(lines: Iterable[Mapping[str, Any]], objective: Objective, *, ranks: 
     return float(taken * (ranks if objective.metric == "hours_to" else 1)), (objective.target - best) / objective.target
 
 
-def trial_result(search: Search, runs: Sequence[Sequence[Mapping[str, Any]]], *, device_hours: float) -> Result:
+def trial_result(search: Search, runs: Sequence[Sequence[Mapping[str, Any]]]) -> Result:
     """The result of a trial whose runs have ended: each score is the mean over the runs, of their last evaluation.
 
     A trial that misses the target of its objective has the figures of its whole run, and breaks a constraint by the
     part of the target that it lacks; so a sampler knows how near it came.
 
     Args:
-        runs: the lines of each run's `metrics.jsonl`.
-        device_hours: of all runs together.
+        runs: the lines of each run's `metrics.jsonl`; their device-hours add up.
     """
     ends, values, violations = [evaluations(lines)[-1] for lines in runs], [], {}
 
     def score(metric: str) -> float:
-        return device_hours if metric == "device_hours" else fmean(end[metric] for end in ends)
+        if metric == "device_hours":
+            return search.ranks_per_trial * math.fsum(end["hours"] for end in ends)
+        return fmean(end[metric] for end in ends)
 
     for constraint in search.constraints:
         if constraint.metric is not None:

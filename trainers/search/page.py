@@ -25,8 +25,8 @@ from recipes.search_space.ranges import short
 from trainers.runs.run_folder import REPORT, write_whole
 from trainers.search import results
 from trainers.search.folder import TRIALS
-from trainers.search.results import Confirmed, column_names, confirmed_text, metric_name, row_of
-from trainers.search.study import EVERY, begun, best_trials, rank_seconds_of, state_of
+from trainers.search.results import Confirmed, best_by_seeds, column_names, confirmed_text, metric_name, row_of
+from trainers.search.study import EVERY, begun, rank_seconds_of, state_of
 
 _FEW = 10  # with fewer complete trials an importance would be drawn from chance
 _GOOD = 5  # trials that importance takes for the good ones, where a tenth of all are fewer
@@ -59,7 +59,7 @@ def write_search_page(
         confirmed: trials trained again on fresh seeds, the best first, if they were.
         live: seconds after which the page looks for what is new, while the search runs; 0: it has ended.
     """
-    trials, best = begun(study), best_trials(study)
+    trials, best = begun(study), best_by_seeds(study, confirmed)
     rows = [row_of(trial, search) for trial in trials]
     if not live:
         rows = [{**row, "state": row["state"].replace("running", "stopped")} for row in rows]
@@ -67,7 +67,7 @@ def write_search_page(
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
         tag("p", _verdict(search, best, confirmed), class_="verdict"),
-        tag("p", f"{counts}; {number(results.device_hours(rows), digits=3)} device-hours", class_="muted"),
+        tag("p", f"{counts}; {number(results.device_hours(study, rows), digits=3)} device-hours", class_="muted"),
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), *(tag("p", confirmed_text(search, one)) for one in confirmed)] if confirmed else []),
     ]
@@ -82,7 +82,7 @@ def write_search_page(
         tag("div", f"search over {search.recipe}", class_="muted"),
         tag("p", "", id="state", class_="muted", role="status"),
         tag("div", *now, id="now"),
-        charts.drawn(search_charts(study, search, epochs=epochs)),
+        charts.drawn(search_charts(study, search, epochs=epochs, best=best)),
         tag("div", *tables, id="tiles"),
         tag("div", "", id="picked"),
     ]
@@ -144,9 +144,9 @@ def _varying(search: Search, trials: Sequence[FrozenTrial]) -> dict[str, str]:
     return {path: name for path, name in names if len({str(trial.params.get(path)) for trial in trials}) > 1}
 
 
-def search_charts(study: optuna.Study, search: Search, *, epochs: float) -> dict[str, Any]:
+def search_charts(study: optuna.Study, search: Search, *, epochs: float, best: Sequence[FrozenTrial]) -> dict[str, Any]:
     """All charts for which there are trials enough; `epochs` are those of a trial that does not search them."""
-    on = _Charts(study, search)
+    on = _Charts(study, search, best)
     on.curves(epochs)
     if len(search.objectives) == 1:
         on.history()
@@ -162,8 +162,8 @@ def search_charts(study: optuna.Study, search: Search, *, epochs: float) -> dict
 class _Charts:
     """Collects charts; each method adds one, or none if there is nothing to draw."""
 
-    def __init__(self, study: optuna.Study, search: Search) -> None:
-        self._search, self._trials, self._best = search, begun(study), best_trials(study)
+    def __init__(self, study: optuna.Study, search: Search, best: Sequence[FrozenTrial]) -> None:
+        self._search, self._trials, self._best = search, begun(study), best
         metrics = [objective.metric for objective in search.objectives]
         self._percent = [metric == "accuracy" for metric in metrics]
         self._titles = ["accuracy (%)" if metric == "accuracy" else metric_name(metric) for metric in metrics]

@@ -19,22 +19,21 @@ from recipes.reports.wording import number, percent
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.launch.verdict import t_quantile
-from trainers.runs.metrics_file import has_diverged
+from trainers.runs.metrics_file import ending_of, has_diverged
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
-from trainers.search.outcome import evaluations, has_ended, metrics_lines, trial_changes, trial_result
+from trainers.search import study as studies
+from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
 from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_trials, reason_of, state_of
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
 CONFIRM = "confirm"  # in the search's folder: trial-0007/seed-1000, ...
-# Of a trial that runs: seconds, and ranks times seconds, of all its runs so far; state of its present run.
-Running = tuple[float, float, RunState]
 FRESH_SEED = 1000  # added to the recipe's seed, to confirm: far from those of `seeds_per_trial`
 
 
-def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None) -> dict[str, Any]:
-    """A trial as the terminal, `status.json` and the page show it; `running`: as `Running`.
+def row_of(trial: FrozenTrial, search: Search) -> dict[str, Any]:
+    """A trial as the terminal, `status.json` and the page show it.
 
     One that runs has its last report as score, but none with a target: it reports what it lacks of that.
     """
@@ -44,7 +43,7 @@ def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None
     elif trial.state == TrialState.RUNNING and last is not None:
         own = () if search.has_goal else [trial.intermediate_values[last]]
         note = f"report {last} of {search.reports}"
-    row = {
+    return {
         "trial": trial.number,
         "state": state_of(trial),
         "scores": own,
@@ -54,16 +53,18 @@ def row_of(trial: FrozenTrial, search: Search, *, running: Running | None = None
         "seconds": trial.user_attrs.get(SECONDS, 0.0),
         "rank_seconds": rank_seconds_of(trial, search),
     }
-    if running is not None:
-        row["seconds"], row["rank_seconds"], run = running
-        row["seconds_left"] = run.seconds_left
-        row |= {"update": run.updates, "updates": run.total_updates, "epoch": run.epoch}
-    return row
 
 
-def device_hours(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Ranks times hours of all trials."""
-    return sum(row["rank_seconds"] for row in rows) / 3600
+def running_row(seconds: float, rank_seconds: float, run: RunState) -> dict[str, Any]:
+    """What a row has of a trial that runs: time of all its runs so far, and the state of its present run."""
+    row = {"seconds": seconds, "rank_seconds": rank_seconds, "seconds_left": run.seconds_left}
+    return row | {"update": run.updates, "updates": run.total_updates, "epoch": run.epoch}
+
+
+def device_hours(study: optuna.Study, rows: Iterable[Mapping[str, Any]]) -> float:
+    """Ranks times hours of all trials, by their rows, and of the runs with fresh seeds."""
+    confirming = study.user_attrs.get(studies.CONFIRM_RANK_SECONDS, {}).values()
+    return math.fsum([*(row["rank_seconds"] for row in rows), *confirming]) / 3600
 
 
 def trials_text(states: Mapping[str, int], of: int) -> str:
@@ -121,21 +122,25 @@ class Confirmed:
     broken: int = 0
 
 
+def best_by_seeds(study: optuna.Study, confirmed: Sequence[Confirmed]) -> list[FrozenTrial]:
+    """The best trial, by fresh seeds if trials were confirmed; with several objectives all on the Pareto front."""
+    first = [one.trial for one in confirmed[:1]]
+    return [trial for trial in ranked_trials(study) if trial.number in first] or best_trials(study)
+
+
 def write_best(
-    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Confirmed | None = None
+    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Sequence[Confirmed] = ()
 ) -> list[tuple[FrozenTrial, Path]]:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns both.
 
-    `confirmed` is the best trial by runs with fresh seeds; None before there are any.
+    `confirmed` as by `confirmed_in`.
     """
-    best, front = best_trials(study), folder / PARETO
-    if confirmed is not None:
-        best = [trial for trial in ranked_trials(study) if trial.number == confirmed.trial]
+    best, front = best_by_seeds(study, confirmed), folder / PARETO
     several = len(opened.search.objectives) > 1
     written = [(trial, front / f"trial-{trial.number:04d}.yaml" if several else folder / BEST) for trial in best]
     for trial, path in written:
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, recipe_text(opened, trial, confirmed))
+        write_whole(path, recipe_text(opened, trial, next(iter(confirmed), None)))
     for path in set(front.glob("trial-*.yaml")) - {path for _, path in written}:
         path.unlink()
     return written
@@ -172,20 +177,28 @@ def ended_confirmations(folder: Path, number: int) -> list[Path]:
     return [run for run in sorted(confirm_folder(folder, number).glob("seed-*")) if has_ended(run)]
 
 
-def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Confirmed]:
+def to_confirm(search: Search, study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that `confirm` trains again, the best first."""
+    return studies.distinct(ranked_trials(study))[: search.confirm.top] if search.confirm else []
+
+
+def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> tuple[list[Confirmed], tuple[int, int]]:
     """What runs with fresh seeds say of the trials that are the best now, the best first; without those of one run.
 
-    Those of which the fewest runs are `broken` come first, then the best mean: a target that is missed is never best.
+    Nothing before all these runs have ended: a trial must not win for want of an opponent. Those of which the fewest
+    runs are `broken` come first, then the best mean: a target that is missed is never best.
+
+    Returns:
+        (the confirmed trials, (how many of the runs have ended, with a result or not, how many there are to be)).
     """
-    objective, confirmed = search.objectives[0], []
-    for trial in ranked_trials(study)[: search.confirm and search.confirm.top]:
-        values, broken = [], 0
+    objective, confirmed, ended, best = search.objectives[0], [], 0, to_confirm(search, study)
+    for trial in best:
+        values, broken, runs = [], 0, confirm_folder(folder, trial.number).glob("seed-*")
+        ended += min(search.confirm.seeds, sum(ending_of(run) not in ("", "stopped") for run in runs))
         for run in ended_confirmations(folder, trial.number):
             value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation
             if not breaks:
-                lines = metrics_lines(run)
-                hours = search.ranks_per_trial * evaluations(lines)[-1]["hours"]
-                (value, *_), violations = trial_result(search, [lines], device_hours=hours)
+                (value, *_), violations = trial_result(search, [metrics_lines(run)])
                 breaks = any(violation > 0 for violation in violations.values())
             values.append(objective.worst if breaks and search.has_goal else value)
             broken += breaks
@@ -194,18 +207,12 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> list[Conf
             if all(map(math.isfinite, values)):
                 half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
             most = 1.0 if objective.metric == "accuracy" else math.inf
-            confirmed.append(
-                Confirmed(
-                    trial=trial.number,
-                    values=values,
-                    mean=mean,
-                    broken=broken,
-                    low=max(0.0, mean - half),
-                    high=min(most, mean + half),
-                )
-            )
-    sign = -1 if objective.direction == "maximize" else 1
-    return sorted(confirmed, key=lambda one: (one.broken, sign * one.mean, one.trial))
+            low, high = max(0.0, mean - half), min(most, mean + half)
+            one = Confirmed(trial=trial.number, values=values, mean=mean, low=low, high=high, broken=broken)
+            confirmed.append(one)
+    sign, runs = -1 if objective.direction == "maximize" else 1, len(best) * (search.confirm.seeds if best else 0)
+    confirmed.sort(key=lambda one: (one.broken, sign * one.mean, one.trial))
+    return confirmed if ended == runs else [], (ended, runs)
 
 
 def confirmed_text(search: Search, confirmed: Confirmed) -> str:

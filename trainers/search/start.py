@@ -46,6 +46,10 @@ def search(request: SearchRequest) -> int:
     Raises:
         InputRefused: before anything was started or written.
     """
+    with refuse_unreachable():
+        if (Path(request.search) / SEARCH).is_file():
+            what, way_out = "is the folder of a search", "a search goes on by its own file, and this folder as --out"
+            raise refused(request.search, what, way_out)
     words = search_vocabulary(allow_code=request.allow_code)
     opened = folders.opened_or_begun_before(
         partial(open_search, request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data),
@@ -126,11 +130,20 @@ def _search_study(
     confirmed = display.confirmed
     best = []
     if not supervisor.recipe_changed():
-        best = write_best(folder, opened, study, confirmed=next(iter(confirmed), None))
-    display.say(trials_text(Counter(map(state_of, finished(study))), search.budget.trials))
+        best = write_best(folder, opened, study, confirmed=confirmed)
+    states = Counter(map(state_of, finished(study)))
+    display.say(trials_text(states, search.budget.trials))
+    if display.ended_by:
+        display.say(f"ended: {display.ended_by} is spent")
+    (ended, runs), (limit, *_) = display.confirmation, display.ended_by.split(" ")
+    if ended < runs:
+        way_out = f"; raise budget.{limit}, with budget.trials at {states.total()}" if limit.endswith("hours") else ""
+        display.say(f"confirmation: {ended} of {runs} runs{way_out}")
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")
     options = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
+    for name in ("data", "cluster", "device"):
+        options += f" --{name} {quote(str(given))}" if (given := getattr(request, name)) else ""
     options += " --allow-code" if request.allow_code else ""
     for trial, path in best:
         display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
@@ -195,7 +208,8 @@ def _dry_run_text(
     runs, words = trials * search.seeds_per_trial, "{} runs with all seeds"
     if search.rungs is not None:
         runs, words = search.rungs.whole_runs(trials, reports=search.reports), "at least {} whole runs with rungs"
-    runs += confirm.top * confirm.seeds if confirm else 0
+    fresh = min(confirm.top, trials) * confirm.seeds if confirm else 0
+    runs += fresh
     samples = runs * timeline.num_samples
     goals = [one.metric + (f" {one.target:g}" if one.target is not None else "") for one in search.objectives]
     space = load_tree(opened.path, kind="search")[0]["space"]
@@ -207,6 +221,7 @@ def _dry_run_text(
         *([f"fixed: {values_text(search.fixed)}"] if search.fixed else []),
         f"first trial: {values_text(values)}; {timeline.num_updates:,} updates, {timeline.num_samples:,} samples",
         f"{counted(trials, 'trial')}{as_runs}: {number(samples)} samples, if all are as long as the first",
+        *([f"confirm: {fresh} of these runs, but none once hours or device_hours are spent"] if fresh else []),
         f"{side}, {counted(each, 'rank')} each: at 1,000 samples a second each, {duration(samples / 1000 / groups)}",
     ]
     return "\n".join(lines)

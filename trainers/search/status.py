@@ -28,9 +28,10 @@ from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from recipes.search_space.ranges import values_text
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole
+from trainers.search import results
 from trainers.search.page import write_search_page
-from trainers.search.results import Running, confirmed_in, confirmed_text, device_hours, row_of, trials_text
-from trainers.search.study import SPENT, begun, best_trials
+from trainers.search.results import Confirmed, confirmed_in, confirmed_text, device_hours, row_of, trials_text
+from trainers.search.study import SPENT, begun
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
 _SILENT_SECONDS = 60.0  # after which a supervisor on another host is taken for dead
@@ -50,12 +51,14 @@ class Display:
         self, search: Search, study: optuna.Study, folder: Path, console: Console, *, groups: int, epochs: float
     ) -> None:
         self.search, self.study, self.folder, self.console, self.groups = search, study, folder, console, groups
-        # Filled by the supervisor: number of a trial -> how far it is; name of a group -> why it is set aside; why the
-        # search ended early; what fresh seeds say of the best trials.
-        self.running: dict[int, Running] = {}
+        # Filled by the supervisor: number of a trial, and the seed of a run that confirms it -> how far it is; name of
+        # a group -> why it is set aside; by whom the search was stopped, and which limit of the budget ended it.
+        self.running: dict[tuple[int, int | None], dict[str, Any]] = {}
         self.set_aside: dict[str, str] = {}
-        self.stopped_by = ""
-        self.confirmed = confirmed_in(folder, search, study)
+        self.stopped_by = self.ended_by = ""
+        # What fresh seeds say of the best trials; how many of these runs have ended, and of how many.
+        self.confirmed: Sequence[Confirmed] = []
+        self.confirmation = 0, 0
         self._began, self._spent = time.monotonic(), study.user_attrs.get(SPENT, 0.0)
         self._ended: dict[int, dict[str, Any]] = {}  # rows of trials that have, by number: they change no more
         self._best: list[dict[str, Any]] = []
@@ -102,8 +105,9 @@ class Display:
         began = time.monotonic()
         if ended or began - self._shown >= _EVERY_SECONDS:
             self._shown, tree = began, self._tree(ended=ended)
+            plain = json.loads(json.dumps(tree), parse_constant=lambda _: None)  # JSON knows no infinity
             with suppress(OSError):  # a full disk does not end the search for it
-                write_whole(self.folder / STATUS, json.dumps(tree, indent=1))
+                write_whole(self.folder / STATUS, json.dumps(plain, indent=1))
             if isinstance(self._live, Live):
                 self._live.update(Text(status_text(tree)), refresh=True)
         if ended or began >= self._page_due:
@@ -123,11 +127,16 @@ class Display:
         """All trials that have begun."""
         trials, ended = begun(self.study), len(self._ended)
         old, running = self._ended, self.running
-        rows = [old.get(it.number) or row_of(it, self.search, running=running.get(it.number)) for it in trials]
+        rows = [old.get(it.number) or row_of(it, self.search) | running.get((it.number, None), {}) for it in trials]
         self._ended |= {it.number: row for it, row in zip(trials, rows, strict=True) if it.state.is_finished()}
         if len(self._ended) > ended:
-            self._best = [self._ended[trial.number] for trial in best_trials(self.study)]
+            self.find_best()
         return rows
+
+    def find_best(self) -> None:
+        """Look which of the trials that have ended is the best, after a run with a fresh seed has ended too."""
+        self.confirmed, self.confirmation = confirmed_in(self.folder, self.search, self.study)
+        self._best = [self._ended[trial.number] for trial in results.best_by_seeds(self.study, self.confirmed)]
 
     def seconds_left(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
         """Estimated seconds until the first limit of the budget is reached; None if no trial or all have ended.
@@ -145,41 +154,41 @@ class Display:
             whole = search.rungs.whole_runs(trials, reports=search.reports)
             done = sum(trial.last_step or 0 for trial in begun(self.study)) / search.reports
             left = (running + sum(ended)) / done * (whole - done) if 0 < done < whole else None
-        return None if left is None else max(0.0, min(left / self.groups, *self.limits_left(rows)))
+        return None if left is None else max(0.0, min(left / self.groups, *self.limits_left(rows).values()))
 
-    def limits_left(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    def limits_left(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Seconds until the hours and the device-hours of the budget are spent, infinite without such a limit."""
         budget, ranks = self.search.budget, self.groups * self.search.ranks_per_trial
         hours = math.inf if budget.hours is None else budget.hours - self.spent_seconds / 3600
-        of_devices = math.inf if budget.device_hours is None else budget.device_hours - device_hours(rows)
-        return [3600 * hours, 3600 * of_devices / ranks]
+        of_devices = math.inf if budget.device_hours is None else budget.device_hours - device_hours(self.study, rows)
+        return {"hours": 3600 * hours, "device_hours": 3600 * of_devices / ranks}
 
     def _tree(self, *, ended: bool = False) -> dict[str, Any]:
         """What the terminal and `status.json` show, as plain data."""
         rows = self.rows()
+        running = [row for row in rows if row["state"] == "running"]
+        own, fresh = {"state": "running", "scores": (), "text": "", "note": ""}, [*self.running.items()]
+        running += [self._ended[it] | own | {"seed": seed} | how for (it, seed), how in fresh if seed is not None]
         return {
             "search": self.search.name,
             "recipe": self.search.recipe,
             "ended": ended,
             "stopped_by": self.stopped_by,
+            "ended_by": self.ended_by,
             "states": Counter(row["state"] for row in rows),
             "budget": asdict(self.search.budget),
             "ranks": self.groups * self.search.ranks_per_trial,
-            "device_hours": device_hours(rows),
+            "device_hours": device_hours(self.study, rows),
             "seconds_left": None if ended else self.seconds_left(rows),
-            "best": list(map(_plain, self._best)),
-            "running": [_plain(row) for row in rows if row["state"] == "running"],
+            "best": self._best,
+            "running": running,
             "set_aside": self.set_aside,
-            "confirmed": [confirmed_text(self.search, one) for one in self.confirmed],
+            "confirmation": self.confirmation,
+            "confirmed": [{**asdict(one), "text": confirmed_text(self.search, one)} for one in self.confirmed],
             "written": time.time(),
             "host": socket.gethostname(),
             "process": os.getpid(),
         }
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity."""
-    return {**row, "scores": [value if math.isfinite(value) else None for value in row["scores"]]}
 
 
 def status_tree(folder: Path) -> dict[str, Any]:
@@ -212,21 +221,26 @@ def status_text(tree: Mapping[str, Any]) -> str:
     lines.append(trials_text(states, budget["trials"]) + left)
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
     lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
-    lines += [f"confirmed: {text}" for text in tree["confirmed"]]
+    ended, runs = tree.get("confirmation", (0, 0))  # which an older version did not write
+    lines += [f"confirmation: {ended} of {runs} runs"] if ended < runs else []
+    lines += [f"confirmed: {one['text']}" for one in tree["confirmed"]]
     lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]
     return printable("\n".join(lines + (["log:", *(f"  {line}" for line in tree["log"])] if "log" in tree else [])))
 
 
 def _progress_text(row: Mapping[str, Any]) -> str:
+    seed = f"with seed {row['seed']}" if "seed" in row else ""
     at = f"update {row['update']} of {row['updates']}, epoch {row['epoch']:.2f}" if row.get("update") else ""
     left = f"about {duration(row['seconds_left'])} left" if row.get("seconds_left") else ""
-    return ", ".join(filter(None, [at, f"for {duration(row['seconds'])}", row["text"], row["note"], left]))
+    return ", ".join(filter(None, [seed, at, f"for {duration(row['seconds'])}", row["text"], row["note"], left]))
 
 
 def _state(tree: Mapping[str, Any]) -> str:
     if tree["ended"]:
-        return "stopped; the same command goes on with it" if tree["running"] or tree.get("stopped_by") else "ended"
+        if tree["running"] or tree.get("stopped_by"):
+            return "stopped; the same command goes on with it"
+        return f"ended: {tree['ended_by']} is spent" if tree.get("ended_by") else "ended"
     here = tree["host"] == socket.gethostname()
     silent = max(0.0, time.time() - tree["written"])
     if silent > _SILENT_SECONDS or (here and not os.path.exists(f"/proc/{tree['process']}")):

@@ -30,6 +30,7 @@ RUNG = "waits_at_rung"  # the index of the last rung that it came to
 PROMOTIONS = "passed_rungs"  # how often it was promoted, from a rung to the next one
 DIVERGED = "diverged"  # the update at which its loss or weights were no longer finite
 SPENT = "spent_seconds"  # of the study: how long all sessions have searched
+CONFIRM_RANK_SECONDS = "confirm_rank_seconds"  # of the study: run with a fresh seed -> ranks times its seconds
 _ATTEMPTS, _AT_RANDOM = 4, 30  # at a proposal that is not next to a trial that diverged
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -133,6 +134,14 @@ def ranked_trials(study: optuna.Study) -> list[FrozenTrial]:
     sign = -1 if study.directions[0].name == "MAXIMIZE" else 1
     fit = [trial for trial in complete if state_of(trial) == "complete"]
     return sorted(fit, key=lambda trial: (sign * trial.values[0], trial.number))
+
+
+def distinct(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """The first trial of each set of equal values: a sampler may propose choices and steps again."""
+    first: dict[Any, FrozenTrial] = {}
+    for trial in trials:
+        first.setdefault(frozenset(trial.params.items()), trial)
+    return [*first.values()]
 
 
 def best_trials(study: optuna.Study) -> list[FrozenTrial]:

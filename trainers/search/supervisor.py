@@ -30,7 +30,7 @@ from trainers.search import study as studies
 from trainers.search.folder import recipe_change, run_folders
 from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import Result, SearchRequest
-from trainers.search.results import FRESH_SEED, confirm_folder, confirmed_in, write_best
+from trainers.search.results import FRESH_SEED, confirm_folder, running_row, to_confirm, write_best
 from trainers.search.status import Display
 
 _POLL_SECONDS = 0.02
@@ -62,10 +62,13 @@ class _Work:
         seconds = time.monotonic() - self._began
         return self._before[0] + seconds, self._before[1] + ranks * seconds
 
-    def store_time(self, ranks: int) -> None:
+    def store_time(self, ranks: int, study: optuna.Study) -> None:
         """Store them in the study."""
         for name, value in zip((studies.SECONDS, studies.RANK_SECONDS), self.spent(ranks), strict=True):
             self.trial.set_user_attr(name, round(value, 2))
+        if self.seed is not None:
+            confirming = study.user_attrs.get(studies.CONFIRM_RANK_SECONDS, {})
+            study.set_user_attr(studies.CONFIRM_RANK_SECONDS, {**confirming, self.name: round(value, 2)})
 
     def begin_run(self, index: int, group: Group, request: TrainRequest, prepared: Prepared, search: Search) -> None:
         """Train the run of this index; `prepared` is its request, checked."""
@@ -136,6 +139,10 @@ class Supervisor:
         finally:
             self.kill()
         self.display.stopped_by = self.stopped_by or self.unspent()
+        ended, runs = self.display.confirmation
+        are_left = len(studies.finished(self.study)) < self.search.budget.trials
+        if not self.stopped_by and (are_left or ended < runs):
+            self.display.ended_by = self.spent_limit(with_patience=are_left)
         self._store_time()
 
     def stop_at_signal(self, number: int, frame: object) -> None:
@@ -168,7 +175,7 @@ class Supervisor:
     def unspent(self) -> str:
         """Why the search ended before its budget; empty where it did not."""
         left = self.search.budget.trials - len(studies.finished(self.study))
-        if left <= 0 or self._budget_is_spent():
+        if left <= 0 or self.spent_limit():
             return ""
         why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
         return f"{left} of {self.search.budget.trials} trials are left: {why}"
@@ -189,7 +196,8 @@ class Supervisor:
                 for group in self.groups:
                     group.send_heartbeat()
             ranks = self.search.ranks_per_trial
-            self.display.running = {work.trial.number: (*work.spent(ranks), work.state) for work in self._running}
+            for it in self._running:
+                self.display.running[it.trial.number, it.seed] = running_row(*it.spent(ranks), it.state)
             self.display.show()
             time.sleep(_POLL_SECONDS)
 
@@ -197,7 +205,7 @@ class Supervisor:
         self._stored = time.monotonic()
         self.study.set_user_attr(studies.SPENT, round(self.display.spent_seconds, 1))
         for work in self._running:  # a killed session's time counts
-            work.store_time(self.search.ranks_per_trial)
+            work.store_time(self.search.ranks_per_trial, self.study)
 
     def _free_groups(self) -> list[Group]:
         busy = [work.group for work in self._running]
@@ -206,10 +214,11 @@ class Supervisor:
     def _begin_next(self) -> bool:
         """Continue a trial that waits for a group, or the best at a rung, else begin one; False if there is none."""
         work = next(filter(self._group_for, self._waiting), None)
+        confirms = work is not None and work.seed is not None
+        if (work is None or confirms) and self.spent_limit(with_patience=not confirms):
+            return False
         if work is not None:
             self._waiting.remove(work)
-        elif self._budget_is_spent():
-            return False
         elif self._paused and (number := studies.promotable_trial(self.search, self.study)) is not None:
             work = self._paused.pop(number)
             work.trial.set_user_attr(studies.PROMOTIONS, work.trial.user_attrs[studies.RUNG] + 1)
@@ -225,19 +234,18 @@ class Supervisor:
         alone = sum(not group.set_aside for group in self.groups) == 1
         return next((group for group in self._free_groups() if alone or group != work.group), None)
 
-    def _budget_is_spent(self) -> bool:
-        """Whether hours or device-hours are spent, or `patience`, so that no further trial may begin."""
-        if min(self.display.limits_left(self.display.rows())) <= 0:
-            return True
-        patience = self.search.budget.patience
-        if patience is None:
-            return False
-        last = max((trial.number for trial in studies.best_trials(self.study)), default=-1)
-        return sum(trial.number > last for trial in studies.finished(self.study)) >= patience
+    def spent_limit(self, *, with_patience: bool = True) -> str:
+        """The limit of the budget that is spent, so that no trial may begin: 'hours 2', 'patience 3'; empty if none."""
+        budget, left = self.search.budget, self.display.limits_left(self.display.rows())
+        if with_patience and budget.patience is not None:
+            last = max((trial.number for trial in studies.best_trials(self.study)), default=-1)
+            trained = [trial.number for trial in studies.finished(self.study) if trial.values]  # the others were not
+            left["patience"] = budget.patience - sum(number > last for number in trained)
+        return next((f"{name} {getattr(budget, name):g}" for name, number in left.items() if number <= 0), "")
 
     def _end_paused(self) -> None:
         """End the trials that wait at a rung, when all trials of the budget have begun and no other one can go on."""
-        if not self._paused or self.stopped_by or self._budget_is_spent() or not self._free_groups():
+        if not self._paused or self.stopped_by or self.spent_limit() or not self._free_groups():
             return
         for _, work in sorted(self._paused.items()):
             work.trial.set_user_attr(studies.PRUNED_AT, self.search.rungs.at[work.trial.user_attrs[studies.RUNG]])
@@ -251,14 +259,17 @@ class Supervisor:
         confirm, works = self.search.confirm, []
         if confirm is None or self.stopped_by or self.unspent():
             return []
-        first, best = self.opened.base.recipe.seed + FRESH_SEED, studies.ranked_trials(self.study)[: confirm.top]
+        first, best = self.opened.base.recipe.seed + FRESH_SEED, to_confirm(self.search, self.study)
+        spent = self.study.user_attrs.get(studies.CONFIRM_RANK_SECONDS, {})
         for seed in range(first, first + confirm.seeds):
             for trial in best:
                 folder = confirm_folder(self.folder, trial.number) / f"seed-{seed}"
                 if not outcome.has_ended(folder):
-                    fixed = FixedTrial(trial.params, trial.number)
-                    fixed.set_user_attr(studies.LIMIT, 0 if self.search.objectives[0].spacing is None else trial.value)
-                    works.append(_Work(fixed, [folder], seed))
+                    work = _Work(FixedTrial(trial.params, trial.number), [folder], seed)
+                    limit = 0 if self.search.objectives[0].spacing is None else trial.value
+                    work.trial.set_user_attr(studies.LIMIT, limit)
+                    work.trial.set_user_attr(studies.RANK_SECONDS, spent.get(work.name, 0.0))
+                    works.append(work)
         return works
 
     def _start(self, work: _Work) -> None:
@@ -291,7 +302,9 @@ class Supervisor:
             self._tell(work, state=TrialState.PRUNED, reason=f"not trained: {error}")
             return
         self._report(work, prepared)  # what a session wrote that was killed before it told the study
-        if index == len(folders):
+        # A run that missed the target makes its trial infeasible, whatever further seeds come to.
+        if index == len(folders) or (index and self.search.has_goal and self._goal(folders[index - 1])[1] > 0):
+            work.index = index - 1
             self._tell_complete(work)
         elif studies.PRUNED_AT in trial.user_attrs and index == 0:
             self._tell(work, state=TrialState.PRUNED)
@@ -311,8 +324,8 @@ class Supervisor:
                 self._judge(work)
         if end is not None:
             self._running.remove(work)
-            work.store_time(self.search.ranks_per_trial)
-            self.display.running.pop(work.trial.number, None)
+            work.store_time(self.search.ranks_per_trial, self.study)
+            self.display.running.pop((work.trial.number, work.seed), None)
             self._finish(work, end)
         elif not work.hung and time.monotonic() - work.last_news > allowed:
             work.hung = True
@@ -336,10 +349,14 @@ class Supervisor:
             return
         lines = outcome.metrics_lines(work.folder)
         *_, (number, _) = outcome.reports_in(lines, work.prepared, self.search)
-        taken, lacking = outcome.goal_of(lines, self.search.objectives[0], ranks=self.search.ranks_per_trial)
+        taken, lacking = self._goal(work.folder)
         if number < self.search.reports and lacking > 0 and taken >= best[0].value * len(work.folders):
             work.trial.set_user_attr(studies.PRUNED_AT, number)  # first: it holds even if this supervisor dies
             request_stop(work.folder / STOP_FILE, "search")
+
+    def _goal(self, folder: Path) -> tuple[float, float]:
+        lines, objective = outcome.metrics_lines(folder), self.search.objectives[0]
+        return outcome.goal_of(lines, objective, ranks=self.search.ranks_per_trial)
 
     def _pace(self, work: _Work) -> tuple[dict[str, Any], str | None]:
         """When a run is evaluated, and where it ends since it cannot be the best, both as when its trial began."""
@@ -422,9 +439,8 @@ class Supervisor:
 
     def _tell_complete(self, work: _Work) -> None:
         """Tell the study the result of a trial whose runs have all ended, and write its recipe if it is the best."""
-        hours = studies.rank_seconds_of(work.trial, self.search) / 3600
-        runs = list(map(outcome.metrics_lines, work.folders))
-        self._tell(work, outcome.trial_result(self.search, runs, device_hours=hours))
+        runs = [outcome.metrics_lines(folder) for folder in work.folders[: work.index + 1]]
+        self._tell(work, outcome.trial_result(self.search, runs))
         is_best = work.seed is None and work.trial.number in [it.number for it in studies.best_trials(self.study)]
         if is_best and not self.recipe_changed():
             write_best(self.folder, self.opened, self.study)
@@ -435,7 +451,7 @@ class Supervisor:
         """End a trial: with a result, or with a state and a reason."""
         if work.seed is not None:  # its folder has the result
             self.display.say(f"{work.name}: {reason or 'ended'}")
-            self.display.confirmed = confirmed_in(self.folder, self.search, self.study)
+            self.display.find_best()
             return
         values, violations = result
         studies.store_constraints(work.trial, violations)

@@ -43,12 +43,23 @@ fixed: {1 - optimizer.momentum: true}
 space: {1 - loss.kind: {kind: Float, low: 0.1, high: 0.5}}
 enqueue: [recipe]
 => 5:9: space.1 - loss.kind: the recipe refuses this: loss has no `kind`
+space: {learning_rate.warmup.epochs: {kind: Int, low: 4, high: 9}}
+fixed: {epochs: 3}
+=> 5:55: space.learning_rate.warmup.epochs.low: the recipe refuses this: 4 is longer than the run, 3; shorten the
+space: {evaluation.held_out: {kind: Float, low: 0.1, high: 0.5}}
+=> 5:9: space.evaluation.held_out: cannot be part of a search: it decides by which samples trials are scored; `fixed`
 fixed: {evaluation.every: 1}
 => 6:9: fixed.evaluation.every: cannot be part of a search: a trial is evaluated at its `reports`
 enqueue: [recipe, {learning_rate.reference: 0.9}]
 => 6:45: enqueue.1.learning_rate.reference: 0.9 of learning_rate.reference is outside its range
 enqueue: [{epochs: 3}]
 => 6:20: enqueue.0.epochs: epochs is not in the space
+n_trials: 6
+=> 6:1: n_trials: is not a known key; it belongs one level down: budget.trials
+space: {epochs: {low: 1, high: 9}}
+=> 5:17: space.epochs: has no `kind`; give the range its `kind`: Categorical or Float or Int
+space: {1-optimizer.momentum: {kind: Float, low: 0.1, high: 0.5}}
+=> 5:9: space.1-optimizer.momentum: is no path of a recipe; write 1 - optimizer.momentum, with a blank on each side
 recipe: digits/batch_257
 => 2:9: recipe: there is no recipe called 'digits/batch_257'
 recipe: gone.yaml

@@ -5,8 +5,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
+from optuna.distributions import IntDistribution
 
 from recipes.frontiers.fit import fit
 from recipes.frontiers.open_frontier import open_frontier
@@ -15,6 +17,7 @@ from recipes.search_space.open_search import open_search
 from trainers.frontier import report
 from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text
+from trainers.frontier.results import Part
 from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, _run, frontier, read_points
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
@@ -136,6 +139,18 @@ def test_points_with_other_norm_groups_are_never_mixed(begun):
     assert frontier(SearchRequest(search="out")) == 0  # only shown
     Path("out/points/recipe-000100/search-0.yaml").unlink()
     _require_same(opened, Path("out"))
+
+
+def test_after_a_trial_that_its_fresh_seeds_missed_comes_one_with_other_values(tmp_path):
+    """A search confirms trials with equal values once: the runs of its double would never come."""
+    (tmp_path / "search-0.yaml").write_text("objective: {metric: updates_to}\n")
+    study = optuna.create_study()
+    for warmup, updates in ((1, 11.0), (1, 10.0), (2, 12.0)):
+        study.enqueue_trial({"warmup": warmup})
+        trial = study.ask({"warmup": IntDistribution(1, 2)})
+        study.tell(trial, updates)
+    part = Part(folder=tmp_path, file=tmp_path / "search-0.yaml", trials=tuple(study.trials), seeds=(), num_seeds=2)
+    assert (part.best.number, replace(part, missed=frozenset([1])).best.number) == (1, 2)
 
 
 def test_json_says_how_far_off_the_curve_is_as_the_text_does_and_open_ends_are_null():

@@ -39,18 +39,24 @@ def search(made):
 
 def test_objectives_are_those_of_the_end_in_their_order_and_the_mean_of_several_runs(search):
     """The training loss is the mean of 2 and 1, the updates since the evaluation before."""
-    own = search(metrics=("train_loss", "accuracy", "device_hours", "loss"))
-    assert trial_result(own, [LINES], device_hours=0.5) == ([1.5, 0.75, 0.5, 1.25], {})
-    assert trial_result(search(), [LINES, OTHER], device_hours=0.5)[0] == [0.5]
+    own = search(metrics=("train_loss", "accuracy", "loss"))
+    assert trial_result(own, [LINES]) == ([1.5, 0.75, 1.25], {})
+    assert trial_result(search(), [LINES, OTHER])[0] == [0.5]
+
+
+def test_device_hours_are_those_of_training_of_all_runs_together(search):
+    """Three hours of one run, without the day between its sessions, and one of the other, on two ranks."""
+    own = replace(search(metrics=("accuracy", "device_hours")), ranks_per_trial=2)
+    assert trial_result(own, [WAY, WAY[:2]])[0] == [pytest.approx(0.7), 2 * (3 + 1)]
 
 
 def test_a_trial_that_diverged_is_worse_than_any_other_and_so_is_a_score_that_is_no_number(search):
     own = search(metrics=("accuracy", "loss", "device_hours"))
     assert diverged_result(own)[0] == [0.0, math.inf, math.inf]
     lines = [*LINES, line("eval_accuracy", math.nan), line("eval_loss", math.nan)]
-    assert trial_result(own, [lines], device_hours=0.5)[0] == [0.0, math.inf, 0.5]
+    assert trial_result(own, [lines])[0] == [0.0, math.inf, 0.0]
     own = search(Constraint(metric="loss", at_least=0.1))
-    assert trial_result(own, [lines], device_hours=0.5)[1] == {"loss >= 0.1": 1.0}
+    assert trial_result(own, [lines])[1] == {"loss >= 0.1": 1.0}
 
 
 WAY = [
@@ -78,16 +84,16 @@ def test_a_target_is_reached_at_the_first_evaluation_that_has_it(metric, target,
 
 def test_a_trial_that_misses_its_target_breaks_a_constraint_by_what_it_lacks(search):
     own = replace(search(), objective=Objective(metric="updates_to", target=1.0))
-    assert trial_result(own, [WAY], device_hours=0.5) == ([30.0], {"accuracy >= 1": pytest.approx(0.1)})
+    assert trial_result(own, [WAY]) == ([30.0], {"accuracy >= 1": pytest.approx(0.1)})
     assert diverged_result(own)[1] == {"accuracy >= 1": 1.0}
 
 
 def test_a_constraint_is_measured_in_parts_of_its_end(search):
-    ends = {"device_hours": {"at_most": 0.25}, "accuracy": {"at_least": 0.6}, "loss": {"at_most": 0.0}}
+    ends = {"train_loss": {"at_most": 0.75}, "accuracy": {"at_least": 0.6}, "loss": {"at_most": 0.0}}
     own = search(*(Constraint(metric=metric, **end) for metric, end in ends.items()))
-    violations = trial_result(own, [LINES], device_hours=0.5)[1]
-    assert violations == pytest.approx({"device_hours <= 0.25": 1.0, "accuracy >= 0.6": -0.25, "loss <= 0": 1.25})
-    assert violated_text(violations) == "not device_hours <= 0.25, not loss <= 0"
+    violations = trial_result(own, [LINES])[1]
+    assert violations == pytest.approx({"train_loss <= 0.75": 1.0, "accuracy >= 0.6": -0.25, "loss <= 0": 1.25})
+    assert violated_text(violations) == "not train_loss <= 0.75, not loss <= 0"
 
 
 def test_before_training_only_constraints_on_values_are_checked(search):

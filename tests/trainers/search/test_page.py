@@ -18,6 +18,7 @@ from recipes.search_space.ranges import Categorical, Float, Int
 from trainers.search.page import search_charts, write_search_page
 from trainers.search.results import Confirmed
 from trainers.search.status import Display
+from trainers.search.study import best_trials
 
 RATE = Float(low=0.01, high=1.0, log=True)
 MARKED = "<b>x</b>"
@@ -71,7 +72,7 @@ def page(tmp_path):
 
 def charts_of(study, search):
     """Title -> chart, and the places of all points."""
-    data = search_charts(study, search, epochs=20)
+    data = search_charts(study, search, epochs=20, best=best_trials(study))
     return {chart["title"]: chart for chart in data["charts"]}, data["points"]
 
 
@@ -196,11 +197,13 @@ def test_a_page_refreshes_while_the_search_runs_and_takes_a_small_share_of_time(
     assert (tmp_path / "report.html").exists()
 
 
-def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(page, search):
-    confirmed = [Confirmed(trial=3, values=(0.9, 0.92), mean=0.91, low=0.9, high=0.92)]
+def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(study, page, search):
+    confirmed = [Confirmed(trial=4, values=(0.9, 0.92), mean=0.91, low=0.9, high=0.92)]
     confirmed.append(Confirmed(trial=0, values=(0.8, 0.9), mean=0.85, low=0.81, high=0.89))
-    text = page(optuna.create_study(), search, confirmed=confirmed)
-    assert "Best on fresh seeds is trial 3." in text
+    study.add_trial(trial(TrialState.COMPLETE, [0.85], 0.1, "a"))
+    text = page(study, search, confirmed=confirmed)
+    assert "Best on fresh seeds is trial 4." in text
+    assert re.findall(r"<b>([^<]*)</b>", text.partition("<h2>Trials</h2>")[2]) == ["85.00&nbsp;%"]
     assert text.index("trial 0: 85.00&nbsp;% (95&nbsp;%: 81.00&nbsp;% to 89.00&nbsp;%)") < text.index("<h2>Trials</h2>")
 
 

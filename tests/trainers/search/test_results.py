@@ -7,7 +7,8 @@ import pytest
 
 from recipes.reading.registry import find
 from recipes.schema import Confirm, Objective
-from trainers.search.results import confirmed_in, confirmed_text, write_best
+from recipes.search_space.ranges import Categorical
+from trainers.search.results import confirmed_in, confirmed_text, to_confirm, write_best
 from trainers.search.study import new_study, next_trial
 
 TEXT = """\
@@ -62,31 +63,44 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     for seed, value in enumerate((0.8, 0.9, 1.0)):
         write(tmp_path, 3, seed, value)
         write(tmp_path, 11, seed, 0.95)
-    write(tmp_path, 5, 0, 0.99)  # one run has no interval
-    write(tmp_path, 7, 0, 0.99, "stopped")
-    write(tmp_path, 2, 0, 0.9)
-    write(tmp_path, 2, 1, None, "failed")  # it diverged before it was evaluated, and counts as the worst
-    write(tmp_path, 8, 0, 0.99)
-    write(tmp_path, 8, 1, 0.99)
-    write(tmp_path, 8, 2, None, "failed", "TooManyBadImages")  # the machine's fault
-    first, second, third, fourth = confirmed_in(tmp_path, made(), study_of(made()))
+        write(tmp_path, 2, seed, 0.9 if seed else None, "success" if seed else "failed")  # it diverged: the worst
+        faults = {"ending": "failed", "cause": "TooManyBadImages"}  # the machine's
+        write(tmp_path, 8, seed, 0.99, **(faults if seed == 2 else {}))
+        write(tmp_path, 5, seed, 0.99, **(faults if seed else {}))  # one run has no interval
+    search = made(confirm=Confirm(top=5, seeds=3))
+    study = study_of(search, [0.9 if number in (2, 3, 5, 8, 11) else 0.5 for number in range(13)])
+    (first, second, third, fourth), runs = confirmed_in(tmp_path, search, study)
+    assert runs == (15, 15)
     assert (first.trial, first.values) == (8, [0.99, 0.99])
     first, second, third = second, third, fourth
     assert first.trial == 11
     assert (first.mean, first.low, first.high) == pytest.approx((0.95, 0.95, 0.95))
     assert (second.trial, second.values) == (3, [0.8, 0.9, 1.0])
-    assert (third.trial, third.values) == (2, [0.9, 0.0])
+    assert (third.trial, third.values) == (2, [0.0, 0.9, 0.9])
     assert second.mean - second.low == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
     assert confirmed_text(made(), third).endswith("; 1 diverged, missed the target or broke a constraint")
     top = made(confirm=Confirm(top=1, seeds=2))  # since then another trial has become the best
-    assert confirmed_in(tmp_path, top, study_of(top)) == []
+    assert confirmed_in(tmp_path, top, study_of(top)) == ([], (0, 2))
+    (tmp_path / "confirm" / "trial-0003" / "seed-0" / "metrics.jsonl").unlink()  # such as before it began
+    write(tmp_path, 11, 3, 0.99, "stopped")
+    assert confirmed_in(tmp_path, search, study) == ([], (14, 15))
     text = "trial 3: 90.00 % (95 %: 65.16 % to 100.00 %) by 3 fresh seeds, 80.00 %, 90.00 %, 100.00 %"
     assert confirmed_text(made(), second) == text
 
 
+def test_trials_with_equal_values_are_confirmed_once(made):
+    choices = Categorical(choices=(1, 2))
+    search = made(space={"learning_rate.warmup.epochs": choices}, confirm=Confirm(top=2, seeds=2))
+    study = new_study(search)
+    for choice, value in ((1, 0.9), (2, 0.8), (1, 0.95), (2, 0.8)):
+        study.enqueue_trial({"learning_rate.warmup.epochs": choice})
+        study.tell(next_trial(study, search), value)
+    assert [trial.number for trial in to_confirm(search, study)] == [2, 1]
+
+
 def test_a_trial_of_which_a_fresh_seed_misses_the_target_comes_after_one_that_always_reaches_it(tmp_path, made):
     """The run that misses it has fewer updates, since it is shorter."""
-    search = made(objective=Objective(metric="updates_to", target=0.7))
+    search = made(objective=Objective(metric="updates_to", target=0.7), confirm=Confirm(top=2, seeds=2))
     for number, pairs in {0: ((22, 0.8), (43, 0.7)), 1: ((20, 0.75), (36, 0.667))}.items():
         for seed, (update, accuracy) in enumerate(pairs):
             run = tmp_path / "confirm" / f"trial-{number:04d}" / f"seed-{seed}"
@@ -94,5 +108,5 @@ def test_a_trial_of_which_a_fresh_seed_misses_the_target_comes_after_one_that_al
             lines = [{"key": "eval_accuracy", "value": accuracy, "update": update, "epoch": 1.0}]
             lines = [{**line, "time_ms": 0} for line in (*lines, {"key": "run_stop", "value": "success"})]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, second = confirmed_in(tmp_path, search, study_of(search, (30.0, 25.0)))
+    (first, second), _ = confirmed_in(tmp_path, search, study_of(search, (30.0, 25.0)))
     assert (first.trial, first.mean, second.trial, second.mean) == (0, 32.5, 1, float("inf"))

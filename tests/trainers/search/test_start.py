@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -52,9 +53,12 @@ def test_a_dry_run_prints_on_one_rank_the_space_the_first_trial_and_what_it_take
 
 def test_a_dry_run_of_fixed_values_that_need_the_space(open_text, capsys):
     space = "space: {optimizer.kind: {kind: Categorical, choices: [Adam, Lamb]}}\n"
-    open_text(f"{space}fixed: {{optimizer.beta1: 0.8}}\nbudget: {{trials: 2}}\n")
+    open_text(f"{space}fixed: {{optimizer.beta1: 0.8}}\nbudget: {{trials: 2}}\nconfirm: {{top: 3}}\n")
     assert search(SearchRequest(search="mine.yaml", workers=1, dry_run=True)) == 0
-    assert "fixed: optimizer.beta1 0.8\n" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "fixed: optimizer.beta1 0.8\n" in output
+    assert "\n2 trials, 12 runs with all seeds: " in output  # of the two each five more
+    assert "\nconfirm: 10 of these runs, " in output
 
 
 def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, tmp_path, capsys):
@@ -71,13 +75,15 @@ def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_err
     assert "1 trial at a time, 1 rank each: at 1,000 samples" in capsys.readouterr().out
 
 
-def test_the_command_that_trains_the_best_recipe_allows_own_code_where_the_search_did(open_text, tmp_path, capsys):
+def test_the_command_that_trains_the_best_recipe_has_the_options_of_the_search(open_text, tmp_path, capsys):
     opened = open_text(f"objective: {{metric: accuracy}}\nbudget: {{trials: 1}}\n{SPACE}")
     study = new_study(opened.search)
     space = {"learning_rate.reference": FloatDistribution(0.01, 0.5)}
     study.add_trial(create_trial(value=0.9, params=dict.fromkeys(space, 0.1), distributions=space))
-    for allow_code, end in ((False, ".yaml"), (True, ".yaml --allow-code")):
-        _search_study(opened, study, SearchRequest(search="mine.yaml", allow_code=allow_code), tmp_path, [], code={})
+    given = {"data": Path("my data"), "cluster": "laptop", "device": "cpu", "allow_code": True}
+    options = ".yaml --data 'my data' --cluster laptop --device cpu --allow-code"
+    for own, end in (({}, ".yaml"), (given, options)):
+        _search_study(opened, study, SearchRequest(search="mine.yaml", **own), tmp_path, [], code={})
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "to train it: kilobatch train" in line)
         assert line.endswith(end)
 
@@ -141,6 +147,8 @@ def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_en
         return search(request)
 
     assert trials_of(1) == 1
+    with pytest.raises(RecipeError, match="out: is the folder of a search; a search goes on by its own file"):
+        search(replace(request, search=str(tmp_path / "out")))
     (tmp_path / "known.yaml").unlink()
     assert trials_of(1) == 1
     with pytest.raises(RecipeError, match="known.yaml"):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import shutil
 import time
@@ -11,12 +12,12 @@ import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
-from recipes.schema import Budget, Objective, Rungs
+from recipes.schema import Budget, Confirm, Objective, Rungs
 from recipes.search_space.ranges import Categorical, Float, suggested
 from trainers.commands.search import search_status
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import FolderRefused
-from trainers.search.results import Confirmed, trials_text
+from trainers.search.results import Confirmed, confirm_folder, running_row, trials_text
 from trainers.search.status import Display, status_text, status_tree
 from trainers.search.study import DIVERGED, RUNG, SECONDS, new_study, store_constraints
 
@@ -74,7 +75,9 @@ def test_the_status_has_the_states_the_best_what_runs_and_device_hours(display, 
         trial = begin(shown, {"optimizer.kind": "MomentumSGD"}, **{SECONDS: 60.0})
         trial.report(0.5, 3)
         shown.set_aside["node3"] = "two trials failed on it"
-        shown.running = {2: (180.0, 360.0, RunState(total_updates=20, total_samples=160, num_train=32))}
+        shown.running = {
+            (2, None): running_row(180.0, 360.0, RunState(total_updates=20, total_samples=160, num_train=32))
+        }
         shown.show()
         first, *lines = status(tmp_path)
         assert first == f"search mine over digits/baseline: running, as process {os.getpid()} on {os.uname().nodename}"
@@ -159,7 +162,7 @@ def test_a_running_trial_has_its_update_its_epoch_and_its_time_left_also_in_a_co
         state.take(line | at)
     with display() as shown:
         begin(shown)
-        shown.running = {0: (5.0, 10.0, state)}
+        shown.running = {(0, None): running_row(5.0, 10.0, state)}
         shown.show()
         running = "running: trial 0, update 5 of 20, epoch 1.25, for 5.0 s, about 15.0 s left"
         assert status(tmp_path)[-1] == running
@@ -191,7 +194,8 @@ def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(di
         status_tree(tmp_path)
     with display(Objective(metric="loss")) as shown:
         shown.study.tell(begin(shown, **{DIVERGED: 7}), float("inf"))
-        shown.confirmed = [Confirmed(trial=0, values=(0.25, 0.75), mean=0.5, low=0.125, high=0.875)]
+        shown.show()
+        shown.confirmed = [Confirmed(trial=0, values=(0.25, 0.75), mean=0.5, low=0.125, high=math.inf)]
         for number in range(9):
             shown.say(f"{os.fsdecode(bytes([0xFC]))} line {number}")  # such as of a folder's name
     capsys.readouterr()
@@ -199,4 +203,43 @@ def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(di
     tree = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert (tree["state"], tree["states"], tree["best"]) == ("ended", {"diverged": 1}, [])
     assert [text[-13:] for text in tree["log"]] == [f"\\udcfc line {number}" for number in range(4, 9)]
-    assert tree["confirmed"] == ["trial 0: 0.5 (95 %: 0.125 to 0.875) by 2 fresh seeds, 0.25, 0.75"]
+    (one,) = tree["confirmed"]
+    assert one.pop("text") == "trial 0: 0.5 (95 %: 0.125 to inf) by 2 fresh seeds, 0.25, 0.75"
+    assert one == {"trial": 0, "values": [0.25, 0.75], "mean": 0.5, "low": 0.125, "high": None, "broken": 0}
+
+
+def test_the_best_is_that_by_fresh_seeds_once_all_their_runs_have_ended(display, tmp_path):
+    """Until then the runs that confirm have lines of their own."""
+    shown = display()
+    shown.search = replace(shown.search, confirm=Confirm(top=2, seeds=2))
+    for kind, value in (("MomentumSGD", 0.9), ("Lars", 0.8)):
+        shown.study.tell(begin(shown, {**LARS, "optimizer.kind": kind}), value)
+
+    def confirm(number, seed, accuracy):
+        run = confirm_folder(tmp_path, number) / f"seed-{seed}"
+        run.mkdir(parents=True)
+        lines = [{"key": "eval_accuracy", "value": accuracy}, {"key": "run_stop", "value": "success"}]
+        (run / "metrics.jsonl").write_text("".join(json.dumps({**line, "time_ms": 0}) + "\n" for line in lines))
+        shown.find_best()
+
+    with shown:
+        shown.show()
+        assert status(tmp_path)[-1] == "confirmation: 0 of 4 runs"
+        for seed in (1000, 1001):
+            confirm(0, seed, 0.7)
+        state = RunState(total_updates=20, total_samples=160, num_train=32)
+        shown.running = {(1, seed): running_row(5.0, 10.0, state) for seed in (1000, 1001)}
+        shown.show(ended=True)
+        *_, best, count, first, second = status(tmp_path)
+        assert best.startswith("best: trial 0, 90.00 %")
+        assert count == "confirmation: 2 of 4 runs"
+        assert first == "stopped: trial 1, with seed 1000, for 5.0 s"
+        assert [row["seed"] for row in status_tree(tmp_path)["running"]] == [1000, 1001]
+        shown.running = {}
+        for seed in (1000, 1001):
+            confirm(1, seed, 0.75)
+    assert [line.partition(",")[0] for line in status(tmp_path)[-3:]] == [
+        "best: trial 1",
+        "confirmed: trial 1: 75.00 % (95 %: 75.00 % to 75.00 %) by 2 fresh seeds",
+        "confirmed: trial 0: 70.00 % (95 %: 70.00 % to 70.00 %) by 2 fresh seeds",
+    ]

@@ -2,24 +2,26 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from optuna.trial import TrialState
+from rich.console import Console
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
-from recipes.schema import Budget, Objective
+from recipes.schema import Budget, Confirm, Objective
 from trainers.launch.request import open_request
 from trainers.runs.identity import recipe_and_code_id
 from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import STOP_FILE
-from trainers.search.group import RunEnd
+from trainers.search.group import Group, RunEnd
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.start import _search_study
 from trainers.search.status import Display
-from trainers.search.study import PRUNED_AT, new_study, next_trial
+from trainers.search.study import CONFIRM_RANK_SECONDS, DIVERGED, PRUNED_AT, new_study, next_trial
 from trainers.search.supervisor import Supervisor, _Work
 from trainers.training.request import TrainRequest
 
@@ -57,15 +59,53 @@ def test_a_trial_ends_early_only_if_even_the_mean_over_its_seeds_cannot_be_bette
 
 
 @pytest.mark.parametrize("best", [None, 0])
-def test_patience_ends_a_search_after_so_many_trials_without_a_better_one(supervisor, best):
-    """Also where no trial at all is complete."""
+def test_patience_ends_a_search_after_so_many_trained_trials_without_a_better_one(supervisor, best):
+    """Also where no trial at all is complete; those whose values no recipe takes, and failed ones, say nothing."""
     own = supervisor(budget=Budget(trials=9, patience=3))
     if best is not None:
         own.study.tell(own.study.ask(), 0.5)
+    for state in [TrialState.PRUNED, TrialState.FAIL] * 2:
+        own.study.tell(own.study.ask(), state=state)
     for _ in range(3):
-        assert not own._budget_is_spent()
-        own.study.tell(own.study.ask(), state=TrialState.PRUNED)
-    assert own._budget_is_spent()
+        assert not own.spent_limit()
+        trial = own.study.ask()
+        trial.set_user_attr(DIVERGED, 7)
+        own.study.tell(trial, 0.0)
+    assert own.spent_limit() == "patience 3"
+
+
+@pytest.mark.parametrize(("limit", "begins"), [({"patience": 1}, True), ({"device_hours": 0.5}, False)])
+def test_runs_with_fresh_seeds_count_in_device_hours_and_begin_none_once_these_are_spent(
+    supervisor, tmp_path, limit, begins
+):
+    own = supervisor(budget=Budget(trials=9, **limit), confirm=Confirm(top=1, seeds=2))
+    for value in (0.5, 0.4):
+        own.study.tell(next_trial(own.study, own.search), value)
+    own.groups = [Group(0, tmp_path, None)]
+    own.study.set_user_attr(CONFIRM_RANK_SECONDS, {"trial 0 with seed 1000": 1800.0})
+    own._waiting, started = [_Work(own.study.trials[0], [tmp_path], seed) for seed in (1001, 1002)], []
+    own._start = started.append
+    assert own._begin_next() == begins
+    assert [work.name for work in started] == ["trial 0 with seed 1001"] * begins
+    assert own.spent_limit() == "{} {:g}".format(*limit.popitem())
+
+
+def test_a_run_that_misses_the_target_is_the_last_of_its_trial(open_text, tmp_path):
+    opened = open_text(
+        "objective: {metric: updates_to, target: 0.9}\nseeds_per_trial: 2\nbudget: {trials: 1}\n"
+        "space: {learning_rate.reference: {kind: Float, low: 0.1, high: 0.5}}\n"
+    )
+    study = new_study(opened.search)
+    display = Display(opened.search, study, tmp_path, Console(file=StringIO()), groups=1, epochs=20)
+    own = Supervisor(opened, SearchRequest(search="mine.yaml"), display, [], code={})
+    work = _Work(next_trial(study, opened.search), [tmp_path / f"run-{run}" for run in range(2)])
+    work.folder.mkdir()
+    lines = [{"key": "eval_accuracy", "value": 0.6}, {"key": "run_stop", "value": "success"}]
+    at = {"time_ms": 0, "update": 9, "epoch": 1.5}
+    (work.folder / METRICS).write_text("".join(json.dumps({**line, **at}) + "\n" for line in lines))
+    own._start(work)
+    (trial,) = study.trials
+    assert (trial.value, trial.constraints) == (9.0, {"accuracy >= 0.9": pytest.approx(1 / 3)})
 
 
 @pytest.fixture
