@@ -118,7 +118,7 @@ class FolderStore:
         os.close(handle)
         try:
             write(Path(part))
-            os.chmod(part, 0o644)
+            os.chmod(part, stat.S_IMODE(self._root.stat().st_mode) & 0o666)  # as the registry's folder
             with open(part, "rb") as written:
                 os.fsync(written.fileno())  # else the name may outlive its contents where the machine stops
             if over:

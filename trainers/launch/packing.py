@@ -5,11 +5,13 @@ from __future__ import annotations
 import filecmp
 import operator
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import reduce
 from importlib.metadata import distributions
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -134,8 +136,12 @@ def file_of_pack(out: Path | None, name: str) -> Path:
         InputRefused: commands would not take it as a pack.
     """
     path = out or Path(f"{name}{SUFFIX}")
-    if path.suffix != SUFFIX or not can_name_folder(path.name):
+    if path.suffix != SUFFIX:
         raise InputRefused(f"{path}: a pack's file ends in {SUFFIX}; write -o {path.stem or 'mine'}{SUFFIX}")
+    if not can_name_folder(path.name):
+        other = path.with_name(re.sub(r"[^A-Za-z0-9_.-]+", "_", path.stem).strip("._-")[:100] or "mine")
+        what = "the name of a pack's file has letters without accents, digits, `_`, `.` and `-`, at most 200"
+        raise InputRefused(f"{path}: {what}; write -o {quote(f'{other}{SUFFIX}')}")
     return path
 
 

@@ -221,9 +221,9 @@ def status_text(tree: Mapping[str, Any]) -> str:
     lines.append(trials_text(states, budget["trials"]) + left)
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
     lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
-    ended, runs = tree.get("confirmation", (0, 0))  # which an older version did not write
+    ended, runs = tree.get("confirmation", (0, 0))  # older versions wrote none, and texts below
     lines += [f"confirmation: {ended} of {runs} runs"] if ended < runs else []
-    lines += [f"confirmed: {one['text']}" for one in tree["confirmed"]]
+    lines += [f"confirmed: {one if isinstance(one, str) else one['text']}" for one in tree["confirmed"]]
     lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]
     return printable("\n".join(lines + (["log:", *(f"  {line}" for line in tree["log"])] if "log" in tree else [])))

@@ -446,6 +446,7 @@ def test_new_folders_of_a_registry_may_be_written_by_all_who_may_write_into_it(p
     folders = [path for path in (tmp_path / "team").rglob("*") if path.is_dir()]
     assert len(folders) == 4
     assert {path.stat().st_mode & 0o7777 for path in folders} == {0o2770}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "team").rglob("*") if path.is_file()} == {0o660}
 
 
 def test_a_store_cannot_write_outside_the_cache(tmp_path):

@@ -124,6 +124,8 @@ def test_a_pulled_pack_is_written_into_a_file_only_where_nothing_else_is(tmp_pat
     (tmp_path / "mine.yaml").write_text("mine")
     assert "a pack's file ends in .kilobatch" in typed("pull", "team/net", "-o", tmp_path / "mine.yaml")
     assert (tmp_path / "mine.yaml").read_text() == "mine"
+    assert "write -o " in (said := typed("pull", "team/net", "-o", tmp_path / "Mein Päck.kilobatch"))
+    assert said.strip().endswith("/Mein_P_ck.kilobatch")
     out.write_text("mine")
     assert "out.kilobatch: exists and holds something else" in typed("pull", "team/net", "-o", out)
     assert out.read_text() == "mine"

@@ -206,6 +206,9 @@ def test_the_status_is_json_and_has_the_end_of_the_log_and_what_was_confirmed(di
     (one,) = tree["confirmed"]
     assert one.pop("text") == "trial 0: 0.5 (95 %: 0.125 to inf) by 2 fresh seeds, 0.25, 0.75"
     assert one == {"trial": 0, "values": [0.25, 0.75], "mean": 0.5, "low": 0.125, "high": None, "broken": 0}
+    file = tmp_path / "status.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "confirmed": ["trial 0: as older versions wrote it"]}))
+    assert "confirmed: trial 0: as older versions wrote it" in status(tmp_path)
 
 
 def test_the_best_is_that_by_fresh_seeds_once_all_their_runs_have_ended(display, tmp_path):
