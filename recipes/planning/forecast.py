@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from recipes.planning.division import PlanError
 from recipes.planning.planner import Plan, PlannedSegment
 from recipes.planning.timeline import Segment
 from recipes.planning.timing import Case, End, NoForecast, Timing, timing_of
@@ -284,9 +286,13 @@ def forecast(plan: Plan) -> Forecast:
 
 
 def by_micro_batch(plan: Plan, sizes: Sequence[int]) -> dict[int, Forecast]:
-    """The run in micro-batches of at most each size; only sizes that hold a norm group."""
-    spans = max(planned.segment.norm_span for planned in plan.segments)
-    return {size: forecast(plan.limited(size)) for size in sizes if size >= spans}
+    """The run as if it had been asked for micro-batches of each size; only sizes that hold a norm group and fit."""
+    spans, found = max(planned.segment.norm_span for planned in plan.segments), {}
+    for size in sizes:
+        with suppress(PlanError):
+            if size >= spans:
+                found[size] = forecast(plan.in_micro_batches(size))
+    return found
 
 
 def forecast_tree(plan: Plan) -> dict[str, Any] | None:

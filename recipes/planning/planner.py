@@ -63,6 +63,17 @@ class Plan:
         """The same plan in micro-batches of at most `micro_batch_size` samples, yet at least one norm group."""
         return self.divided_as([planned.division.limited(micro_batch_size) for planned in self.segments])
 
+    def in_micro_batches(self, size: int) -> Plan:
+        """The plan of the same run that was asked for micro-batches of at most `size` samples.
+
+        Raises:
+            PlanError: as `plan` does.
+        """
+        divided = self.divided_as([self._divided(planned.segment, size) for planned in self.segments])
+        made = replace(divided, micro_batch_size=size)
+        _require_memory(made)
+        return made
+
     def divided_as(self, divisions: Sequence[Division]) -> Plan:
         """The same plan with these divisions, one a segment."""
         pairs = zip(self.segments, divisions, strict=True)

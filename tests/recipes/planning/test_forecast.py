@@ -10,7 +10,7 @@ from recipes import open_cluster
 from recipes.planning import backward
 from recipes.planning.backward import scan
 from recipes.planning.division import PlanError
-from recipes.planning.forecast import forecast, num_evaluations
+from recipes.planning.forecast import by_micro_batch, forecast, num_evaluations
 from recipes.planning.hardware import Coordination, Input, MeasuredAllReduce
 from recipes.planning.memory import Bytes, Model, ModelCosts
 from recipes.planning.planner import plan
@@ -107,6 +107,13 @@ def test_a_scan_takes_what_a_probe_timed_for_that_number_of_devices_only(planned
         for number, seconds in zip(times.devices.tolist(), times.seconds, strict=True):
             expected = forecast(replace(made[number], cluster=where)).seconds
             assert expected == pytest.approx(float(seconds), rel=1e-3), number
+
+
+@pytest.mark.parametrize("size", [32, 64, 256])
+def test_the_time_in_other_micro_batches_is_that_of_a_plan_which_asks_for_them(size: int, planned: Callable) -> None:
+    made = planned("akiba2017", "mn1", 64)
+    asked = plan(recipe=made.recipe, dataset=made.dataset, cluster=made.cluster, workers=64, micro_batch_size=size)
+    assert by_micro_batch(made, [size])[size].seconds == forecast(asked).seconds
 
 
 def test_evaluations_are_those_of_the_run() -> None:
