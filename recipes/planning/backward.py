@@ -130,7 +130,7 @@ def fullest_shares(
     """
     groups = global_batch_size // norm_span
     needed = -(-norm_span // micro_batch_size)
-    team = 1 if whole_groups else np.minimum(np.maximum(needed, devices // groups), norm_span)
+    team = 1 if whole_groups else _team_sizes(groups, norm_span, devices, needed)
     each = -(-groups // np.maximum(devices // team, 1))
     held = max(1, micro_batch_size // norm_span)
     steps = -(-each // held)
@@ -138,6 +138,11 @@ def fullest_shares(
         steps = _most_nodes(groups, devices, 1 << held.bit_length() - 1)
     serves = needed == 1 if whole_groups else devices >= needed
     return np.where(serves, -(-each * -(-norm_span // team) // steps), 0), np.where(serves, steps, 0)
+
+
+def _team_sizes(groups: int, norm_span: int, devices: np.ndarray, needed: int) -> np.ndarray:
+    """Workers that share a norm group, of which `needed` have room for one."""
+    return np.minimum(np.maximum(needed, devices // groups), norm_span)
 
 
 def _most_nodes(groups: int, workers: np.ndarray, largest: int) -> np.ndarray:
@@ -206,7 +211,7 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
     serves = devices <= max(planned.segment.global_batch_size for planned in plan.segments)
     for planned in plan.segments:
         micro, steps = _shares(plan, planned.segment, devices)
-        serves = serves & (micro > 0)
+        serves = _with_room(plan, planned.segment, devices, serves & (micro > 0))
         case, batch = case_of(plan, planned.segment), planned.segment.global_batch_size
         updates = planned.segment.num_updates
         for size, here in _by_calibration(case, micro, devices):
@@ -242,6 +247,30 @@ def _shares(plan: Plan, segment: Segment, devices: np.ndarray) -> tuple[np.ndarr
         whole_groups=by_group or plan.exact,
         aligned=plan.exact,
     )
+
+
+def _with_room(plan: Plan, segment: Segment, devices: np.ndarray, serves: np.ndarray) -> np.ndarray:
+    """Of the numbers of devices that serve a segment, those that `plan` does not refuse for want of memory.
+
+    It is asked once for all numbers whose workers hold alike shares. In exact mode none do, as partial sums depend on
+    where a worker's groups lie in the tree.
+    """
+    if plan.model is None:
+        return serves
+    groups = segment.global_batch_size // segment.norm_span
+    alike = [np.minimum(devices, groups)]
+    if plan.cluster.device == "cpu":
+        alike = [np.zeros_like(devices)]
+    elif not plan.exact and not getattr(plan.recipe.optimizer, "needs_group_gradients", False):
+        needed = -(-segment.norm_span // plan.most_samples_anywhere(segment))
+        team = _team_sizes(groups, segment.norm_span, devices, needed)
+        teams = np.maximum(devices // team, 1)
+        alike = [-(-segment.norm_span // team), groups // teams, -(-groups // teams)]
+    _, first, which = np.unique(np.stack(alike)[:, serves], axis=1, return_index=True, return_inverse=True)
+    has_room = np.array([plan.has_room_on(int(number), segment) for number in devices[serves][first]], dtype=bool)
+    found = serves.copy()
+    found[serves] = has_room[which.ravel()]
+    return found
 
 
 def _by_calibration(case: Case, micro: np.ndarray, devices: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -297,7 +326,7 @@ def choices(plan_at: Any, *, batches: Sequence[int], devices: int, within: float
         epochs = epochs_to_target(batch)
         times = scan(plan_at(batch, epochs[0]), np.arange(1, min(devices, batch) + 1))
         number = times.fastest if within is None else times.fewest(within)
-        if number is None:
+        if number is None or not math.isfinite(times.at(number)[0]):
             continue
         least, most = (share / epochs[0] for share in epochs[1:])
         mean, fast, slow = times.at(number)

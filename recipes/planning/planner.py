@@ -125,6 +125,19 @@ class Plan:
             size = _fitting(alone, PlannedSegment(segment=segment, division=alone._divided(segment, "auto")))
         return largest_micro_batch(size, self.recipe, segment)
 
+    def has_room_on(self, workers: int, segment: Segment) -> bool:
+        """Whether `plan` lets so many workers take the updates of a segment; it never refuses a CPU's activations."""
+        if self.model is None:
+            return True
+        needed = sum(self.model.memory(self.recipe.precision.compute).values())
+        if self.cluster.device == "gpu":
+            among = replace(self, workers=workers)
+            planned = PlannedSegment(segment=segment, division=among._divided(segment, self.micro_batch_size))
+            if self.micro_batch_size == "auto":
+                planned = replace(planned, division=among._divided(segment, _fitting(among, planned)))
+            needed = max(needed, self.memory_of(planned)["total_bytes"] or 0)
+        return needed <= self.cluster.device_memory_bytes
+
     def _divided(self, segment: Segment, micro_batch_size: int | str) -> Division:
         return _division(self.recipe, segment, self.workers, micro_batch_size, exact=self.exact, by_group=False)
 

@@ -36,6 +36,7 @@ from recipes.scale import Change, scaling_changes
 from recipes.schema import Dataset, Recipe
 from recipes.schema.image_size import sides_by_size
 from recipes.schema.vocabulary import Vocabulary, kind_of
+from trainers.launch.model_costs import known_model
 from trainers.launch.vocabulary import vocabulary
 
 _FEWEST_UPDATES = 5  # for the median of a rate
@@ -243,7 +244,8 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
         if top1 < target.top1:
             continue
         try:
-            times = scan(_whole(made, recipe=opened.recipe, dataset=opened.dataset), range(1, devices + 1))
+            whole = _whole(made, recipe=opened.recipe, dataset=opened.dataset)
+            times = scan(replace(whole, model=known_model(opened)), range(1, devices + 1))
         except (NoForecast, PlanError) as error:
             missing = str(error).partition("; ")[0]  # --set would not change these recipes
             continue
@@ -281,7 +283,8 @@ def shared_trials(made: Plan, *, trials: int, devices: int) -> list[Sharing]:
     times = scan(made, [n for n in range(1, devices + 1) if devices % n == 0])
     found = sharings(times, trials=trials, devices=devices)
     if not found:
-        raise InputRefused(f"no number of devices up to {devices} can hold the recipe's norm groups")
+        what = f"no number of devices up to {devices} can hold the recipe's norm groups in micro-batches that fit"
+        raise InputRefused(f"{what}; try more --devices or a smaller --micro-batch-size")
     return found
 
 

@@ -74,6 +74,10 @@ RAMP = "batch.global=[{from: 0, size: 1024}, {from: 45, size: 8192}]"
         ("goyal2017", "mn1", (), {"micro_batch_size": 200, "exact": True}),
         ("goyal2017", "mn1", (RAMP,), {}),  # more devices than samples at first
         ("goyal2017", "mn1", ("optimizer={kind: AdaScale, weight_decay: 1e-4}",), {"micro_batch_size": 128}),
+        ("goyal2017", "mn1", (), {"micro_batch_size": 512, "model": MODEL}),  # few devices have no memory for as many
+        ("goyal2017", "mn1", (), {"micro_batch_size": 512, "model": MODEL, "exact": True}),
+        ("goyal2017", "mn1", (RAMP, "batch.norm_span=512"), {"micro_batch_size": 512, "model": MODEL}),
+        ("goyal2017", "mn1", ("optimizer={kind: AdaScale, weight_decay: 1e-4}",), {"model": MODEL}),
         ("goyal2017", "h200", ("precision.compute=mixed16",), {"micro_batch_size": 100}),
     ],
 )
@@ -88,7 +92,7 @@ def test_a_scan_gives_what_a_forecast_gives_on_every_number_of_devices(
     case |= {name: how[name] for name in ("model", "exact") if name in how}
     numbers = [*range(1, 48), 63, 64, 65, 100, 128, 129, 250, 256, 1000, 4096, 8192, 8193]
     numbers = [number for number in numbers if number <= where.num_workers]
-    times = scan(plan(**case, workers=8), numbers)
+    times = scan(plan(**case, workers=min(where.num_workers, 1024)), numbers)
     for number in numbers:
         try:
             one = forecast(plan(**case, workers=number))
