@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from recipes.errors import InputRefused
+from recipes.planning.division import PlanError
 from recipes.planning.forecast import PARTS, case_of, checkpoint_seconds, num_evaluations
 from recipes.planning.planner import Plan
 from recipes.planning.timeline import Segment
 from recipes.planning.timing import Case, End, calibration_of, timing_of
+from recipes.schema import Recipe
 from recipes.schema.vocabulary import kind_of
 
 MOST_DEVICES = 100_000
@@ -29,6 +31,7 @@ class Point:
     """Epochs to 75.9 % of ResNet-50 on ImageNet with LARS at a batch: mean, least and most of so many runs."""
 
     batch: int
+    norm_span: int
     epochs: float
     least: float
     most: float
@@ -37,16 +40,16 @@ class Point:
 
 # MLPerf Training's reference convergence points. Hyperparameters: recipes `mlperf/lars_*`.
 CONVERGENCE = tuple(
-    Point(batch=batch, epochs=epochs, least=least, most=most, runs=runs)
-    for batch, epochs, least, most, runs in (
-        (1632, 35.0, 33, 37, 17),
-        (3264, 35.2, 34, 37, 15),
-        (4096, 40.0, 39, 42, 10),
-        (8192, 42.0, 41, 44, 10),
-        (13056, 45.4, 44, 46, 10),
-        (32768, 56.0, 55, 57, 10),
-        (49152, 68.0, 67, 69, 10),
-        (58880, 79.9, 78, 81, 10),
+    Point(batch=batch, norm_span=norm_span, epochs=epochs, least=least, most=most, runs=runs)
+    for batch, norm_span, epochs, least, most, runs in (
+        (1632, 204, 35.0, 33, 37, 17),
+        (3264, 204, 35.2, 34, 37, 15),
+        (4096, 64, 40.0, 39, 42, 10),
+        (8192, 64, 42.0, 41, 44, 10),
+        (13056, 204, 45.4, 44, 46, 10),
+        (32768, 128, 56.0, 55, 57, 10),
+        (49152, 256, 68.0, 67, 69, 10),
+        (58880, 230, 79.9, 78, 81, 10),
     )
 )
 CONVERGENCE_TARGET = 0.759
@@ -324,7 +327,11 @@ def choices(plan_at: Any, *, batches: Sequence[int], devices: int, within: float
     found = []
     for batch in batches:
         epochs = epochs_to_target(batch)
-        times = scan(plan_at(batch, epochs[0]), np.arange(1, min(devices, batch) + 1))
+        try:
+            whole = plan_at(batch, epochs[0])
+        except PlanError:  # more workers than there are would share a norm group
+            continue
+        times = scan(whole, np.arange(1, min(devices, batch) + 1))
         number = times.fastest if within is None else times.fewest(within)
         if number is None or not math.isfinite(times.at(number)[0]):
             continue
@@ -389,11 +396,19 @@ def best_sharing(found: Sequence[Sharing], *, sequential: bool) -> Sharing:
     return min(fit or found, key=lambda each: (each.seconds, each.devices_each))
 
 
-def at_batch(plan: Plan, batch: int, epochs: float) -> Any:
+def at_batch(plan: Plan, batch: int, epochs: float) -> Recipe:
     """The recipe of a plan at another batch and length, for planning only: its rates are not adapted."""
-    ramp = plan.recipe.batch.global_
-    span = plan.recipe.batch.norm_span
+    return _at_batch(plan, batch, epochs, math.gcd(batch, plan.recipe.batch.norm_span.sizes[0]))
+
+
+def at_point(plan: Plan, batch: int, epochs: float) -> Recipe:
+    """The same, at a batch of the reference points with the norm span of their runs."""
+    of_point = {point.batch: point.norm_span for point in CONVERGENCE}
+    return _at_batch(plan, batch, epochs, of_point[batch]) if batch in of_point else at_batch(plan, batch, epochs)
+
+
+def _at_batch(plan: Plan, batch: int, epochs: float, norm_span: int) -> Recipe:
+    ramp, span = plan.recipe.batch.global_, plan.recipe.batch.norm_span
     one = replace(plan.recipe.batch, global_=type(ramp)(boundaries=(0.0,), sizes=(batch,)))
-    size = math.gcd(batch, span.sizes[0]) or 1
-    one = replace(one, norm_span=type(span)(boundaries=(0.0,), sizes=(size,)))
+    one = replace(one, norm_span=type(span)(boundaries=(0.0,), sizes=(norm_span,)))
     return replace(plan.recipe, batch=one, epochs=epochs)

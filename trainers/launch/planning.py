@@ -16,6 +16,7 @@ from recipes.planning.backward import (
     Scan,
     Sharing,
     at_batch,
+    at_point,
     choices,
     model_and_dataset,
     scan,
@@ -137,7 +138,7 @@ def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
 
 def of_choice(made: Plan, choice: Choice) -> Plan:
     """The plan of a choice's batch and epochs on the same cluster."""
-    return _whole(made, recipe=at_batch(made, choice.batch, choice.epochs[0]))
+    return _whole(made, recipe=at_point(made, choice.batch, choice.epochs[0]))
 
 
 def cheapest_clusters(made: Plan, seconds: float, *, words: Vocabulary) -> list[Priced]:
@@ -194,7 +195,7 @@ def accuracy_choices(made: Plan, target: Target, devices: int) -> list[Choice]:
     batches = sorted({*(point.batch for point in CONVERGENCE), *(b for b in powers if first <= b <= last)})
 
     def plan_at(batch: int, epochs: float) -> Plan:
-        return _whole(made, recipe=at_batch(made, batch, epochs))
+        return _whole(made, recipe=at_point(made, batch, epochs))
 
     return choices(plan_at, batches=batches, devices=devices, within=target.seconds)
 
