@@ -304,12 +304,17 @@ def forecast_tree(plan: Plan) -> dict[str, Any] | None:
 
 
 def checkpoint_seconds(plan: Plan) -> float:
-    """Of one checkpoint an epoch; 0 where the disk's rate or the model's size is not known."""
+    """Of one checkpoint an epoch."""
+    return math.ceil(plan.recipe.epochs) * seconds_of_a_checkpoint(plan)
+
+
+def seconds_of_a_checkpoint(plan: Plan) -> float:
+    """To write it; 0 where the disk's rate or the model's size is not known."""
     rate = plan.cluster.hardware.write_gb_per_second
     if rate is None or plan.model is None:
         return 0.0
     values = plan.model.num_parameters * (1 + plan.model.num_state_values)
-    return math.ceil(plan.recipe.epochs) * 4 * values / (rate * 1e9)
+    return 4 * values / (rate * 1e9)
 
 
 def num_evaluations(plan: Plan) -> int:
