@@ -128,7 +128,7 @@ def plan(
         texts.append(forecast_text(timed.time, timed.by_size))
     texts += [f"warning: {each}" for each in timed.warnings]
     if wanted is not None:
-        answer, text = _target(made, wanted, words)
+        answer, text = _target(made, wanted, words, named=cluster)
         tree["target"] = answer
         texts.append(text)
     if advise:
@@ -149,7 +149,7 @@ def plan(
     print_json(tree) if as_json else print("\n\n".join(texts))
 
 
-def _target(made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
+def _target(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tuple[dict, str]:
     """The answer to `--target`, for JSON and as text."""
     from recipes.planning.backward import has_convergence_points
     from trainers.launch import planning
@@ -163,17 +163,17 @@ def _target(made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
         if not found or wanted.seconds is None:
             return answer, text
         best = min(found, key=lambda choice: choice.devices)
-        within, more = _within(planning.of_choice(made, best), wanted, words)
+        within, more = _within(planning.of_choice(made, best), wanted, words, named=named)
         return answer | within, f"{text}\n\nwith batch {best.batch:,} and {best.epochs[0]:.1f} epochs, {more}"
-    return _within(made, wanted, words)
+    return _within(made, wanted, words, named=named)
 
 
-def _within(made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
+def _within(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tuple[dict, str]:
     """Devices, micro-batches and clusters on which a plan's recipe takes at most a time."""
     from trainers.launch import planning
 
     times, fewest = planning.fewest_devices(made, wanted.seconds)
-    clusters = planning.cheapest_clusters(made, wanted.seconds, words=words)
+    clusters = planning.cheapest_clusters(made, fewest, wanted.seconds, named=named, words=words)
     micro = planning.micro_batches(made, wanted.seconds)
     answer = {
         "seconds": wanted.seconds,
@@ -198,6 +198,8 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
     else:
         beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
         takes = f"{duration(fewest.seconds)} ({' to '.join(map(duration, fewest.range_seconds))}) then"
+        if fewest.dollars is not None:
+            takes += f", {dollars(fewest.dollars)} {range_text(fewest.range_dollars)}"
         devices = f"{counted(fewest.devices, 'device')} ({_devices_text(fewest.range_devices)}){beyond}"
         lines = [f"{within}: at least {devices}; {takes}"]
     if len(answer["micro_batches"]) > 1:
@@ -211,12 +213,13 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
                 "time": f"{duration(each.seconds)} ({' to '.join(map(duration, each.range_seconds))})",
                 "device-hours": f"{rate(each.device_hours)} {range_text(each.range_device_hours)}",
                 "cost": "" if each.dollars is None else f"{dollars(each.dollars)} {range_text(each.range_dollars)}",
+                "": "<- this plan's" * each.own,
             }
             for each in clusters
         ]
         priced, unpriced = clusters[0].dollars is not None, clusters[-1].dollars is None
         first = f"the cheapest first{', then those unpriced' * unpriced}" if priced else "fewest device-hours first"
-        lines += [f"on the named clusters, {first}:", points_text(rows)]
+        lines += [f"on this cluster and the named ones, {first}:", points_text(rows)]
     return "\n".join(lines)
 
 

@@ -95,6 +95,7 @@ class Priced:
         seconds, device_hours, dollars: of the run there; no dollars where no price is known.
         range_seconds, range_device_hours, range_dollars: of these on `devices`.
         beyond: the cluster has fewer.
+        own: it is the cluster of the plan.
     """
 
     cluster: str
@@ -107,15 +108,16 @@ class Priced:
     dollars: float | None
     range_dollars: tuple[float, float] | None
     beyond: bool
+    own: bool
 
 
 def fewest_devices(made: Plan, seconds: float) -> tuple[Scan, Priced | None]:
     """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time."""
     times = scan(made)
-    return times, _priced(made.cluster, times, seconds)
+    return times, _priced(made.cluster, times, seconds, own=True)
 
 
-def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
+def _priced(cluster: Cluster, times: Scan, seconds: float, *, own: bool) -> Priced | None:
     devices = times.fewest(seconds)
     if devices is None:
         return None
@@ -133,6 +135,7 @@ def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
         dollars=None if price is None else hours * price,
         range_dollars=None if price is None else (low * price, high * price),
         beyond=devices > cluster.num_workers,
+        own=own,
     )
 
 
@@ -141,21 +144,32 @@ def of_choice(made: Plan, choice: Choice) -> Plan:
     return _whole(made, recipe=at_point(made, choice.batch, choice.epochs[0]))
 
 
-def cheapest_clusters(made: Plan, seconds: float, *, words: Vocabulary) -> list[Priced]:
-    """Of the clusters that have a name: those with a rate of this model whose devices suffice.
+def cheapest_clusters(
+    made: Plan, own: Priced | None, seconds: float, *, named: str | None, words: Vocabulary
+) -> list[Priced]:
+    """Of the plan's cluster and those of the library: where there is a rate of this model and the devices suffice.
 
     The cheapest first; behind them those without a price, the one of the fewest device-hours first.
+
+    Args:
+        made: on the plan's cluster.
+        own: its answer.
+        seconds: within which time.
+        named: how the plan's cluster was named; one of the library is not planned twice.
+        words: of the library's files.
     """
-    found = []
+    found = [own] if own is not None and not own.beyond else []
     for name in names("clusters"):
-        cluster = made.cluster if name == made.cluster.name else open_cluster(name, vocabulary=words)
-        if cluster.hardware is None:
+        if name == named:
+            continue
+        cluster = open_cluster(name, vocabulary=words)
+        if cluster.hardware is None or cluster == made.cluster:
             continue
         try:
             times = scan(_whole(made, cluster=cluster))
         except (NoForecast, PlanError):
             continue
-        if (priced := _priced(cluster, times, seconds)) is not None and not priced.beyond:
+        if (priced := _priced(cluster, times, seconds, own=False)) is not None and not priced.beyond:
             found.append(priced)
     return sorted(found, key=lambda each: (each.dollars is None, each.dollars or each.device_hours))
 

@@ -19,6 +19,8 @@ from recipes.scale import Change
 from trainers.commands.plan import _advice_text, _fewest_text
 from trainers.launch.planning import Advice, Target, parse_targets
 
+LIBRARY = Path(__file__).parents[3] / "configs" / "clusters"
+
 
 def planned(*words: object) -> str:
     done = CliRunner().invoke(app, ["plan", *map(str, words)], catch_exceptions=False)
@@ -93,6 +95,17 @@ def test_the_named_cluster_of_the_plan_is_planned_as_asked() -> None:
     alone = tree_of("goyal2017", "--cluster", "big-basin", "-n", 64, "--micro-batch-size", 8, "--advise")
     assert alone["advice"]["micro_batch_size"] == 8
     assert alone["advice"]["seconds"][0] == pytest.approx(alone["forecast"]["seconds"], rel=1e-6)
+
+
+def test_a_cluster_of_ones_own_stands_beside_the_named_ones_with_its_cost(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"  # of the name of another
+    file.write_text((LIBRARY / "mn1.yaml").read_text().replace("nodes: 128", "nodes: 64"))
+    text = planned("akiba2017", "--cluster", file, "--price", 3, "--target", "8h")
+    assert re.search(r"at least 25 devices .* then, 58[0-9] dollars \(", text)
+    own, other = re.findall(r"\nmn1 +25 .*", text)
+    assert "58" in own.split("dollars")[0]
+    assert own.endswith("<- this plan's")
+    assert "dollars" not in other
 
 
 def test_all_answers_take_the_micro_batch_of_the_plan() -> None:
