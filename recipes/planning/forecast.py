@@ -125,8 +125,8 @@ class Forecast:
         found |= {"seconds": (low, high), "device_hours": hours}
         samples = self.plan.timeline.num_samples
         found["samples_per_second"] = (samples / updates["total"][1], samples / updates["total"][0])
-        if (price := self.plan.cluster.hardware.price) is not None:
-            found["dollars"] = (hours[0] * price.dollars_per_device_hour, hours[1] * price.dollars_per_device_hour)
+        if self.dollars is not None:
+            found["dollars"] = tuple(self.plan.cluster.dollars(self.plan.workers, end) for end in (low, high))
         return found
 
     def _range_of(self, part: str) -> Range:
@@ -169,8 +169,7 @@ class Forecast:
 
     @property
     def dollars(self) -> float | None:
-        price = self.plan.cluster.hardware.price
-        return None if price is None else self.device_hours * price.dollars_per_device_hour
+        return self.plan.cluster.dollars(self.plan.workers, self.seconds)
 
     @property
     def samples_per_second(self) -> float:

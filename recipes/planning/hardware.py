@@ -179,12 +179,14 @@ class Price:
 
     Args:
         dollars_per_device_hour: above 0.
+        billed: `node`: all devices of a node are paid as soon as one is used.
         source: which price, and of when.
     Raises:
         ValueError: it is not above 0.
     """
 
     dollars_per_device_hour: float
+    billed: Literal["device", "node"] = "device"
     source: str
 
     def __post_init__(self) -> None:

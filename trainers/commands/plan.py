@@ -104,7 +104,8 @@ def plan(
         where = planning.learned(where, run, opened, grow=cluster is None)
     whole = " (all of the cluster; -n N for fewer)" if workers is None and cluster is not None else ""
     if price is not None and where.hardware is not None:
-        of_user = Price(dollars_per_device_hour=price, source="--price")
+        of_cluster_file = where.hardware.price or Price(dollars_per_device_hour=price, source="--price")
+        of_user = replace(of_cluster_file, dollars_per_device_hour=price, source="--price")
         where = replace(where, hardware=replace(where.hardware, price=of_user))
     if workers is None and (wanted or trials or plot):  # the question is for other numbers of devices
         workers = min(devices or where.num_workers, *opened.recipe.batch.global_.sizes, where.num_workers)
@@ -172,23 +173,31 @@ def _within(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tup
     """Devices, micro-batches and clusters on which a plan's recipe takes at most a time."""
     from trainers.launch import planning
 
-    times, fewest = planning.fewest_devices(made, wanted.seconds)
-    clusters = planning.cheapest_clusters(made, fewest, wanted.seconds, named=named, words=words)
+    times, fewest, cheapest = planning.devices_within(made, wanted.seconds)
+    clusters = planning.cheapest_clusters(made, cheapest or fewest, wanted.seconds, named=named, words=words)
     micro = planning.micro_batches(made, wanted.seconds)
     answer = {
         "seconds": wanted.seconds,
         "fewest": None if fewest is None else asdict(fewest),
+        "cheapest": None if cheapest is None else asdict(cheapest),
         "fastest_seconds": float(times.seconds.min()),
         "fastest_devices": times.fastest,
         "clusters": [asdict(each) for each in clusters],
         "micro_batches": [{"micro_batch_size": size, "devices": number} for size, number in micro],
     }
-    return answer, _fewest_text(made, wanted, answer, fewest, clusters)
+    return answer, _fewest_text(made, wanted, answer, fewest, cheapest, clusters)
 
 
-def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None, clusters: list[Priced]) -> str:
+def _fewest_text(
+    made: Plan,
+    wanted: Target,
+    answer: dict,
+    fewest: Priced | None,
+    cheapest: Priced | None,
+    clusters: list[Priced],
+) -> str:
     from recipes.reports.curves import points_text
-    from recipes.reports.planning import dollars, range_text, rate
+    from recipes.reports.planning import range_text, rate
     from recipes.reports.wording import counted, duration
 
     within = f"within {_asked(wanted.seconds)}"
@@ -197,11 +206,12 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
         lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
     else:
         beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
-        takes = f"{duration(fewest.seconds)} ({' to '.join(map(duration, fewest.range_seconds))}) then"
-        if fewest.dollars is not None:
-            takes += f", {dollars(fewest.dollars)} {range_text(fewest.range_dollars)}"
+        takes = f"{_time_text(fewest)} then{_cost_text(fewest, before=', ')}"
         devices = f"{counted(fewest.devices, 'device')} ({_devices_text(fewest.range_devices)}){beyond}"
         lines = [f"{within}: at least {devices}; {takes}"]
+        if cheapest is not None and cheapest != fewest:
+            cost = _cost_text(cheapest, before=", ")
+            lines.append(f"the cheapest: {counted(cheapest.devices, 'device')}; {_time_text(cheapest)} then{cost}")
     if len(answer["micro_batches"]) > 1:
         each = (f"{row['micro_batch_size']}: {row['devices']:,}" for row in answer["micro_batches"])
         lines.append(f"fewest devices by micro-batch: {', '.join(each)}")
@@ -210,9 +220,9 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
             {
                 "cluster": each.cluster,
                 "devices": each.devices,
-                "time": f"{duration(each.seconds)} ({' to '.join(map(duration, each.range_seconds))})",
+                "time": _time_text(each),
                 "device-hours": f"{rate(each.device_hours)} {range_text(each.range_device_hours)}",
-                "cost": "" if each.dollars is None else f"{dollars(each.dollars)} {range_text(each.range_dollars)}",
+                "cost": _cost_text(each),
                 "": "<- this plan's" * each.own,
             }
             for each in clusters
@@ -221,6 +231,22 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
         first = f"the cheapest first{', then those unpriced' * unpriced}" if priced else "fewest device-hours first"
         lines += [f"on this cluster and the named ones, {first}:", points_text(rows)]
     return "\n".join(lines)
+
+
+def _time_text(priced: Priced) -> str:
+    from recipes.reports.wording import duration
+
+    return f"{duration(priced.seconds)} ({' to '.join(map(duration, priced.range_seconds))})"
+
+
+def _cost_text(priced: Priced, *, before: str = "") -> str:
+    """Its dollars, behind `before`; empty where no price is known."""
+    from recipes.reports.planning import cost_text
+
+    if priced.dollars is None:
+        return ""
+    devices = {"devices": priced.devices, "billed": priced.billed_devices}
+    return before + cost_text(priced.dollars, priced.range_dollars, **devices)
 
 
 def _asked(seconds: float) -> str:

@@ -86,11 +86,12 @@ def parse_targets(texts: Sequence[str]) -> Target | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """The fewest devices of a cluster within a time.
+    """Devices of a cluster on which a run takes at most a time: the fewest or the cheapest.
 
     Args:
         cluster: its name.
-        devices: fewest; more than it has where `beyond`.
+        devices: how many; more than it has where `beyond`.
+        billed_devices: how many are paid.
         range_devices: fewest with every constant at the fast and at the slow end of its range; None where none suffice.
         seconds, device_hours, dollars: of the run there; no dollars where no price is known.
         range_seconds, range_device_hours, range_dollars: of these on `devices`.
@@ -100,6 +101,7 @@ class Priced:
 
     cluster: str
     devices: int
+    billed_devices: int
     range_devices: tuple[int | None, int | None]
     seconds: float
     range_seconds: tuple[float, float]
@@ -111,29 +113,39 @@ class Priced:
     own: bool
 
 
-def fewest_devices(made: Plan, seconds: float) -> tuple[Scan, Priced | None]:
-    """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time."""
+def devices_within(made: Plan, seconds: float) -> tuple[Scan, Priced | None, Priced | None]:
+    """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time; and its cheapest."""
     times = scan(made)
-    return times, _priced(made.cluster, times, seconds, own=True)
+    fewest = times.fewest(seconds)
+    if fewest is None:
+        return times, None, None
+    cheapest = _cheapest(made.cluster, times, seconds)
+    priced = {number: _priced(made.cluster, times, number, seconds, own=True) for number in {fewest, cheapest} - {None}}
+    return times, priced[fewest], priced.get(cheapest)
 
 
-def _priced(cluster: Cluster, times: Scan, seconds: float, *, own: bool) -> Priced | None:
-    devices = times.fewest(seconds)
-    if devices is None:
-        return None
+def _cheapest(cluster: Cluster, times: Scan, seconds: float) -> int | None:
+    """The cheapest number of a cluster's devices within a time, the fewest of those; None without a price."""
+    fit = (times.seconds <= seconds) & (times.devices <= cluster.num_workers)
+    dollars = cluster.dollars(times.devices[fit], times.seconds[fit])
+    return None if dollars is None or not fit.any() else int(times.devices[fit][np.argmin(dollars)])
+
+
+def _priced(cluster: Cluster, times: Scan, devices: int, seconds: float, *, own: bool) -> Priced:
     taken, *ends = times.at(devices)
     hours, low, high = (seconds * devices / 3600 for seconds in (taken, *ends))
-    price = None if cluster.hardware.price is None else cluster.hardware.price.dollars_per_device_hour
+    dollars, *range_dollars = (cluster.dollars(devices, seconds) for seconds in (taken, *ends))
     return Priced(
         cluster=cluster.name,
         devices=devices,
+        billed_devices=cluster.billed_devices(devices),
         range_devices=(times.fewest(seconds, times.fast), times.fewest(seconds, times.slow)),
         seconds=taken,
         range_seconds=(ends[0], ends[1]),
         device_hours=hours,
         range_device_hours=(low, high),
-        dollars=None if price is None else hours * price,
-        range_dollars=None if price is None else (low * price, high * price),
+        dollars=dollars,
+        range_dollars=None if dollars is None else tuple(range_dollars),
         beyond=devices > cluster.num_workers,
         own=own,
     )
@@ -149,7 +161,8 @@ def cheapest_clusters(
 ) -> list[Priced]:
     """Of the plan's cluster and those of the library: where there is a rate of this model and the devices suffice.
 
-    The cheapest first; behind them those without a price, the one of the fewest device-hours first.
+    The cheapest first, each on its cheapest number of devices; behind them those without a price on the fewest, the
+    one of the fewest device-hours first.
 
     Args:
         made: on the plan's cluster.
@@ -169,8 +182,9 @@ def cheapest_clusters(
             times = scan(_whole(made, cluster=cluster))
         except (NoForecast, PlanError):
             continue
-        if (priced := _priced(cluster, times, seconds, own=False)) is not None and not priced.beyond:
-            found.append(priced)
+        devices = _cheapest(cluster, times, seconds) or times.fewest(seconds)
+        if devices is not None and devices <= cluster.num_workers:
+            found.append(_priced(cluster, times, devices, seconds, own=False))
     return sorted(found, key=lambda each: (each.dollars is None, each.dollars or each.device_hours))
 
 

@@ -316,7 +316,7 @@ def test_a_time_on_more_ranks_than_this_machine_has_cores_comes_with_a_warning(r
 def test_a_target_of_any_length_is_named_as_it_was_asked_for(seconds: float, text: str) -> None:
     answer = {"fastest_seconds": 9.0, "fastest_devices": 1, "micro_batches": []}
     made = SimpleNamespace(cluster=SimpleNamespace(name="mn1"))
-    assert _fewest_text(made, Target(seconds=seconds), answer, None, []).startswith(text)
+    assert _fewest_text(made, Target(seconds=seconds), answer, None, None, []).startswith(text)
 
 
 def test_a_plan_on_rates_that_exclude_each_other_comes_with_a_warning(tmp_path: Path) -> None:
