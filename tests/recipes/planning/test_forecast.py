@@ -24,7 +24,7 @@ MIB = Bytes(per_sample=2**20)
 @pytest.mark.parametrize(
     ("recipe", "cluster", "workers", "published_seconds", "bar"),
     [
-        ("akiba2017", "mn1", 1024, 898, 0.10),
+        ("akiba2017", "mn1", 1024, 900, 0.15),
         ("goyal2017", "big-basin", 256, 3600, 0.10),
         ("suzuki2018", "mn1", 32, 6.96 * 3600, 0.15),
         ("suzuki2018/10gbe_double_buffering", "mn1-10gbe", 32, 7.71 * 3600, 0.15),
