@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -76,7 +75,7 @@ def plan(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(threads=1)  # where a model is measured
-    from recipes.planning.hardware import Price
+    from recipes.planning.hardware import MOST_DOLLARS, Price
     from recipes.planning.timing import NoForecast
     from recipes.reading.load import overrides_by_file
     from recipes.reports.planning import forecast_text
@@ -91,8 +90,8 @@ def plan(
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
-    if price is not None and not math.isfinite(price):
-        raise typer.BadParameter("write dollars, such as 2.5", param_hint="--price")
+    if price is not None and not price <= MOST_DOLLARS:
+        raise typer.BadParameter(f"write dollars, such as 2.5, at most {MOST_DOLLARS:,}", param_hint="--price")
     wanted = planning.parse_targets(target or ())
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
