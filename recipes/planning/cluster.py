@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from recipes.planning.hardware import Hardware
 from recipes.schema.vocabulary import Component
 
-_LEAST_MEMORY = 10**6  # bytes; less was given in another unit
 _BUCKET_BYTES = (256_000, 32_000_000)  # at least and at most, where the plan decides
 
 
@@ -56,7 +55,7 @@ class Cluster:
         nodes: machines, at least 1.
         workers_per_node: processes with one device each on a machine, at least 1.
         device: cpu or gpu.
-        device_memory_bytes: memory of one device, at least 1,000,000.
+        device_memory_bytes: memory of one device, above 0.
         micro_batch_size: the most samples of one forward on one device, or `auto`.
         exchange: exchange of gradients between workers.
         cuda_graph: replay forward and backward of a micro-batch as a CUDA graph, once two replays have given what the
@@ -80,12 +79,9 @@ class Cluster:
     hardware: Hardware | None = None
 
     def __post_init__(self) -> None:
-        for field in ("nodes", "workers_per_node"):
+        for field in ("nodes", "workers_per_node", "device_memory_bytes"):
             if getattr(self, field) < 1:
                 raise ValueError(f"Cluster.{field} must be at least 1, got {getattr(self, field)}")
-        if self.device_memory_bytes < _LEAST_MEMORY:
-            least = f"at least {_LEAST_MEMORY:,}, in bytes"
-            raise ValueError(f"Cluster.device_memory_bytes must be {least}, got {self.device_memory_bytes}")
         if self.micro_batch_size != "auto" and self.micro_batch_size < 1:
             raise ValueError(f"Cluster.micro_batch_size must be auto or at least 1, got {self.micro_batch_size}")
         if self.hardware is not None:

@@ -19,6 +19,8 @@ from recipes.schema.image_size import sides_by_size
 _AUTO_MICRO_BATCH_SIZE = 64  # samples, at least a norm group; on GPUs as many as fit, where that is known
 _AUTO_OF_SMALL_IMAGES, _SMALL_IMAGE = 256, 32  # samples; pixels a side, at most: operations on fewer are too short
 
+_LEAST_MEMORY = 10**6  # bytes of a device; less was given in another unit
+
 
 class NormGroupTooLarge(PlanError):
     """A norm group that one worker must compute whole does not fit its micro-batch."""
@@ -385,10 +387,13 @@ def _require_memory(made: Plan) -> None:
     if made.model is None:
         return
     held = sum(made.model.memory(made.recipe.precision.compute).values())
-    if held > made.cluster.device_memory_bytes:
+    if held > (has := made.cluster.device_memory_bytes):
+        way_out = "choose a smaller model or a cluster with larger devices"
+        if has < _LEAST_MEMORY:
+            way_out = "write device_memory_bytes of the cluster's file in bytes"
         raise PlanError(
             f"weights, gradients and optimizer state need {held:,} bytes, a device of cluster {made.cluster.name} has "
-            f"{made.cluster.device_memory_bytes:,}; choose a smaller model or a cluster with larger devices"
+            f"{has:,}; {way_out}"
         )
     if made.cluster.device == "gpu" and (too_large := _too_large(made)):
         raise PlanError(too_large)

@@ -130,7 +130,7 @@ def test_wrong_cluster_is_refused_in_its_file(write):
     ]
 
 
-CLUSTER = "name: c\nnodes: 1\nworkers_per_node: 2\ndevice: cpu\ndevice_memory_bytes: 1000000\n"
+CLUSTER = "name: c\nnodes: 1\nworkers_per_node: 2\ndevice: cpu\ndevice_memory_bytes: 1\n"
 
 
 def test_overrides_change_a_cluster_where_its_file_says_nothing_and_where_it_does(write):
