@@ -86,6 +86,7 @@ class Scan:
         fast, slow: the same, with every constant at that end of its range.
         parts: of the updates, seconds by part, each of shape (n,).
         other: evaluations, checkpoints and start, in seconds, shape (n,).
+        leaves_out: whether workers share norm groups whose time is not known, shape (n,).
     """
 
     devices: np.ndarray
@@ -94,6 +95,7 @@ class Scan:
     slow: np.ndarray
     parts: dict[str, np.ndarray]
     other: np.ndarray
+    leaves_out: np.ndarray
 
     def at(self, devices: int) -> tuple[float, float, float]:
         """Seconds on so many devices: expected, fast and slow."""
@@ -202,6 +204,7 @@ def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
         slow=rising(each.slow for each in found),
         parts={part: rising(each.parts[part] for each in found) for part in PARTS},
         other=rising(each.other for each in found),
+        leaves_out=rising(each.leaves_out for each in found),
     )
 
 
@@ -210,16 +213,17 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
     parts = {part: np.zeros(len(devices)) for part in PARTS}
     ends: dict[End, np.ndarray] = {"fast": np.zeros(len(devices)), "slow": np.zeros(len(devices))}
     factors = {end: np.ones(len(devices)) for end in ends}
-    scoring = np.zeros(len(devices))
+    scoring, leaves_out = np.zeros(len(devices)), np.zeros(len(devices), dtype=bool)
     serves = devices <= max(planned.segment.global_batch_size for planned in plan.segments)
     for planned in plan.segments:
-        micro, steps = _shares(plan, planned.segment, devices)
-        serves = _with_room(plan, planned.segment, devices, serves & (micro > 0))
+        micro, steps, team = _shares(plan, planned.segment, devices)
+        serves = _with_room(plan, planned.segment, devices, team, serves & (micro > 0))
         case, batch = case_of(plan, planned.segment), planned.segment.global_batch_size
         updates = planned.segment.num_updates
         for size, here in _by_calibration(case, micro, devices):
             timing = timing_of(case, micro_batch_size=size, devices=int(devices[-1]))
             how = {"devices": devices[here], "micro_batch_size": micro[here], "steps": steps[here], "samples": batch}
+            how["team_size"] = team[here]
             made = timing.update(**how)
             for part in PARTS:
                 parts[part][here] += updates * getattr(made, part)
@@ -227,6 +231,7 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
                 ends[end][here] += updates * timing.update(**how, end=end).total
                 factors[end][here] = timing.factor(devices[here], end)
             scoring[here] = timing.scoring_seconds
+            leaves_out[here] |= (team[here] > 1) & (not timing.network.norms_known)
     scored = evaluations * -(-plan.dataset.num_eval // devices) * scoring
     other = scored + checkpoint_seconds(plan) + plan.cluster.hardware.start_seconds
     return Scan(
@@ -235,24 +240,29 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
         **{end: np.where(serves, ends[end] + other * factors[end], np.inf) for end in ends},
         parts=parts,
         other=other,
+        leaves_out=leaves_out,
     )
 
 
-def _shares(plan: Plan, segment: Segment, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`fullest_shares` of a plan's segment."""
+def _shares(plan: Plan, segment: Segment, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`fullest_shares` of a plan's segment, and how many workers share a norm group."""
+    batch, span = segment.global_batch_size, segment.norm_span
     by_group = getattr(plan.recipe.optimizer, "needs_group_gradients", False)
     largest = plan.most_samples_anywhere(segment)
-    return fullest_shares(
-        global_batch_size=segment.global_batch_size,
-        norm_span=segment.norm_span,
+    largest, whole_groups = min(largest, span) if by_group else largest, by_group or plan.exact
+    shares = fullest_shares(
+        global_batch_size=batch,
+        norm_span=span,
         devices=devices,
-        micro_batch_size=min(largest, segment.norm_span) if by_group else largest,
-        whole_groups=by_group or plan.exact,
+        micro_batch_size=largest,
+        whole_groups=whole_groups,
         aligned=plan.exact,
     )
+    alone = np.ones_like(devices)
+    return *shares, alone if whole_groups else _team_sizes(batch // span, span, devices, -(-span // largest))
 
 
-def _with_room(plan: Plan, segment: Segment, devices: np.ndarray, serves: np.ndarray) -> np.ndarray:
+def _with_room(plan: Plan, segment: Segment, devices: np.ndarray, team: np.ndarray, serves: np.ndarray) -> np.ndarray:
     """Of the numbers of devices that serve a segment, those that `plan` does not refuse for want of memory.
 
     It is asked once for all numbers whose workers hold alike shares. In exact mode none do, as partial sums depend on
@@ -264,9 +274,7 @@ def _with_room(plan: Plan, segment: Segment, devices: np.ndarray, serves: np.nda
     alike = [np.minimum(devices, groups)]
     if plan.cluster.device == "cpu":
         alike = [np.zeros_like(devices)]
-    elif not plan.exact and not getattr(plan.recipe.optimizer, "needs_group_gradients", False):
-        needed = -(-segment.norm_span // plan.most_samples_anywhere(segment))
-        team = _team_sizes(groups, segment.norm_span, devices, needed)
+    elif not plan.exact:
         teams = np.maximum(devices // team, 1)
         alike = [-(-segment.norm_span // team), groups // teams, -(-groups // teams)]
     _, first, which = np.unique(np.stack(alike)[:, serves], axis=1, return_index=True, return_inverse=True)

@@ -153,11 +153,25 @@ class Forecast:
             "contention": found["contention"],
             "straggling": found["straggling"],
             "waiting_for_input": "cluster's file",
-            "coordination": "cluster's file",
+            "coordination": found["exposed"] if self.shares_norm_groups else "cluster's file",
             "evaluation_seconds": "a third of a sample's training time" if scored is None else "probe",
             "checkpoint_seconds": "cluster's file",
             "start_seconds": "cluster's file",
         }
+
+    @property
+    def shares_norm_groups(self) -> bool:
+        """Whether workers wait for each other's statistics in any of the updates."""
+        return any(each.planned.division.team_size > 1 for each in self.segments)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the time leaves out."""
+        if not self.shares_norm_groups or all(each.timing.network.norms_known for each in self.segments):
+            return ()
+        model = self.segments[0].timing.case.model
+        what = "workers share norm groups, and this time leaves out how they wait for each other's statistics"
+        return (f"{what}: the planner does not know the normalisation layers of {model}",)
 
     def seconds_in(self, part: str) -> float:
         """Seconds of the run in one of `PARTS`."""
@@ -269,7 +283,13 @@ def forecast(plan: Plan) -> Forecast:
             case_of(plan, planned.segment), micro_batch_size=division["micro_batch_size"], devices=plan.workers
         )
         made, fast, slow = (
-            timing.update(devices=plan.workers, samples=planned.segment.global_batch_size, **division, end=end)
+            timing.update(
+                devices=plan.workers,
+                samples=planned.segment.global_batch_size,
+                team_size=planned.division.team_size,
+                **division,
+                end=end,
+            )
             for end in ("expected", "fast", "slow")
         )
         segments.append(SegmentForecast(planned=planned, update=made, fast=fast, slow=slow, timing=timing))

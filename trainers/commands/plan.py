@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from recipes.planning.planner import Plan
     from trainers.launch.planning import Advice, Priced, RecipeChoice, Target
 
+_LEFT_OUT = "(without the statistics that workers share)"
 EXAMPLES = """\b
 Examples:
   kilobatch plan goyal2017 --cluster big-basin
@@ -205,7 +206,7 @@ def _fewest_text(
         lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
     else:
         beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
-        takes = f"{_time_text(fewest)} then{_cost_text(fewest, before=', ')}"
+        takes = f"{_time_text(fewest)} then{_cost_text(fewest, before=', ')}" + f" {_LEFT_OUT}" * fewest.leaves_out
         devices = f"{counted(fewest.devices, 'device')} ({_devices_text(fewest.range_devices)}){beyond}"
         lines = [f"{within}: at least {devices}; {takes}"]
         if cheapest is not None and cheapest != fewest:
@@ -222,7 +223,7 @@ def _fewest_text(
                 "time": _time_text(each),
                 "device-hours": f"{rate(each.device_hours)} {range_text(each.range_device_hours)}",
                 "cost": _cost_text(each),
-                "": "<- this plan's" * each.own,
+                "": "<- this plan's" * each.own + f" {_LEFT_OUT}" * each.leaves_out,
             }
             for each in clusters
         ]

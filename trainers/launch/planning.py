@@ -97,6 +97,7 @@ class Priced:
         range_seconds, range_device_hours, range_dollars: of these on `devices`.
         beyond: the cluster has fewer.
         own: it is the cluster of the plan.
+        leaves_out: as of `Scan`.
     """
 
     cluster: str
@@ -111,6 +112,7 @@ class Priced:
     range_dollars: tuple[float, float] | None
     beyond: bool
     own: bool
+    leaves_out: bool
 
 
 def devices_within(made: Plan, seconds: float) -> tuple[Scan, Priced | None, Priced | None]:
@@ -148,6 +150,7 @@ def _priced(cluster: Cluster, times: Scan, devices: int, seconds: float, *, own:
         range_dollars=None if dollars is None else tuple(range_dollars),
         beyond=devices > cluster.num_workers,
         own=own,
+        leaves_out=bool(times.leaves_out[times.devices == devices][0]),
     )
 
 

@@ -28,7 +28,14 @@ def scan_of(seconds: dict[int, float]) -> Scan:
     empty = {part: np.zeros(number) for part in PARTS}
     expected = np.array(list(seconds.values()))
     ends = {"fast": expected / 2, "slow": 2 * expected}
-    return Scan(devices=np.array(list(seconds)), seconds=expected, **ends, parts=empty, other=np.zeros(number))
+    return Scan(
+        devices=np.array(list(seconds)),
+        seconds=expected,
+        **ends,
+        parts=empty,
+        other=np.zeros(number),
+        leaves_out=expected < 0,
+    )
 
 
 @pytest.mark.parametrize("how", [{}, {"whole_groups": True}, {"whole_groups": True, "aligned": True}])

@@ -185,6 +185,28 @@ def test_slow_input_and_coordination_bound_an_update(foretold: Callable) -> None
     assert foretold("akiba2017", late, 1).share("coordination") == 0
 
 
+def test_workers_that_share_norm_groups_wait_for_their_statistics(foretold: Callable) -> None:
+    (alone,) = foretold("goyal2017", "dgx-1", 512, "batch.norm_span=16").segments
+    assert alone.planned.division.team_size == 1
+    assert alone.update.coordination == 0
+    (team,) = foretold("goyal2017", "dgx-1", 512, "batch.norm_span=8192").segments
+    assert team.planned.division.team_size == 512  # 64 nodes of 8: three hops in a node, six between nodes
+    hops = 2 * 53 * (3 * 4e-6 + 6 * 14e-6)
+    gathered = 2 * 26_560 * 16 * (7 / 100e9 + 8 * 8 * 63 / (0.88 * 4 * 100e9 / 8))
+    assert team.update.coordination == pytest.approx(hops + gathered)
+    assert team.update.total == pytest.approx(alone.update.total + hops + gathered, rel=1e-6)
+
+
+def test_a_time_that_leaves_out_shared_norm_groups_says_so(planned: Callable) -> None:
+    mn1 = open_cluster("mn1", vocabulary=vocabulary())
+    rate = replace(mn1.hardware.rates[0], model="SmallResNet", image_size=8, parameter_arrays=(10**5,))
+    where = replace(mn1, hardware=replace(mn1.hardware, rates=(rate,)))
+    for span, warnings in ((8, 0), (256, 1)):
+        made = planned("digits/large_batch", where, 64, f"batch.norm_span={span}")
+        assert len(forecast(made).warnings) == warnings
+        assert scan(made, [64]).leaves_out.tolist() == [bool(warnings)]
+
+
 def test_every_figure_has_a_range_that_the_constants_give(foretold: Callable) -> None:
     tree = foretold("goyal2017", open_cluster("aws-p3.16xlarge", vocabulary=vocabulary()), 128).as_tree()
     for name, (low, high) in tree["ranges"].items():
