@@ -26,7 +26,8 @@ from trainers.commands.options import (
 if TYPE_CHECKING:
     from recipes.planning.backward import Choice
     from recipes.planning.planner import Plan
-    from trainers.launch.planning import Advice, Priced, RecipeChoice, Target
+    from trainers.launch.planning import Advice, Priced, RecipeChoice
+    from trainers.launch.targets import Target
 
 _LEFT_OUT = "(without the statistics that workers share)"
 EXAMPLES = """\b
@@ -86,6 +87,7 @@ def plan(
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of, planned
+    from trainers.launch.targets import parse_targets
     from trainers.launch.timed_plan import timed_plan
     from trainers.launch.vocabulary import vocabulary
 
@@ -93,7 +95,7 @@ def plan(
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
     if price is not None and not price <= MOST_DOLLARS:
         raise typer.BadParameter(f"write dollars, such as 2.5, at most {MOST_DOLLARS:,}", param_hint="--price")
-    wanted = planning.parse_targets(target or ())
+    wanted = parse_targets(target or ())
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
     refuse_folder(opened.dataset, data)
