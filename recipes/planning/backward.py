@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from recipes.errors import InputRefused
+from recipes.planning.division import PlanError
 from recipes.planning.forecast import PARTS, case_of, checkpoint_seconds, num_evaluations
 from recipes.planning.planner import Plan
 from recipes.planning.timeline import Segment
 from recipes.planning.timing import Case, End, calibration_of, timing_of
+from recipes.schema import Recipe
 from recipes.schema.vocabulary import kind_of
 
 MOST_DEVICES = 100_000
@@ -29,6 +31,7 @@ class Point:
     """Epochs to 75.9 % of ResNet-50 on ImageNet with LARS at a batch: mean, least and most of so many runs."""
 
     batch: int
+    norm_span: int
     epochs: float
     least: float
     most: float
@@ -37,16 +40,16 @@ class Point:
 
 # MLPerf Training's reference convergence points. Hyperparameters: recipes `mlperf/lars_*`.
 CONVERGENCE = tuple(
-    Point(batch=batch, epochs=epochs, least=least, most=most, runs=runs)
-    for batch, epochs, least, most, runs in (
-        (1632, 35.0, 33, 37, 17),
-        (3264, 35.2, 34, 37, 15),
-        (4096, 40.0, 39, 42, 10),
-        (8192, 42.0, 41, 44, 10),
-        (13056, 45.4, 44, 46, 10),
-        (32768, 56.0, 55, 57, 10),
-        (49152, 68.0, 67, 69, 10),
-        (58880, 79.9, 78, 81, 10),
+    Point(batch=batch, norm_span=norm_span, epochs=epochs, least=least, most=most, runs=runs)
+    for batch, norm_span, epochs, least, most, runs in (
+        (1632, 204, 35.0, 33, 37, 17),
+        (3264, 204, 35.2, 34, 37, 15),
+        (4096, 64, 40.0, 39, 42, 10),
+        (8192, 64, 42.0, 41, 44, 10),
+        (13056, 204, 45.4, 44, 46, 10),
+        (32768, 128, 56.0, 55, 57, 10),
+        (49152, 256, 68.0, 67, 69, 10),
+        (58880, 230, 79.9, 78, 81, 10),
     )
 )
 CONVERGENCE_TARGET = 0.759
@@ -83,6 +86,7 @@ class Scan:
         fast, slow: the same, with every constant at that end of its range.
         parts: of the updates, seconds by part, each of shape (n,).
         other: evaluations, checkpoints and start, in seconds, shape (n,).
+        leaves_out: whether workers share norm groups whose time is not known, shape (n,).
     """
 
     devices: np.ndarray
@@ -91,6 +95,7 @@ class Scan:
     slow: np.ndarray
     parts: dict[str, np.ndarray]
     other: np.ndarray
+    leaves_out: np.ndarray
 
     def at(self, devices: int) -> tuple[float, float, float]:
         """Seconds on so many devices: expected, fast and slow."""
@@ -130,7 +135,7 @@ def fullest_shares(
     """
     groups = global_batch_size // norm_span
     needed = -(-norm_span // micro_batch_size)
-    team = 1 if whole_groups else np.minimum(np.maximum(needed, devices // groups), norm_span)
+    team = 1 if whole_groups else _team_sizes(groups, norm_span, devices, needed)
     each = -(-groups // np.maximum(devices // team, 1))
     held = max(1, micro_batch_size // norm_span)
     steps = -(-each // held)
@@ -138,6 +143,11 @@ def fullest_shares(
         steps = _most_nodes(groups, devices, 1 << held.bit_length() - 1)
     serves = needed == 1 if whole_groups else devices >= needed
     return np.where(serves, -(-each * -(-norm_span // team) // steps), 0), np.where(serves, steps, 0)
+
+
+def _team_sizes(groups: int, norm_span: int, devices: np.ndarray, needed: int) -> np.ndarray:
+    """Workers that share a norm group, of which `needed` have room for one."""
+    return np.minimum(np.maximum(needed, devices // groups), norm_span)
 
 
 def _most_nodes(groups: int, workers: np.ndarray, largest: int) -> np.ndarray:
@@ -194,6 +204,7 @@ def scan(plan: Plan, devices: Sequence[int] | np.ndarray | None = None) -> Scan:
         slow=rising(each.slow for each in found),
         parts={part: rising(each.parts[part] for each in found) for part in PARTS},
         other=rising(each.other for each in found),
+        leaves_out=rising(each.leaves_out for each in found),
     )
 
 
@@ -202,16 +213,17 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
     parts = {part: np.zeros(len(devices)) for part in PARTS}
     ends: dict[End, np.ndarray] = {"fast": np.zeros(len(devices)), "slow": np.zeros(len(devices))}
     factors = {end: np.ones(len(devices)) for end in ends}
-    scoring = np.zeros(len(devices))
+    scoring, leaves_out = np.zeros(len(devices)), np.zeros(len(devices), dtype=bool)
     serves = devices <= max(planned.segment.global_batch_size for planned in plan.segments)
     for planned in plan.segments:
-        micro, steps = _shares(plan, planned.segment, devices)
-        serves = serves & (micro > 0)
+        micro, steps, team = _shares(plan, planned.segment, devices)
+        serves = _with_room(plan, planned.segment, devices, team, serves & (micro > 0))
         case, batch = case_of(plan, planned.segment), planned.segment.global_batch_size
         updates = planned.segment.num_updates
         for size, here in _by_calibration(case, micro, devices):
             timing = timing_of(case, micro_batch_size=size, devices=int(devices[-1]))
             how = {"devices": devices[here], "micro_batch_size": micro[here], "steps": steps[here], "samples": batch}
+            how["team_size"] = team[here]
             made = timing.update(**how)
             for part in PARTS:
                 parts[part][here] += updates * getattr(made, part)
@@ -219,6 +231,7 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
                 ends[end][here] += updates * timing.update(**how, end=end).total
                 factors[end][here] = timing.factor(devices[here], end)
             scoring[here] = timing.scoring_seconds
+            leaves_out[here] |= (team[here] > 1) & (not timing.network.norms_known)
     scored = evaluations * -(-plan.dataset.num_eval // devices) * scoring
     other = scored + checkpoint_seconds(plan) + plan.cluster.hardware.start_seconds
     return Scan(
@@ -227,21 +240,48 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
         **{end: np.where(serves, ends[end] + other * factors[end], np.inf) for end in ends},
         parts=parts,
         other=other,
+        leaves_out=leaves_out,
     )
 
 
-def _shares(plan: Plan, segment: Segment, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`fullest_shares` of a plan's segment."""
+def _shares(plan: Plan, segment: Segment, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`fullest_shares` of a plan's segment, and how many workers share a norm group."""
+    batch, span = segment.global_batch_size, segment.norm_span
     by_group = getattr(plan.recipe.optimizer, "needs_group_gradients", False)
     largest = plan.most_samples_anywhere(segment)
-    return fullest_shares(
-        global_batch_size=segment.global_batch_size,
-        norm_span=segment.norm_span,
+    largest, whole_groups = min(largest, span) if by_group else largest, by_group or plan.exact
+    shares = fullest_shares(
+        global_batch_size=batch,
+        norm_span=span,
         devices=devices,
-        micro_batch_size=min(largest, segment.norm_span) if by_group else largest,
-        whole_groups=by_group or plan.exact,
+        micro_batch_size=largest,
+        whole_groups=whole_groups,
         aligned=plan.exact,
     )
+    alone = np.ones_like(devices)
+    return *shares, alone if whole_groups else _team_sizes(batch // span, span, devices, -(-span // largest))
+
+
+def _with_room(plan: Plan, segment: Segment, devices: np.ndarray, team: np.ndarray, serves: np.ndarray) -> np.ndarray:
+    """Of the numbers of devices that serve a segment, those that `plan` does not refuse for want of memory.
+
+    It is asked once for all numbers whose workers hold alike shares. In exact mode none do, as partial sums depend on
+    where a worker's groups lie in the tree.
+    """
+    if plan.model is None:
+        return serves
+    groups = segment.global_batch_size // segment.norm_span
+    alike = [np.minimum(devices, groups)]
+    if plan.cluster.device == "cpu":
+        alike = [np.zeros_like(devices)]
+    elif not plan.exact:
+        teams = np.maximum(devices // team, 1)
+        alike = [-(-segment.norm_span // team), groups // teams, -(-groups // teams)]
+    _, first, which = np.unique(np.stack(alike)[:, serves], axis=1, return_index=True, return_inverse=True)
+    has_room = np.array([plan.has_room_on(int(number), segment) for number in devices[serves][first]], dtype=bool)
+    found = serves.copy()
+    found[serves] = has_room[which.ravel()]
+    return found
 
 
 def _by_calibration(case: Case, micro: np.ndarray, devices: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -295,9 +335,13 @@ def choices(plan_at: Any, *, batches: Sequence[int], devices: int, within: float
     found = []
     for batch in batches:
         epochs = epochs_to_target(batch)
-        times = scan(plan_at(batch, epochs[0]), np.arange(1, min(devices, batch) + 1))
+        try:
+            whole = plan_at(batch, epochs[0])
+        except PlanError:  # more workers than there are would share a norm group
+            continue
+        times = scan(whole, np.arange(1, min(devices, batch) + 1))
         number = times.fastest if within is None else times.fewest(within)
-        if number is None:
+        if number is None or not math.isfinite(times.at(number)[0]):
             continue
         least, most = (share / epochs[0] for share in epochs[1:])
         mean, fast, slow = times.at(number)
@@ -360,11 +404,19 @@ def best_sharing(found: Sequence[Sharing], *, sequential: bool) -> Sharing:
     return min(fit or found, key=lambda each: (each.seconds, each.devices_each))
 
 
-def at_batch(plan: Plan, batch: int, epochs: float) -> Any:
+def at_batch(plan: Plan, batch: int, epochs: float) -> Recipe:
     """The recipe of a plan at another batch and length, for planning only: its rates are not adapted."""
-    ramp = plan.recipe.batch.global_
-    span = plan.recipe.batch.norm_span
+    return _at_batch(plan, batch, epochs, math.gcd(batch, plan.recipe.batch.norm_span.sizes[0]))
+
+
+def at_point(plan: Plan, batch: int, epochs: float) -> Recipe:
+    """The same, at a batch of the reference points with the norm span of their runs."""
+    of_point = {point.batch: point.norm_span for point in CONVERGENCE}
+    return _at_batch(plan, batch, epochs, of_point[batch]) if batch in of_point else at_batch(plan, batch, epochs)
+
+
+def _at_batch(plan: Plan, batch: int, epochs: float, norm_span: int) -> Recipe:
+    ramp, span = plan.recipe.batch.global_, plan.recipe.batch.norm_span
     one = replace(plan.recipe.batch, global_=type(ramp)(boundaries=(0.0,), sizes=(batch,)))
-    size = math.gcd(batch, span.sizes[0]) or 1
-    one = replace(one, norm_span=type(span)(boundaries=(0.0,), sizes=(size,)))
+    one = replace(one, norm_span=type(span)(boundaries=(0.0,), sizes=(norm_span,)))
     return replace(plan.recipe, batch=one, epochs=epochs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from recipes.planning.hardware import Hardware
 from recipes.schema.vocabulary import Component
@@ -102,3 +102,14 @@ class Cluster:
     def num_workers(self) -> int:
         """Workers in the whole cluster."""
         return self.nodes * self.workers_per_node
+
+    def billed_devices(self, devices: Any) -> Any:
+        """How many are paid where so many are used; a number, or an array of them."""
+        price = self.hardware and self.hardware.price
+        whole = price is not None and price.billed == "node"
+        return -(-devices // self.workers_per_node) * self.workers_per_node if whole else devices
+
+    def dollars(self, devices: Any, seconds: Any) -> Any:
+        """Of so many devices for so long; None where no price is known."""
+        price = self.hardware and self.hardware.price
+        return price and self.billed_devices(devices) * seconds / 3600 * price.dollars_per_device_hour

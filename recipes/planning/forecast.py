@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from recipes.planning.division import PlanError
 from recipes.planning.planner import Plan, PlannedSegment
 from recipes.planning.timeline import Segment
 from recipes.planning.timing import Case, End, NoForecast, Timing, timing_of
@@ -123,8 +125,8 @@ class Forecast:
         found |= {"seconds": (low, high), "device_hours": hours}
         samples = self.plan.timeline.num_samples
         found["samples_per_second"] = (samples / updates["total"][1], samples / updates["total"][0])
-        if (price := self.plan.cluster.hardware.price) is not None:
-            found["dollars"] = (hours[0] * price.dollars_per_device_hour, hours[1] * price.dollars_per_device_hour)
+        if self.dollars is not None:
+            found["dollars"] = tuple(self.plan.cluster.dollars(self.plan.workers, end) for end in (low, high))
         return found
 
     def _range_of(self, part: str) -> Range:
@@ -151,11 +153,25 @@ class Forecast:
             "contention": found["contention"],
             "straggling": found["straggling"],
             "waiting_for_input": "cluster's file",
-            "coordination": "cluster's file",
+            "coordination": found["exposed"] if self.shares_norm_groups else "cluster's file",
             "evaluation_seconds": "a third of a sample's training time" if scored is None else "probe",
             "checkpoint_seconds": "cluster's file",
             "start_seconds": "cluster's file",
         }
+
+    @property
+    def shares_norm_groups(self) -> bool:
+        """Whether workers wait for each other's statistics in any of the updates."""
+        return any(each.planned.division.team_size > 1 for each in self.segments)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the time leaves out."""
+        if not self.shares_norm_groups or all(each.timing.network.norms_known for each in self.segments):
+            return ()
+        model = self.segments[0].timing.case.model
+        what = "workers share norm groups, and this time leaves out how they wait for each other's statistics"
+        return (f"{what}: the planner does not know the normalisation layers of {model}",)
 
     def seconds_in(self, part: str) -> float:
         """Seconds of the run in one of `PARTS`."""
@@ -167,8 +183,7 @@ class Forecast:
 
     @property
     def dollars(self) -> float | None:
-        price = self.plan.cluster.hardware.price
-        return None if price is None else self.device_hours * price.dollars_per_device_hour
+        return self.plan.cluster.dollars(self.plan.workers, self.seconds)
 
     @property
     def samples_per_second(self) -> float:
@@ -268,7 +283,13 @@ def forecast(plan: Plan) -> Forecast:
             case_of(plan, planned.segment), micro_batch_size=division["micro_batch_size"], devices=plan.workers
         )
         made, fast, slow = (
-            timing.update(devices=plan.workers, samples=planned.segment.global_batch_size, **division, end=end)
+            timing.update(
+                devices=plan.workers,
+                samples=planned.segment.global_batch_size,
+                team_size=planned.division.team_size,
+                **division,
+                end=end,
+            )
             for end in ("expected", "fast", "slow")
         )
         segments.append(SegmentForecast(planned=planned, update=made, fast=fast, slow=slow, timing=timing))
@@ -284,9 +305,13 @@ def forecast(plan: Plan) -> Forecast:
 
 
 def by_micro_batch(plan: Plan, sizes: Sequence[int]) -> dict[int, Forecast]:
-    """The run in micro-batches of at most each size; only sizes that hold a norm group."""
-    spans = max(planned.segment.norm_span for planned in plan.segments)
-    return {size: forecast(plan.limited(size)) for size in sizes if size >= spans}
+    """The run as if it had been asked for micro-batches of each size; only sizes that hold a norm group and fit."""
+    spans, found = max(planned.segment.norm_span for planned in plan.segments), {}
+    for size in sizes:
+        with suppress(PlanError):
+            if size >= spans:
+                found[size] = forecast(plan.in_micro_batches(size))
+    return found
 
 
 def forecast_tree(plan: Plan) -> dict[str, Any] | None:
@@ -298,12 +323,17 @@ def forecast_tree(plan: Plan) -> dict[str, Any] | None:
 
 
 def checkpoint_seconds(plan: Plan) -> float:
-    """Of one checkpoint an epoch; 0 where the disk's rate or the model's size is not known."""
+    """Of one checkpoint an epoch."""
+    return math.ceil(plan.recipe.epochs) * seconds_of_a_checkpoint(plan)
+
+
+def seconds_of_a_checkpoint(plan: Plan) -> float:
+    """To write it; 0 where the disk's rate or the model's size is not known."""
     rate = plan.cluster.hardware.write_gb_per_second
     if rate is None or plan.model is None:
         return 0.0
     values = plan.model.num_parameters * (1 + plan.model.num_state_values)
-    return math.ceil(plan.recipe.epochs) * 4 * values / (rate * 1e9)
+    return 4 * values / (rate * 1e9)
 
 
 def num_evaluations(plan: Plan) -> int:

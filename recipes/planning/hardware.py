@@ -9,6 +9,8 @@ from typing import Any, Literal
 from recipes.planning.all_reduce import Links
 from recipes.planning.constants import FITTED, OTHER_FIXED_MS
 
+MOST_DOLLARS = 1000  # of a device-hour
+_MOST_GB, _GB = 10_000, "GB a second"
 Precision = Literal["float32", "mixed16", "bfloat16"]
 
 
@@ -17,6 +19,14 @@ def _require_positive(record: Any, *names: str) -> None:
         value = getattr(record, name)
         if value is not None and not (value > 0 and isfinite(value)):
             raise ValueError(f"{type(record).__name__}.{name} must be above 0, got {value}")
+
+
+def _require_unit(record: Any, *names: str, most: float, unit: str) -> None:
+    """Refuse a number beyond what any hardware reaches: it was given in another unit."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and value > most:
+            raise ValueError(f"{type(record).__name__}.{name} must be at most {most:,} {unit}, got {value:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +40,7 @@ class Rate:
         micro_batch_size: samples of one forward on one device, at least 1.
         devices: that trained together, filling one node after another; at least 1, best those of one node.
         accumulation_steps: forwards of one device in an update, at least 1.
-        samples_per_second: of all of them, above 0.
+        samples_per_second: of all of them, at least 0.01.
         exchanged: they exchanged gradients in each update; false: they computed beside each other, and sent none.
         wire: format of their gradients on the wire.
         scored_per_second: samples of an evaluation on one device a second; null: three times the training rate.
@@ -63,6 +73,8 @@ class Rate:
     def __post_init__(self) -> None:
         _require_positive(self, "image_size", "micro_batch_size", "devices", "accumulation_steps")
         _require_positive(self, "samples_per_second", "scored_per_second", "backward_share")
+        if self.samples_per_second < 0.01:
+            raise ValueError(f"Rate.samples_per_second must be at least 0.01, got {self.samples_per_second:g}")
         if self.backward_share is not None and self.backward_share > 1:
             raise ValueError(f"Rate.backward_share must be in (0, 1], got {self.backward_share}")
         if self.backward_microseconds and len(self.backward_microseconds) != len(self.parameter_arrays):
@@ -85,7 +97,7 @@ class NodeLink:
 
     Args:
         kind: sets the latency where none is given.
-        gb_per_second: of a ring over all devices of the node, in 10^9 bytes a second; above 0.
+        gb_per_second: of a ring over all devices of the node, in 10^9 bytes a second; above 0, at most 10,000.
         latency_us: of one hop, in microseconds; null: that of its kind.
         source: where the figures come from.
     Raises:
@@ -99,6 +111,7 @@ class NodeLink:
 
     def __post_init__(self) -> None:
         _require_positive(self, "gb_per_second", "latency_us")
+        _require_unit(self, "gb_per_second", most=_MOST_GB, unit=_GB)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +121,7 @@ class NetworkLink:
     Args:
         transport: `rdma` to the device's memory; `rdma_nogdr` by way of the host's; `tcp`.
         cards: network cards of a node that an all-reduce uses, at least 1.
-        gbit_per_second: line rate of one card.
+        gbit_per_second: line rate of one card, in 10^9 bits a second; at most 80,000.
         measured_gb_per_second: what an all-reduce between nodes reached, in 10^9 bytes a second, from timing the
             all-reduce itself; null: a share of the line rate.
         latency_us: of one hop, in microseconds; null: that of its transport.
@@ -126,6 +139,8 @@ class NetworkLink:
 
     def __post_init__(self) -> None:
         _require_positive(self, "cards", "gbit_per_second", "measured_gb_per_second", "latency_us")
+        _require_unit(self, "gbit_per_second", most=8 * _MOST_GB, unit="Gbit a second")
+        _require_unit(self, "measured_gb_per_second", most=_MOST_GB, unit=_GB)
 
     @property
     def bytes_per_second(self) -> float:
@@ -158,6 +173,7 @@ class Input:
 
     def __post_init__(self) -> None:
         _require_positive(self, *(field.name for field in fields(self) if field.name != "source"))
+        _require_unit(self, "read_gb_per_second", "shared_gb_per_second", most=_MOST_GB, unit=_GB)
 
     def seconds(self, samples: Any, nodes: Any) -> Any:
         """Until `samples` are there on `nodes` nodes."""
@@ -178,17 +194,20 @@ class Price:
     """Price of a device.
 
     Args:
-        dollars_per_device_hour: above 0.
+        dollars_per_device_hour: above 0, at most 1,000.
+        billed: `node`: all devices of a node are paid as soon as one is used.
         source: which price, and of when.
     Raises:
-        ValueError: it is not above 0.
+        ValueError: it is out of its range.
     """
 
     dollars_per_device_hour: float
+    billed: Literal["device", "node"] = "device"
     source: str
 
     def __post_init__(self) -> None:
         _require_positive(self, "dollars_per_device_hour")
+        _require_unit(self, "dollars_per_device_hour", most=MOST_DOLLARS, unit="dollars")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +322,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         _require_positive(self, "write_gb_per_second")
+        _require_unit(self, "write_gb_per_second", most=_MOST_GB, unit=_GB)
         for name in ("fixed_ms", "variation", "start_seconds"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and isfinite(value)):

@@ -18,10 +18,12 @@ class Layer:
     Args:
         parameters: how many.
         multiply_adds: of one sample's forward, or a measured time; only their shares matter. At least 1.
+        norm_channels: of the batch normalisation that it has or is; 0 without one.
     """
 
     parameters: int
     multiply_adds: int
+    norm_channels: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,13 @@ class Network:
         name: as in published tables, such as `resnet50`.
         image_size: side of the images in pixels.
         layers: in the order of the forward pass.
+        norms_known: it is known which layers have a batch normalisation.
     """
 
     name: str
     image_size: int
     layers: tuple[Layer, ...]
+    norms_known: bool = True
 
     @property
     def num_parameters(self) -> int:
@@ -58,7 +62,8 @@ def profiled_network(name: str, parameters: tuple[int, ...], microseconds: tuple
             left out.
     """
     times = microseconds or (1,) * len(parameters)
-    return Network(name, 0, tuple(Layer(number, max(time, 1)) for number, time in zip(parameters, times, strict=True)))
+    layers = tuple(Layer(number, max(time, 1)) for number, time in zip(parameters, times, strict=True))
+    return Network(name, 0, layers, norms_known=False)
 
 
 def network_names() -> list[str]:
@@ -113,12 +118,13 @@ class _Layers:
         padded = max(high, wide) // 2 if pad is None else pad
         self.side = max(1, (self.side + 2 * padded - max(high, wide)) // stride + 1)
         weights = self.channels * channels * high * wide
-        extra = (2 * channels if kind.get("norm", True) else 0) + (channels if kind.get("bias", False) else 0)
-        self.made.append(Layer(weights + extra, weights * self.side**2))
+        normed = channels if kind.get("norm", True) else 0
+        extra = 2 * normed + (channels if kind.get("bias", False) else 0)
+        self.made.append(Layer(weights + extra, weights * self.side**2, normed))
         self.channels = channels
 
     def norm(self) -> None:
-        self.made.append(Layer(2 * self.channels, self.channels * self.side**2))
+        self.made.append(Layer(2 * self.channels, self.channels * self.side**2, self.channels))
 
     def pool(self, kernel: int, stride: int, pad: int = 0) -> None:
         self.side = max(1, (self.side + 2 * pad - kernel) // stride + 1)

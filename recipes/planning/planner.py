@@ -19,6 +19,8 @@ from recipes.schema.image_size import sides_by_size
 _AUTO_MICRO_BATCH_SIZE = 64  # samples, at least a norm group; on GPUs as many as fit, where that is known
 _AUTO_OF_SMALL_IMAGES, _SMALL_IMAGE = 256, 32  # samples; pixels a side, at most: operations on fewer are too short
 
+_LEAST_MEMORY = 10**6  # bytes of a device; less was given in another unit
+
 
 class NormGroupTooLarge(PlanError):
     """A norm group that one worker must compute whole does not fit its micro-batch."""
@@ -62,6 +64,17 @@ class Plan:
     def limited(self, micro_batch_size: int) -> Plan:
         """The same plan in micro-batches of at most `micro_batch_size` samples, yet at least one norm group."""
         return self.divided_as([planned.division.limited(micro_batch_size) for planned in self.segments])
+
+    def in_micro_batches(self, size: int) -> Plan:
+        """The plan of the same run that was asked for micro-batches of at most `size` samples.
+
+        Raises:
+            PlanError: as `plan` does.
+        """
+        divided = self.divided_as([self._divided(planned.segment, size) for planned in self.segments])
+        made = replace(divided, micro_batch_size=size)
+        _require_memory(made)
+        return made
 
     def divided_as(self, divisions: Sequence[Division]) -> Plan:
         """The same plan with these divisions, one a segment."""
@@ -113,6 +126,19 @@ class Plan:
             alone = replace(self, workers=1)
             size = _fitting(alone, PlannedSegment(segment=segment, division=alone._divided(segment, "auto")))
         return largest_micro_batch(size, self.recipe, segment)
+
+    def has_room_on(self, workers: int, segment: Segment) -> bool:
+        """Whether `plan` lets so many workers take the updates of a segment; it never refuses a CPU's activations."""
+        if self.model is None:
+            return True
+        needed = sum(self.model.memory(self.recipe.precision.compute).values())
+        if self.cluster.device == "gpu":
+            among = replace(self, workers=workers)
+            planned = PlannedSegment(segment=segment, division=among._divided(segment, self.micro_batch_size))
+            if self.micro_batch_size == "auto":
+                planned = replace(planned, division=among._divided(segment, _fitting(among, planned)))
+            needed = max(needed, self.memory_of(planned)["total_bytes"] or 0)
+        return needed <= self.cluster.device_memory_bytes
 
     def _divided(self, segment: Segment, micro_batch_size: int | str) -> Division:
         return _division(self.recipe, segment, self.workers, micro_batch_size, exact=self.exact, by_group=False)
@@ -361,10 +387,13 @@ def _require_memory(made: Plan) -> None:
     if made.model is None:
         return
     held = sum(made.model.memory(made.recipe.precision.compute).values())
-    if held > made.cluster.device_memory_bytes:
+    if held > (has := made.cluster.device_memory_bytes):
+        way_out = "choose a smaller model or a cluster with larger devices"
+        if has < _LEAST_MEMORY:
+            way_out = "write device_memory_bytes of the cluster's file in bytes"
         raise PlanError(
             f"weights, gradients and optimizer state need {held:,} bytes, a device of cluster {made.cluster.name} has "
-            f"{made.cluster.device_memory_bytes:,}; choose a smaller model or a cluster with larger devices"
+            f"{has:,}; {way_out}"
         )
     if made.cluster.device == "gpu" and (too_large := _too_large(made)):
         raise PlanError(too_large)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recipes.planning.division import Division
-from recipes.planning.forecast import Forecast
+from recipes.planning.forecast import Forecast, seconds_of_a_checkpoint
 from recipes.planning.order_check import SAMPLE_BYTES, Order, OrderCheck, Shares, check_order, taken
 from recipes.planning.planner import Plan
 from recipes.planning.rates import batch_size_at, learning_rate_at, momentum_at
@@ -118,12 +118,22 @@ class Rehearsal:
             time: the forecast of the plan.
             time_after: that of the plan after a failure.
         """
-        now, at = time, 0
-        taken = time.seconds - time.update_seconds
+        last = self.plan.timeline.num_updates
+        now, at, taken = time, 0, time.start_seconds
         for restart in self.restarts:
-            taken += now.seconds_of(at, restart.failure.update + 1) + time_after.start_seconds
+            died = restart.failure.update
+            taken += self._seconds_of(now, at, died) + now.seconds_of(died, died + 1) + time_after.start_seconds
             now, at = time_after, restart.update
-        return time.seconds, taken + now.seconds_of(at, self.plan.timeline.num_updates)
+        return time.start_seconds + self._seconds_of(time, 0, last), taken + self._seconds_of(now, at, last)
+
+    def _seconds_of(self, time: Forecast, first: int, stop: int) -> float:
+        """From when `first` updates are done to when `stop` are, with the evaluations and checkpoints between."""
+        evaluations, checkpoints = (
+            sum(first < update <= stop for update in due) for due in (self.evaluations, self.checkpoints)
+        )
+        each_evaluation = time.evaluation_seconds / max(len(self.evaluations), 1)
+        each_checkpoint = seconds_of_a_checkpoint(self.plan)
+        return time.seconds_of(first, stop) + evaluations * each_evaluation + checkpoints * each_checkpoint
 
     @property
     def longest_gap(self) -> int:

@@ -20,7 +20,16 @@ from recipes.planning.cluster import Cluster
 from recipes.planning.constants import FITTED, SIGMA_ENDS
 from recipes.planning.hardware import MeasuredAllReduce, Rate
 from recipes.planning.networks import Network, known_network, network, profiled_network
-from recipes.planning.update_time import AllReduce, Compute, Exchange, UpdateTime, calibrated, speed_text, update_time
+from recipes.planning.update_time import (
+    AllReduce,
+    Compute,
+    Exchange,
+    UpdateTime,
+    calibrated,
+    sharing_time,
+    speed_text,
+    update_time,
+)
 
 _WIRE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SCORING = 3  # samples scored in the time of one that is trained, where no probe says it: there is no backward
@@ -89,18 +98,26 @@ class Timing:
     rests_on: tuple[str, ...]
 
     def update(
-        self, *, devices: Any, micro_batch_size: Any, steps: Any = 1, samples: Any = None, end: End = "expected"
+        self,
+        *,
+        devices: Any,
+        micro_batch_size: Any,
+        steps: Any = 1,
+        team_size: Any = 1,
+        samples: Any = None,
+        end: End = "expected",
     ) -> UpdateTime:
         """Seconds of an update; numbers, or arrays of them.
 
         Args:
             devices: how many, filling one node after another.
             micro_batch_size, steps: of the fullest device.
+            team_size: devices that share a norm group.
             samples: of the update; those of `devices` such devices where left out.
             end: `fast` and `slow` take every constant at that end of its range.
         """
         hardware = self.case.cluster.hardware
-        factor, compute, exchange = 1.0, self.compute, self.exchange
+        factor, link, compute, exchange = 1.0, 1.0, self.compute, self.exchange
         if end != "expected":
             factor = self.factor(devices, end)
             link = 1 + self.link_spreads[1] if end == "slow" else 1 / (1 + self.link_spreads[0])
@@ -117,6 +134,8 @@ class Timing:
         if (small := hardware.coordination) is not None:
             doublings = np.log2(devices)
             coordination = (small.microseconds + small.microseconds_per_doubling * doublings) * 1e-6 * (doublings > 0)
+        per_node = self.case.cluster.workers_per_node
+        shared = sharing_time(self.network, hardware.links, team_size=team_size, nodes=nodes, workers_per_node=per_node)
         return update_time(
             self.network,
             compute,
@@ -127,7 +146,7 @@ class Timing:
             micro_batch_size=micro_batch_size,
             accumulation_steps=steps,
             input_seconds=factor * hardware.input.seconds(samples, nodes) if hardware.input else 0.0,
-            coordination_seconds=factor * coordination,
+            coordination_seconds=factor * coordination + link * steps * shared,
         )
 
     @property

@@ -1,6 +1,6 @@
 """Seconds of one update of synchronous data parallelism, in closed form.
 
-    T = max(max(compute + contention, end of communication + slowdown) + stragglers, input)
+    T = max(max(compute + contention, end of communication + slowdown) + stragglers + coordination, input)
 
 Compute of a micro-batch of b samples is t0 + s b. Gradients become ready during the last backward, from the last layer
 to the first, and go in buckets, one after another. Stragglers: all wait for the slowest of P workers, whose compute is
@@ -94,7 +94,7 @@ class UpdateTime:
         contention: what the hidden part costs compute.
         straggling: waiting for the slowest worker.
         waiting_for_input: beyond all these, where the input is slower.
-        coordination: agreement of the workers, such as on flags and sums of losses.
+        coordination: small collective calls, such as of flags, sums of losses and statistics of shared norm groups.
     """
 
     compute: Any
@@ -161,6 +161,34 @@ def update_time(
         waiting_for_input=np.maximum(input_seconds - busy, 0),
         coordination=coordination_seconds,
     )
+
+
+def sharing_time(network: Network, links: Links, *, team_size: Any, nodes: Any, workers_per_node: int) -> Any:
+    """Seconds in which a team gathers the statistics of its norm groups, in forward and backward of one micro-batch.
+
+        2 sum over layers of C channels:  ceil(log2 q) a + ceil(log2 N) A  +  (q - 1) 16 C / b + g q (N - 1) 16 C / B
+
+    An all-gather of 16 bytes a channel from each of p workers, q = p / N on each of N nodes, by doubling: hops of `a`
+    seconds at b bytes a second in a node, then hops of A seconds between nodes. There the g workers of a node share B
+    bytes a second. Copies between a GPU and the host are not counted.
+
+    Args:
+        network: whose layers with a batch normalisation count.
+        links: in nodes and between them.
+        team_size: p, workers that share a norm group; those of a team follow each other.
+        nodes: of all workers.
+        workers_per_node: g.
+    """
+    channels = [layer.norm_channels for layer in network.layers if layer.norm_channels]
+    within = np.gcd(team_size, workers_per_node)  # workers of a team on its first node, where it lies on most nodes
+    across = np.minimum(nodes, 1 + -(-(team_size - within) // workers_per_node))
+    each = team_size / across
+    hops = (
+        np.ceil(np.log2(each)) * links.node_latency_seconds + np.ceil(np.log2(across)) * links.network_latency_seconds
+    )
+    per_byte = (each - 1) / links.node_bytes_per_second
+    per_byte = per_byte + workers_per_node * each * (across - 1) / links.network_bytes_per_second
+    return 2 * (len(channels) * hops + 16 * sum(channels) * per_byte)
 
 
 def _buckets_of(network: Network, exchange: Exchange, backward: Any) -> Sequence[Bucket]:

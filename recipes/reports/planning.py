@@ -35,7 +35,10 @@ def forecast_text(forecast: Forecast, by_micro_batch: Mapping[int, Forecast] | N
     ranges = forecast.ranges
     low, high = ranges["seconds"]
     workers, node = forecast.plan.workers, forecast.plan.cluster.workers_per_node
-    cost = f", {dollars(forecast.dollars)} {range_text(ranges['dollars'])}" if "dollars" in ranges else ""
+    cost = ""
+    if "dollars" in ranges:
+        billed = forecast.plan.cluster.billed_devices(workers)
+        cost = f", {cost_text(forecast.dollars, ranges['dollars'], devices=workers, billed=billed)}"
     hours = f"{rate(forecast.device_hours)} device-hours {range_text(ranges['device_hours'])}"
     efficiency = forecast.efficiency
     of = [f"{percent(efficiency['one_device'], digits=0)} of what it reaches alone"]
@@ -122,6 +125,15 @@ def dollars(value: float) -> str:
     ('12,300 dollars', '7.12 dollars')
     """
     return f"{rate(value)} dollars"
+
+
+def cost_text(value: float, ends: Sequence[float], *, devices: int, billed: int) -> str:
+    """Dollars with their range, and the devices that are paid where these are more than are used.
+
+    >>> cost_text(12.0, (9.0, 15.0), devices=26, billed=32)
+    '12 dollars (9 to 15), 32 devices billed'
+    """
+    return f"{dollars(value)} {range_text(ends)}" + f", {billed:,} devices billed" * (billed != devices)
 
 
 def outcome(run: Run) -> Markup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -27,8 +26,10 @@ from trainers.commands.options import (
 if TYPE_CHECKING:
     from recipes.planning.backward import Choice
     from recipes.planning.planner import Plan
-    from trainers.launch.planning import Advice, Priced, RecipeChoice, Target
+    from trainers.launch.planning import Advice, Priced, RecipeChoice
+    from trainers.launch.targets import Target
 
+_LEFT_OUT = "(without the statistics that workers share)"
 EXAMPLES = """\b
 Examples:
   kilobatch plan goyal2017 --cluster big-basin
@@ -76,7 +77,7 @@ def plan(
     from trainers.runs.mpi_ranks import limit_threads
 
     limit_threads(threads=1)  # where a model is measured
-    from recipes.planning.hardware import Price
+    from recipes.planning.hardware import MOST_DOLLARS, Price
     from recipes.planning.timing import NoForecast
     from recipes.reading.load import overrides_by_file
     from recipes.reports.planning import forecast_text
@@ -86,14 +87,15 @@ def plan(
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of, planned
+    from trainers.launch.targets import parse_targets
     from trainers.launch.timed_plan import timed_plan
     from trainers.launch.vocabulary import vocabulary
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
-    if price is not None and not math.isfinite(price):
-        raise typer.BadParameter("write dollars, such as 2.5", param_hint="--price")
-    wanted = planning.parse_targets(target or ())
+    if price is not None and not price <= MOST_DOLLARS:
+        raise typer.BadParameter(f"write dollars, such as 2.5, at most {MOST_DOLLARS:,}", param_hint="--price")
+    wanted = parse_targets(target or ())
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
     refuse_folder(opened.dataset, data)
@@ -104,7 +106,8 @@ def plan(
         where = planning.learned(where, run, opened, grow=cluster is None)
     whole = " (all of the cluster; -n N for fewer)" if workers is None and cluster is not None else ""
     if price is not None and where.hardware is not None:
-        of_user = Price(dollars_per_device_hour=price, source="--price")
+        of_cluster_file = where.hardware.price or Price(dollars_per_device_hour=price, source="--price")
+        of_user = replace(of_cluster_file, dollars_per_device_hour=price, source="--price")
         where = replace(where, hardware=replace(where.hardware, price=of_user))
     if workers is None and (wanted or trials or plot):  # the question is for other numbers of devices
         workers = min(devices or where.num_workers, *opened.recipe.batch.global_.sizes, where.num_workers)
@@ -128,7 +131,7 @@ def plan(
         texts.append(forecast_text(timed.time, timed.by_size))
     texts += [f"warning: {each}" for each in timed.warnings]
     if wanted is not None:
-        answer, text = _target(made, wanted, words)
+        answer, text = _target(made, wanted, words, named=cluster)
         tree["target"] = answer
         texts.append(text)
     if advise:
@@ -149,7 +152,7 @@ def plan(
     print_json(tree) if as_json else print("\n\n".join(texts))
 
 
-def _target(made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
+def _target(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tuple[dict, str]:
     """The answer to `--target`, for JSON and as text."""
     from recipes.planning.backward import has_convergence_points
     from trainers.launch import planning
@@ -163,32 +166,40 @@ def _target(made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
         if not found or wanted.seconds is None:
             return answer, text
         best = min(found, key=lambda choice: choice.devices)
-        within, more = _within(planning.of_choice(made, best), wanted, words)
+        within, more = _within(planning.of_choice(made, best), wanted, words, named=named)
         return answer | within, f"{text}\n\nwith batch {best.batch:,} and {best.epochs[0]:.1f} epochs, {more}"
-    return _within(made, wanted, words)
+    return _within(made, wanted, words, named=named)
 
 
-def _within(made: Plan, wanted: Target, words: Any) -> tuple[dict, str]:
+def _within(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tuple[dict, str]:
     """Devices, micro-batches and clusters on which a plan's recipe takes at most a time."""
     from trainers.launch import planning
 
-    times, fewest = planning.fewest_devices(made, wanted.seconds)
-    clusters = planning.cheapest_clusters(made, wanted.seconds, words=words)
+    times, fewest, cheapest = planning.devices_within(made, wanted.seconds)
+    clusters = planning.cheapest_clusters(made, cheapest or fewest, wanted.seconds, named=named, words=words)
     micro = planning.micro_batches(made, wanted.seconds)
     answer = {
         "seconds": wanted.seconds,
         "fewest": None if fewest is None else asdict(fewest),
+        "cheapest": None if cheapest is None else asdict(cheapest),
         "fastest_seconds": float(times.seconds.min()),
         "fastest_devices": times.fastest,
         "clusters": [asdict(each) for each in clusters],
         "micro_batches": [{"micro_batch_size": size, "devices": number} for size, number in micro],
     }
-    return answer, _fewest_text(made, wanted, answer, fewest, clusters)
+    return answer, _fewest_text(made, wanted, answer, fewest, cheapest, clusters)
 
 
-def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None, clusters: list[Priced]) -> str:
+def _fewest_text(
+    made: Plan,
+    wanted: Target,
+    answer: dict,
+    fewest: Priced | None,
+    cheapest: Priced | None,
+    clusters: list[Priced],
+) -> str:
     from recipes.reports.curves import points_text
-    from recipes.reports.planning import dollars, range_text, rate
+    from recipes.reports.planning import range_text, rate
     from recipes.reports.wording import counted, duration
 
     within = f"within {_asked(wanted.seconds)}"
@@ -197,9 +208,12 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
         lines = [f"{within}: no number of devices up to 100,000 of {made.cluster.name}'s kind; the fastest is {best}"]
     else:
         beyond = f", and {made.cluster.name} has {made.cluster.num_workers:,}" if fewest.beyond else ""
-        takes = f"{duration(fewest.seconds)} ({' to '.join(map(duration, fewest.range_seconds))}) then"
+        takes = f"{_time_text(fewest)} then{_cost_text(fewest, before=', ')}" + f" {_LEFT_OUT}" * fewest.leaves_out
         devices = f"{counted(fewest.devices, 'device')} ({_devices_text(fewest.range_devices)}){beyond}"
         lines = [f"{within}: at least {devices}; {takes}"]
+        if cheapest is not None and cheapest != fewest:
+            cost = _cost_text(cheapest, before=", ")
+            lines.append(f"the cheapest: {counted(cheapest.devices, 'device')}; {_time_text(cheapest)} then{cost}")
     if len(answer["micro_batches"]) > 1:
         each = (f"{row['micro_batch_size']}: {row['devices']:,}" for row in answer["micro_batches"])
         lines.append(f"fewest devices by micro-batch: {', '.join(each)}")
@@ -208,16 +222,33 @@ def _fewest_text(made: Plan, wanted: Target, answer: dict, fewest: Priced | None
             {
                 "cluster": each.cluster,
                 "devices": each.devices,
-                "time": f"{duration(each.seconds)} ({' to '.join(map(duration, each.range_seconds))})",
+                "time": _time_text(each),
                 "device-hours": f"{rate(each.device_hours)} {range_text(each.range_device_hours)}",
-                "cost": "" if each.dollars is None else f"{dollars(each.dollars)} {range_text(each.range_dollars)}",
+                "cost": _cost_text(each),
+                "": "<- this plan's" * each.own + f" {_LEFT_OUT}" * each.leaves_out,
             }
             for each in clusters
         ]
         priced, unpriced = clusters[0].dollars is not None, clusters[-1].dollars is None
         first = f"the cheapest first{', then those unpriced' * unpriced}" if priced else "fewest device-hours first"
-        lines += [f"on the named clusters, {first}:", points_text(rows)]
+        lines += [f"on this cluster and the named ones, {first}:", points_text(rows)]
     return "\n".join(lines)
+
+
+def _time_text(priced: Priced) -> str:
+    from recipes.reports.wording import duration
+
+    return f"{duration(priced.seconds)} ({' to '.join(map(duration, priced.range_seconds))})"
+
+
+def _cost_text(priced: Priced, *, before: str = "") -> str:
+    """Its dollars, behind `before`; empty where no price is known."""
+    from recipes.reports.planning import cost_text
+
+    if priced.dollars is None:
+        return ""
+    devices = {"devices": priced.devices, "billed": priced.billed_devices}
+    return before + cost_text(priced.dollars, priced.range_dollars, **devices)
 
 
 def _asked(seconds: float) -> str:

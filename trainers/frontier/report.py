@@ -320,8 +320,7 @@ def planned_time(
     devices = min(where.num_workers, batch)
     made = planned(recipe, where, exact=None, workers=devices, model=model_of(recipe))
     seconds = forecast(made).seconds_of(0, round(updates))
-    hours, price = devices * seconds / 3600, where.hardware.price
-    dollars = None if price is None else hours * price.dollars_per_device_hour
+    hours, dollars = devices * seconds / 3600, where.dollars(devices, seconds)
     return {
         "devices": (devices, str(devices)),
         "time": (seconds, duration(seconds)),

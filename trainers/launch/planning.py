@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from recipes.planning.backward import (
     Scan,
     Sharing,
     at_batch,
+    at_point,
     choices,
     model_and_dataset,
     scan,
@@ -36,67 +36,33 @@ from recipes.scale import Change, scaling_changes
 from recipes.schema import Dataset, Recipe
 from recipes.schema.image_size import sides_by_size
 from recipes.schema.vocabulary import Vocabulary, kind_of
+from trainers.launch.model_costs import known_model
+from trainers.launch.targets import Target
 from trainers.launch.vocabulary import vocabulary
 
 _FEWEST_UPDATES = 5  # for the median of a rate
 _SHARED_MEMORY = 5.0  # 10^9 bytes a second of an all-reduce in one machine's memory, where nobody measured it
-_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What a run is to reach.
-
-    Args:
-        seconds: within which time; None for any.
-        top1: to which accuracy, in (0, 1]; None for the recipe's own epochs.
-    """
-
-    seconds: float | None = None
-    top1: float | None = None
-
-
-def parse_targets(texts: Sequence[str]) -> Target | None:
-    """The targets of the command line; None where there are none.
-
-    Raises:
-        InputRefused: not a time such as 15min, nor an accuracy such as top1=0.759; a second time or accuracy.
-
-    >>> parse_targets(["15min", "top1=0.759"])
-    Target(seconds=900.0, top1=0.759)
-    """
-    made = Target()
-    for text in texts:
-        time = re.fullmatch(r"([0-9]+\.?[0-9]*)\s*(s|min|h|d)", text.strip())
-        accuracy = re.fullmatch(r"top1\s*=\s*(0?\.[0-9]+|1(?:\.0*)?)", text.strip())
-        if time and 0 < (seconds := float(time[1]) * _SECONDS[time[2]]) < math.inf:
-            found = {"seconds": seconds}
-        elif accuracy and float(accuracy[1]) > 0:
-            found = {"top1": float(accuracy[1])}
-        else:
-            way_out = "write a time, 90s, 15min, 2h or 1d, or an accuracy, top1=0.759"
-            raise InputRefused(f"--target {text}: neither a time nor an accuracy; {way_out}")
-        if any(getattr(made, name) is not None for name in found):
-            raise InputRefused(f"--target {text}: a second {'time' if time else 'accuracy'}; give one of each at most")
-        made = replace(made, **found)
-    return made if texts else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """The fewest devices of a cluster within a time.
+    """Devices of a cluster on which a run takes at most a time: the fewest or the cheapest.
 
     Args:
         cluster: its name.
-        devices: fewest; more than it has where `beyond`.
+        devices: how many; more than it has where `beyond`.
+        billed_devices: how many are paid.
         range_devices: fewest with every constant at the fast and at the slow end of its range; None where none suffice.
         seconds, device_hours, dollars: of the run there; no dollars where no price is known.
         range_seconds, range_device_hours, range_dollars: of these on `devices`.
         beyond: the cluster has fewer.
+        own: it is the cluster of the plan.
+        leaves_out: as of `Scan`.
     """
 
     cluster: str
     devices: int
+    billed_devices: int
     range_devices: tuple[int | None, int | None]
     seconds: float
     range_seconds: tuple[float, float]
@@ -105,56 +71,83 @@ class Priced:
     dollars: float | None
     range_dollars: tuple[float, float] | None
     beyond: bool
+    own: bool
+    leaves_out: bool
 
 
-def fewest_devices(made: Plan, seconds: float) -> tuple[Scan, Priced | None]:
-    """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time."""
+def devices_within(made: Plan, seconds: float) -> tuple[Scan, Priced | None, Priced | None]:
+    """The fewest devices of the plan's cluster, or of a larger one of its kind, within a time; and its cheapest."""
     times = scan(made)
-    return times, _priced(made.cluster, times, seconds)
+    fewest = times.fewest(seconds)
+    if fewest is None:
+        return times, None, None
+    cheapest = _cheapest(made.cluster, times, seconds)
+    priced = {number: _priced(made.cluster, times, number, seconds, own=True) for number in {fewest, cheapest} - {None}}
+    return times, priced[fewest], priced.get(cheapest)
 
 
-def _priced(cluster: Cluster, times: Scan, seconds: float) -> Priced | None:
-    devices = times.fewest(seconds)
-    if devices is None:
-        return None
+def _cheapest(cluster: Cluster, times: Scan, seconds: float) -> int | None:
+    """The cheapest number of a cluster's devices within a time, the fewest of those; None without a price."""
+    fit = (times.seconds <= seconds) & (times.devices <= cluster.num_workers)
+    dollars = cluster.dollars(times.devices[fit], times.seconds[fit])
+    return None if dollars is None or not fit.any() else int(times.devices[fit][np.argmin(dollars)])
+
+
+def _priced(cluster: Cluster, times: Scan, devices: int, seconds: float, *, own: bool) -> Priced:
     taken, *ends = times.at(devices)
     hours, low, high = (seconds * devices / 3600 for seconds in (taken, *ends))
-    price = None if cluster.hardware.price is None else cluster.hardware.price.dollars_per_device_hour
+    dollars, *range_dollars = (cluster.dollars(devices, seconds) for seconds in (taken, *ends))
     return Priced(
         cluster=cluster.name,
         devices=devices,
+        billed_devices=cluster.billed_devices(devices),
         range_devices=(times.fewest(seconds, times.fast), times.fewest(seconds, times.slow)),
         seconds=taken,
         range_seconds=(ends[0], ends[1]),
         device_hours=hours,
         range_device_hours=(low, high),
-        dollars=None if price is None else hours * price,
-        range_dollars=None if price is None else (low * price, high * price),
+        dollars=dollars,
+        range_dollars=None if dollars is None else tuple(range_dollars),
         beyond=devices > cluster.num_workers,
+        own=own,
+        leaves_out=bool(times.leaves_out[times.devices == devices][0]),
     )
 
 
 def of_choice(made: Plan, choice: Choice) -> Plan:
     """The plan of a choice's batch and epochs on the same cluster."""
-    return _whole(made, recipe=at_batch(made, choice.batch, choice.epochs[0]))
+    return _whole(made, recipe=at_point(made, choice.batch, choice.epochs[0]))
 
 
-def cheapest_clusters(made: Plan, seconds: float, *, words: Vocabulary) -> list[Priced]:
-    """Of the clusters that have a name: those with a rate of this model whose devices suffice.
+def cheapest_clusters(
+    made: Plan, own: Priced | None, seconds: float, *, named: str | None, words: Vocabulary
+) -> list[Priced]:
+    """Of the plan's cluster and those of the library: where there is a rate of this model and the devices suffice.
 
-    The cheapest first; behind them those without a price, the one of the fewest device-hours first.
+    The cheapest first, each on its cheapest number of devices; behind them those without a price on the fewest, the
+    one of the fewest device-hours first.
+
+    Args:
+        made: on the plan's cluster.
+        own: its answer.
+        seconds: within which time.
+        named: how the plan's cluster was named; one of the library is not planned twice.
+        words: of the library's files.
     """
-    found = []
+    found = [own] if own is not None and not own.beyond else []
     for name in names("clusters"):
-        cluster = made.cluster if name == made.cluster.name else open_cluster(name, vocabulary=words)
-        if cluster.hardware is None:
+        if name == named:
+            continue
+        cluster = open_cluster(name, vocabulary=words)
+        if cluster.hardware is None or cluster == made.cluster:
             continue
         try:
             times = scan(_whole(made, cluster=cluster))
         except (NoForecast, PlanError):
             continue
-        if (priced := _priced(cluster, times, seconds)) is not None and not priced.beyond:
-            found.append(priced)
+        devices = _cheapest(cluster, times, seconds) or times.fewest(seconds)
+        if devices is not None and devices <= cluster.num_workers:
+            found.append(_priced(cluster, times, devices, seconds, own=False))
     return sorted(found, key=lambda each: (each.dollars is None, each.dollars or each.device_hours))
 
 
@@ -193,7 +186,7 @@ def accuracy_choices(made: Plan, target: Target, devices: int) -> list[Choice]:
     batches = sorted({*(point.batch for point in CONVERGENCE), *(b for b in powers if first <= b <= last)})
 
     def plan_at(batch: int, epochs: float) -> Plan:
-        return _whole(made, recipe=at_batch(made, batch, epochs))
+        return _whole(made, recipe=at_point(made, batch, epochs))
 
     return choices(plan_at, batches=batches, devices=devices, within=target.seconds)
 
@@ -243,7 +236,8 @@ def recipes_reaching(made: Plan, target: Target, devices: int, words: Vocabulary
         if top1 < target.top1:
             continue
         try:
-            times = scan(_whole(made, recipe=opened.recipe, dataset=opened.dataset), range(1, devices + 1))
+            whole = _whole(made, recipe=opened.recipe, dataset=opened.dataset)
+            times = scan(replace(whole, model=known_model(opened)), range(1, devices + 1))
         except (NoForecast, PlanError) as error:
             missing = str(error).partition("; ")[0]  # --set would not change these recipes
             continue
@@ -281,7 +275,8 @@ def shared_trials(made: Plan, *, trials: int, devices: int) -> list[Sharing]:
     times = scan(made, [n for n in range(1, devices + 1) if devices % n == 0])
     found = sharings(times, trials=trials, devices=devices)
     if not found:
-        raise InputRefused(f"no number of devices up to {devices} can hold the recipe's norm groups")
+        what = f"no number of devices up to {devices} can hold the recipe's norm groups in micro-batches that fit"
+        raise InputRefused(f"{what}; try more --devices or a smaller --micro-batch-size")
     return found
 
 

@@ -463,7 +463,7 @@ def fitted_link(timed: MeasuredAllReduce) -> tuple[float, float]:
     workers = timed.workers
     hops, moved = 2 * (workers - 1), 2 * (workers - 1) / workers
     sizes, seconds = timed.bytes_, [value / 1000 for value in timed.milliseconds]
-    slope = max((seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]), 1e-15)
+    slope = max((seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]), 2e-13)  # 10,000 GB/s, the most of a file
     latency = max((seconds[0] - slope * sizes[0]) / hops, 1e-8)
     return round(latency * 1e6, 6), round(moved / slope / 1e9, 6)
 

@@ -48,7 +48,7 @@ def timed_plan(made: Plan, *, is_this_machine: bool) -> TimedPlan:
         "seconds_by_micro_batch": {size: each.seconds for size, each in by_size.items()},
         "range_seconds_by_micro_batch": {size: list(each.range_seconds) for size, each in by_size.items()},
     }
-    warnings, cores = [], usable_cores()
+    warnings, cores = [*time.warnings], usable_cores()
     if is_this_machine and made.cluster.device == "cpu" and made.workers > cores:
         shared = f"{made.workers} ranks would share the {cores} cores of this machine"
         warnings.append(f"{shared}, and this time is without that")

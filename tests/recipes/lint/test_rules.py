@@ -5,8 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from recipes.lint import entries
+from recipes.lint import entries, lint_recipe
 from recipes.lint.handbook import entry_of
+from trainers.launch.vocabulary import vocabulary
 
 RULES = sorted(entries())
 
@@ -212,3 +213,14 @@ def test_a_recipe_that_begins_with_given_weights_may_make_few_updates(lint):
     (finding,) = (each for each in lint(text) if each.rule == "few-updates")
     assert "47 updates in all" in str(finding)
     assert "few-updates" not in {each.rule for each in lint(text + f"init: {{weights: w, sha256: {'0' * 64!r}}}\n")}
+
+
+def test_an_own_model_without_batch_normalisation_is_told_how_to_quiet_the_narrow_span(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net_to_lint.py").write_text("from trainers.models import SmallResNet\n")
+    text = "kilobatch: 1\nextends: digits/baseline\nmodel: {kind: KIND}\nbatch: {norm_span: 1}\n"
+    for kind, told in (("SmallResNet", False), ("net_to_lint.SmallResNet", True)):
+        (tmp_path / "mine.yaml").write_text(text.replace("KIND", kind))
+        findings = lint_recipe("mine.yaml", vocabulary=vocabulary(allow_code=True), allow_code=True)
+        (narrow,) = [finding for finding in findings if finding.rule == "narrow-norm-span"]
+        assert ("# lint: ignore narrow-norm-span" in narrow.way_out) == told

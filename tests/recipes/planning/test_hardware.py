@@ -1,5 +1,6 @@
 """Hardware of a cluster: what is refused, and how links, input and timed all-reduces are read."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from recipes.planning.hardware import (
 RATE = Rate(model="ResNet50", image_size=224, micro_batch_size=32, devices=8, samples_per_second=1000.0, source="here")
 LINK = NodeLink(kind="pcie", gb_per_second=6.0, source="here")
 NETWORK = NetworkLink(transport="rdma", cards=2, gbit_per_second=56, source="here")
+PRICE = Price(dollars_per_device_hour=1.0, source="here")
 HARDWARE = Hardware(device="p100", node_link=LINK, network=NETWORK, rates=(RATE,), source="here")
 
 
@@ -32,12 +34,29 @@ HARDWARE = Hardware(device="p100", node_link=LINK, network=NETWORK, rates=(RATE,
         (LINK, "gb_per_second", 0.0),
         (NETWORK, "gbit_per_second", 0.0),
         (NETWORK, "measured_gb_per_second", float("inf")),
-        (Price(dollars_per_device_hour=1.0, source="here"), "dollars_per_device_hour", 0.0),
+        (PRICE, "dollars_per_device_hour", 0.0),
         (Input(source="here"), "decoded_per_second", 0.0),
     ],
 )
 def test_a_number_that_must_be_above_zero_is_refused_by_name(record: object, field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{type(record).__name__}.{field} must be above 0, got {value}"):
+        replace(record, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value", "said"),
+    [
+        (RATE, "samples_per_second", 0.001, "at least 0.01, got 0.001"),
+        (LINK, "gb_per_second", 200e9, "at most 10,000 GB a second, got 2e+11"),
+        (NETWORK, "gbit_per_second", 200e9, "at most 80,000 Gbit a second"),
+        (NETWORK, "measured_gb_per_second", 2e9, "at most 10,000 GB a second"),
+        (HARDWARE, "write_gb_per_second", 1e9, "at most 10,000 GB a second"),
+        (Input(source="here"), "read_gb_per_second", 1e9, "at most 10,000 GB a second"),
+        (PRICE, "dollars_per_device_hour", 98320.0, "at most 1,000 dollars, got 98320"),
+    ],
+)
+def test_a_number_in_another_unit_is_refused_by_name(record: object, field: str, value: float, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{type(record).__name__}.{field} must be {said}")):
         replace(record, **{field: value})
 
 
@@ -49,7 +68,7 @@ def test_hardware_without_a_rate_is_refused() -> None:
 
 
 def test_a_cluster_whose_workers_could_not_reach_each_other_is_refused() -> None:
-    case = {"name": "a", "nodes": 2, "workers_per_node": 8, "device": "gpu", "device_memory_bytes": 1}
+    case = {"name": "a", "nodes": 2, "workers_per_node": 8, "device": "gpu", "device_memory_bytes": 10**9}
     assert Cluster(**case, hardware=HARDWARE).hardware is HARDWARE
     with pytest.raises(ValueError, match="hardware.network is missing, and there are 2 nodes"):
         Cluster(**case, hardware=replace(HARDWARE, network=None))

@@ -6,6 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from recipes.planning.forecast import forecast
+from recipes.planning.hardware import Hardware, NodeLink, Rate
 from recipes.planning.planner import Model, plan
 from recipes.planning.rates import learning_rate_at, momentum_at
 from recipes.planning.rehearsal import Failure, Storage, rehearse
@@ -81,6 +83,38 @@ def test_a_restart_repeats_what_follows_the_newest_checkpoint(died, restart_on):
     assert restart.compared.start == begin
     assert restart.compared.stop > died
     assert restart.faults == ()
+
+
+def test_the_time_counts_every_checkpoint_and_evaluation_that_is_made_and_made_again():
+    made = planned("evaluation.every=1ep")
+    rate = Rate(model="SmallResNet", image_size=8, micro_batch_size=16, samples_per_second=100.0, source="by hand")
+    link = NodeLink(kind="shared_memory", gb_per_second=5.0, source="by hand")
+    hardware = Hardware(
+        device="cpu", node_link=link, rates=(rate,), start_seconds=7.0, write_gb_per_second=1e-3, source="by hand"
+    )
+    made = replace(
+        made,
+        cluster=replace(made.cluster, hardware=hardware, workers_per_node=3),
+        model=Model(num_parameters=500_000, num_state_values=1),  # 4 MB, so 4 s a checkpoint
+    )
+    time = forecast(made)
+    updates = [float(each.update.total) for each in time.segments for _ in range(each.planned.segment.num_updates)]
+    failures = [Failure(rank=0, update=9), Failure(rank=1, update=9), Failure(rank=2, update=11)]
+    for every in (0.3, 1.0, 4.0):
+        rehearsed = rehearse(made, checkpoint_every=every, failures=failures)
+        evaluation = time.evaluation_seconds / len(rehearsed.evaluations)
+        for died, result in zip(([9, 9, 11], []), reversed(rehearsed.seconds(time, time)), strict=True):
+            seconds, done, saved = 7.0, 0, 0
+            while done < len(updates):
+                seconds += updates[done]
+                if died and done == died[0]:
+                    died, done, seconds = died[1:], saved, seconds + 7.0
+                    continue
+                done += 1
+                seconds += evaluation * (done in rehearsed.evaluations)
+                if done in rehearsed.checkpoints:
+                    seconds, saved = seconds + 4.0, done
+            assert result == pytest.approx(seconds), every
 
 
 def test_restarts_stand_in_the_order_of_time():

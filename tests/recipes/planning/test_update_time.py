@@ -17,6 +17,7 @@ from recipes.planning.update_time import (
     buckets_by_time,
     calibrated,
     expected_maximum,
+    sharing_time,
     update_time,
 )
 
@@ -189,3 +190,43 @@ def test_a_calibrated_model_returns_its_rate(overlap: str, cycle: float) -> None
 def test_a_rate_that_leaves_no_time_to_compute_is_refused() -> None:
     with pytest.raises(ValueError, match="leave no time to compute: .* 10.0 of 1.0 ms"):
         calibrated(lambda per_sample: 0.01 + 8 * per_sample, samples_per_second=8000, global_batch_size=8)
+
+
+@pytest.mark.parametrize(("team", "per_node"), [(1, 8), (2, 8), (8, 8), (16, 4), (64, 8), (8, 1)])
+def test_a_team_gathers_statistics_as_workers_that_double_what_they_hold(team: int, per_node: int) -> None:
+    """Each round steps every worker: it takes all that its partner holds, of 16 bytes a channel and worker."""
+    made = Network("two norms", 0, (Layer(99, 1, 64), Layer(99, 1), Layer(10, 1, 256)))
+    links = Links(
+        node_bytes_per_second=1e9,
+        node_latency_seconds=1e-6,
+        network_bytes_per_second=1e8,
+        network_latency_seconds=1e-4,
+    )
+    seconds = 0.0
+    for channels in (64, 256, 256, 64):  # forward and backward
+        held, bit = dict.fromkeys(range(team), 1), 1
+        while bit < team:
+            taken = {rank: held[rank ^ bit] * 16 * channels for rank in held}
+            crossing = {rank: taken[rank] for rank in held if rank // per_node != (rank ^ bit) // per_node}
+            if crossing:
+                seconds += 1e-4 + sum(crossing[rank] for rank in range(per_node)) / 1e8
+            else:
+                seconds += 1e-6 + taken[0] / 1e9
+            held, bit = {rank: held[rank] + held[rank ^ bit] for rank in held}, 2 * bit
+    nodes = -(-team // per_node)
+    assert sharing_time(made, links, team_size=team, nodes=nodes, workers_per_node=per_node) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("team", "nodes", "across"), [(6, 4, 2), (6, 1, 1), (12, 3, 2), (10, 5, 2), (24, 3, 3)])
+def test_a_team_counts_the_most_nodes_that_one_of_its_like_lies_on(team: int, nodes: int, across: int) -> None:
+    begins = range(0, nodes * 8 - team + 1, team)
+    assert across == max((begin + team - 1) // 8 - begin // 8 + 1 for begin in begins)
+    hop = Links(
+        node_bytes_per_second=np.inf,
+        node_latency_seconds=0.0,
+        network_bytes_per_second=np.inf,
+        network_latency_seconds=1.0,
+    )
+    made = Network("one norm", 0, (Layer(9, 1, 1),))
+    seconds = sharing_time(made, hop, team_size=team, nodes=nodes, workers_per_node=8)
+    assert seconds == 2 * np.ceil(np.log2(across))

@@ -17,7 +17,10 @@ from recipes.planning.timing import NoForecast
 from recipes.reports.record import open_run
 from recipes.scale import Change
 from trainers.commands.plan import _advice_text, _fewest_text
-from trainers.launch.planning import Advice, Target, parse_targets
+from trainers.launch.planning import Advice
+from trainers.launch.targets import Target, parse_targets
+
+LIBRARY = Path(__file__).parents[3] / "configs" / "clusters"
 
 
 def planned(*words: object) -> str:
@@ -93,6 +96,17 @@ def test_the_named_cluster_of_the_plan_is_planned_as_asked() -> None:
     alone = tree_of("goyal2017", "--cluster", "big-basin", "-n", 64, "--micro-batch-size", 8, "--advise")
     assert alone["advice"]["micro_batch_size"] == 8
     assert alone["advice"]["seconds"][0] == pytest.approx(alone["forecast"]["seconds"], rel=1e-6)
+
+
+def test_a_cluster_of_ones_own_stands_beside_the_named_ones_with_its_cost(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"  # of the name of another
+    file.write_text((LIBRARY / "mn1.yaml").read_text().replace("nodes: 128", "nodes: 64"))
+    text = planned("akiba2017", "--cluster", file, "--price", 3, "--target", "8h")
+    assert re.search(r"at least 25 devices .* then, 58[0-9] dollars \(", text)
+    own, other = re.findall(r"\nmn1 +25 .*", text)
+    assert "58" in own.split("dollars")[0]
+    assert own.endswith("<- this plan's")
+    assert "dollars" not in other
 
 
 def test_all_answers_take_the_micro_batch_of_the_plan() -> None:
@@ -303,7 +317,7 @@ def test_a_time_on_more_ranks_than_this_machine_has_cores_comes_with_a_warning(r
 def test_a_target_of_any_length_is_named_as_it_was_asked_for(seconds: float, text: str) -> None:
     answer = {"fastest_seconds": 9.0, "fastest_devices": 1, "micro_batches": []}
     made = SimpleNamespace(cluster=SimpleNamespace(name="mn1"))
-    assert _fewest_text(made, Target(seconds=seconds), answer, None, []).startswith(text)
+    assert _fewest_text(made, Target(seconds=seconds), answer, None, None, []).startswith(text)
 
 
 def test_a_plan_on_rates_that_exclude_each_other_comes_with_a_warning(tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from recipes.errors import InputRefused
+from recipes.planning.forecast import forecast
 from recipes.planning.phase_times import PHASES
+from recipes.planning.planner import plan
 from recipes.reading.open import open_cluster, open_recipe
 from recipes.reports.planning import outcome
 from recipes.reports.record import open_run
-from trainers.launch.planning import learned, rates_of
+from trainers.launch.planning import devices_within, learned, rates_of
 from trainers.launch.vocabulary import vocabulary
 
 SEGMENT = {"update": 0, "num_updates": 40, "image_size": None, "micro_batch_size": 32, "accumulation_steps": 4}
@@ -51,6 +54,22 @@ def write_run(
     lines.append({"key": "run_stop", "value": "success", "time_ms": len(seconds)})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
+
+
+def test_whole_nodes_are_paid_so_that_the_fewest_devices_are_not_the_cheapest() -> None:
+    words = vocabulary()
+    opened = open_recipe("goyal2017", vocabulary=words, overrides=["precision.compute=mixed16"])
+    where = open_cluster("aws-p5", vocabulary=words)
+    made = plan(recipe=opened.recipe, dataset=opened.dataset, cluster=where, workers=64)
+    times, fewest, cheapest = devices_within(made, 3600)
+    assert (fewest.devices, fewest.billed_devices, cheapest.devices, cheapest.billed_devices) == (6, 8, 8, 8)
+    assert fewest.device_hours == pytest.approx(6 * fewest.seconds / 3600)
+    assert fewest.dollars == pytest.approx(98.32 * fewest.seconds / 3600)  # of an instance
+    nodes = np.ceil(times.devices / 8)
+    fit = (times.seconds <= 3600) & (times.devices <= where.num_workers)
+    assert cheapest.dollars == pytest.approx(98.32 / 3600 * (nodes * times.seconds)[fit].min())
+    whole = forecast(plan(recipe=opened.recipe, dataset=opened.dataset, cluster=where, workers=26))
+    assert whole.dollars == pytest.approx(4 * 98.32 * whole.seconds / 3600)
 
 
 @pytest.fixture(scope="module")
