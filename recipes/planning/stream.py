@@ -35,7 +35,7 @@ def held_out(num_samples: int, count: int, labels: np.ndarray | None = None) -> 
 
     The latter come first in a stable argsort of 64-bit draws, which are keyed by nothing but their purpose. With
     `labels` the i-th of the n samples of a class, in that order, has the place (i + 1/2) / n, and those with the lowest
-    places are scored: the same share of every class, up to one sample (Webster's method of apportionment).
+    places are scored: about the same share of every class (Webster's method of apportionment).
 
     Args:
         labels: one integer a sample; None: classes do not count.

@@ -38,7 +38,7 @@ class Validation:
 
     Args:
         fraction: their share of the training split, in (0, 1), rounded down to whole samples.
-        by_class: hold out this share of every class, up to one sample, in place of whichever samples are drawn.
+        by_class: hold out about this share of every class, but none of one with fewer than half of 1 / fraction.
     """
 
     fraction: float

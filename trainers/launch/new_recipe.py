@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.reading.open import open_dataset, open_recipe
 from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
@@ -115,8 +115,9 @@ def write_new_recipe(
     mean, std, measured = _mean_and_deviation(folder, reader, showing)
     try:
         _write(dataset, _dataset_text(name, folder, dataset, reader, mean=mean, std=std, measured=measured))
-        trained = open_split(open_dataset(str(dataset), vocabulary=vocabulary()), "train")
-        counts = np.bincount(trained.labels, minlength=len(reader.class_names(folder)))
+        described = open_dataset(str(dataset), vocabulary=vocabulary())
+        trained, scored = (open_split(described, split).labels for split in ("train", "eval"))
+        counts = np.bincount(trained, minlength=len(reader.class_names(folder)))
         _write(recipe, _recipe_text(_as_text(name), dataset, looks, counts))
         made = open_recipe(str(recipe), vocabulary=vocabulary()).recipe
     except BaseException:
@@ -129,11 +130,13 @@ def write_new_recipe(
     others = f"; passed over: {counted(passed_over, 'other file')}" if passed_over else ""
     larger, batch = typed(recipe.with_name("larger.yaml")), 4 * int(made.batch.global_.sizes[0])
     scaled = [f"  kilobatch recipes scale {typed(recipe)} --batch {batch} -o {larger}"]
+    unscored = [repr(name) for label, name in enumerate(reader.class_names(folder)) if label not in scored]
     unused = [name for name in SCORED if reader.eval not in (None, name) and has_folders(folder / name)]
     score = "  kilobatch evaluate RUN --data {} --split all    # once, at the end"
     return [
         f"{number(len(counts))} classes, {images}{others}",
         f"wrote {dataset}, which describes them, and {recipe}: {chosen}",
+        *([f"none is scored, for want of images, of {listed(unscored, most=5)}"] if unscored else []),
         "next:",
         f"  kilobatch data sheet {typed(recipe)} -o samples.png        # images as the model gets them",
         f"  kilobatch train {typed(recipe)}",

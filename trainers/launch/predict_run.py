@@ -15,11 +15,12 @@ from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reports.wording import percent
 from recipes.schema.image_size import evaluated_size
 from trainers.datasets.augmented import augmented_samples
+from trainers.datasets.inspection import class_called
 from trainers.datasets.samples import IMAGE_SUFFIXES, ImageFiles, UnreadableImage
 from trainers.launch.identity import classes_of
 from trainers.launch.score_run import give_weights, read_scored
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.errors import print_error, print_warnings
+from trainers.runs.errors import UnfitImage, print_error, print_warnings
 from trainers.runs.run_folder import RECIPE, require_run
 from trainers.training.predictions import OF_TOP, TOP, require_table, write_table
 
@@ -61,10 +62,11 @@ def predict_run(
         device: cpu, gpu or auto; None: cpu.
     Returns:
         of each image its `file`, `classes` by name and their `probabilities`, the most probable first: five, or all of
-        up to five. Images that cannot be read are named in warnings and left out.
+        up to five. Images that cannot be read, or do not have the size of the run's, are named in warnings and left
+            out.
     Raises:
-        InputRefused: there is no such run, checkpoint, device or image, or no image in a folder; none can be read, or
-            one differs from the run's in size as the model gets it.
+        InputRefused: there is no such run, checkpoint, device or image, or no image in a folder, or none of them can be
+            used.
     """
     require_run(folder)
     if predictions is not None:
@@ -76,21 +78,23 @@ def predict_run(
     names = classes_of(folder, opened.dataset)
     if not names:
         print_error(f"kilobatch: warning: {folder} has no record of the names of its classes; they are numbers here")
-        names = list(map(str, range(opened.dataset.num_classes)))
-    found = list(_predicted(folder, opened, paths, checkpoint=checkpoint, device=device))
+    found = [
+        (path, labels, [class_called(names, label) for label in labels], shares)
+        for path, labels, shares in _predicted(folder, opened, paths, checkpoint=checkpoint, device=device)
+    ]
     if not found:
-        raise InputRefused("none of the images can be read; give others")
+        raise InputRefused("there is no image that can be used; give others")
     if predictions is not None:
         columns = ("sample", "file", "predicted", "predicted_class", "probability")
-        columns += OF_TOP if len(names) > TOP else ()
+        columns += OF_TOP if opened.dataset.num_classes > TOP else ()
         lines = [
-            (index, path, labels[0], names[labels[0]], shares[0], " ".join(map(str, labels)), " ".join(shares))
-            for index, (path, labels, shares) in enumerate(found)
+            (index, path, labels[0], called[0], shares[0], " ".join(map(str, labels)), " ".join(shares))
+            for index, (path, labels, called, shares) in enumerate(found)
         ]
         write_table(predictions, [columns, *(line[: len(columns)] for line in lines)])
     return [
-        {"file": path, "classes": [names[label] for label in labels], "probabilities": list(map(float, shares))}
-        for path, labels, shares in found
+        {"file": path, "classes": called, "probabilities": list(map(float, shares))}
+        for path, _, called, shares in found
     ]
 
 
@@ -117,23 +121,25 @@ def _predicted(
     recipe, dataset = opened.recipe, opened.dataset
     reader = _Files(paths=paths, channels=dataset.channels)
     load = augmented_samples(recipe, replace(dataset, reader=reader, validation=None, on_bad_image="refuse"), "eval")
-    model, shape = None, _shape_of_the_run(opened)
+    model, trained = None, _shape_of_the_run(opened)
+    shape = trained
     for first in range(0, len(paths), _TOGETHER):
         several = []
         for index in range(first, min(first + _TOGETHER, len(paths))):
             try:
                 image, _ = load(0, index)
-            except UnreadableImage as error:
+                shape = shape or image.shape
+                if image.shape != shape:
+                    here, there = (" x ".join(map(str, each[1:])) for each in (image.shape, shape))
+                    whose = "the run's images" if trained else "images before it"
+                    raise UnfitImage(f"{paths[index]}: {here} pixels as the model gets it, and {whose} are {there}")
+            except (UnreadableImage, UnfitImage) as error:
                 print_error(f"kilobatch: warning: passed over {str(error).partition('; it is sample')[0]}")
                 continue
-            shape = shape or image.shape
-            if image.shape != shape:
-                here, there = (" x ".join(map(str, each[1:])) for each in (image.shape, shape))
-                what = f"is {here} pixels as the model gets it, and the run's images are {there}"
-                raise InputRefused(f"{paths[index]}: {what}; bring it to that size")
             several.append((paths[index], image))
         if several and model is None:
-            model = drawn_model(recipe, dataset)
+            first = _Files(paths=[several[0][0]], channels=dataset.channels)  # lazy layers see an image
+            model = drawn_model(recipe, replace(dataset, reader=first, num_train=1, num_eval=1, validation=None))
             give_weights(model, recipe, path, content, kind)
         if several:
             names, images = zip(*several, strict=True)
@@ -150,7 +156,8 @@ def _shape_of_the_run(opened: OpenedRecipe) -> tuple[int, ...] | None:
     try:
         return augmented_samples(opened.recipe, opened.dataset, "eval")(0, 0)[0].shape
     except (LookupError, OSError, ValueError) as error:
-        print_error(f"kilobatch: warning: images must have the size of the run's, which are not here: {error}")
+        what = "another size than that of the run's images, which are not here, is not noticed"
+        print_error(f"kilobatch: warning: {what}: {error}")
         return None
 
 
@@ -160,16 +167,18 @@ def _image_files(given: Path) -> list[Path]:
     Raises:
         InputRefused: nothing is there, or no image is in a folder.
     """
-    if not given.is_dir():
-        if not given.exists():
-            raise InputRefused(f"{given}: there is no such image or folder")
+    if given.is_file():
         return [given]
-    found = [
-        Path(parent, name)
-        for parent, _, names in os.walk(given)
-        for name in names
-        if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-    ]
+    if not given.is_dir():
+        raise InputRefused(f"{given}: there is no such image or folder")
+    found, seen = [], set()
+    for parent, folders, names in os.walk(given, followlinks=True):
+        if (real := os.path.realpath(parent)) in seen:
+            folders.clear()  # links may lead in a circle
+            continue
+        seen.add(real)
+        paths = (Path(parent, name) for name in names if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != ".")
+        found += [path for path in paths if path.is_file()]  # a pipe would be waited for
     if not found:
         raise InputRefused(f"{given}: holds no file called {', '.join(IMAGE_SUFFIXES)}")
     return sorted(found, key=os.fsencode)

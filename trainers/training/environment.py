@@ -36,13 +36,13 @@ _OF_CUDNN = (
     "nvidia-cuda-nvrtc",
 )
 _OF_IMAGES = ("pillow", "simplejpeg", "opencv-python-headless")
-# Rooms whose code decides what a run computes, and in which order.
+# Rooms and files whose code decides what a run computes, and in which order.
 _NUMERICAL = (
     "lr_schedules",
-    "recipes/planning",
-    "recipes/schema",
+    *(f"recipes/planning/{file}.py" for file in ("division", "random_bits", "rates", "stream", "timeline")),
+    *(f"recipes/schema/{file}.py" for file in ("batch_and_rate", "image_size", "positions")),
     *(f"trainers/{room}" for room in ("augmentations", "communicators", "compat", "datasets", "gradients")),
-    *(f"trainers/{room}" for room in ("kernels", "models", "optimizers", "training")),
+    *(f"trainers/{room}" for room in ("kernels", "losses.py", "models", "optimizers", "training")),
 )
 _PACKAGES = (
     "kilobatch",
@@ -208,7 +208,7 @@ def _versions() -> dict[str, str]:
 def _digest_of_sources() -> str:
     """SHA-256 of the files of kilobatch that decide the numbers of a run."""
     root = Path(trainers.__file__).parents[1]
-    found = (root / "trainers" / "losses.py", *(file for room in _NUMERICAL for file in (root / room).rglob("*.*")))
+    found = (file for name in _NUMERICAL for file in (root / name, *(root / name).rglob("*.*")))
     sources = {file.relative_to(root).as_posix(): file for file in found if file.suffix in (".py", ".c", ".cu", ".h")}
     return sha256_of_parts(part for name, file in sorted(sources.items()) for part in (name, file.read_bytes()))
 

@@ -25,9 +25,9 @@ def require_table(file: Path) -> None:
         InputRefused: it is not called .csv, or its folder is not there.
     """
     if file.suffix.lower() != ".csv":
-        raise InputRefused(f"--predictions {file}: is no .csv file; give another name")
+        raise InputRefused(f"{file}: a table of predictions is a .csv file; give another name")
     if not file.parent.is_dir():
-        raise InputRefused(f"--predictions {file}: there is no folder {file.parent}; make it, or name another")
+        raise InputRefused(f"{file}: there is no folder {file.parent}; make it, or name another")
 
 
 def write_predictions(file: Path, score: Score, samples: Any, classes: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ def write_table(file: Path, lines: Iterable[Sequence[Any]]) -> None:
     try:
         write_whole(file, text.getvalue().encode(errors="surrogateescape"))
     except OSError as error:
-        raise InputRefused(f"--predictions {file} cannot be written: {error.strerror}; give another") from error
+        raise InputRefused(f"{file} cannot be written: {error.strerror}; give another") from error
 
 
 def _lines(score: Score, samples: Any, classes: Sequence[str]) -> Iterator[tuple[Any, ...]]:

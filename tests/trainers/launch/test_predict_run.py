@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 
 import numpy as np
@@ -108,30 +109,34 @@ def test_predictions_are_those_of_the_score_and_need_no_labels(run, tmp_path):
     assert Run(run).predict(str(first)) == predict_run(run, [first])
 
 
-def test_an_image_that_the_model_would_misread_is_refused(run, tmp_path, trained, capsys):
-    draw(tmp_path / "large", 1, side=20)
-    with pytest.raises(InputRefused, match="0.png: is 20 x 20 pixels as the model gets it, and the run's images"):
-        predict_run(run, [tmp_path / "large"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputRefused, match=r"empty: holds no file called \.bmp, "):
-        predict_run(run, [tmp_path / "empty"])
-    with pytest.raises(InputRefused, match="nothing.png: there is no such image or folder"):
-        predict_run(run, [tmp_path / "nothing.png"])
-    draw(tmp_path / "some", 1, side=12)
-    with pytest.raises(InputRefused, match="large/green/0.png: is 20 x 20 pixels"):
-        predict_run(run, [tmp_path / "some", tmp_path / "large/green"])
-
-
-def test_an_image_that_cannot_be_read_is_named_and_left_out(run, tmp_path, trained, capsys):
+def test_images_that_cannot_be_used_are_named_and_left_out(run, tmp_path, trained, capsys):
     cut, whole = tmp_path / "cut.png", trained / "images/red/0.png"
     cut.write_bytes(whole.read_bytes()[:100])
-    (predicted,) = predict_run(run, [cut, whole])
+    draw(tmp_path / "large", 1, side=20)
+    (predicted,) = predict_run(run, [cut, tmp_path / "large/green", whole])
     assert predicted["file"] == str(whole)
     error = capsys.readouterr().err
     assert f"passed over {cut}: not a readable image" in error
+    assert "large/green/0.png: 20 x 20 pixels as the model gets it, and the run's images are 12 x 12" in error
     assert "on_bad_image" not in error
-    with pytest.raises(InputRefused, match="none of the images can be read"):
+    with pytest.raises(InputRefused, match="there is no image that can be used"):
         predict_run(run, [cut])
+
+
+def test_a_folder_is_searched_through_its_links_and_without_waiting_for_pipes(run, tmp_path, trained):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "linked").symlink_to(trained / "images/red")
+    (folder / "again").symlink_to(folder)
+    os.mkfifo(folder / "pipe.jpg")
+    predicted = predict_run(run, [folder])
+    assert [each["classes"][0] for each in predicted] == ["red"] * 8
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputRefused, match=r"empty: holds no file called \.bmp, "):
+        predict_run(run, [tmp_path / "empty"])
+    for nothing in (tmp_path / "nothing.png", folder / "pipe.jpg"):
+        with pytest.raises(InputRefused, match="there is no such image or folder"):
+            predict_run(run, [nothing])
 
 
 def test_many_images_are_several_forwards(run, trained):
@@ -143,9 +148,19 @@ def test_many_images_are_several_forwards(run, trained):
 def test_images_are_classified_where_the_run_s_data_are_gone(run, tmp_path, trained, capsys):
     facts = (run / "dataset.yaml").read_text()
     (run / "dataset.yaml").write_text(facts.replace(str(trained / "images"), str(tmp_path / "gone")))
-    (predicted,) = predict_run(run, [trained / "images/green/3.png"])
+    draw(tmp_path / "large", 1, side=20)
+    (predicted,) = predict_run(run, [trained / "images/green/3.png", tmp_path / "large/red"])
     assert predicted["classes"][0] == "green"
-    assert "images must have the size of the run's, which are not here" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "another size than that of the run's images, which are not here, is not noticed" in error
+    assert "20 x 20 pixels as the model gets it, and images before it are 12 x 12" in error
+
+
+def test_a_model_of_more_classes_than_have_names_has_numbers_for_the_others(run, trained):
+    record = json.loads((run / "identity.json").read_text())
+    write_whole(run / "identity.json", json.dumps({**record, "classes": ["blue"]}))
+    (predicted,) = predict_run(run, [trained / "images/red/0.png"])
+    assert sorted(predicted["classes"]) == ["1", "2", "blue"]
 
 
 def test_classes_without_names_are_numbers_or_those_of_the_data_set_s_file(run, trained, capsys):
