@@ -62,8 +62,7 @@ def predict_run(
         device: cpu, gpu or auto; None: cpu.
     Returns:
         of each image its `file`, `classes` by name and their `probabilities`, the most probable first: five, or all of
-        up to five. Images that cannot be read, or do not have the size of the run's, are named in warnings and left
-            out.
+            up to five. Images that cannot be read, or have another size than the run's, are named in warnings.
     Raises:
         InputRefused: there is no such run, checkpoint, device or image, or no image in a folder, or none of them can be
             used.
@@ -115,6 +114,8 @@ def _predicted(
     """Of each image that can be read its path, labels and probabilities, the most probable first."""
     path, content, kind = read_scored(folder, checkpoint, device)
 
+    from chainer.utils.type_check import InvalidType
+
     from trainers.training.build import drawn_model
     from trainers.training.extensions.evaluation import logits_of, most_probable
 
@@ -138,12 +139,16 @@ def _predicted(
                 continue
             several.append((paths[index], image))
         if several and model is None:
-            first = _Files(paths=[several[0][0]], channels=dataset.channels)  # lazy layers see an image
-            model = drawn_model(recipe, replace(dataset, reader=first, num_train=1, num_eval=1, validation=None))
+            example = _Files(paths=[several[0][0]], channels=dataset.channels)  # lazy layers see an image
+            model = drawn_model(recipe, replace(dataset, reader=example, num_train=1, num_eval=1, validation=None))
             give_weights(model, recipe, path, content, kind)
         if several:
             names, images = zip(*several, strict=True)
-            logits = logits_of(model, np.stack(images), flipped=recipe.evaluation.flipped)
+            try:
+                logits = logits_of(model, np.stack(images), flipped=recipe.evaluation.flipped)
+            except InvalidType as error:  # the size of the run's images is not known
+                what = f"the run's model does not take images of {' x '.join(map(str, shape[1:]))} pixels"
+                raise InputRefused(f"{what}; bring them to the size of the run's") from error
             top = most_probable(logits.array, min(TOP, dataset.num_classes))
             for name, labels, shares in zip(names, *(each.tolist() for each in top), strict=True):
                 yield name, labels, [f"{share:.6g}" for share in shares]

@@ -173,3 +173,24 @@ def test_classes_without_names_are_numbers_or_those_of_the_data_set_s_file(run, 
         file.write("classes: [azul, verde, rojo]\n")
     assert predict_run(run, [image])[0]["classes"][0] == "rojo"
     assert capsys.readouterr().err == ""
+
+
+def test_a_model_of_one_size_refuses_another_in_words(tmp_path, trained, kilobatch, monkeypatch):
+    (tmp_path / "fixed_net.py").write_text(
+        "import chainer, chainer.links as L\n\n\nclass Net(chainer.Chain):\n"
+        "    def __init__(self, num_classes, channels):\n        super().__init__()\n"
+        "        with self.init_scope():\n            self.head = L.Linear(144 * channels, num_classes)\n\n"
+        "    def forward(self, images_NCHW):\n        return self.head(images_NCHW)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run"
+    words = ("--set", "model={kind: fixed_net.Net}", "--set", "epochs=1", "--allow-code", "--no-report")
+    done = kilobatch("train", trained / "recipe.yaml", *words, "--out", out, ranks=1)
+    assert done.returncode == 0, done.stderr
+    (predicted,) = predict_run(out, [trained / "images/green/3.png"], allow_code=True)
+    assert len(predicted["classes"]) == 3
+    facts = (out / "dataset.yaml").read_text()
+    (out / "dataset.yaml").write_text(facts.replace(os.fspath(trained / "images"), os.fspath(tmp_path / "gone")))
+    draw(tmp_path / "large", 1, side=20)
+    with pytest.raises(InputRefused, match="the run's model does not take images of 20 x 20 pixels"):
+        predict_run(out, [tmp_path / "large"], allow_code=True)
