@@ -86,6 +86,10 @@ def search(request: SearchRequest) -> int:
             with folders.opened_storage(storage_name, folder) as storage:
                 study = new_study(opened.search, storage=storage, name=record["study"])
                 folders.own_study(study, folder, record)
+                measures = [it.metric for it in (*opened.search.objectives, *opened.search.constraints)]
+                if "device_hours" not in record and "device_hours" in measures and finished(study):
+                    what = "device_hours of the trials before count the start of their ranks, new ones training only"
+                    print_error(f"warning: {folder} was begun by an older version: {what}")
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
                 return _search_study(opened, study, request, folder, groups, code=record["code"])
         except StorageInternalError as error:
