@@ -134,15 +134,13 @@ def _search_study(
     confirmed = display.confirmed
     best = []
     if not supervisor.recipe_changed():
-        best = write_best(folder, opened, study, confirmed=confirmed)
+        best = write_best(folder, opened, study, confirmed=confirmed, note=display.unconfirmed)
     states = Counter(map(state_of, finished(study)))
     display.say(trials_text(states, search.budget.trials))
     if display.ended_by:
         display.say(f"ended: {display.ended_by} is spent")
-    (ended, runs), (limit, *_) = display.confirmation, display.ended_by.split(" ")
-    if ended < runs:
-        way_out = f"; raise budget.{limit}, with budget.trials at {states.total()}" if limit.endswith("hours") else ""
-        display.say(f"confirmation: {ended} of {runs} runs{way_out}")
+    if display.unconfirmed:
+        display.say(display.unconfirmed)
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")
     options = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""
