@@ -48,8 +48,8 @@ def search(request: SearchRequest) -> int:
     """
     with refuse_unreachable():
         if (Path(request.search) / SEARCH).is_file():
-            what, way_out = "is the folder of a search", "a search goes on by its own file, and this folder as --out"
-            raise refused(request.search, what, way_out)
+            what = f"is the folder of the search {folders.read_record(Path(request.search)).get('study', 'in it')}"
+            raise refused(request.search, what, "a search goes on by its own file or name, and this folder as --out")
     words = search_vocabulary(allow_code=request.allow_code)
     opened = folders.opened_or_begun_before(
         partial(open_search, request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data),
