@@ -275,7 +275,8 @@ class SearchChecks:
             way_out = f"write {_COMPLEMENT}{own.partition('-')[2].strip()}, with a blank on each side"
             self.reading.refuse(at, "is no path of a recipe", way_out, at_key=True)
         for reserved, why in _NOT_SEARCHED.items():
-            clash = key == "space" or reserved == "evaluation.every"
+            # An older version searched over some of them: `of_run` opens it, so that the error can say so.
+            clash = (key == "space" and not self.options.get("of_run")) or reserved == "evaluation.every"
             if clash and (path == reserved or path.startswith(f"{reserved}.") or reserved.startswith(f"{path}.")):
                 self.reading.refuse(at, f"cannot be part of a search: {why}", "remove it", at_key=True)
         for given in [*space, *(self.search.fixed if key == "space" else ())]:

@@ -44,7 +44,7 @@ from trainers.runs.run_folder import (
 )
 from trainers.search.folder import SEARCH, code_changes, code_of, opened_or_begun_before, read_study
 from trainers.search.outcome import SearchRequest
-from trainers.search.results import BEST, confirmed_in, recipe_text
+from trainers.search.results import BEST, confirmed_in, confirmed_text, recipe_text
 from trainers.search.start import search
 
 FRONTIER, RECIPES = "frontier.yaml", "recipes.yaml"  # the second: each method's recipe, resolved, and its data
@@ -248,7 +248,7 @@ def _write_best(opened: OpenedFrontier, part: Part) -> None:
     search = open_search(part.file, **opened.options)
     with read_study(part.folder) as study:
         confirmed, _ = confirmed_in(part.folder, search.search, study)
-    own = next((one for one in confirmed if one.trial == part.best.number), None)
+    own = [confirmed_text(search.search, one) for one in confirmed if one.trial == part.best.number]
     write_whole(part.folder / BEST, recipe_text(search, part.best, own))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -19,6 +20,8 @@ from trainers.runs.checkpoint import CheckpointContent, CheckpointError, load_in
 _LEAVES = {"W": "weight", "b": "bias", "gamma": "weight", "beta": "bias"}
 _LEAVES |= {"avg_mean": "running_mean", "avg_var": "running_var"}
 _EPSILON = 1e-5  # PyTorch's default, and that of torchvision's and timm's ResNets
+_TORCHVISION = {"padded_pool": True, "blur_pool": False}  # its pooling, by the keys of `model`
+_OLDER = "of an older export of your own run, give the checkpoint's weights.safetensors"
 _EXPORT = "give the file that `kilobatch export RUN --format safetensors` writes"
 
 
@@ -88,25 +91,24 @@ def pooling_of(model: chainer.Link) -> dict[str, bool]:
 
 def why_not_torch(model: chainer.Link) -> str | None:
     """Why a ResNet with the same weights gives other logits in torchvision, and a way out; None if it does not."""
-    pooling = pooling_of(model)
-    if pooling["blur_pool"]:
-        return "torchvision has no blurred convolutions; write `blur_pool: false` into `model`"
-    if not pooling["padded_pool"]:
-        return "the first pooling is not torchvision's; write `padded_pool: true` into `model`"
-    return None
+    keys = _other_keys(model, _TORCHVISION)
+    return f"the model's pooling is another; write `{keys}` into `model`" if keys else None
+
+
+def _other_keys(model: chainer.Link, pooling: Mapping[str, bool]) -> str:
+    """The keys in which a ResNet has another pooling than this, with the values of this."""
+    here = pooling_of(model)
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in pooling.items() if here[key] != value)
 
 
 def _require_pooling(model: chainer.Link, file: str, facts: Mapping[str, str]) -> None:
     """Refuse weights of a ResNet with another pooling: that of a file without these facts is torchvision's."""
-    if "model.padded_pool" not in facts:
-        if (why := why_not_torch(model)) is not None:
-            what, _, way_out = why.partition("; ")
-            raise UnfitWeights("weights", f"{file} has torchvision's names, and {what}", way_out)
-        return
-    for key, here in pooling_of(model).items():
-        if (trained := facts.get(f"model.{key}") == "true") != here:
-            way_out = f"write `{key}: true` into `model`" if trained else "leave it out of `model`"
-            raise UnfitWeights("weights", f"{file} was trained {'with' if trained else 'without'} {key}", way_out)
+    what, more, trained = "has torchvision's names, and the model another pooling", f"; {_OLDER}", _TORCHVISION
+    if "model.padded_pool" in facts:
+        trained = {key: facts.get(f"model.{key}") == "true" for key in trained}
+        what, more = "was trained with another pooling", ""
+    if keys := _other_keys(model, trained):
+        raise UnfitWeights("weights", f"{file} {what}", f"write `{keys}` into `model`{more}")
 
 
 def to_torch(model: chainer.Link, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -85,7 +85,7 @@ def folder_record(folder: Path, opened: OpenedSearch, *, resume: bool, storage: 
         begun = (LOG, "study.", JOBS)  # what is written before `search.yaml`
         if not folder.is_dir() or not all(path.name.startswith(begun) for path in folder.iterdir()):
             runs.require_usable(folder, resume=False)
-        return {"storage": "sqlite", "study": opened.search.name, **own}
+        return {"storage": "sqlite", "study": opened.search.name, "device_hours": "of training", **own}
     before = {"code": own["code"], **read_record(folder)}  # older folders have no code
     changed = runs.differences(*map(_compared, (before, before | own))) + code_changes(before["code"], own["code"])
     if changed:

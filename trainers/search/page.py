@@ -50,6 +50,7 @@ def write_search_page(
     *,
     epochs: float,
     confirmed: Sequence[Confirmed] = (),
+    note: str = "",
     live: float = 0.0,
 ) -> None:
     """Write the page of a search into its folder, whole or not at all.
@@ -57,6 +58,7 @@ def write_search_page(
     Args:
         epochs: of a trial that does not search them.
         confirmed: trials trained again on fresh seeds, the best first, if they were.
+        note: how many of their runs have ended, while some have not.
         live: seconds after which the page looks for what is new, while the search runs; 0: it has ended.
     """
     trials, best = begun(study), best_by_seeds(study, confirmed)
@@ -66,7 +68,7 @@ def write_search_page(
     counts = results.trials_text(Counter(row["state"] for row in rows), search.budget.trials)
     running = f"The search runs; this is its state of {time.strftime('%Y-%m-%d %H:%M:%S')}."
     now = [
-        tag("p", _verdict(search, best, confirmed), class_="verdict"),
+        tag("p", _verdict(search, best, confirmed, note), class_="verdict"),
         tag("p", f"{counts}; {number(results.device_hours(study, rows), digits=3)} device-hours", class_="muted"),
         *([tag("p", running, class_="muted")] if live else []),
         *([tag("h2", "Confirmed"), *(tag("p", confirmed_text(search, one)) for one in confirmed)] if confirmed else []),
@@ -92,15 +94,16 @@ def write_search_page(
     )
 
 
-def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Confirmed]) -> str:
+def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Confirmed], note: str) -> str:
+    more = f"; {note}." if note else "."
     if confirmed:
-        return f"Best on fresh seeds is trial {confirmed[0].trial}."
+        return f"Best on fresh seeds is trial {confirmed[0].trial}{more}"
     kept = " of those that keep the constraints" if search.constraints else ""
     if not best:
         return f"No trial{kept} is complete."
     if len(search.objectives) > 1:
         return f"{counted(len(best), 'trial')} that no other one beats in everything."
-    return f"Trial {best[0].number} is best{kept}, with {results.scores(search, best[0].values)}."
+    return f"Trial {best[0].number} is best{kept}, with {results.scores(search, best[0].values)}{more}"
 
 
 def _table(rows: Sequence[Mapping[str, Any]], search: Search, best: Sequence[FrozenTrial]) -> Markup:

@@ -19,7 +19,7 @@ from recipes.reports.wording import number, percent
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.launch.verdict import t_quantile
-from trainers.runs.metrics_file import ending_of, has_diverged
+from trainers.runs.metrics_file import has_diverged
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
 from trainers.search import study as studies
@@ -129,27 +129,29 @@ def best_by_seeds(study: optuna.Study, confirmed: Sequence[Confirmed]) -> list[F
 
 
 def write_best(
-    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Sequence[Confirmed] = ()
+    folder: Path, opened: OpenedSearch, study: optuna.Study, *, confirmed: Sequence[Confirmed] = (), note: str = ""
 ) -> list[tuple[FrozenTrial, Path]]:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns both.
 
-    `confirmed` as by `confirmed_in`.
+    `confirmed` as by `confirmed_in`; `note` goes into the head of the file too.
     """
+    notes = [confirmed_text(opened.search, one) for one in confirmed[:1]] + [note] * bool(note)
     best, front = best_by_seeds(study, confirmed), folder / PARETO
     several = len(opened.search.objectives) > 1
     written = [(trial, front / f"trial-{trial.number:04d}.yaml" if several else folder / BEST) for trial in best]
     for trial, path in written:
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, recipe_text(opened, trial, next(iter(confirmed), None)))
+        write_whole(path, recipe_text(opened, trial, notes))
     for path in set(front.glob("trial-*.yaml")) - {path for _, path in written}:
         path.unlink()
     return written
 
 
-def recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed | None) -> str:
+def recipe_text(opened: OpenedSearch, trial: FrozenTrial, notes: Sequence[str]) -> str:
     """The recipe's file as text: values that the search changed have the origin `search NAME trial 17`.
 
-    It has no `extends` and no claims, and is evaluated as often as the recipe that was searched over.
+    It begins with the scores and `notes`, has no `extends` and no claims, and is evaluated as often as the recipe that
+    was searched over.
     """
     search, base = opened.search, opened.base
     given = dict(trial.params)
@@ -158,10 +160,8 @@ def recipe_text(opened: OpenedSearch, trial: FrozenTrial, confirmed: Confirmed |
         given["dataset"] = str(dataset.resolve())
     recipe = open_recipe(base.path, **trial_changes(search, trial.number, given), **opened.options)
     seeds = f", the mean of {search.seeds_per_trial} seeds," if search.seeds_per_trial > 1 else ""
-    head = f"# {scores(search, trial.values, named=True)}{seeds} in trial {trial.number} of the search {search.name}"
-    if confirmed is not None:
-        head += f"; {confirmed_text(search, confirmed)}"
-    head += f" ({str(trial.datetime_complete)[:19]})\n"
+    first = f"{scores(search, trial.values, named=True)}{seeds} in trial {trial.number} of the search {search.name}"
+    head = f"# {'; '.join([first, *notes])} ({str(trial.datetime_complete)[:19]})\n"
     if "dataset" in given:
         head += "# `dataset` is a path of this machine; `kilobatch recipes pack` of this file takes that file along\n"
     return head + resolved_text(recipe.tree, recipe.origins)
@@ -183,36 +183,38 @@ def to_confirm(search: Search, study: optuna.Study) -> list[FrozenTrial]:
 
 
 def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> tuple[list[Confirmed], tuple[int, int]]:
-    """What runs with fresh seeds say of the trials that are the best now, the best first; without those of one run.
+    """What runs with fresh seeds say of the trials that are the best now, the best first.
 
-    Nothing before all these runs have ended: a trial must not win for want of an opponent. Those of which the fewest
-    runs are `broken` come first, then the best mean: a target that is missed is never best.
+    Each by as many runs as all of them have, at least 2, so that none wins for want of an opponent. A run without a
+    result, killed or failed, has not ended: the next session tries it again. Those of which the fewest runs are
+    `broken` come first, then the best mean: a target that is missed is never best.
 
     Returns:
-        (the confirmed trials, (how many of the runs have ended, with a result or not, how many there are to be)).
+        (the confirmed trials, (how many of the runs have ended with a result, how many there are to be)).
     """
-    objective, confirmed, ended, best = search.objectives[0], [], 0, to_confirm(search, study)
-    for trial in best:
-        values, broken, runs = [], 0, confirm_folder(folder, trial.number).glob("seed-*")
-        ended += min(search.confirm.seeds, sum(ending_of(run) not in ("", "stopped") for run in runs))
-        for run in ended_confirmations(folder, trial.number):
+    objective, confirmed, best = search.objectives[0], [], to_confirm(search, study)
+    seeds = search.confirm.seeds if best else 0
+    ended = [ended_confirmations(folder, trial.number)[:seeds] for trial in best]
+    least = min(map(len, ended), default=0)
+    for trial, runs in zip(best, ended, strict=True) if least > 1 else ():
+        values, broken = [], 0
+        for run in runs[:least]:
             value, breaks = objective.worst, has_diverged(run)  # perhaps before its first evaluation
             if not breaks:
                 (value, *_), violations = trial_result(search, [metrics_lines(run)])
                 breaks = any(violation > 0 for violation in violations.values())
             values.append(objective.worst if breaks and search.has_goal else value)
             broken += breaks
-        if len(values) > 1:
-            mean, half = fmean(values), math.inf
-            if all(map(math.isfinite, values)):
-                half = t_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-            most = 1.0 if objective.metric == "accuracy" else math.inf
-            low, high = max(0.0, mean - half), min(most, mean + half)
-            one = Confirmed(trial=trial.number, values=values, mean=mean, low=low, high=high, broken=broken)
-            confirmed.append(one)
-    sign, runs = -1 if objective.direction == "maximize" else 1, len(best) * (search.confirm.seeds if best else 0)
+        mean, half = fmean(values), math.inf
+        if all(map(math.isfinite, values)):
+            half = t_quantile(0.975, least - 1) * stdev(values) / math.sqrt(least)
+        most = 1.0 if objective.metric == "accuracy" else math.inf
+        low, high = max(0.0, mean - half), min(most, mean + half)
+        one = Confirmed(trial=trial.number, values=values, mean=mean, low=low, high=high, broken=broken)
+        confirmed.append(one)
+    sign = -1 if objective.direction == "maximize" else 1
     confirmed.sort(key=lambda one: (one.broken, sign * one.mean, one.trial))
-    return confirmed if ended == runs else [], (ended, runs)
+    return confirmed, (sum(map(len, ended)), seeds * len(best))
 
 
 def confirmed_text(search: Search, confirmed: Confirmed) -> str:

@@ -48,8 +48,8 @@ def search(request: SearchRequest) -> int:
     """
     with refuse_unreachable():
         if (Path(request.search) / SEARCH).is_file():
-            what, way_out = "is the folder of a search", "a search goes on by its own file, and this folder as --out"
-            raise refused(request.search, what, way_out)
+            what = f"is the folder of the search {folders.read_record(Path(request.search)).get('study', 'in it')}"
+            raise refused(request.search, what, "a search goes on by its own file or name, and this folder as --out")
     words = search_vocabulary(allow_code=request.allow_code)
     opened = folders.opened_or_begun_before(
         partial(open_search, request.search, vocabulary=words, allow_code=request.allow_code, data_root=request.data),
@@ -86,6 +86,10 @@ def search(request: SearchRequest) -> int:
             with folders.opened_storage(storage_name, folder) as storage:
                 study = new_study(opened.search, storage=storage, name=record["study"])
                 folders.own_study(study, folder, record)
+                measures = [it.metric for it in (*opened.search.objectives, *opened.search.constraints)]
+                if "device_hours" not in record and "device_hours" in measures and finished(study):
+                    what = "device_hours of the trials before count the start of their ranks, new ones training only"
+                    print_error(f"warning: {folder} was begun by an older version: {what}")
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
                 return _search_study(opened, study, request, folder, groups, code=record["code"])
         except StorageInternalError as error:
@@ -130,15 +134,13 @@ def _search_study(
     confirmed = display.confirmed
     best = []
     if not supervisor.recipe_changed():
-        best = write_best(folder, opened, study, confirmed=confirmed)
+        best = write_best(folder, opened, study, confirmed=confirmed, note=display.unconfirmed)
     states = Counter(map(state_of, finished(study)))
     display.say(trials_text(states, search.budget.trials))
     if display.ended_by:
         display.say(f"ended: {display.ended_by} is spent")
-    (ended, runs), (limit, *_) = display.confirmation, display.ended_by.split(" ")
-    if ended < runs:
-        way_out = f"; raise budget.{limit}, with budget.trials at {states.total()}" if limit.endswith("hours") else ""
-        display.say(f"confirmation: {ended} of {runs} runs{way_out}")
+    if display.unconfirmed:
+        display.say(display.unconfirmed)
     for one in confirmed:
         display.say(f"confirmed: {confirmed_text(search, one)}")
     options = f" -n {search.ranks_per_trial}" if search.ranks_per_trial > 1 else ""

@@ -31,7 +31,7 @@ from trainers.runs.run_folder import LOG, FolderRefused, write_whole
 from trainers.search import results
 from trainers.search.page import write_search_page
 from trainers.search.results import Confirmed, confirmed_in, confirmed_text, device_hours, row_of, trials_text
-from trainers.search.study import SPENT, begun
+from trainers.search.study import SPENT, begun, finished
 
 STATUS = "status.json"  # written by the supervisor, every few seconds
 _SILENT_SECONDS = 60.0  # after which a supervisor on another host is taken for dead
@@ -81,6 +81,15 @@ class Display:
         """How long all sessions have searched."""
         return self._spent + time.monotonic() - self._began
 
+    @property
+    def unconfirmed(self) -> str:
+        """How many runs with fresh seeds have ended, and once the search has how the rest can; empty if all have."""
+        (ended, runs), (limit, *_) = self.confirmation, self.ended_by.split(" ")
+        way_out = "; the same command trains the rest" if self.stopped_by else ""
+        if limit.endswith("hours"):
+            way_out = f"; raise budget.{limit}, with budget.trials at {len(finished(self.study))}"
+        return f"confirmation: {ended} of {runs} runs{way_out}" if ended < runs else ""
+
     def say(self, text: str) -> None:
         """Print a line on the console and write it to the log."""
         text = printable(text)
@@ -118,6 +127,7 @@ class Display:
                     self.search,
                     epochs=self._epochs,
                     confirmed=self.confirmed,
+                    note=self.unconfirmed,
                     live=0.0 if ended else self._page_every,
                 )
             self._page_every = max(self._page_every, (time.monotonic() - began) / _PAGE_SHARE)
@@ -184,6 +194,7 @@ class Display:
             "running": running,
             "set_aside": self.set_aside,
             "confirmation": self.confirmation,
+            "unconfirmed": self.unconfirmed,
             "confirmed": [{**asdict(one), "text": confirmed_text(self.search, one)} for one in self.confirmed],
             "written": time.time(),
             "host": socket.gethostname(),
@@ -221,8 +232,7 @@ def status_text(tree: Mapping[str, Any]) -> str:
     lines.append(trials_text(states, budget["trials"]) + left)
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
     lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
-    ended, runs = tree.get("confirmation", (0, 0))  # older versions wrote none, and texts below
-    lines += [f"confirmation: {ended} of {runs} runs"] if ended < runs else []
+    lines += [tree["unconfirmed"]] if tree.get("unconfirmed") else []  # older versions wrote none, and texts below
     lines += [f"confirmed: {one if isinstance(one, str) else one['text']}" for one in tree["confirmed"]]
     lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]

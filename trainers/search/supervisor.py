@@ -176,7 +176,9 @@ class Supervisor:
         """Why the search ended before its budget; empty where it did not."""
         left = self.search.budget.trials - len(studies.finished(self.study))
         if left <= 0 or self.spent_limit():
-            return ""
+            ended, runs = self.display.confirmation
+            are_left = ended < runs and not self.spent_limit(with_patience=False)
+            return f"{runs - ended} of {runs} runs with fresh seeds are left" if are_left else ""
         why = "; ".join(f"{group.name} is set aside: {group.set_aside}" for group in self.groups if group.set_aside)
         return f"{left} of {self.search.budget.trials} trials are left: {why}"
 
@@ -257,7 +259,7 @@ class Supervisor:
     def _confirmations(self) -> list[_Work]:
         """The best trials, each with fresh seeds, without the runs that an earlier session has ended."""
         confirm, works = self.search.confirm, []
-        if confirm is None or self.stopped_by or self.unspent():
+        if confirm is None or self.stopped_by:
             return []
         first, best = self.opened.base.recipe.seed + FRESH_SEED, to_confirm(self.search, self.study)
         spent = self.study.user_attrs.get(studies.CONFIRM_RANK_SECONDS, {})

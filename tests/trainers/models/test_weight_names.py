@@ -130,8 +130,10 @@ def test_the_last_layer_of_a_deep_resnet_is_excepted_by_either_name(tmp_path):
 def test_torchvisions_weights_are_refused_where_the_logits_would_be_others(tmp_path):
     source = resnet(padded_pool=True)
     file = saved(tmp_path, to_torch(source, weights_of(source)))
-    with pytest.raises(InputRefused, match="write `padded_pool: true` into `model`"):
+    with pytest.raises(InputRefused, match="write `padded_pool: true` into `model`; of an older export"):
         begin_with(resnet(), Init(weights=file))
+    with pytest.raises(InputRefused, match="write `padded_pool: true, blur_pool: false` into `model`"):
+        begin_with(resnet(blur_pool=True), Init(weights=file))
     with pytest.raises(InputRefused, match="write `blur_pool: false` into `model`"):
         begin_with(resnet(padded_pool=True, blur_pool=True), Init(weights=file))
 
@@ -140,8 +142,8 @@ def test_torchvisions_weights_are_refused_where_the_logits_would_be_others(tmp_p
     ("trained", "begun", "message"),
     [
         ({}, {}, None),
-        ({}, {"padded_pool": True}, "was trained without padded_pool; leave it out of `model`"),
-        ({"blur_pool": True}, {}, "was trained with blur_pool; write `blur_pool: true` into `model`"),
+        ({}, {"padded_pool": True}, "trained with another pooling; write `padded_pool: false` into `model`"),
+        ({"blur_pool": True}, {"padded_pool": True}, "write `padded_pool: false, blur_pool: true` into `model`"),
     ],
 )
 def test_weights_of_ones_own_resnet_need_the_pooling_that_their_file_says(tmp_path, trained, begun, message):

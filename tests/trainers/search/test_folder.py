@@ -138,6 +138,17 @@ def test_a_search_that_was_begun_before_the_rule_that_refuses_its_recipe_is_refu
     refused(way_out)
 
 
+def test_a_search_over_the_held_out_samples_that_an_older_version_began_is_refused_with_these_words(tmp_path):
+    file, folder = tmp_path / "mine.yaml", tmp_path / "out"
+    space = "space: {evaluation.held_out: {kind: Float, low: 0.1, high: 0.3}}"
+    file.write_text(f"kilobatch: 1\nrecipe: digits/batch_256\nbudget: {{trials: 2}}\n{space}\n")
+    begun = folder_record(folder, open_search(file, vocabulary=search_vocabulary(), of_run=True), resume=False)
+    folder.mkdir()
+    own_study(optuna.create_study(), folder, begun)
+    with pytest.raises(RecipeError, match=f"by which samples .*; {folder} was begun by an older version, "):
+        search(SearchRequest(search=str(file), out=folder))
+
+
 def test_a_study_and_a_folder_are_each_others_only_one(tmp_path, digits):
     study = optuna.create_study()
     own_study(study, tmp_path, folder_record(tmp_path, digits, resume=False))

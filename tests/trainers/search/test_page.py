@@ -201,6 +201,8 @@ def test_confirmed_trials_stand_above_the_trials_and_decide_the_best(study, page
     confirmed = [Confirmed(trial=4, values=(0.9, 0.92), mean=0.91, low=0.9, high=0.92)]
     confirmed.append(Confirmed(trial=0, values=(0.8, 0.9), mean=0.85, low=0.81, high=0.89))
     study.add_trial(trial(TrialState.COMPLETE, [0.85], 0.1, "a"))
+    note = "confirmation: 1 of 4 runs"
+    assert f"is best, with 90.00&nbsp;%; {note}." in page(study, search, note=note)
     text = page(study, search, confirmed=confirmed)
     assert "Best on fresh seeds is trial 4." in text
     assert re.findall(r"<b>([^<]*)</b>", text.partition("<h2>Trials</h2>")[2]) == ["85.00&nbsp;%"]

@@ -35,8 +35,9 @@ def test_the_recipe_of_a_trial_says_how_a_data_set_file_goes_with_it(open_text):
     head = "kilobatch: 1\nname: mine\nrecipe: net.yaml\nsampler: {kind: RandomSampler}\n"
     opened = open_text(TEXT.replace(", {metric: device_hours}", ""), head)
     study = study_of(opened.search, values=(0.5,))
-    write_best(Path(), opened, study)
-    (note,) = Path("best.yaml").read_text().splitlines()[1:2]
+    write_best(Path(), opened, study, note="confirmation: 3 of 6 runs")
+    head, note = Path("best.yaml").read_text().splitlines()[:2]
+    assert head.startswith("# accuracy 50.00 % in trial 0 of the search mine; confirmation: 3 of 6 runs (")
     assert note.startswith("# `dataset` is a path of this machine; `kilobatch recipes pack` ")
     assert len(note) <= 120
 
@@ -66,13 +67,11 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
         write(tmp_path, 2, seed, 0.9 if seed else None, "success" if seed else "failed")  # it diverged: the worst
         faults = {"ending": "failed", "cause": "TooManyBadImages"}  # the machine's
         write(tmp_path, 8, seed, 0.99, **(faults if seed == 2 else {}))
-        write(tmp_path, 5, seed, 0.99, **(faults if seed else {}))  # one run has no interval
-    search = made(confirm=Confirm(top=5, seeds=3))
-    study = study_of(search, [0.9 if number in (2, 3, 5, 8, 11) else 0.5 for number in range(13)])
-    (first, second, third, fourth), runs = confirmed_in(tmp_path, search, study)
-    assert runs == (15, 15)
-    assert (first.trial, first.values) == (8, [0.99, 0.99])
-    first, second, third = second, third, fourth
+        write(tmp_path, 5, seed, 0.99, **(faults if seed else {}))
+    search = made(confirm=Confirm(top=3, seeds=3))
+    study = study_of(search, [0.9 if number in (2, 3, 11) else 0.5 for number in range(13)])
+    (first, second, third), runs = confirmed_in(tmp_path, search, study)
+    assert runs == (9, 9)
     assert first.trial == 11
     assert (first.mean, first.low, first.high) == pytest.approx((0.95, 0.95, 0.95))
     assert (second.trial, second.values) == (3, [0.8, 0.9, 1.0])
@@ -81,9 +80,17 @@ def test_the_best_mean_wins_with_its_interval(tmp_path, made):
     assert confirmed_text(made(), third).endswith("; 1 diverged, missed the target or broke a constraint")
     top = made(confirm=Confirm(top=1, seeds=2))  # since then another trial has become the best
     assert confirmed_in(tmp_path, top, study_of(top)) == ([], (0, 2))
-    (tmp_path / "confirm" / "trial-0003" / "seed-0" / "metrics.jsonl").unlink()  # such as before it began
+    # By as many runs as all trials have: 2 of 8, 3 of 3 and 11, without one of an earlier session for more seeds.
+    write(tmp_path, 3, 3, 0.99)
     write(tmp_path, 11, 3, 0.99, "stopped")
-    assert confirmed_in(tmp_path, search, study) == ([], (14, 15))
+    for seeds, ended in ((3, 8), (4, 9)):
+        search = made(confirm=Confirm(top=3, seeds=seeds))
+        found, runs = confirmed_in(tmp_path, search, study_of(search, [0.5] * 3 + [0.9] + [0.5] * 4 + [0.9, 0, 0, 0.9]))
+        assert runs == (ended, 3 * seeds)
+        assert [(one.trial, one.values) for one in found] == [(8, [0.99] * 2), (11, [0.95] * 2), (3, [0.8, 0.9])]
+    search = made(confirm=Confirm(top=4, seeds=3))  # 5 has one run, which has no interval
+    alone = study_of(search, [0.9 if number in (3, 5, 8, 11) else 0.5 for number in range(13)])
+    assert confirmed_in(tmp_path, search, alone) == ([], (9, 12))
     text = "trial 3: 90.00 % (95 %: 65.16 % to 100.00 %) by 3 fresh seeds, 80.00 %, 90.00 %, 100.00 %"
     assert confirmed_text(made(), second) == text
 

@@ -13,7 +13,7 @@ from recipes.errors import InputRefused, RecipeError
 from trainers.search import start
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import _search_study, search
-from trainers.search.study import new_study
+from trainers.search.study import new_study, next_trial
 
 TEXT = """\
 objective: [{metric: accuracy}, {metric: device_hours}]
@@ -147,12 +147,27 @@ def test_a_search_goes_on_without_its_prior_once_all_that_is_drawn_from_it_is_en
         return search(request)
 
     assert trials_of(1) == 1
-    with pytest.raises(RecipeError, match="out: is the folder of a search; a search goes on by its own file"):
+    with pytest.raises(RecipeError, match="out: is the folder of the search mine; .* by its own file or name"):
         search(replace(request, search=str(tmp_path / "out")))
     (tmp_path / "known.yaml").unlink()
     assert trials_of(1) == 1
     with pytest.raises(RecipeError, match="known.yaml"):
         trials_of(2)
+
+
+def test_device_hours_that_an_older_version_measured_are_warned_of(open_text, monkeypatch, tmp_path, capsys):
+    def one_more(opened, study, *others, code):
+        study.tell(next_trial(study, opened.search), 0.5)
+
+    monkeypatch.setattr(start, "_search_study", one_more)
+    request, record = SearchRequest(search="mine.yaml", out=tmp_path / "out"), tmp_path / "out" / "search.yaml"
+    open_text(f"objective: {{metric: device_hours}}\nbudget: {{trials: 9}}\n{SPACE}")
+    for _ in range(2):
+        search(request)
+    assert "warning" not in capsys.readouterr().err
+    record.write_text(record.read_text().replace("device_hours: of training\n", ""))
+    search(request)
+    assert f"warning: {record.parent} was begun by an older version: device_hours of the" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -232,10 +232,11 @@ def test_the_best_is_that_by_fresh_seeds_once_all_their_runs_have_ended(display,
             confirm(0, seed, 0.7)
         state = RunState(total_updates=20, total_samples=160, num_train=32)
         shown.running = {(1, seed): running_row(5.0, 10.0, state) for seed in (1000, 1001)}
+        shown.stopped_by = "a signal"
         shown.show(ended=True)
         *_, best, count, first, second = status(tmp_path)
         assert best.startswith("best: trial 0, 90.00 %")
-        assert count == "confirmation: 2 of 4 runs"
+        assert count == "confirmation: 2 of 4 runs; the same command trains the rest"
         assert first == "stopped: trial 1, with seed 1000, for 5.0 s"
         assert [row["seed"] for row in status_tree(tmp_path)["running"]] == [1000, 1001]
         shown.running = {}

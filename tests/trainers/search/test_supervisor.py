@@ -90,6 +90,29 @@ def test_runs_with_fresh_seeds_count_in_device_hours_and_begin_none_once_these_a
     assert own.spent_limit() == "{} {:g}".format(*limit.popitem())
 
 
+@pytest.mark.parametrize(
+    ("trials", "limit", "way_out"),
+    [
+        (2, {}, "the same command trains the rest"),
+        (9, {"patience": 1}, "the same command trains the rest"),
+        (9, {"device_hours": 0.5}, "raise budget.device_hours, with budget.trials at 2"),
+    ],
+)
+def test_a_search_whose_runs_with_fresh_seeds_have_no_result_says_how_they_get_one(
+    supervisor, tmp_path, trials, limit, way_out
+):
+    own = supervisor(budget=Budget(trials=trials, **limit), confirm=Confirm(top=1, seeds=2))
+    own.opened.base = SimpleNamespace(recipe=SimpleNamespace(seed=0))
+    for value in (0.5, 0.4):
+        own.study.tell(next_trial(own.study, own.search), value)
+    own.study.set_user_attr(CONFIRM_RANK_SECONDS, {"trial 0 with seed 1000": 1800.0})
+    own.display.rows()
+    own.run()
+    assert own.display.unconfirmed == f"confirmation: 0 of 2 runs; {way_out}"
+    without = "2 of 2 runs with fresh seeds are left"
+    assert own.unspent() == own.display.stopped_by == without * ("device_hours" not in limit)
+
+
 def test_a_run_that_misses_the_target_is_the_last_of_its_trial(open_text, tmp_path):
     opened = open_text(
         "objective: {metric: updates_to, target: 0.9}\nseeds_per_trial: 2\nbudget: {trials: 1}\n"
