@@ -77,7 +77,8 @@ def search(
     Keys: dataset, model, batch, epochs, updates, accuracy, device_hours. Comparisons: = != < <= > >=
     An accuracy that is claimed and was not measured meets none.
     """
-    from recipes.sharing.registries import Registry, found_in, from_each, registries
+    from recipes.sharing.conditions import found_in
+    from recipes.sharing.registries import Registry, from_each, registries
 
     there = from_each(registries(), Registry.entries)
     _print_entries(found_in(there, conditions), as_json, none="no name meets all conditions" if there else _EMPTY)
