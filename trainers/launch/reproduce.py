@@ -32,8 +32,10 @@ from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
 from recipes.sharing.pack_file import HEAD, claims_of, runs_of
+from trainers import kernels
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
+from trainers.launch.request import refused
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import changes, installed_code, read_identity
@@ -93,9 +95,11 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     Args:
         tell: called with each line for the user.
     Raises:
-        InputRefused: it is no pack, has no claim, or cannot be trained here.
+        InputRefused: it is no pack, has no claim, or cannot be trained here, or no kernels have the name that is asked.
         RerunFailed: a run did not end.
     """
+    if (lacks := kernels.missing(kernels.of_the_cpu(kernels.asked()))) is not None:
+        raise refused("--kernels", *lacks)
     path = Path(path_of_pack(rerun.pack))
     if not (path.parent / HEAD).is_file():
         raise InputRefused(f"{rerun.pack} is no pack; make one: kilobatch recipes pack {shlex.quote(rerun.pack)}")

@@ -134,6 +134,12 @@ def test_a_record_of_another_number_of_updates_is_no_measure_of_a_part(rerun):
         rerun(TRUE, TRUE, part=0.5)
 
 
+def test_kernels_that_nobody_knows_are_refused_before_anything_is_read(monkeypatch):
+    monkeypatch.setenv("KILOBATCH_KERNELS", "bogus")
+    with pytest.raises(InputRefused, match="--kernels: no kernels are called bogus; there are numpy, torch, chainer"):
+        rerun_pack(Rerun(pack="gone.kilobatch"), tell=print)
+
+
 def test_a_folder_with_runs_of_another_pack_is_refused(tmp_path):
     for _ in range(2):
         _require_pack(tmp_path, "a" * 64)
