@@ -48,6 +48,7 @@ _UNEXPLAINED = "samples or losses, and nothing else: the pack's run had another 
 EXIT_CODES = {SAME_BITS: 0, SAME_RUN: 0, AS_GOOD: 0, WORSE: 5, UNDECIDED: 6}
 EVIDENCE, REGISTERED = "evidence.json", "registered.json"
 PACK = "pack.txt"  # digest of the pack whose runs a folder has
+_SINCE = "passes"  # of kernels: older versions of kilobatch, which are named as such, do not record it
 _NO_RECIPE = (*WORDS, "dataset")
 _MARGIN = 0.01  # of an accuracy whose claim has none. Assumed: a point.
 _DIVERGED_LOSS = 1e3
@@ -299,9 +300,16 @@ def _other_environment(before: Mapping[str, Any], now: Mapping[str, Any], where:
         was, has = before.get(key), now.get(key)
         if isinstance(was, dict) and isinstance(has, dict):
             names = sorted(name for name in was.keys() | has.keys() if was.get(name) != has.get(name))
+            if key == "kernels" and _SINCE not in was and _version_of(before) != _version_of(now):
+                names = [name for name in names if name != _SINCE]
             yield from (f"{key}, {name}: {was.get(name)} in the pack, {has.get(name)} {where}" for name in names)
         elif was != has:
             yield f"{key}: {was} in the pack, {has} {where}"
+
+
+def _version_of(environment: Mapping[str, Any]) -> Any:
+    versions = environment.get("versions")
+    return versions.get("kilobatch") if isinstance(versions, dict) else None
 
 
 def _seeds(first: int, recorded: Mapping[int, Run], number: int) -> list[int]:

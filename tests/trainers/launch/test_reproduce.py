@@ -15,7 +15,15 @@ from recipes.reports.record import open_run
 from recipes.sharing.pack_file import files_of, open_pack, write_pack
 from trainers.launch.identity import ids_of, made_of
 from trainers.launch.packing import pack
-from trainers.launch.reproduce import PACK, Rerun, _differences, _registered, _require_pack, _require_same_training
+from trainers.launch.reproduce import (
+    PACK,
+    Rerun,
+    _differences,
+    _other_environment,
+    _registered,
+    _require_pack,
+    _require_same_training,
+)
 from trainers.launch.reproduce import reproduce as rerun_pack
 from trainers.launch.vocabulary import vocabulary
 
@@ -191,6 +199,17 @@ def test_data_that_are_not_here_are_named_with_the_option_that_gives_their_folde
     head = {"ids": {"code": None, "data": "a" * 64}}
     (line,) = _differences(head, opened, tmp_path, {}, made_of(opened))
     assert line == "data: aaaaaaaaaaaa in the pack, not found here; give --data FOLDER"
+
+
+def test_what_an_older_version_did_not_record_is_no_difference():
+    def found(version, now):
+        before = {"versions": {"kilobatch": version}, "kernels": {"operators": "torch"}}
+        return [*_other_environment(before, {"versions": {"kilobatch": "0.2"}, "kernels": now}, "here")]
+
+    here = {"operators": "torch", "passes": "compiled"}
+    assert found("0.1", here) == ["versions, kilobatch: 0.1 in the pack, 0.2 here"]
+    assert found("0.2", here) == ["kernels, passes: None in the pack, compiled here"]
+    assert "kernels, MKL_CBWR: None in the pack, 1 here" in found("0.1", here | {"MKL_CBWR": "1"})
 
 
 def test_a_recorded_run_without_an_accuracy_is_named_and_counts_as_no_0(tmp_path):
