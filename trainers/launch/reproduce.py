@@ -227,7 +227,8 @@ def _require_same_training(out: Path, made: Mapping[str, Any]) -> None:
     operators, decoder = now["kernels"]["operators"], now["decoder"]
     for folder in sorted(out.glob("seed-*")):
         found = list(changes(read_identity(folder) or made, made).values())
-        environment, way_out = environment_of(folder), "give another --out"
+        environment = environment_of(folder)
+        way_out = "give another --out" if "data" in made else "the data are not here: give --data FOLDER"
         ranks = environment.get("ranks") or ()
         if not any(rank.get("gpu") for rank in ranks if isinstance(rank, dict)):  # whose kernels this process has not
             was = environment.get("kernels", {}).get("operators")

@@ -177,6 +177,9 @@ def test_runs_of_other_code_data_or_kernels_are_not_taken_for_reruns(rerun, tmp_
         (out / "seed-0" / "environment.json").write_text(json.dumps(environment))
         with pytest.raises(InputRefused, match=f"seed-0 has a run with {named}"):
             rerun_pack(again, tell=print)
+    (out / "seed-0" / "environment.json").unlink()
+    with pytest.raises(InputRefused, match="other data: digits is gone; the data are not here: give --data FOLDER"):
+        _require_same_training(out, {"code": {}})
     (out / "seed-0" / "identity.json").write_text(json.dumps(made))
     (out / "seed-0" / "environment.json").write_text(json.dumps({"exact": True, "libc": "older"}))
     assert "libc: None in the pack, older in seed-0" in rerun_pack(again, tell=print)["differs"]
