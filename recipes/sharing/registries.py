@@ -273,19 +273,21 @@ class Registry:
             raise InputRefused(f"{name}: its entry belongs to another name; ask who keeps {self.url}")
         return entry
 
-    def push(self, path: Path, pack: str, *, key: Path | None = None) -> Entry:
+    def push(self, path: Path, pack: str, *, key: Path | None = None, opened: Pack | None = None) -> Entry:
         """Add a pack as the next version of a name.
 
         The pack of the newest version is not added again; nor is that of an older one which is gone or damaged in the
         store, and is put right. Which versions there are, the store says, never the cache.
 
+        Args:
+            opened: the pack at `path`, if it was opened already.
         Raises:
             InputRefused: the pack or its name is refused, the store cannot be reached or written, it has not what was
                 read there before, or the key cannot sign.
         """
         if any(_VERSION.fullmatch(part) for part in pack.split("/")):
             raise InputRefused(f"{pack}: a registry calls its own files so; choose a name without .json")
-        opened, taken = open_pack(path), 0
+        opened, taken = opened or open_pack(path), 0
         before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
         self._require_same(pack)
         while True:

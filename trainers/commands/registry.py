@@ -124,7 +124,7 @@ def push(
     except InputRefused as error:
         if not needs_own_code(error):
             raise InputRefused(f"{file} goes into no registry: {error}") from None
-    entry = registry.push(file, pack, key=key)
+    entry = registry.push(file, pack, key=key, opened=opened)
     print(f"in the registry as {entry.name}, digest {entry.digest[:12]}{', signed' if entry.signature else ''}")
 
 
