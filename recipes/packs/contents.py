@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 from recipes.errors import InputRefused, RecipeError
-from recipes.packs.make import facts_of
+from recipes.packs.make import claims_from, facts_of
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import PACKED, shown
 from recipes.reports.record import Run, open_run
 from recipes.schema.vocabulary import Vocabulary
-from recipes.sharing.pack_file import Pack, runs_of
+from recipes.sharing.pack_file import Pack, claims_of, runs_of
 from recipes.sharing.registries import FACTS
 
 
@@ -23,32 +24,51 @@ def open_packed(pack: Pack, vocabulary: Vocabulary) -> tuple[OpenedRecipe, list[
     """The recipe of a pack and its runs, by seed; no code of it is run.
 
     Raises:
-        HeadRefused: the head names runs or facts that its files do not have.
+        HeadRefused: the head names runs, facts or claims that its files do not have.
         InputRefused: the recipe or a run does not open, or the recipe needs code of its own for that.
     """
     runs = _runs_in(pack)
     opened = open_recipe(pack.folder / PACKED, vocabulary=vocabulary, allow_code=None, of_run=None)
-    said, has = pack.head.get("facts"), facts_of(opened, runs)
+    said, has = pack.head.get("facts", {}), facts_of(opened, runs)
+    if not isinstance(said, dict):
+        raise _refused(pack, "facts", said, has)
     for key in FACTS:
-        if isinstance(said, dict) and key in said and not _equal(said[key], has[key]):
-            what = f"pack {pack.digest[:12]} says {key} {said[key]!r}, and its recipe and runs have {has[key]!r}"
-            raise HeadRefused(f"{what}; do not use it, and ask for another one")
+        if key in said and not _equal(said[key], has[key]):
+            raise _refused(pack, key, said[key], has[key])
+    accuracies = {run.folder.name: run.final_accuracy for run in runs}
+    for run in runs_of(pack.head):
+        seed = str(run["seed"])
+        if "accuracy" in run and not _equal(run["accuracy"], accuracies[seed]):
+            raise _refused(pack, f"the accuracy of seed {seed}", run["accuracy"], accuracies[seed])
+    made = {"deviation": None, **claims_from(opened, runs)[0]} if runs else {}
+    for claim in claims_of(pack.head) if runs else ():
+        for key in ("kind", "value", "runs", "deviation"):
+            if not _equal(getattr(claim, key), made[key]):
+                raise _refused(pack, f"the {key} of a claim", getattr(claim, key), made[key])
     return opened, runs
+
+
+def _refused(pack: Pack, what: str, said: Any, has: Any) -> HeadRefused:
+    said, has = (json.dumps(value)[:80] for value in (said, has))
+    says = f"pack {pack.digest[:12]} says {what}: {said}, and its recipe and runs have {has}"
+    return HeadRefused(f"{says}; do not use it, and ask for another one")
 
 
 def _runs_in(pack: Pack) -> list[Run]:
     """The runs of a pack, by seed.
 
     Raises:
-        HeadRefused: the head names one that is not there.
+        HeadRefused: the head names others.
         InputRefused: one does not open, or has no accuracy.
     """
     folders = sorted((pack.folder / "runs").glob("*"), key=lambda path: int(path.name))
-    for run in runs_of(pack.head):
-        if str(run.get("seed")) not in [folder.name for folder in folders]:
-            what = f"pack {pack.digest[:12]} names a run of seed {run.get('seed')!r}, and does not have it"
-            raise HeadRefused(f"{what}; do not use it, and ask for another one")
-    found = [open_run(folder) for folder in folders]
+    seeds, there = [str(run.get("seed")) for run in runs_of(pack.head)], [folder.name for folder in folders]
+    if sorted(seeds) != sorted(there):
+        raise _refused(pack, "runs of seeds", seeds, there)
+    try:
+        found = [open_run(folder) for folder in folders]
+    except InputRefused as error:
+        raise InputRefused(str(error).replace(str(pack.folder), shown(pack.folder))) from None
     for run in found:
         if run.final_accuracy is None:
             raise InputRefused(

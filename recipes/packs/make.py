@@ -68,7 +68,7 @@ def pack_contents(
     for _, folder, run in read:
         if run.outcome != "success" or run.final_accuracy is None:
             raise InputRefused(f"{folder}: the run has not reached its end; finish it with --resume, then pack it")
-    claims = _claims(opened, read)
+    claims = claims_from(opened, [run for *_, run in read])
     facts = card_facts(opened.recipe.name, opened, claims=claims_of({"claims": claims}) if read else ())
     dataset = dict(opened.dataset_tree)
     dataset["root"] = url_of(dataset["root"]) if dataset.get("root") else None  # no path of this machine
@@ -229,13 +229,13 @@ def facts_of(opened: OpenedRecipe, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _claims(opened: OpenedRecipe, runs: Sequence[tuple[int, Path, Run]]) -> list[dict[str, Any]]:
+def claims_from(opened: OpenedRecipe, runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The accuracy that the runs have reached; without runs, the accuracies that the recipe claims."""
     own = [claim for claim in opened.recipe.claims if claim.kind == "accuracy"]
     if not runs:
         return [{key: value for key, value in vars(claim).items() if value not in (None, "")} for claim in own]
-    values = [run.final_accuracy for *_, run in runs]
-    on = " and ".join(dict.fromkeys(_hardware(run) for *_, run in runs))
+    values = [run.final_accuracy for run in runs]
+    on = " and ".join(dict.fromkeys(map(_hardware, runs)))
     claim = {"metric": own[0].metric if own else "top1", "kind": "accuracy", "value": statistics.fmean(values)}
     claim |= {"runs": len(values), "status": "reproduced", "on": on}
     claim |= {"deviation": statistics.stdev(values)} if len(values) > 1 else {}

@@ -266,7 +266,7 @@ def _read(file: IO[bytes]) -> tuple[str, dict[str, Any], dict[str, _Place]]:
         if _small(file, places.pop("oci-layout")) != _LAYOUT:
             raise ValueError("it has no layout of OCI")
         return _named_places(file, _small(file, places.pop("index.json")), places)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise PackRefused(f"its manifest cannot be read: {error}") from None
 
 

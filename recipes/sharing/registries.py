@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import os
 import re
 import sys
@@ -37,16 +36,7 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 _PATH = re.compile(rf"{_PART}(/{_PART})*")  # of a file in a store: no part is `..`, which would lead out of the cache
 _NAME = re.compile(rf"(?P<registry>{_PART})/(?P<pack>{_PART}(/{_PART}){{0,3}})(@(?P<version>[1-9][0-9]{{0,8}}))?")
 _VERSION = re.compile(r"[1-9][0-9]*\.json")  # the file of one
-_CONDITION = re.compile(r"([a-z_]+)(>=|<=|!=|=|>|<)(.+)")
 _OF_THE_HEAD = ("title", "ids", "facts", "claims")  # what an entry repeats of its pack
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "!=": operator.ne,
-    "=": operator.eq,
-    ">": operator.gt,
-    "<": operator.lt,
-}
 FACTS = ("dataset", "model", "batch", "epochs", "updates", "accuracy", "device_hours")
 
 
@@ -206,6 +196,10 @@ def registry_of(name: str) -> tuple[Registry, str, int | None]:
     return registry, match["pack"], match["version"] and int(match["version"])
 
 
+class _OtherThanBefore(InputRefused):
+    """A store has another file than was read there before, or none."""
+
+
 class Registry:
     """One registry.
 
@@ -227,20 +221,16 @@ class Registry:
 
     def entries(self, *, every_version: bool = False) -> list[Entry]:
         """The newest version of each name, or every one; a damaged one is left out, and named on stderr."""
-        versions: dict[str, list[int]] = {}
-        for path in self._names("names"):
-            pack, _, file = path.removeprefix("names/").rpartition("/")
-            if pack and _VERSION.fullmatch(file):
-                versions.setdefault(pack, []).append(int(file.removesuffix(".json")))
-        kept = {pack: sorted(known) if every_version else [max(known)] for pack, known in sorted(versions.items())}
+        found = sorted(_by_name(self._names("names")).items())
+        kept = {pack: known if every_version else known[-1:] for pack, known in found}
         return [entry for pack, known in kept.items() for entry in self._whole(pack, known)]
 
-    def _whole(self, pack: str, versions: Sequence[int]) -> Iterator[Entry]:
+    def _whole(self, pack: str, versions: Sequence[int], *, anew: bool = False) -> Iterator[Entry]:
         """The entries of these versions; a damaged one is left out, and named on stderr."""
         for version in versions:
             try:
-                yield self.entry(pack, version)
-            except Unreachable:
+                yield self.entry(pack, version, anew=anew)
+            except (Unreachable, _OtherThanBefore):
                 raise
             except InputRefused as error:
                 print(printable(f"registry {self.name}: left out: {error}"), file=sys.stderr)
@@ -259,11 +249,16 @@ class Registry:
         try:
             if not version:
                 raise FileNotFoundError
-            data = self._read(f"names/{pack}/{version}.json", anew=anew)
+            path = f"names/{pack}/{version}.json"
+            return self._entry_in(self._read(path, anew=anew), path)
         except FileNotFoundError:
             known = sorted({path.split("/", 1)[1].rpartition("/")[0] for path in self._names("names")})
             way_out = f"it has versions {self._versions(pack)}" if pack in known else nearest(pack, known)
             raise InputRefused(f"{self.name} has no {name.removesuffix('@0')}; {way_out}") from None
+
+    def _entry_in(self, data: bytes, path: str) -> Entry:
+        ((pack, (version,)),) = _by_name([path]).items()
+        name = f"{self.name}/{pack}@{version}"
         try:
             tree = mapping_in(data)
             canonical_json(tree)  # of which signatures are: not every JSON has one
@@ -271,33 +266,36 @@ class Registry:
             if not isinstance(entry.signature, str):
                 raise TypeError("its signature is no text")
             fits = (entry.said["name"], entry.said["version"]) == (pack, version)
+            fits = fits and re.fullmatch("[0-9a-f]{64}", entry.digest)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise InputRefused(f"{name}: its entry is damaged: {error}; ask who keeps {self.url}") from None
-        if not fits or not re.fullmatch("[0-9a-f]{64}", entry.digest):
+        if not fits:
             raise InputRefused(f"{name}: its entry belongs to another name; ask who keeps {self.url}")
         return entry
 
-    def push(self, path: Path, pack: str, *, key: Path | None = None) -> Entry:
+    def push(self, path: Path, pack: str, *, key: Path | None = None, opened: Pack | None = None) -> Entry:
         """Add a pack as the next version of a name.
 
         The pack of the newest version is not added again; nor is that of an older one which is gone or damaged in the
         store, and is put right. Which versions there are, the store says, never the cache.
 
+        Args:
+            opened: the pack at `path`, if it was opened already.
         Raises:
             InputRefused: the pack or its name is refused, the store cannot be reached or written, it has not what was
                 read there before, or the key cannot sign.
         """
         if any(_VERSION.fullmatch(part) for part in pack.split("/")):
             raise InputRefused(f"{pack}: a registry calls its own files so; choose a name without .json")
-        opened, taken = open_pack(path), 0
+        opened, taken = opened or open_pack(path), 0
         before = {f"packs/{opened.digest}.kilobatch": path.absolute()}  # git runs in a folder of its own
         self._require_same(pack)
         while True:
             known = self._versions(pack, anew=True)
             version = max(taken, *known, 0) + 1
-            for same in [each.said["version"] for each in self._whole(pack, known) if each.digest == opened.digest]:
-                entry = self.entry(pack, same, anew=True)
-                if self._make_whole(entry, before) or same == version - 1:
+            same = [each.said["version"] for each in self._whole(pack, known) if each.digest == opened.digest]
+            for entry in self._whole(pack, same, anew=True):
+                if self._make_whole(entry, before) or entry.said["version"] == version - 1:
                     return entry
             said = {"name": pack, "version": version, "digest": opened.digest, "pushed": time.strftime("%Y-%m-%d")}
             said |= {key: opened.head.get(key) for key in _OF_THE_HEAD}
@@ -403,30 +401,33 @@ class Registry:
     def _require_same(self, pack: str) -> None:
         """Refuse a store that lacks what was read there before: it was made anew, or an empty folder is in its place.
 
-        Of this name the newest version must be there, else any version of any name.
+        Of this name the newest version must be there, else any version of any name. Damaged ones are passed over.
         """
-        files = [file for file in (self._cache / "names").rglob("*.json") if _VERSION.fullmatch(file.name)]
-        read = sorted((path.relative_to(self._cache).as_posix() for path in files), key=lambda path: (len(path), path))
-        if own := [path for path in read if path.rpartition("/")[0] == f"names/{pack}"]:
-            path = own[-1]
-        elif read:
-            there = set(self.store.names("names"))
-            path = next((path for path in read if path in there), read[0])
-        else:
+        read = _by_name(path.relative_to(self._cache).as_posix() for path in (self._cache / "names").rglob("*.json"))
+        if pack in read:
+            [*self._whole(pack, read[pack][-1:], anew=True)]  # raises if it is gone or another
             return
-        try:
-            self._read(path, anew=True)
-        except FileNotFoundError:
-            raise InputRefused(self._another(path)) from None
+        there = _by_name(self.store.names("names")) if read else {}
+        before = sorted((name, version) for name, known in read.items() for version in known)
+        still = [(name, version) for name, version in before if version in there.get(name, ())]
+        refused = None if still or not before else self._other("names/{}/{}.json".format(*before[0]))
+        for name, version in still:
+            try:
+                if [*self._whole(name, [version], anew=True)]:
+                    return
+            except InputRefused as error:
+                refused = error
+        if refused:
+            raise refused
 
-    def _another(self, path: str) -> str:
+    def _other(self, path: str) -> _OtherThanBefore:
         what = f"{self.name}: {self.url} is another registry than before: {path} is gone from it, or was changed"
-        return f"{what}; ask who keeps it; if that is right, remove {self._cache} to forget the one before"
+        way_out = f"ask who keeps it; if that is right, remove {self._cache} to forget the one before"
+        return _OtherThanBefore(f"{what}; {way_out}")
 
     def _versions(self, pack: str, *, anew: bool = False) -> list[int]:
         paths = self.store.names(f"names/{pack}") if anew else self._names(f"names/{pack}")
-        files = [path.removeprefix(f"names/{pack}/") for path in paths]
-        return sorted(int(file.removesuffix(".json")) for file in files if _VERSION.fullmatch(file))
+        return _by_name(paths).get(pack, [])
 
     def _names(self, folder: str, *, needed: bool = True) -> list[str]:
         """Paths below a folder of the store; where that cannot be reached, those that the cache has.
@@ -447,7 +448,9 @@ class Registry:
         """A file of the store, from the cache if it was read before: files never change.
 
         Args:
-            anew: from the store in any case; raises InputRefused if another one was read before.
+            anew: from the store in any case.
+        Raises:
+            InputRefused: it is a damaged entry, or another file than was read before.
         """
         place = self._cache / path
         if anew or not place.is_file():
@@ -455,43 +458,31 @@ class Registry:
             part = place.with_name(f".{place.name}.{os.getpid()}.part")
             try:
                 self.store.fetch(path, part)
+                if path.startswith("names/"):
+                    self._entry_in(part.read_bytes(), path)
                 if place.is_file() and place.read_bytes() != part.read_bytes():
-                    raise InputRefused(self._another(path))
+                    raise self._other(path)
                 part.replace(place)
+            except FileNotFoundError:
+                if place.is_file():
+                    raise self._other(path) from None
+                raise
             finally:
                 part.unlink(missing_ok=True)
         return place.read_bytes()
+
+
+def _by_name(paths: Iterable[str]) -> dict[str, list[int]]:
+    """The versions of each name, ascending, of which these are the files."""
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        pack, _, file = path.removeprefix("names/").rpartition("/")
+        if pack and _VERSION.fullmatch(file):
+            found.setdefault(pack, []).append(int(file.removesuffix(".json")))
+    return {pack: sorted(versions) for pack, versions in found.items()}
 
 
 def _is_fact(key: str, value: Any) -> bool:
     if key in ("dataset", "model"):
         return isinstance(value, str)
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def found_in(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
-    """The entries that meet all conditions, such as `dataset=imagenet`, `accuracy>=0.75` or `device_hours<100`.
-
-    An accuracy that was not measured meets none.
-
-    Raises:
-        InputRefused: a condition cannot be read.
-    """
-    for condition in conditions:
-        match = _CONDITION.fullmatch(condition.replace(" ", ""))
-        if match is None or match[1] not in FACTS:
-            way_out = f"write a key, one of = != < <= > >=, and a value; keys: {', '.join(FACTS)}"
-            raise InputRefused(f"{condition!r} is no condition; {way_out}")
-        key, how, text = match.groups()
-        entries = [each for each in entries if not (key == "accuracy" and each.unmeasured)]
-        entries = [entry for entry in entries if _meets(entry.facts.get(key), how, text)]
-    return list(entries)
-
-
-def _meets(fact: Any, how: str, text: str) -> bool:
-    if isinstance(fact, int | float):
-        try:
-            return _COMPARE[how](fact, float(text))
-        except ValueError:
-            raise InputRefused(f"{text!r} is no number, and {how} compares numbers here") from None
-    return fact is not None and how in ("=", "!=") and _COMPARE[how](str(fact), text)

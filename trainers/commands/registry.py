@@ -77,7 +77,8 @@ def search(
     Keys: dataset, model, batch, epochs, updates, accuracy, device_hours. Comparisons: = != < <= > >=
     An accuracy that is claimed and was not measured meets none.
     """
-    from recipes.sharing.registries import Registry, found_in, from_each, registries
+    from recipes.sharing.conditions import found_in
+    from recipes.sharing.registries import Registry, from_each, registries
 
     there = from_each(registries(), Registry.entries)
     _print_entries(found_in(there, conditions), as_json, none="no name meets all conditions" if there else _EMPTY)
@@ -123,7 +124,7 @@ def push(
     except InputRefused as error:
         if not needs_own_code(error):
             raise InputRefused(f"{file} goes into no registry: {error}") from None
-    entry = registry.push(file, pack, key=key)
+    entry = registry.push(file, pack, key=key, opened=opened)
     print(f"in the registry as {entry.name}, digest {entry.digest[:12]}{', signed' if entry.signature else ''}")
 
 

@@ -32,8 +32,10 @@ from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
 from recipes.sharing.pack_file import HEAD, claims_of, runs_of
+from trainers import kernels
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
+from trainers.launch.request import refused
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import changes, installed_code, read_identity
@@ -46,6 +48,7 @@ _UNEXPLAINED = "samples or losses, and nothing else: the pack's run had another 
 EXIT_CODES = {SAME_BITS: 0, SAME_RUN: 0, AS_GOOD: 0, WORSE: 5, UNDECIDED: 6}
 EVIDENCE, REGISTERED = "evidence.json", "registered.json"
 PACK = "pack.txt"  # digest of the pack whose runs a folder has
+_SINCE = "passes"  # of kernels: older versions of kilobatch, which are named as such, do not record it
 _NO_RECIPE = (*WORDS, "dataset")
 _MARGIN = 0.01  # of an accuracy whose claim has none. Assumed: a point.
 _DIVERGED_LOSS = 1e3
@@ -93,9 +96,11 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
     Args:
         tell: called with each line for the user.
     Raises:
-        InputRefused: it is no pack, has no claim, or cannot be trained here.
+        InputRefused: it is no pack, has no claim, or cannot be trained here, or no kernels have the name that is asked.
         RerunFailed: a run did not end.
     """
+    if (lacks := kernels.missing(kernels.of_the_cpu(kernels.asked()))) is not None:
+        raise refused("--kernels", *lacks)
     path = Path(path_of_pack(rerun.pack))
     if not (path.parent / HEAD).is_file():
         raise InputRefused(f"{rerun.pack} is no pack; make one: kilobatch recipes pack {shlex.quote(rerun.pack)}")
@@ -222,7 +227,8 @@ def _require_same_training(out: Path, made: Mapping[str, Any]) -> None:
     operators, decoder = now["kernels"]["operators"], now["decoder"]
     for folder in sorted(out.glob("seed-*")):
         found = list(changes(read_identity(folder) or made, made).values())
-        environment, way_out = environment_of(folder), "give another --out"
+        environment = environment_of(folder)
+        way_out = "give another --out" if "data" in made else "the data are not here: give --data FOLDER"
         ranks = environment.get("ranks") or ()
         if not any(rank.get("gpu") for rank in ranks if isinstance(rank, dict)):  # whose kernels this process has not
             was = environment.get("kernels", {}).get("operators")
@@ -295,9 +301,16 @@ def _other_environment(before: Mapping[str, Any], now: Mapping[str, Any], where:
         was, has = before.get(key), now.get(key)
         if isinstance(was, dict) and isinstance(has, dict):
             names = sorted(name for name in was.keys() | has.keys() if was.get(name) != has.get(name))
+            if key == "kernels" and _SINCE not in was and _version_of(before) != _version_of(now):
+                names = [name for name in names if name != _SINCE]
             yield from (f"{key}, {name}: {was.get(name)} in the pack, {has.get(name)} {where}" for name in names)
         elif was != has:
             yield f"{key}: {was} in the pack, {has} {where}"
+
+
+def _version_of(environment: Mapping[str, Any]) -> Any:
+    versions = environment.get("versions")
+    return versions.get("kilobatch") if isinstance(versions, dict) else None
 
 
 def _seeds(first: int, recorded: Mapping[int, Run], number: int) -> list[int]:

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+import sys
 import tarfile
 
 import pytest
@@ -289,6 +290,20 @@ def test_code_of_a_pack_is_source_only(path, name):
     names = sorted([*FILES.items(), (f"code/{name}", b"evil")])
     path.write_bytes(Forger(path.read_bytes(), None).whole(names))
     with pytest.raises(PackRefused, match=f"'code/{name}' is no name of a file in a pack"):
+        open_pack(path)
+
+
+def test_a_head_that_is_nested_too_deeply_is_refused_in_a_line(path):
+    head = {}
+    for _ in range(900):
+        head = {"a": head}
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20 * limit)
+    try:
+        write_pack(path, head, FILES)
+    finally:
+        sys.setrecursionlimit(limit)
+    with pytest.raises(PackRefused, match="a.kilobatch: its manifest cannot be read: .*; ask for another copy"):
         open_pack(path)
 
 

@@ -16,8 +16,9 @@ import pytest
 from recipes.errors import InputRefused
 from recipes.reading.registry import find
 from recipes.sharing.canonical import sha256_of
+from recipes.sharing.conditions import found_in
 from recipes.sharing.pack_file import write_pack
-from recipes.sharing.registries import Entry, add_registry, found_in, is_in_registry, registries, registry_of
+from recipes.sharing.registries import Entry, add_registry, is_in_registry, registries, registry_of
 from recipes.sharing.signatures import signer
 from recipes.sharing.stores import Unreachable, store_of
 
@@ -258,13 +259,20 @@ def test_an_older_version_is_put_right_and_a_whole_one_becomes_the_newest(packed
     assert team.push(packed(1), "net").name == "team/net@3", "as one who goes back to it means"
 
 
-def test_a_damaged_entry_stops_no_push_to_its_name(packed, tmp_path, capsys):
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("damage", [b"", b"x"], ids=["empty", "changed"])
+def test_a_damaged_entry_stops_no_push_to_its_name_or_to_another(packed, tmp_path, capsys, seen, damage):
     team = add_registry("team", str(tmp_path / "team"), signers=None)
     team.push(packed(1), "net")
-    shutil.rmtree(tmp_path / "cache")
-    (tmp_path / "team" / "names" / "net" / "2.json").write_bytes(b"x")
-    assert team.push(packed(2), "net").name == "team/net@3"
-    assert "left out: team/net@2: its entry is damaged" in capsys.readouterr().err
+    team.push(packed(2), "other")
+    if seen:
+        team.entries(every_version=True)
+    else:
+        shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "team" / "names" / "net" / "1.json").write_bytes(damage)
+    assert team.push(packed(3), "new").name == "team/new@1"
+    assert team.push(packed(1), "net").name == "team/net@2"
+    assert "left out: team/net@1: its entry is damaged" in capsys.readouterr().err
 
 
 def test_a_pack_that_is_damaged_in_git_is_put_right_under_another_name_and_refused_under_its_own(git_url, packed):

@@ -62,26 +62,30 @@ def test_a_pack_that_opens_nowhere_or_contradicts_its_head_is_not_pushed(tmp_pat
     }
     run = recipe | {f"runs/0/{name}": text for name, text in run.items()}
     facts = {"dataset": "digits", "model": "SmallResNet", "batch": 512, "accuracy": 0.9699}
+    of_0 = {"runs": [{"seed": 0}]}
     for head, files, why in (
         ({}, {}, "there is no file"),
         ({}, {"recipe.yaml": b"7"}, "recipe.yaml"),
-        ({}, {**recipe, "runs/0/run.yaml": b"{"}, "run.yaml:1:2: not YAML"),
-        ({}, run, "runs/0 has no accuracy"),
-        ({"runs": [{"seed": 3}]}, run, "names a run of seed 3, and does not have it"),
-        ({"facts": {**facts, "dataset": "imagenet"}}, recipe, "says dataset 'imagenet', and its recipe and runs have"),
-        ({"facts": {**facts, "accuracy": True}}, recipe, "says accuracy True"),
+        (of_0, {**recipe, "runs/0/run.yaml": b"{"}, " pack {}/runs/0/run.yaml:1:2: not YAML"),
+        (of_0, run, " pack {}/runs/0 has no accuracy"),
+        ({"runs": [{"seed": 3}]}, run, 'says runs of seeds: ["3"], and its recipe and runs have ["0"]'),
+        ({"runs": []}, run, 'says runs of seeds: [], and its recipe and runs have ["0"]'),
+        ({"facts": [1]}, recipe, "says facts: [1]"),
+        ({"facts": {**facts, "dataset": "imagenet"}}, recipe, 'says dataset: "imagenet", and its recipe and runs have'),
+        ({"facts": {**facts, "dataset": "x" * 999}}, recipe, f'says dataset: "{"x" * 79}, and its'),
+        ({"facts": {**facts, "accuracy": True}}, recipe, "says accuracy: true"),
     ):
-        write_pack(file, head, files)
+        digest = write_pack(file, head, files)
         shown = typed("push", file, "team/net")
         assert "a.kilobatch goes into no registry: " in shown
-        assert why in shown
+        assert why.format(digest[:12]) in shown
     assert not (tmp_path / "team" / "names").exists()
     for number, files in enumerate((recipe, own), start=1):
         write_pack(file, {"facts": {"dataset": "digits", "batch": 512}}, files)
         assert typed("push", file, "team/net").startswith(f"in the registry as team/net@{number}")
     write_pack(file, {"facts": {"dataset": "imagenet"}}, recipe)
     registries("team")[0].push(file, "forged")
-    assert "says dataset 'imagenet'" in typed("verify", "team/forged")
+    assert 'says dataset: "imagenet"' in typed("verify", "team/forged")
 
 
 def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path, monkeypatch, typed):

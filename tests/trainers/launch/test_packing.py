@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 from kilobatch import app as kilobatch_app
 from recipes.cards.card import claim_text
 from recipes.errors import InputRefused
+from recipes.packs.contents import HeadRefused, open_packed
 from recipes.reading.identity import identity_ids, recipe_id
 from recipes.reading.library import copy_recipe
 from recipes.reading.open import open_recipe
 from recipes.reports.record import open_run
 from recipes.sharing.canonical import sha256_of
-from recipes.sharing.pack_file import claims_of_runs, open_pack
+from recipes.sharing.pack_file import claims_of_runs, files_of, open_pack, write_pack
 from recipes.sharing.registries import add_registry
 from trainers.launch.packing import pack
 from trainers.launch.vocabulary import vocabulary
@@ -100,6 +101,23 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     assert opened.head["ids"] == ids == state["ids"]
     text = b"".join(file.read_bytes() for file in opened.folder.rglob("*.yaml") if file.parent == opened.folder)
     assert str(tmp_path).encode() not in text
+
+
+def test_a_head_whose_claim_or_accuracies_are_not_those_of_its_runs_is_refused(runs, tmp_path, cache):
+    opened = open_pack(packed(tmp_path / "a.kilobatch", runs / "0", runs / "1")[0])
+    assert len(open_packed(opened, vocabulary())[1]) == 2
+    (claim,), ran = opened.head["claims"], opened.head["runs"]
+    for forged, what in (
+        ({"claims": [{**claim, "value": 0.9999}]}, "the value of a claim: 0.9999, and its recipe and runs have 0."),
+        ({"claims": [claim, {**claim, "runs": 50}]}, "the runs of a claim: 50, and its recipe and runs have 2;"),
+        ({"claims": [{**claim, "deviation": 1e-4}]}, "the deviation of a claim: 0.0001"),
+        ({"claims": [{**claim, "kind": "time_to_train"}]}, 'the kind of a claim: "time_to_train"'),
+        ({"runs": [ran[0], {**ran[1], "accuracy": 0.9999}]}, "the accuracy of seed 1: 0.9999"),
+        ({"runs": [ran[0], ran[1], ran[1]]}, 'runs of seeds: ["0", "1", "1"]'),
+    ):
+        write_pack(tmp_path / "b.kilobatch", {**opened.head, **forged}, files_of(opened))
+        with pytest.raises(HeadRefused, match=f"pack [0-9a-f]{{12}} says {re.escape(what)}"):
+            open_packed(open_pack(tmp_path / "b.kilobatch"), vocabulary())
 
 
 def test_a_claim_names_the_hardware_of_every_run(runs, tmp_path, cache):

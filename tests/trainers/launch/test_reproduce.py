@@ -15,7 +15,15 @@ from recipes.reports.record import open_run
 from recipes.sharing.pack_file import files_of, open_pack, write_pack
 from trainers.launch.identity import ids_of, made_of
 from trainers.launch.packing import pack
-from trainers.launch.reproduce import PACK, Rerun, _differences, _registered, _require_pack, _require_same_training
+from trainers.launch.reproduce import (
+    PACK,
+    Rerun,
+    _differences,
+    _other_environment,
+    _registered,
+    _require_pack,
+    _require_same_training,
+)
 from trainers.launch.reproduce import reproduce as rerun_pack
 from trainers.launch.vocabulary import vocabulary
 
@@ -134,6 +142,12 @@ def test_a_record_of_another_number_of_updates_is_no_measure_of_a_part(rerun):
         rerun(TRUE, TRUE, part=0.5)
 
 
+def test_kernels_that_nobody_knows_are_refused_before_anything_is_read(monkeypatch):
+    monkeypatch.setenv("KILOBATCH_KERNELS", "bogus")
+    with pytest.raises(InputRefused, match="--kernels: no kernels are called bogus; there are numpy, torch, chainer"):
+        rerun_pack(Rerun(pack="gone.kilobatch"), tell=print)
+
+
 def test_a_folder_with_runs_of_another_pack_is_refused(tmp_path):
     for _ in range(2):
         _require_pack(tmp_path, "a" * 64)
@@ -163,6 +177,9 @@ def test_runs_of_other_code_data_or_kernels_are_not_taken_for_reruns(rerun, tmp_
         (out / "seed-0" / "environment.json").write_text(json.dumps(environment))
         with pytest.raises(InputRefused, match=f"seed-0 has a run with {named}"):
             rerun_pack(again, tell=print)
+    (out / "seed-0" / "environment.json").unlink()
+    with pytest.raises(InputRefused, match="other data: digits is gone; the data are not here: give --data FOLDER"):
+        _require_same_training(out, {"code": {}})
     (out / "seed-0" / "identity.json").write_text(json.dumps(made))
     (out / "seed-0" / "environment.json").write_text(json.dumps({"exact": True, "libc": "older"}))
     assert "libc: None in the pack, older in seed-0" in rerun_pack(again, tell=print)["differs"]
@@ -185,6 +202,17 @@ def test_data_that_are_not_here_are_named_with_the_option_that_gives_their_folde
     head = {"ids": {"code": None, "data": "a" * 64}}
     (line,) = _differences(head, opened, tmp_path, {}, made_of(opened))
     assert line == "data: aaaaaaaaaaaa in the pack, not found here; give --data FOLDER"
+
+
+def test_what_an_older_version_did_not_record_is_no_difference():
+    def found(version, now):
+        before = {"versions": {"kilobatch": version}, "kernels": {"operators": "torch"}}
+        return [*_other_environment(before, {"versions": {"kilobatch": "0.2"}, "kernels": now}, "here")]
+
+    here = {"operators": "torch", "passes": "compiled"}
+    assert found("0.1", here) == ["versions, kilobatch: 0.1 in the pack, 0.2 here"]
+    assert found("0.2", here) == ["kernels, passes: None in the pack, compiled here"]
+    assert "kernels, MKL_CBWR: None in the pack, 1 here" in found("0.1", here | {"MKL_CBWR": "1"})
 
 
 def test_a_recorded_run_without_an_accuracy_is_named_and_counts_as_no_0(tmp_path):
