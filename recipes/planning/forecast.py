@@ -329,11 +329,22 @@ def checkpoint_seconds(plan: Plan) -> float:
 
 def seconds_of_a_checkpoint(plan: Plan) -> float:
     """To write it; 0 where the disk's rate or the model's size is not known."""
-    rate = plan.cluster.hardware.write_gb_per_second
-    if rate is None or plan.model is None:
-        return 0.0
-    values = plan.model.num_parameters * (1 + plan.model.num_state_values)
-    return 4 * values / (rate * 1e9)
+    rate, size = plan.cluster.hardware.write_gb_per_second, checkpoint_bytes(plan)
+    return 0.0 if rate is None or size is None else size / (rate * 1e9)
+
+
+def checkpoint_bytes(plan: Plan) -> int | None:
+    """Size of a checkpoint without running statistics and loss scale; None where the model's size is not known.
+
+    With PowerSGD a little less or more: errors are counted of all weights, and its matrices are not.
+    """
+    if plan.model is None:
+        return None
+    updater, memory = plan.recipe.updater, plan.model.memory()
+    weights, state = memory["weights_bytes"], memory["optimizer_state_bytes"]
+    of_each = weights + state if updater.local_steps else weights * (updater.power_sgd_rank is not None)
+    copies = 1 + plan.model.num_averages + updater.double_buffering
+    return copies * weights + state + plan.workers * of_each
 
 
 def num_evaluations(plan: Plan) -> int:
