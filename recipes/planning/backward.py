@@ -231,7 +231,7 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
                 ends[end][here] += updates * timing.update(**how, end=end).total
                 factors[end][here] = timing.factor(devices[here], end)
             scoring[here] = timing.scoring_seconds
-            leaves_out[here] |= (team[here] > 1) & (not timing.network.norms_known)
+            leaves_out[here] |= (team[here] > 1) & (timing.network.norm_channels is None)
     scored = evaluations * -(-plan.dataset.num_eval // devices) * scoring
     other = scored + checkpoint_seconds(plan) + plan.cluster.hardware.start_seconds
     return Scan(

@@ -167,7 +167,8 @@ class Forecast:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the time leaves out."""
-        if not self.shares_norm_groups or all(each.timing.network.norms_known for each in self.segments):
+        unknown = any(each.timing.network.norm_channels is None for each in self.segments)
+        if not self.shares_norm_groups or not unknown:
             return ()
         model = self.segments[0].timing.case.model
         what = "workers share norm groups, and this time leaves out how they wait for each other's statistics"
@@ -262,6 +263,7 @@ def case_of(plan: Plan, segment: Segment) -> Case:
         precision=recipe.precision.compute,
         num_classes=plan.dataset.num_classes,
         num_parameters=plan.model.num_parameters if plan.model else None,
+        norm_channels=plan.model.norm_channels if plan.model else None,
         double_buffering=recipe.updater.double_buffering,
         exact=plan.exact,
         bent=recipe.updater.why_not_exact,

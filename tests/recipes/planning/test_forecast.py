@@ -205,6 +205,11 @@ def test_a_time_that_leaves_out_shared_norm_groups_says_so(planned: Callable) ->
         made = planned("digits/large_batch", where, 64, f"batch.norm_span={span}")
         assert len(forecast(made).warnings) == warnings
         assert scan(made, [64]).leaves_out.tolist() == [bool(warnings)]
+        for channels in ((), (8, 16)):  # of a model that was measured
+            costs = {None: ModelCosts(parameter_sizes=(10**5,), norm_channels=channels)}
+            measured = replace(made, model=Model(num_parameters=10**5, num_state_values=1, costs=costs))
+            assert forecast(measured).warnings == ()
+            assert (forecast(measured).seconds_in("coordination") > 0) is bool(warnings and channels)
 
 
 def test_every_figure_has_a_range_that_the_constants_give(foretold: Callable) -> None:

@@ -187,6 +187,7 @@ def test_the_busiest_worker_counts_where_shares_differ():
     [
         (None, 2),
         ("updater.double_buffering=true", 3),
+        ("weight_average={keep: 0.9, per: 64}", 3),
         ("updater.power_sgd_rank=2", 2 + 2),  # the errors of both workers
         ("updater.local_steps={every: 4, replicas: 2}", 3 + 2 * 2),  # the mean, and of each worker weights and state
     ],
