@@ -13,7 +13,7 @@ from recipes.planning.division import PlanError
 from recipes.planning.forecast import by_micro_batch, forecast, num_evaluations
 from recipes.planning.hardware import Coordination, Input, MeasuredAllReduce
 from recipes.planning.memory import Bytes, Model, ModelCosts
-from recipes.planning.planner import plan
+from recipes.planning.planner import Plan, plan
 from recipes.planning.timing import timing_of
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
@@ -152,6 +152,23 @@ def test_a_hundred_thousand_devices_are_scanned_as_arrays(planned: Callable, mon
     assert 0 < len(timed) < 100
     assert len(times.devices) == 100_000
     assert np.isinf(times.seconds[32768:]).all()  # more devices than samples
+
+
+@pytest.mark.parametrize("size", ["auto", 64])
+def test_where_the_most_sums_of_exact_mode_fit_no_number_of_devices_is_asked_for_by_itself(
+    size: int | str, planned: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = replace(planned("goyal2017", "mn1", 256), model=MODEL, exact=True, micro_batch_size=size)
+    (segment,), has_room_on, sure = made.timeline.segments, Plan.has_room_on, []
+    for megabytes in (70, 100, 120, 160, 200, 300):
+        small = replace(made, cluster=replace(made.cluster, device_memory_bytes=megabytes << 20))
+        sure.append(small.has_room_on_any(segment))
+        assert not sure[-1] or all(has_room_on(small, number, segment) for number in range(1, 257))
+    assert sure == sorted(sure)
+    assert not sure[0]
+    assert sure[-1]
+    monkeypatch.setattr(Plan, "has_room_on", None)  # asked, it raises
+    assert np.isfinite(scan(made).at(256)[0])
 
 
 def test_parts_add_up_and_integers_stay_integers(foretold: Callable) -> None:
