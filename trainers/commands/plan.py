@@ -165,7 +165,7 @@ def _target(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tup
         answer, text = {"choices": [asdict(each) for each in found]}, _choices_text(made, wanted, found)
         if not found or wanted.seconds is None:
             return answer, text
-        best = min(found, key=lambda choice: choice.devices)
+        best, _ = planning.best_choice(made, wanted, found)
         within, more = _within(planning.of_choice(made, best), wanted, words, named=named)
         return answer | within, f"{text}\n\nwith batch {best.batch:,} and {best.epochs[0]:.1f} epochs, {more}"
     return _within(made, wanted, words, named=named)
@@ -291,11 +291,12 @@ def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
 def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     from recipes.reports.curves import points_text
     from recipes.reports.wording import duration, percent
+    from trainers.launch.planning import best_choice
 
     goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {_asked(wanted.seconds)}" if wanted.seconds else "")
     if not found:
         return f"{goal}: no batch reaches it on {made.workers:,} devices of {made.cluster.name}; try more devices"
-    best = min(found, key=(lambda c: c.devices) if wanted.seconds else (lambda c: c.seconds[0]))
+    best, why = best_choice(made, wanted, found)
     rows = [
         {
             "batch": each.batch,
@@ -305,7 +306,7 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
             "time": duration(each.seconds[0]),
             "from": duration(each.seconds[1]),
             "to": duration(each.seconds[2]),
-            "": "<- fewest devices" if each is best and wanted.seconds else "<- fastest" if each is best else "",
+            "": f"<- {why}" * (each is best),
         }
         for each in found
     ]

@@ -191,6 +191,16 @@ def accuracy_choices(made: Plan, target: Target, devices: int) -> list[Choice]:
     return choices(plan_at, batches=batches, devices=devices, within=target.seconds)
 
 
+def best_choice(made: Plan, target: Target, found: list[Choice]) -> tuple[Choice, str]:
+    """The fastest; within a time the cheapest or, without a price, of the fewest devices; and which of these it is."""
+    if target.seconds is None:
+        return min(found, key=lambda each: each.seconds[0]), "fastest"
+    cost = {each: made.cluster.dollars(each.devices, each.seconds[0]) for each in found}
+    if None not in cost.values():
+        return min(found, key=cost.get), "cheapest"
+    return min(found, key=lambda each: (each.devices, each.seconds[0])), "fewest devices"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecipeChoice:
     """A recipe of the library whose claimed accuracy is enough.
