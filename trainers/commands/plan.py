@@ -231,7 +231,8 @@ def _fewest_text(
         ]
         priced, unpriced = clusters[0].dollars is not None, clusters[-1].dollars is None
         first = f"the cheapest first{', then those unpriced' * unpriced}" if priced else "fewest device-hours first"
-        lines += [f"on this cluster and the named ones, {first}:", points_text(rows)]
+        where = "this cluster and the named ones" if any(each.own for each in clusters) else "the named clusters"
+        lines += [f"on {where}, {first}:", points_text(rows)]
     return "\n".join(lines)
 
 

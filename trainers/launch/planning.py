@@ -131,15 +131,14 @@ def cheapest_clusters(
         made: on the plan's cluster.
         own: its answer.
         seconds: within which time.
-        named: how the plan's cluster was named; one of the library is not planned twice.
+        named: how the plan's cluster was named; the library's is planned too where the plan's does not suffice.
         words: of the library's files.
     """
-    found = [own] if own is not None and not own.beyond else []
+    of_plan = [own] if own is not None and not own.beyond else []
+    found = [*of_plan]
     for name in names("clusters"):
-        if name == named:
-            continue
         cluster = open_cluster(name, vocabulary=words)
-        if cluster.hardware is None or cluster == made.cluster:
+        if cluster.hardware is None or cluster == made.cluster or (name == named and of_plan):
             continue
         try:
             times = scan(_whole(made, cluster=cluster))

@@ -109,6 +109,14 @@ def test_a_cluster_of_ones_own_stands_beside_the_named_ones_with_its_cost(tmp_pa
     assert "dollars" not in other
 
 
+def test_where_a_part_of_a_named_cluster_does_not_suffice_the_whole_is_named() -> None:
+    words = ("akiba2017", "--cluster", "mn1", "--set", "cluster.nodes=2", "--target")
+    for time, devices, heading in (("3h", 69, "the named clusters"), ("20h", 10, "this cluster and the named ones")):
+        text = planned(*words, time)
+        assert f"\non {heading}, " in text
+        assert re.findall(r"\nmn1 +([0-9]+)", text) == [f"{devices}"]
+
+
 def test_all_answers_take_the_micro_batch_of_the_plan() -> None:
     words = ("goyal2017", "--cluster", "dgx-a100", "-n", 8, "--set", "cluster.micro_batch_size=auto")
     words += ("--set", "precision.compute=mixed16", "--target", "86min", "--trials", 1, "--devices", 8, "--advise")
