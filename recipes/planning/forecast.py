@@ -233,6 +233,7 @@ class Forecast:
             "start_seconds": self.start_seconds,
             "device_hours": self.device_hours,
             "dollars": self.dollars,
+            **({} if self.dollars is None else {"billed_devices": self.plan.cluster.billed_devices(self.plan.workers)}),
             "updates": self.plan.timeline.num_updates,
             "samples": self.plan.timeline.num_samples,
             "samples_per_second": self.samples_per_second,
@@ -307,12 +308,16 @@ def forecast(plan: Plan) -> Forecast:
 
 
 def by_micro_batch(plan: Plan, sizes: Sequence[int]) -> dict[int, Forecast]:
-    """The run as if it had been asked for micro-batches of each size; only sizes that hold a norm group and fit."""
+    """The run as if it had been asked for micro-batches of each size.
+
+    Without sizes that `plan` refuses, and those that divide norm groups where the time leaves out what that costs.
+    """
     spans, found = max(planned.segment.norm_span for planned in plan.segments), {}
     for size in sizes:
         with suppress(PlanError):
-            if size >= spans:
-                found[size] = forecast(plan.in_micro_batches(size))
+            time = forecast(plan.in_micro_batches(size))
+            if size >= spans or not time.warnings:
+                found[size] = time
     return found
 
 

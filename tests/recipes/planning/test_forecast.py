@@ -113,11 +113,12 @@ def test_a_scan_takes_what_a_probe_timed_for_that_number_of_devices_only(planned
             assert expected == pytest.approx(float(seconds), rel=1e-3), number
 
 
-@pytest.mark.parametrize("size", [32, 64, 256])
+@pytest.mark.parametrize("size", [16, 32, 64, 256])  # norm groups of 32
 def test_the_time_in_other_micro_batches_is_that_of_a_plan_which_asks_for_them(size: int, planned: Callable) -> None:
     made = planned("akiba2017", "mn1", 64)
     asked = plan(recipe=made.recipe, dataset=made.dataset, cluster=made.cluster, workers=64, micro_batch_size=size)
     assert by_micro_batch(made, [size])[size].seconds == forecast(asked).seconds
+    assert forecast(asked).shares_norm_groups is (size < 32)
 
 
 def test_evaluations_are_those_of_the_run() -> None:
@@ -222,10 +223,12 @@ def test_a_time_that_leaves_out_shared_norm_groups_says_so(planned: Callable) ->
         made = planned("digits/large_batch", where, 64, f"batch.norm_span={span}")
         assert len(forecast(made).warnings) == warnings
         assert scan(made, [64]).leaves_out.tolist() == [bool(warnings)]
+        assert by_micro_batch(made, [4]) == {}
         for channels in ((), (8, 16)):  # of a model that was measured
             costs = {None: ModelCosts(parameter_sizes=(10**5,), norm_channels=channels)}
             measured = replace(made, model=Model(num_parameters=10**5, num_state_values=1, costs=costs))
             assert forecast(measured).warnings == ()
+            assert len(by_micro_batch(measured, [4])) == 1
             assert (forecast(measured).seconds_in("coordination") > 0) is bool(warnings and channels)
 
 
