@@ -65,7 +65,7 @@ def plan(
         Path | None, typer.Option("--plot", metavar="F.png|F.svg", help="Draw time against the number of devices.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option(min=0.01, metavar="P", help="Dollars per device-hour; the cluster's if left out.")
+        float | None, typer.Option(metavar="P", help="Dollars per device-hour; the cluster's if left out.")
     ] = None,
     overrides: SetBoth = None,
     exact: Exact = None,
@@ -93,8 +93,8 @@ def plan(
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
-    if price is not None and not price <= MOST_DOLLARS:
-        raise typer.BadParameter(f"write dollars, such as 2.5, at most {MOST_DOLLARS:,}", param_hint="--price")
+    if price is not None and not 0 < price <= MOST_DOLLARS:
+        raise typer.BadParameter(f"write dollars, such as 2.5: above 0, at most {MOST_DOLLARS:,}", param_hint="--price")
     wanted = parse_targets(target or ())
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
