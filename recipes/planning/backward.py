@@ -231,7 +231,7 @@ def _scanned(plan: Plan, devices: np.ndarray, evaluations: int) -> Scan:
                 ends[end][here] += updates * timing.update(**how, end=end).total
                 factors[end][here] = timing.factor(devices[here], end)
             scoring[here] = timing.scoring_seconds
-            leaves_out[here] |= (team[here] > 1) & (not timing.network.norms_known)
+            leaves_out[here] |= (team[here] > 1) & (timing.network.norm_channels is None)
     scored = evaluations * -(-plan.dataset.num_eval // devices) * scoring
     other = scored + checkpoint_seconds(plan) + plan.cluster.hardware.start_seconds
     return Scan(
@@ -266,9 +266,11 @@ def _with_room(plan: Plan, segment: Segment, devices: np.ndarray, team: np.ndarr
     """Of the numbers of devices that serve a segment, those that `plan` does not refuse for want of memory.
 
     It is asked once for all numbers whose workers hold alike shares. In exact mode none do, as partial sums depend on
-    where a worker's groups lie in the tree.
+    where a worker's groups lie in the tree; there it is first asked for all together.
     """
-    if plan.model is None:
+    if plan.model is None or not serves.any():
+        return serves
+    if plan.exact and plan.cluster.device == "gpu" and plan.has_room_on_any(segment):
         return serves
     groups = segment.global_batch_size // segment.norm_span
     alike = [np.minimum(devices, groups)]

@@ -167,7 +167,8 @@ class Forecast:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the time leaves out."""
-        if not self.shares_norm_groups or all(each.timing.network.norms_known for each in self.segments):
+        unknown = any(each.timing.network.norm_channels is None for each in self.segments)
+        if not self.shares_norm_groups or not unknown:
             return ()
         model = self.segments[0].timing.case.model
         what = "workers share norm groups, and this time leaves out how they wait for each other's statistics"
@@ -232,6 +233,7 @@ class Forecast:
             "start_seconds": self.start_seconds,
             "device_hours": self.device_hours,
             "dollars": self.dollars,
+            **({} if self.dollars is None else {"billed_devices": self.plan.cluster.billed_devices(self.plan.workers)}),
             "updates": self.plan.timeline.num_updates,
             "samples": self.plan.timeline.num_samples,
             "samples_per_second": self.samples_per_second,
@@ -262,6 +264,7 @@ def case_of(plan: Plan, segment: Segment) -> Case:
         precision=recipe.precision.compute,
         num_classes=plan.dataset.num_classes,
         num_parameters=plan.model.num_parameters if plan.model else None,
+        norm_channels=plan.model.norm_channels if plan.model else None,
         double_buffering=recipe.updater.double_buffering,
         exact=plan.exact,
         bent=recipe.updater.why_not_exact,
@@ -305,12 +308,16 @@ def forecast(plan: Plan) -> Forecast:
 
 
 def by_micro_batch(plan: Plan, sizes: Sequence[int]) -> dict[int, Forecast]:
-    """The run as if it had been asked for micro-batches of each size; only sizes that hold a norm group and fit."""
+    """The run as if it had been asked for micro-batches of each size.
+
+    Without sizes that `plan` refuses, and those that divide norm groups where the time leaves out what that costs.
+    """
     spans, found = max(planned.segment.norm_span for planned in plan.segments), {}
     for size in sizes:
         with suppress(PlanError):
-            if size >= spans:
-                found[size] = forecast(plan.in_micro_batches(size))
+            time = forecast(plan.in_micro_batches(size))
+            if size >= spans or not time.warnings:
+                found[size] = time
     return found
 
 
@@ -329,11 +336,22 @@ def checkpoint_seconds(plan: Plan) -> float:
 
 def seconds_of_a_checkpoint(plan: Plan) -> float:
     """To write it; 0 where the disk's rate or the model's size is not known."""
-    rate = plan.cluster.hardware.write_gb_per_second
-    if rate is None or plan.model is None:
-        return 0.0
-    values = plan.model.num_parameters * (1 + plan.model.num_state_values)
-    return 4 * values / (rate * 1e9)
+    rate, size = plan.cluster.hardware.write_gb_per_second, checkpoint_bytes(plan)
+    return 0.0 if rate is None or size is None else size / (rate * 1e9)
+
+
+def checkpoint_bytes(plan: Plan) -> int | None:
+    """Size of a checkpoint without running statistics and loss scale; None where the model's size is not known.
+
+    With PowerSGD a little less or more: errors are counted of all weights, and its matrices are not.
+    """
+    if plan.model is None:
+        return None
+    updater, memory = plan.recipe.updater, plan.model.memory()
+    weights, state = memory["weights_bytes"], memory["optimizer_state_bytes"]
+    of_each = weights + state if updater.local_steps else weights * (updater.power_sgd_rank is not None)
+    copies = 1 + plan.model.num_averages + updater.double_buffering
+    return copies * weights + state + plan.workers * of_each
 
 
 def num_evaluations(plan: Plan) -> int:

@@ -26,7 +26,8 @@ def _require_unit(record: Any, *names: str, most: float, unit: str) -> None:
     for name in names:
         value = getattr(record, name)
         if value is not None and value > most:
-            raise ValueError(f"{type(record).__name__}.{name} must be at most {most:,} {unit}, got {value:g}")
+            again = " (probe the cluster again)" * getattr(record, "source", "").startswith("kilobatch probe")
+            raise ValueError(f"{type(record).__name__}.{name} must be at most {most:,} {unit}{again}, got {value:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Rate:
         micro_batch_size: samples of one forward on one device, at least 1.
         devices: that trained together, filling one node after another; at least 1, best those of one node.
         accumulation_steps: forwards of one device in an update, at least 1.
-        samples_per_second: of all of them, at least 0.01.
+        samples_per_second: of all of them, at least 0.000001.
         exchanged: they exchanged gradients in each update; false: they computed beside each other, and sent none.
         wire: format of their gradients on the wire.
         scored_per_second: samples of an evaluation on one device a second; null: three times the training rate.
@@ -73,8 +74,8 @@ class Rate:
     def __post_init__(self) -> None:
         _require_positive(self, "image_size", "micro_batch_size", "devices", "accumulation_steps")
         _require_positive(self, "samples_per_second", "scored_per_second", "backward_share")
-        if self.samples_per_second < 0.01:
-            raise ValueError(f"Rate.samples_per_second must be at least 0.01, got {self.samples_per_second:g}")
+        if self.samples_per_second < 1e-6:
+            raise ValueError(f"Rate.samples_per_second must be at least 0.000001, got {self.samples_per_second:g}")
         if self.backward_share is not None and self.backward_share > 1:
             raise ValueError(f"Rate.backward_share must be in (0, 1], got {self.backward_share}")
         if self.backward_microseconds and len(self.backward_microseconds) != len(self.parameter_arrays):

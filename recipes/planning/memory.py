@@ -59,6 +59,7 @@ class ModelCosts:
         largest_growth: the most that one operator allocates.
         mixes_samples: exact mode computes the norm groups of a micro-batch one by one, after one forward of all.
         ordered_weights: numbers in the weights of convolutions that PyTorch's kernels copy into an order of their own.
+        norm_channels: of each batch normalisation.
     """
 
     parameter_sizes: tuple[int, ...]
@@ -67,6 +68,7 @@ class ModelCosts:
     largest_growth: Bytes = field(default_factory=lambda: Bytes(per_sample=0))
     mixes_samples: bool = False
     ordered_weights: int = 0
+    norm_channels: tuple[int, ...] = ()
 
     @property
     def num_parameters(self) -> int:
@@ -86,6 +88,7 @@ class ModelCosts:
             "largest_growth": row(self.largest_growth),
             "mixes_samples": self.mixes_samples,
             "ordered_weights": self.ordered_weights,
+            "norm_channels": list(self.norm_channels),
         }
 
     @classmethod
@@ -107,6 +110,7 @@ class ModelCosts:
             largest_growth=bytes_of(tree["largest_growth"]),
             mixes_samples=bool(tree["mixes_samples"]),
             ordered_weights=int(tree["ordered_weights"]),
+            norm_channels=tuple(map(int, tree["norm_channels"])),
         )
 
 
@@ -154,6 +158,11 @@ class Model:
             costs=costs or {},
             cpu_kernels=cpu_kernels,
         )
+
+    @property
+    def norm_channels(self) -> tuple[int, ...] | None:
+        """Of each batch normalisation; None where the model was not measured."""
+        return next((each.norm_channels for each in self.costs.values()), None)
 
     def memory(self, compute: str = "float32") -> dict[str, int]:
         """Bytes that a device holds all the time, by what they are.

@@ -18,12 +18,10 @@ class Layer:
     Args:
         parameters: how many.
         multiply_adds: of one sample's forward, or a measured time; only their shares matter. At least 1.
-        norm_channels: of the batch normalisation that it has or is; 0 without one.
     """
 
     parameters: int
     multiply_adds: int
-    norm_channels: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,13 @@ class Network:
         name: as in published tables, such as `resnet50`.
         image_size: side of the images in pixels.
         layers: in the order of the forward pass.
-        norms_known: it is known which layers have a batch normalisation.
+        norm_channels: of each batch normalisation; None where nobody counted.
     """
 
     name: str
     image_size: int
     layers: tuple[Layer, ...]
-    norms_known: bool = True
+    norm_channels: tuple[int, ...] | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -52,7 +50,12 @@ class Network:
         return sum(layer.multiply_adds for layer in self.layers)
 
 
-def profiled_network(name: str, parameters: tuple[int, ...], microseconds: tuple[int, ...] = ()) -> Network:
+def profiled_network(
+    name: str,
+    parameters: tuple[int, ...],
+    microseconds: tuple[int, ...] = (),
+    norm_channels: tuple[int, ...] | None = None,
+) -> Network:
     """A network of which the sizes of its arrays are known, and maybe the microseconds of backward for each.
 
     Args:
@@ -60,10 +63,11 @@ def profiled_network(name: str, parameters: tuple[int, ...], microseconds: tuple
         parameters: of each array, in the order of the forward pass.
         microseconds: of backward, from the array behind it to its own gradient; each is taken to cost the same where
             left out.
+        norm_channels: as of `Network`.
     """
     times = microseconds or (1,) * len(parameters)
     layers = tuple(Layer(number, max(time, 1)) for number, time in zip(parameters, times, strict=True))
-    return Network(name, 0, layers, norms_known=False)
+    return Network(name, 0, layers, norm_channels)
 
 
 def network_names() -> list[str]:
@@ -97,7 +101,7 @@ def network(name: str, image_size: int, num_classes: int = 1000) -> Network:
     plain = _plain(name)
     layers = _Layers(image_size)
     _NETWORKS[plain](layers, num_classes)
-    return Network(plain, image_size, tuple(layers.made))
+    return Network(plain, image_size, tuple(layers.made), tuple(layers.norms))
 
 
 def _plain(name: str) -> str:
@@ -105,10 +109,10 @@ def _plain(name: str) -> str:
 
 
 class _Layers:
-    """Layers as they are added; keeps the side and the channels of the images between them."""
+    """Layers and channels of normalisations as they are added; keeps side and channels of the images between them."""
 
     def __init__(self, side: int) -> None:
-        self.side, self.channels, self.made = side, 3, []
+        self.side, self.channels, self.made, self.norms = side, 3, [], []
 
     def conv(
         self, channels: int, kernel: int | tuple[int, int], stride: int = 1, *, pad: int | None = None, **kind: bool
@@ -118,13 +122,15 @@ class _Layers:
         padded = max(high, wide) // 2 if pad is None else pad
         self.side = max(1, (self.side + 2 * padded - max(high, wide)) // stride + 1)
         weights = self.channels * channels * high * wide
-        normed = channels if kind.get("norm", True) else 0
-        extra = 2 * normed + (channels if kind.get("bias", False) else 0)
-        self.made.append(Layer(weights + extra, weights * self.side**2, normed))
+        normed = kind.get("norm", True)
+        extra = 2 * channels * normed + channels * kind.get("bias", False)
+        self.made.append(Layer(weights + extra, weights * self.side**2))
+        self.norms += [channels] * normed
         self.channels = channels
 
     def norm(self) -> None:
-        self.made.append(Layer(2 * self.channels, self.channels * self.side**2, self.channels))
+        self.made.append(Layer(2 * self.channels, self.channels * self.side**2))
+        self.norms.append(self.channels)
 
     def pool(self, kernel: int, stride: int, pad: int = 0) -> None:
         self.side = max(1, (self.side + 2 * pad - kernel) // stride + 1)

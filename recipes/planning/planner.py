@@ -140,6 +140,20 @@ class Plan:
             needed = max(needed, self.memory_of(planned)["total_bytes"] or 0)
         return needed <= self.cluster.device_memory_bytes
 
+    def has_room_on_any(self, segment: Segment) -> bool:
+        """Whether that surely holds for any number of workers of exact mode: False says nothing.
+
+        No worker holds more than one that has the whole batch and, of n norm groups, twice as many sums as n has bits.
+        """
+        auto = self.micro_batch_size == "auto"  # then a micro-batch of one norm group is enough
+        size, share = (segment.norm_span, USABLE) if auto else (self.micro_batch_size, 1.0)
+        division = replace(self, workers=1)._divided(segment, size)
+        memory = self.memory_of(PlannedSegment(segment=segment, division=division))
+        if memory["total_bytes"] is None:
+            return False
+        sums = 2 * division.num_groups.bit_length() * memory["weights_bytes"]
+        return memory["total_bytes"] - memory["sums_bytes"] + sums <= share * self.cluster.device_memory_bytes
+
     def _divided(self, segment: Segment, micro_batch_size: int | str) -> Division:
         return _division(self.recipe, segment, self.workers, micro_batch_size, exact=self.exact, by_group=False)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recipes.planning.division import Division
-from recipes.planning.forecast import Forecast, seconds_of_a_checkpoint
+from recipes.planning.forecast import Forecast, checkpoint_bytes, seconds_of_a_checkpoint
 from recipes.planning.order_check import SAMPLE_BYTES, Order, OrderCheck, Shares, check_order, taken
 from recipes.planning.planner import Plan
 from recipes.planning.rates import batch_size_at, learning_rate_at, momentum_at
@@ -99,17 +99,8 @@ class Rehearsal:
 
     @property
     def checkpoint_bytes(self) -> int | None:
-        """Size of a checkpoint without running statistics and loss scale; None where the model was not built.
-
-        With PowerSGD a little less or more: errors are counted of all weights, and its matrices are not.
-        """
-        if self.plan.model is None:
-            return None
-        updater, memory = self.plan.recipe.updater, self.plan.model.memory()
-        weights, state = memory["weights_bytes"], memory["optimizer_state_bytes"]
-        of_each = weights + state if updater.local_steps else weights * (updater.power_sgd_rank is not None)
-        copies = 1 + self.plan.model.num_averages + updater.double_buffering
-        return copies * weights + state + self.plan.workers * of_each
+        """As of `forecast.checkpoint_bytes`."""
+        return checkpoint_bytes(self.plan)
 
     def seconds(self, time: Forecast, time_after: Forecast) -> tuple[float, float]:
         """Of the run without its failures, and with them.
@@ -132,7 +123,7 @@ class Rehearsal:
             sum(first < update <= stop for update in due) for due in (self.evaluations, self.checkpoints)
         )
         each_evaluation = time.evaluation_seconds / max(len(self.evaluations), 1)
-        each_checkpoint = seconds_of_a_checkpoint(self.plan)
+        each_checkpoint = seconds_of_a_checkpoint(time.plan)
         return time.seconds_of(first, stop) + evaluations * each_evaluation + checkpoints * each_checkpoint
 
     @property

@@ -56,6 +56,7 @@ class Case:
         precision: of compute.
         num_classes: of the data set.
         num_parameters: of the model; None where nobody counted.
+        norm_channels: of each batch normalisation of the model; None where nobody counted.
         double_buffering: the gradients cross beside the next update.
         exact: exact mode's sums.
         bent: the word of a recipe by which gradients do not cross as they are; None where they do.
@@ -67,6 +68,7 @@ class Case:
     precision: str = "float32"
     num_classes: int = 1000
     num_parameters: int | None = None
+    norm_channels: tuple[int, ...] | None = None
     double_buffering: bool = False
     exact: bool = False
     bent: str | None = None
@@ -310,7 +312,7 @@ def _network_of(case: Case, rate: Rate, *, of_rate: bool = False) -> Network:
     if not arrays:
         what = f"the sizes of {case.model}'s parameters are not known"
         raise NoForecast(f"{what}; `kilobatch probe RECIPE` writes them into the cluster's file as parameter_arrays")
-    return profiled_network(case.model, tuple(arrays), rate.backward_microseconds)
+    return profiled_network(case.model, tuple(arrays), rate.backward_microseconds, case.norm_channels)
 
 
 def _area(case: Case, rate: Rate) -> float:

@@ -173,13 +173,13 @@ def sharing_time(network: Network, links: Links, *, team_size: Any, nodes: Any, 
     bytes a second. Copies between a GPU and the host are not counted.
 
     Args:
-        network: whose layers with a batch normalisation count.
+        network: whose batch normalisations count.
         links: in nodes and between them.
         team_size: p, workers that share a norm group; those of a team follow each other.
         nodes: of all workers.
         workers_per_node: g.
     """
-    channels = [layer.norm_channels for layer in network.layers if layer.norm_channels]
+    channels = network.norm_channels or ()
     within = np.gcd(team_size, workers_per_node)  # workers of a team on its first node, where it lies on most nodes
     across = np.minimum(nodes, 1 + -(-(team_size - within) // workers_per_node))
     each = team_size / across

@@ -65,7 +65,7 @@ def plan(
         Path | None, typer.Option("--plot", metavar="F.png|F.svg", help="Draw time against the number of devices.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option(min=0.01, metavar="P", help="Dollars per device-hour; the cluster's if left out.")
+        float | None, typer.Option(metavar="P", help="Dollars per device-hour; the cluster's if left out.")
     ] = None,
     overrides: SetBoth = None,
     exact: Exact = None,
@@ -93,8 +93,8 @@ def plan(
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
-    if price is not None and not price <= MOST_DOLLARS:
-        raise typer.BadParameter(f"write dollars, such as 2.5, at most {MOST_DOLLARS:,}", param_hint="--price")
+    if price is not None and not 0 < price <= MOST_DOLLARS:
+        raise typer.BadParameter(f"write dollars, such as 2.5: above 0, at most {MOST_DOLLARS:,}", param_hint="--price")
     wanted = parse_targets(target or ())
     own, of_cluster = overrides_by_file(overrides or (), "cluster")
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
@@ -165,7 +165,7 @@ def _target(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tup
         answer, text = {"choices": [asdict(each) for each in found]}, _choices_text(made, wanted, found)
         if not found or wanted.seconds is None:
             return answer, text
-        best = min(found, key=lambda choice: choice.devices)
+        best, _ = planning.best_choice(made, wanted, found)
         within, more = _within(planning.of_choice(made, best), wanted, words, named=named)
         return answer | within, f"{text}\n\nwith batch {best.batch:,} and {best.epochs[0]:.1f} epochs, {more}"
     return _within(made, wanted, words, named=named)
@@ -231,7 +231,8 @@ def _fewest_text(
         ]
         priced, unpriced = clusters[0].dollars is not None, clusters[-1].dollars is None
         first = f"the cheapest first{', then those unpriced' * unpriced}" if priced else "fewest device-hours first"
-        lines += [f"on this cluster and the named ones, {first}:", points_text(rows)]
+        where = "this cluster and the named ones" if any(each.own for each in clusters) else "the named clusters"
+        lines += [f"on {where}, {first}:", points_text(rows)]
     return "\n".join(lines)
 
 
@@ -291,11 +292,12 @@ def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
 def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     from recipes.reports.curves import points_text
     from recipes.reports.wording import duration, percent
+    from trainers.launch.planning import best_choice
 
     goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {_asked(wanted.seconds)}" if wanted.seconds else "")
     if not found:
         return f"{goal}: no batch reaches it on {made.workers:,} devices of {made.cluster.name}; try more devices"
-    best = min(found, key=(lambda c: c.devices) if wanted.seconds else (lambda c: c.seconds[0]))
+    best, why = best_choice(made, wanted, found)
     rows = [
         {
             "batch": each.batch,
@@ -305,7 +307,7 @@ def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
             "time": duration(each.seconds[0]),
             "from": duration(each.seconds[1]),
             "to": duration(each.seconds[2]),
-            "": "<- fewest devices" if each is best and wanted.seconds else "<- fastest" if each is best else "",
+            "": f"<- {why}" * (each is best),
         }
         for each in found
     ]

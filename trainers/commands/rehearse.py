@@ -85,11 +85,10 @@ def rehearse(
         raise refused("--restart-on", "is for a run in which a rank dies", "name it: --fail 3@epoch12")
     most = workers and max(workers, restart_on or 0)
     where, _ = cluster_of(cluster, workers=most, vocabulary=vocabulary(), overrides=of_cluster)
-    made = then = planned(
-        opened, where, workers=workers, model=model_of(opened), exact=exact, micro_batch_size=micro_batch_size
-    )
+    how = {"model": model_of(opened), "exact": exact, "micro_batch_size": micro_batch_size}
+    made = then = planned(opened, where, workers=workers, **how)
     if restart_on is not None:
-        then = planned(opened, where, workers=restart_on, exact=exact, micro_batch_size=micro_batch_size)
+        then = planned(opened, where, workers=restart_on, **how)
     every = checkpoint_every_of(checkpoint_every, made)
     failures = failures_of(fail or [], made, then)
     needed, installed = least_memory(made), installed_bytes()

@@ -321,11 +321,12 @@ def planned_time(
     made = planned(recipe, where, exact=None, workers=devices, model=model_of(recipe))
     seconds = forecast(made).seconds_of(0, round(updates))
     hours, dollars = devices * seconds / 3600, where.dollars(devices, seconds)
+    paid = f" for {billed} devices" if (billed := where.billed_devices(devices)) != devices else ""
     return {
         "devices": (devices, str(devices)),
         "time": (seconds, duration(seconds)),
         "device-hours": (hours, f"{hours:.3g}"),
-        "cost": (dollars, "-" if dollars is None else f"${dollars:.3g}"),
+        "cost": (dollars, "-" if dollars is None else f"${dollars:.3g}{paid}"),
     }
 
 

@@ -131,15 +131,14 @@ def cheapest_clusters(
         made: on the plan's cluster.
         own: its answer.
         seconds: within which time.
-        named: how the plan's cluster was named; one of the library is not planned twice.
+        named: how the plan's cluster was named; the library's is planned too where the plan's does not suffice.
         words: of the library's files.
     """
-    found = [own] if own is not None and not own.beyond else []
+    of_plan = [own] if own is not None and not own.beyond else []
+    found = [*of_plan]
     for name in names("clusters"):
-        if name == named:
-            continue
         cluster = open_cluster(name, vocabulary=words)
-        if cluster.hardware is None or cluster == made.cluster:
+        if cluster.hardware is None or cluster == made.cluster or (name == named and of_plan):
             continue
         try:
             times = scan(_whole(made, cluster=cluster))
@@ -189,6 +188,16 @@ def accuracy_choices(made: Plan, target: Target, devices: int) -> list[Choice]:
         return _whole(made, recipe=at_point(made, batch, epochs))
 
     return choices(plan_at, batches=batches, devices=devices, within=target.seconds)
+
+
+def best_choice(made: Plan, target: Target, found: list[Choice]) -> tuple[Choice, str]:
+    """The fastest; within a time the cheapest or, without a price, of the fewest devices; and which of these it is."""
+    if target.seconds is None:
+        return min(found, key=lambda each: each.seconds[0]), "fastest"
+    cost = {each: made.cluster.dollars(each.devices, each.seconds[0]) for each in found}
+    if None not in cost.values():
+        return min(found, key=cost.get), "cheapest"
+    return min(found, key=lambda each: (each.devices, each.seconds[0])), "fewest devices"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 
 from recipes.planning.division import divide
@@ -82,6 +83,9 @@ def _measured(model: chainer.Chain, image_CHW: tuple[int, int, int], evaluation:
         largest_growth=Bytes(per_sample=int(grown[0].max())),
         mixes_samples=mixes,
         ordered_weights=sum(parameter.size for _, parameter, _ in order if _is_ordered(parameter.shape)),
+        norm_channels=tuple(
+            link.avg_mean.size for _, link in sorted(model.namedlinks()) if isinstance(link, L.BatchNormalization)
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from recipes.planning.division import PlanError
 from recipes.planning.forecast import by_micro_batch, forecast, num_evaluations
 from recipes.planning.hardware import Coordination, Input, MeasuredAllReduce
 from recipes.planning.memory import Bytes, Model, ModelCosts
-from recipes.planning.planner import plan
+from recipes.planning.planner import Plan, plan
 from recipes.planning.timing import timing_of
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
@@ -113,11 +113,12 @@ def test_a_scan_takes_what_a_probe_timed_for_that_number_of_devices_only(planned
             assert expected == pytest.approx(float(seconds), rel=1e-3), number
 
 
-@pytest.mark.parametrize("size", [32, 64, 256])
+@pytest.mark.parametrize("size", [16, 32, 64, 256])  # norm groups of 32
 def test_the_time_in_other_micro_batches_is_that_of_a_plan_which_asks_for_them(size: int, planned: Callable) -> None:
     made = planned("akiba2017", "mn1", 64)
     asked = plan(recipe=made.recipe, dataset=made.dataset, cluster=made.cluster, workers=64, micro_batch_size=size)
     assert by_micro_batch(made, [size])[size].seconds == forecast(asked).seconds
+    assert forecast(asked).shares_norm_groups is (size < 32)
 
 
 def test_evaluations_are_those_of_the_run() -> None:
@@ -152,6 +153,23 @@ def test_a_hundred_thousand_devices_are_scanned_as_arrays(planned: Callable, mon
     assert 0 < len(timed) < 100
     assert len(times.devices) == 100_000
     assert np.isinf(times.seconds[32768:]).all()  # more devices than samples
+
+
+@pytest.mark.parametrize("size", ["auto", 64])
+def test_where_the_most_sums_of_exact_mode_fit_no_number_of_devices_is_asked_for_by_itself(
+    size: int | str, planned: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = replace(planned("goyal2017", "mn1", 256), model=MODEL, exact=True, micro_batch_size=size)
+    (segment,), has_room_on, sure = made.timeline.segments, Plan.has_room_on, []
+    for megabytes in (70, 100, 120, 160, 200, 300):
+        small = replace(made, cluster=replace(made.cluster, device_memory_bytes=megabytes << 20))
+        sure.append(small.has_room_on_any(segment))
+        assert not sure[-1] or all(has_room_on(small, number, segment) for number in range(1, 257))
+    assert sure == sorted(sure)
+    assert not sure[0]
+    assert sure[-1]
+    monkeypatch.setattr(Plan, "has_room_on", None)  # asked, it raises
+    assert np.isfinite(scan(made).at(256)[0])
 
 
 def test_parts_add_up_and_integers_stay_integers(foretold: Callable) -> None:
@@ -205,6 +223,13 @@ def test_a_time_that_leaves_out_shared_norm_groups_says_so(planned: Callable) ->
         made = planned("digits/large_batch", where, 64, f"batch.norm_span={span}")
         assert len(forecast(made).warnings) == warnings
         assert scan(made, [64]).leaves_out.tolist() == [bool(warnings)]
+        assert by_micro_batch(made, [4]) == {}
+        for channels in ((), (8, 16)):  # of a model that was measured
+            costs = {None: ModelCosts(parameter_sizes=(10**5,), norm_channels=channels)}
+            measured = replace(made, model=Model(num_parameters=10**5, num_state_values=1, costs=costs))
+            assert forecast(measured).warnings == ()
+            assert len(by_micro_batch(measured, [4])) == 1
+            assert (forecast(measured).seconds_in("coordination") > 0) is bool(warnings and channels)
 
 
 def test_every_figure_has_a_range_that_the_constants_give(foretold: Callable) -> None:

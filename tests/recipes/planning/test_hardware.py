@@ -20,6 +20,7 @@ from recipes.planning.hardware import (
 
 RATE = Rate(model="ResNet50", image_size=224, micro_batch_size=32, devices=8, samples_per_second=1000.0, source="here")
 LINK = NodeLink(kind="pcie", gb_per_second=6.0, source="here")
+PROBED = replace(LINK, source="kilobatch probe digits/baseline on 2 ranks")
 NETWORK = NetworkLink(transport="rdma", cards=2, gbit_per_second=56, source="here")
 PRICE = Price(dollars_per_device_hour=1.0, source="here")
 HARDWARE = Hardware(device="p100", node_link=LINK, network=NETWORK, rates=(RATE,), source="here")
@@ -46,8 +47,9 @@ def test_a_number_that_must_be_above_zero_is_refused_by_name(record: object, fie
 @pytest.mark.parametrize(
     ("record", "field", "value", "said"),
     [
-        (RATE, "samples_per_second", 0.001, "at least 0.01, got 0.001"),
+        (RATE, "samples_per_second", 1e-7, "at least 0.000001, got 1e-07"),
         (LINK, "gb_per_second", 200e9, "at most 10,000 GB a second, got 2e+11"),
+        (PROBED, "gb_per_second", 1e6, "at most 10,000 GB a second (probe the cluster again), got 1e+06"),
         (NETWORK, "gbit_per_second", 200e9, "at most 80,000 Gbit a second"),
         (NETWORK, "measured_gb_per_second", 2e9, "at most 10,000 GB a second"),
         (HARDWARE, "write_gb_per_second", 1e9, "at most 10,000 GB a second"),

@@ -6,13 +6,19 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from recipes.planning.forecast import forecast
+from recipes.planning.forecast import forecast, seconds_of_a_checkpoint
 from recipes.planning.hardware import Hardware, NodeLink, Rate
 from recipes.planning.planner import Model, plan
 from recipes.planning.rates import learning_rate_at, momentum_at
 from recipes.planning.rehearsal import Failure, Storage, rehearse
 from recipes.planning.stream import Stream, stream_of
 from trainers.launch.request import TrainRequest, prepare
+
+RATE = Rate(model="SmallResNet", image_size=8, micro_batch_size=16, samples_per_second=100.0, source="by hand")
+LINK = NodeLink(kind="shared_memory", gb_per_second=5.0, source="by hand")
+HARDWARE = Hardware(
+    device="cpu", node_link=LINK, rates=(RATE,), start_seconds=7.0, write_gb_per_second=1e-3, source="by hand"
+)
 
 
 def planned(*overrides, workers=3, num_train=100, micro_batch_size=None):
@@ -87,14 +93,9 @@ def test_a_restart_repeats_what_follows_the_newest_checkpoint(died, restart_on):
 
 def test_the_time_counts_every_checkpoint_and_evaluation_that_is_made_and_made_again():
     made = planned("evaluation.every=1ep")
-    rate = Rate(model="SmallResNet", image_size=8, micro_batch_size=16, samples_per_second=100.0, source="by hand")
-    link = NodeLink(kind="shared_memory", gb_per_second=5.0, source="by hand")
-    hardware = Hardware(
-        device="cpu", node_link=link, rates=(rate,), start_seconds=7.0, write_gb_per_second=1e-3, source="by hand"
-    )
     made = replace(
         made,
-        cluster=replace(made.cluster, hardware=hardware, workers_per_node=3),
+        cluster=replace(made.cluster, hardware=HARDWARE, workers_per_node=3),
         model=Model(num_parameters=500_000, num_state_values=1),  # 4 MB, so 4 s a checkpoint
     )
     time = forecast(made)
@@ -186,6 +187,7 @@ def test_the_busiest_worker_counts_where_shares_differ():
     [
         (None, 2),
         ("updater.double_buffering=true", 3),
+        ("weight_average={keep: 0.9, per: 64}", 3),
         ("updater.power_sgd_rank=2", 2 + 2),  # the errors of both workers
         ("updater.local_steps={every: 4, replicas: 2}", 3 + 2 * 2),  # the mean, and of each worker weights and state
     ],
@@ -196,6 +198,8 @@ def test_a_checkpoint_has_weights_state_and_what_the_updater_keeps(word, copies)
     assert rehearsed.checkpoint_bytes == copies * 4000
     total = rehearsed.as_tree()["storage"]["checkpoint_bytes"]
     assert total == copies * 4000 * len(rehearsed.checkpoints)
+    made = replace(rehearsed.plan, cluster=replace(made.cluster, hardware=HARDWARE))
+    assert seconds_of_a_checkpoint(made) == pytest.approx(copies * 4e-3)  # at a megabyte a second
 
 
 def test_a_failure_costs_at_most_the_longest_gap():

@@ -195,7 +195,7 @@ def test_a_rate_that_leaves_no_time_to_compute_is_refused() -> None:
 @pytest.mark.parametrize(("team", "per_node"), [(1, 8), (2, 8), (8, 8), (16, 4), (64, 8), (8, 1)])
 def test_a_team_gathers_statistics_as_workers_that_double_what_they_hold(team: int, per_node: int) -> None:
     """Each round steps every worker: it takes all that its partner holds, of 16 bytes a channel and worker."""
-    made = Network("two norms", 0, (Layer(99, 1, 64), Layer(99, 1), Layer(10, 1, 256)))
+    made = Network("two norms", 0, (Layer(99, 1),), norm_channels=(64, 256))
     links = Links(
         node_bytes_per_second=1e9,
         node_latency_seconds=1e-6,
@@ -227,6 +227,6 @@ def test_a_team_counts_the_most_nodes_that_one_of_its_like_lies_on(team: int, no
         network_bytes_per_second=np.inf,
         network_latency_seconds=1.0,
     )
-    made = Network("one norm", 0, (Layer(9, 1, 1),))
+    made = Network("one norm", 0, (Layer(9, 1),), norm_channels=(1,))
     seconds = sharing_time(made, hop, team_size=team, nodes=nodes, workers_per_node=8)
     assert seconds == 2 * np.ceil(np.log2(across))

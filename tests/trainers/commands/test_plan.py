@@ -68,6 +68,9 @@ def test_a_price_gives_a_cost() -> None:
     time = tree_of("goyal2017", "--cluster", "aws-p3.16xlarge", "-n", 128)["forecast"]
     assert time["dollars"] == pytest.approx(3.06 * 128 * time["seconds"] / 3600)
     assert time["device_hours"] == pytest.approx(128 * time["seconds"] / 3600)
+    part = tree_of("goyal2017", "--cluster", "aws-p3.16xlarge", "-n", 26, "--price", 0.003)["forecast"]
+    assert part["billed_devices"] == 32
+    assert part["dollars"] == pytest.approx(0.003 * 32 * part["seconds"] / 3600)
     other = planned("akiba2017", "--cluster", "mn1", "--price", 2.5, "--target", "15min")
     assert re.search(r"device-hours \(188 to 285\), 57[0-9] dollars", other)
     assert re.search(r"the cheapest first, then those unpriced:\n.* cost\nmn1 .* 57[0-9] dollars .*\n", other)
@@ -107,6 +110,14 @@ def test_a_cluster_of_ones_own_stands_beside_the_named_ones_with_its_cost(tmp_pa
     assert "58" in own.split("dollars")[0]
     assert own.endswith("<- this plan's")
     assert "dollars" not in other
+
+
+def test_where_a_part_of_a_named_cluster_does_not_suffice_the_whole_is_named() -> None:
+    words = ("akiba2017", "--cluster", "mn1", "--set", "cluster.nodes=2", "--target")
+    for time, devices, heading in (("3h", 69, "the named clusters"), ("20h", 10, "this cluster and the named ones")):
+        text = planned(*words, time)
+        assert f"\non {heading}, " in text
+        assert re.findall(r"\nmn1 +([0-9]+)", text) == [f"{devices}"]
 
 
 def test_all_answers_take_the_micro_batch_of_the_plan() -> None:
@@ -190,8 +201,9 @@ def test_targets_that_cannot_be_meant_are_refused(texts: list[str], said: str) -
         parse_targets(texts)
 
 
-def test_a_price_without_end_is_refused() -> None:
-    done = CliRunner().invoke(app, ["plan", "akiba2017", "--cluster", "mn1", "--price", "inf"])
+@pytest.mark.parametrize("price", ["inf", "nan", "0", "-1"])
+def test_a_price_that_no_file_may_have_is_refused(price: str) -> None:
+    done = CliRunner().invoke(app, ["plan", "akiba2017", "--cluster", "mn1", "--price", price])
     assert done.exit_code == 2
     assert "write dollars, such as 2.5" in done.output
 

@@ -91,6 +91,16 @@ def test_places_of_a_failure(rehearsed, place, update):
     assert tree["restarts"][0]["dies_in_update"] == update
 
 
+def test_a_restart_on_workers_whose_micro_batches_do_not_fit_is_refused(run):
+    """Of 96 samples one of 32 workers has 7 at most, which fit; one alone has all of them."""
+    memory = ("--set", "cluster.device_memory_bytes=6500000", "--micro-batch-size", 96)
+    how = ("digits/ramp", "--fast", "--cluster", "mn1", *memory, "-n", 32)
+    assert run(*how)[0] == 0
+    code, error = run(*how, "--fail", "1@3", "--restart-on", 1)
+    assert code == 2
+    assert "micro-batches of 96 samples need" in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -9,13 +9,15 @@ import pytest
 import yaml
 
 from recipes.errors import InputRefused
+from recipes.planning.backward import Choice
 from recipes.planning.forecast import forecast
 from recipes.planning.phase_times import PHASES
 from recipes.planning.planner import plan
 from recipes.reading.open import open_cluster, open_recipe
 from recipes.reports.planning import outcome
 from recipes.reports.record import open_run
-from trainers.launch.planning import devices_within, learned, rates_of
+from trainers.launch.planning import best_choice, devices_within, learned, rates_of
+from trainers.launch.targets import Target
 from trainers.launch.vocabulary import vocabulary
 
 SEGMENT = {"update": 0, "num_updates": 40, "image_size": None, "micro_batch_size": 32, "accumulation_steps": 4}
@@ -70,6 +72,22 @@ def test_whole_nodes_are_paid_so_that_the_fewest_devices_are_not_the_cheapest() 
     assert cheapest.dollars == pytest.approx(98.32 / 3600 * (nodes * times.seconds)[fit].min())
     whole = forecast(plan(recipe=opened.recipe, dataset=opened.dataset, cluster=where, workers=26))
     assert whole.dollars == pytest.approx(4 * 98.32 * whole.seconds / 3600)
+
+
+def test_of_batches_in_time_the_cheapest_is_best_and_without_a_price_that_of_the_fewest_devices() -> None:
+    words = vocabulary()
+    opened = open_recipe("goyal2017", vocabulary=words, overrides=["precision.compute=mixed16"])
+    how = {"epochs": (40.0, 39.0, 41.0), "range_devices": (8, 8)}
+    slow, tied, more = (
+        Choice(batch=batch, devices=devices, seconds=(seconds, seconds, seconds), **how)
+        for batch, devices, seconds in ((2048, 6, 7000.0), (4096, 6, 6900.0), (8192, 8, 5000.0))
+    )
+    found = [slow, tied, more]
+    for cluster, best, why in (("aws-p5", more, "cheapest"), ("dgx-h100", tied, "fewest devices")):
+        where = open_cluster(cluster, vocabulary=words)
+        made = plan(recipe=opened.recipe, dataset=opened.dataset, cluster=where, workers=8)
+        assert best_choice(made, Target(seconds=7200.0), found) == (best, why)
+        assert best_choice(made, Target(), found) == (more, "fastest")
 
 
 @pytest.fixture(scope="module")
