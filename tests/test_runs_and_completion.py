@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -87,3 +88,14 @@ def test_a_shell_completes_names_of_recipes(shell, tmp_path):
     done = subprocess.run(command, input=text, env=environment, capture_output=True, text=True)
     assert "goyal2017/8192" not in done.stdout
     assert {"goyal2017", "goyal2017/512"} <= {*done.stdout.replace('"', " ").split()}, done.stderr
+
+
+def test_completion_that_cannot_be_installed_is_refused_in_a_line():
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
+    text = f"{shlex.quote(sys.executable)} -P -m kilobatch --install-completion\nexit $?\n"  # for the shell around it
+    environment = {**os.environ, "HOME": "/proc/nowhere"}
+    done = subprocess.run(["bash", "--norc"], input=text, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("kilobatch: completion cannot be installed: ")
+    assert "Traceback" not in done.stderr

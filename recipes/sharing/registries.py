@@ -112,15 +112,20 @@ def add_registry(name: str, url: str, *, signers: Path | None) -> Registry:
         raise InputRefused(f"{name} is {before['url']}; take another name, or: kilobatch registry remove {name}")
     if signers is not None and not signers.is_file():
         raise InputRefused(f"--signers: there is no file {signers}")
-    if is_folder:
+    if is_new := is_folder and not Path(url).exists():
         try:
-            Path(url).mkdir(exist_ok=True)
+            Path(url).mkdir()
         except OSError as error:
             raise InputRefused(f"{url}: cannot be made: {error.strerror}; is the folder around it mounted?") from None
     trusted = str(signers.absolute()) if signers else before["signers"]
     registry = Registry(name, url, signers=trusted and Path(trusted))
-    registry.store.names("names")  # it answers
-    _write_settings(known | {name: {"url": url, "signers": trusted}})
+    try:
+        registry.store.names("names")  # it answers
+        _write_settings(known | {name: {"url": url, "signers": trusted}})
+    except InputRefused:
+        if is_new:
+            Path(url).rmdir()
+        raise
     return registry
 
 

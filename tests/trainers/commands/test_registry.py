@@ -115,7 +115,8 @@ def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path
     assert "there is no registry team" in typed("remove", "team")
     (tmp_path / "gone").symlink_to("nowhere")  # no folder can be made there, as where the home is read-only
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "gone"))
-    assert "cannot be written: File exists; set XDG_CONFIG_HOME" in typed("add", "team", tmp_path / "team")
+    assert "cannot be written: File exists; set XDG_CONFIG_HOME" in typed("add", "team", tmp_path / "fresh")
+    assert not (tmp_path / "fresh").exists()
 
 
 def test_a_pulled_pack_is_written_into_a_file_only_where_nothing_else_is(tmp_path, typed):
