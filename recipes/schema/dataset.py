@@ -139,7 +139,8 @@ class Dataset:
         num_train: samples that are trained on, at least 1. Left out, as the next two: the reader counts.
         num_eval: samples that are scored, at least 1.
         num_classes: classes, at least 1.
-        classes: their names, in the order of their labels, where the reader knows none; reports show them. [] for none.
+        classes: their names, in the order of their labels, where the reader knows none: reports and predictions show
+            them. Where it does, other names than its own are refused. [] for none.
         channels: colour channels of an image, at least 1; those of its reader too, where that leaves its own out.
         mean: mean of each channel, of pixel values scaled to 0..1, in [0, 1].
         std: standard deviation of each channel, of pixel values scaled to 0..1, in (0, 1].

@@ -31,8 +31,10 @@ def open_split(dataset: Dataset, split: str) -> Any:
     return ChosenFiles(samples=samples, indices=indices, labels=labels, channels=samples.channels)
 
 
-def other_counts(dataset: Dataset) -> Iterator[str]:
-    """In words, each count in the data set's file that the reader does not find; fewer classes are accepted."""
+def contradictions(dataset: Dataset) -> Iterator[str]:
+    """In words, what the data set's file says and the reader finds otherwise: counts, where fewer classes are accepted,
+    and names of classes.
+    """
     said = {key: getattr(dataset, key) for key in ("num_train", "num_eval", "num_classes")}
     if dataset.validation is not None:
         said = {"num_train": dataset.num_train + dataset.num_eval, "num_classes": dataset.num_classes}
@@ -40,6 +42,11 @@ def other_counts(dataset: Dataset) -> Iterator[str]:
         if key in said and (count > said[key] or (count < said[key] and key != "num_classes")):
             words = f"{key} and num_eval together" if dataset.validation is not None and key == "num_train" else key
             yield f"{words}: {said[key]:,}, and there are {count:,}"
+    if dataset.classes:
+        for label, (said_name, name) in enumerate(zip(dataset.classes, dataset.class_names(), strict=False)):
+            if said_name != name:
+                yield f"classes: label {label} is {said_name!r}, and there it is {name!r}"
+                break
 
 
 class _FetchesAhead:

@@ -15,7 +15,7 @@ import numpy as np
 from recipes.errors import listed, printable_line
 from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
-from trainers.datasets.held_out import open_split, other_counts
+from trainers.datasets.held_out import contradictions, open_split
 from trainers.datasets.inspection import SPLITS, class_called
 from trainers.runs.cores import usable_cores
 
@@ -93,7 +93,7 @@ def verify_images(dataset: Dataset, advance: Callable[[int], None], *, others: S
             advance(done)
             bad += [finding for is_bad, finding in found if is_bad]
             unusual += [finding for is_bad, finding in found if not is_bad]
-    wrong_counts = [f"the data set's file says {words}" for words in other_counts(dataset)]
+    wrong_counts = [f"the data set's file says {words}" for words in contradictions(dataset)]
     return Verified(
         dataset=dataset.name,
         checked=checked,

@@ -22,7 +22,7 @@ from pathlib import Path
 from recipes.errors import InputRefused
 from recipes.schema import Dataset
 from recipes.schema.dataset import Source, SourceFile
-from trainers.datasets.held_out import other_counts
+from trainers.datasets.held_out import contradictions
 
 ATTEMPTS = 3  # of a file, before the next source is tried
 PAUSE_SECONDS = 1.0  # before the second attempt; then twice as long
@@ -81,7 +81,7 @@ def get(dataset: Dataset, target: Path, *, at_hand: Path | None, showing: Showin
 def _lacks(dataset: Dataset, folder: Path) -> str | None:
     """What a folder lacks of the data; None if it has all."""
     try:
-        wrong = "; ".join(other_counts(replace(dataset, root=folder)))
+        wrong = "; ".join(contradictions(replace(dataset, root=folder)))
     except (LookupError, OSError, ValueError) as error:
         return str(error)
     return f"the data set's file says {wrong}" if wrong else None

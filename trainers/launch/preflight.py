@@ -12,7 +12,7 @@ from recipes.schema import Dataset, Recipe
 from recipes.sharing.pack_file import HEAD
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
-from trainers.datasets.held_out import open_split, other_counts
+from trainers.datasets.held_out import contradictions, open_split
 from trainers.datasets.samples import evenly
 from trainers.runs.errors import ServiceAway, print_error, print_warnings
 from trainers.runs.identity import is_of_the_user
@@ -167,11 +167,11 @@ def require_data(dataset: Dataset) -> None:
     """Let the reader count the data.
 
     Raises:
-        DataRefused: the data cannot be read, the counts differ from the data set's file, where only fewer classes are
-            accepted, or there are over a million classes and fewer training samples.
+        DataRefused: the data cannot be read, are not as the data set's file says (see `contradictions`), or have over a
+            million classes and fewer training samples.
     """
     try:
-        wrong = next(other_counts(dataset), None)
+        wrong = next(contradictions(dataset), None)
     except (LookupError, OSError, ValueError) as error:
         raise refused_data(dataset, error) from error
     if wrong is not None:

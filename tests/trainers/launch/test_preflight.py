@@ -46,10 +46,9 @@ def own(tmp_path, monkeypatch):
         Image.new("RGB", (8, 8)).save(path)
     Path("mine.yaml").write_text(RECIPE)
 
-    def written(*, num_train=4, num_eval=2, num_classes=2):
-        Path("own.yaml").write_text(
-            f"{DATASET}num_train: {num_train}\nnum_eval: {num_eval}\nnum_classes: {num_classes}\n"
-        )
+    def written(**facts):
+        facts = {"num_train": 4, "num_eval": 2, "num_classes": 2} | facts
+        Path("own.yaml").write_text(DATASET + "".join(f"{key}: {value}\n" for key, value in facts.items()))
 
     return written
 
@@ -194,16 +193,17 @@ def test_an_image_too_small_for_a_crop_is_named(own):
 
 
 @pytest.mark.parametrize(
-    ("counts", "message"),
+    ("facts", "message"),
     [
         ({"num_train": 5}, "says num_train: 5, and there are 4; correct it"),
         ({"num_train": 3}, "says num_train: 3, and there are 4; correct it"),
         ({"num_eval": 1}, "says num_eval: 1, and there are 2; correct it"),
         ({"num_classes": 1}, "says num_classes: 1, and there are 2; correct it"),
+        ({"classes": ["yes", "no"]}, "says classes: label 0 is 'yes', and there it is 'no'; correct it"),
     ],
 )
-def test_other_counts_than_those_of_the_file_are_refused(own, counts, message):
-    own(**counts)
+def test_other_counts_and_classes_than_those_of_the_file_are_refused(own, facts, message):
+    own(**facts)
     assert message in refusal()
 
 
