@@ -318,10 +318,18 @@ def new(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="The new recipe; FOLDER-recipe.yaml here.")
     ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights", metavar="F.safetensors", help="Fine-tune: a ResNet's weights, by torchvision's names."
+        ),
+    ] = None,
 ) -> None:
     """Write a first recipe for a folder of images.
 
     A file FOLDER.yaml beside it describes the images: classes, mean and standard deviation. Change both as you like.
+
+    With --weights the network is that of the file, and its images are normalised as the file wants them.
     """
     from functools import partial
 
@@ -329,7 +337,9 @@ def new(
     from trainers.datasets.progress_bar import showing_progress
     from trainers.launch.new_recipe import write_new_recipe
 
-    lines = write_new_recipe(folder, file, showing=partial(showing_progress, unit="images", after_seconds=1.0))
+    lines = write_new_recipe(
+        folder, file, weights=weights, showing=partial(showing_progress, unit="images", after_seconds=1.0)
+    )
     print(printable("\n".join(lines)))
 
 

@@ -26,12 +26,14 @@ from trainers.datasets.image_folder import SCORED, ImageFolder, has_folders, rea
 from trainers.datasets.inspection import UNEVEN, class_weights, images_found
 from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.launch.vocabulary import vocabulary
+from trainers.models.pretrained import Pretrained, pretrained
 
 _MEASURED = 1000  # images whose pixels give mean and standard deviation
 _SMALL = 96  # pixels of the shorter side, below which images are for the networks of CIFAR
 _MOST = 256  # samples in a batch, from which `recipes scale` goes on
 _LEAST = 10  # images, of which a tenth is one
-_UPDATES = 3000  # of a run, between 30 and 200 epochs
+_UPDATES = 3000  # of a run from drawn weights, between 30 and 200 epochs
+_TUNED = 1000  # of a run from given weights, between 10 and 50 epochs
 
 _DATASET = """\
 # {title}
@@ -52,10 +54,10 @@ title: {model_name} on {name}
 
 dataset: {dataset}
 model: {model}
-epochs: {epochs}                                      # {updates} updates
+{init}epochs: {epochs}                                      # {updates} updates
 batch: {{global: {batch}, norm_span: {span}}}              # normalised over {span} images, on any ranks
 learning_rate:
-  reference: 0.1                                # the rate at a batch of `per`
+  reference: {reference:<35}# the rate at a batch of `per`{why}
   per: 256
   rule: linear                                  # in proportion to the batch: {rate:.3g} here
   schedule: {{kind: Cosine}}                      # over the whole run, to 0
@@ -64,10 +66,13 @@ augmentation:
   train:
 {train}
     - {{kind: HorizontalFlip}}                    # leave it out where left and right differ, as in writing
-    - {{kind: Normalize, with: {name}}}
-  eval: [{evaluated}{{kind: Normalize, with: {name}}}]
+    - {normalize}
+  eval: [{evaluated}{normalize}]
 evaluation: {{every: 1ep}}
 seed: 0
+"""
+_INIT = """\
+init: {{weights: {weights}, except: [fc]}}       # the last layer is drawn: it is for these classes
 """
 _LOSS = """\
 loss:
@@ -77,7 +82,11 @@ loss:
 
 
 def write_new_recipe(
-    folder: Path, recipe: Path | None, *, showing: Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+    folder: Path,
+    recipe: Path | None,
+    *,
+    weights: Path | None = None,
+    showing: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
 ) -> list[str]:
     """Write a recipe and the file of its data set.
 
@@ -87,12 +96,13 @@ def write_new_recipe(
     Args:
         folder: with train/CLASS/FILE and, if there is one, val/CLASS/FILE, or one called as others do; or CLASS/FILE.
         recipe: the new file; by default named after the folder, in the working directory.
+        weights: of a ResNet by torchvision's names, to begin with; None for weights that the seed draws.
         showing: (title, number of images) -> a progress bar, called with 1 after each image that is measured.
     Returns:
         lines that say what was found, written and chosen.
     Raises:
-        InputRefused: the folder is not as described, has one class or too few images, an image cannot be read, or a
-            file exists.
+        InputRefused: the folder is not as described, has one class or too few images, an image cannot be read, a file
+            exists, or `weights` are not as described.
         RecipeError: `recipe` has another suffix than .yaml.
     """
     if url_of(folder) is not None:
@@ -110,7 +120,10 @@ def write_new_recipe(
     if reader.train == "." and recipe.parent.resolve().is_relative_to(folder.resolve()):
         raise InputRefused(f"{folder} holds folders of classes alone; give a FILE outside of it")
     looks = images_found(reader.open(folder, "train"))
-    if set(looks["modes"]) <= {"1", "L"}:
+    known = None if weights is None else pretrained(weights)
+    if known is not None:
+        reader = replace(reader, channels=known.channels)
+    elif set(looks["modes"]) <= {"1", "L"}:
         reader = replace(reader, channels=1)
     mean, std, measured = _mean_and_deviation(folder, reader, showing)
     try:
@@ -118,7 +131,8 @@ def write_new_recipe(
         described = open_dataset(str(dataset), vocabulary=vocabulary())
         trained, scored = (open_split(described, split).labels for split in ("train", "eval"))
         counts = np.bincount(trained, minlength=len(reader.class_names(folder)))
-        _write(recipe, _recipe_text(_as_text(name), dataset, looks, counts))
+        init = {} if weights is None else {"known": known, "weights": os.path.relpath(weights, recipe.parent)}
+        _write(recipe, _recipe_text(_as_text(name), dataset, looks, counts, **init))
         made = open_recipe(str(recipe), vocabulary=vocabulary()).recipe
     except BaseException:
         for file in (dataset, recipe):
@@ -207,28 +221,40 @@ def _dataset_text(name: str, root: Path, file: Path, reader: ImageFolder, **meas
     return text + (_VALIDATION if reader.eval is None else "")
 
 
-def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], counts: np.ndarray) -> str:
+def _recipe_text(
+    name: str,
+    dataset: Path,
+    looks: dict[str, Any],
+    counts: np.ndarray,
+    *,
+    known: Pretrained | None = None,
+    weights: str = "",
+) -> str:
     height, width, num_train = looks["height"], looks["width"], int(counts.sum())
     side = int(min(height["median"], width["median"]))
     one_size = height["min"] == height["max"] == width["min"] == width["max"]
-    if side >= _SMALL:
-        size, model, model_name = (
-            (224 if side >= 160 else 96),
-            "{kind: ResNet50, zero_last_gamma: true, padded_pool: true}",
-            "ResNet-50",
-        )
+    size = 224 if side >= 160 else 96 if side >= _SMALL or known is not None else side
+    is_large = side >= _SMALL or known is not None
+    if known is not None:
+        size = known.size or size
+        keys = "".join(f", {key}: true" for key, is_set in known.keys.items() if is_set)
+        model, model_name = f"{{kind: {known.kind}{keys}}}", known.kind.replace("ResNet", "ResNet-")
+    elif is_large:
+        model, model_name = "{kind: ResNet50, zero_last_gamma: true, padded_pool: true}", "ResNet-50"
     else:
-        size, model, model_name = side, "{kind: CifarResNet, depth: 20}", "ResNet-20"
-    if side < _SMALL and one_size:
+        model, model_name = "{kind: CifarResNet, depth: 20}", "ResNet-20"
+    if not is_large and one_size:
         train = f"    - {{kind: RandomCrop, size: {size}, padding: {max(1, size // 8)}}}"
         evaluated = ""
     else:
         train = f"    - {{kind: RandomResizedCrop, size: {size}}}"
-        shorter = size if side < _SMALL else size * 8 // 7
+        shorter = size * 8 // 7 if is_large else size
         evaluated = f"{{kind: Resize, shorter: {shorter}}}, {{kind: CenterCrop, size: {size}}}, "
     batch = max(min(16, num_train), min(_MOST, 1 << max(0, (num_train // 16).bit_length() - 1)))
     updates = -(-num_train // batch)
-    epochs = min(200, max(30, math.ceil(_UPDATES / updates)))
+    least, most, wanted = (30, 200, _UPDATES) if known is None else (10, 50, _TUNED)
+    epochs = min(most, max(least, math.ceil(wanted / updates)))
+    reference = 0.1 if known is None else 0.01
     is_uneven = counts.max() >= UNEVEN * counts.min()
     return _RECIPE.format(
         loss=_LOSS.format(weights=class_weights(counts)) if is_uneven else "",
@@ -240,10 +266,19 @@ def _recipe_text(name: str, dataset: Path, looks: dict[str, Any], counts: np.nda
         updates=number(epochs * num_train // batch),
         batch=batch,
         span=min(32, batch),
-        rate=0.1 * batch / 256,
+        init="" if known is None else _INIT.format(weights=json.dumps(weights)),
+        reference=reference,
+        why="" if known is None else ", a tenth of that of drawn weights",
+        rate=reference * batch / 256,
+        normalize=f"{{kind: Normalize, with: {name}}}" if known is None else _as_normalized(known),
         train=train,
         evaluated=evaluated,
     )
+
+
+def _as_normalized(known: Pretrained) -> str:
+    """The `Normalize` of the images that the weights were trained on."""
+    return f"{{kind: Normalize, mean: {[*known.mean]}, std: {[*known.std]}}}"
 
 
 def _as_text(name: str) -> str:

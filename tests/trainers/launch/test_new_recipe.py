@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from recipes.errors import InputRefused
 from recipes.lint import lint_recipe
@@ -16,6 +17,10 @@ from trainers.datasets import ImageFolder
 from trainers.datasets.held_out import open_split
 from trainers.launch.new_recipe import write_new_recipe
 from trainers.launch.vocabulary import vocabulary
+from trainers.models import ResNet18
+from trainers.models.weight_names import to_torch
+from trainers.runs.checkpoint import weights_of
+from trainers.training.trial_model import require_parameters
 
 COLOURS = {"night": (40, 80, 120), "day": (200, 180, 160)}
 
@@ -34,8 +39,9 @@ def made_folder(root, *, side, grey=False, val=True, each=40, sides=(0, 0)):
     return root
 
 
-def written(folder, recipe, *, is_clean=False):
-    lines = write_new_recipe(folder, recipe, showing=lambda words, total: nullcontext(lambda done: None))
+def written(folder, recipe, *, is_clean=False, weights=None):
+    showing = lambda words, total: nullcontext(lambda done: None)  # noqa: E731
+    lines = write_new_recipe(folder, recipe, weights=weights, showing=showing)
     rules = {finding.rule for finding in lint_recipe(str(recipe), vocabulary=vocabulary())}
     assert rules <= (set() if is_clean else {"batch-over-tenth", "lagging-statistics"})  # of small folders
     return open_recipe(str(recipe), vocabulary=vocabulary()), lines
@@ -162,6 +168,22 @@ def test_uneven_classes_get_weights(tmp_path):
         file.unlink()
     opened, _ = written(folder, tmp_path / "mine.yaml")
     assert opened.recipe.loss.class_weights == (0.625, 2.5)  # day, night: 40 and 10 of 50
+
+
+def test_given_weights_choose_network_normalisation_and_rate(tmp_path):
+    model = ResNet18(padded_pool=True).build(num_classes=7, channels=3, image_size=None)
+    arrays = {name: np.asarray(array, order="C") for name, array in to_torch(model, weights_of(model)).items()}
+    save_file(arrays, tmp_path / "resnet18.safetensors")
+    folder = made_folder(tmp_path / "photos", side=16, grey=True)
+    (tmp_path / "recipes").mkdir()
+    opened, _ = written(folder, tmp_path / "recipes" / "mine.yaml", weights=tmp_path / "resnet18.safetensors")
+    recipe = opened.recipe
+    assert (recipe.model, recipe.init.except_) == (ResNet18(padded_pool=True), ("fc",))
+    assert opened.dataset.channels == 3  # grey images too
+    for normalize in (recipe.augmentation.train[-1], recipe.augmentation.eval[-1]):
+        assert (normalize.mean, normalize.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert recipe.learning_rate.reference < 0.1
+    require_parameters(recipe, opened.dataset, opened.reading)  # the weights fit
 
 
 def test_what_is_written_trains(tmp_path, kilobatch):
