@@ -254,7 +254,7 @@ def _recipe_text(
     updates = -(-num_train // batch)
     least, most, wanted = (30, 200, _UPDATES) if known is None else (10, 50, _TUNED)
     epochs = min(most, max(least, math.ceil(wanted / updates)))
-    reference = 0.1 if known is None else 0.01
+    reference = 0.1 if known is None else 0.03
     is_uneven = counts.max() >= UNEVEN * counts.min()
     return _RECIPE.format(
         loss=_LOSS.format(weights=class_weights(counts)) if is_uneven else "",
@@ -268,7 +268,7 @@ def _recipe_text(
         span=min(32, batch),
         init="" if known is None else _INIT.format(weights=json.dumps(weights)),
         reference=reference,
-        why="" if known is None else ", a tenth of that of drawn weights",
+        why="" if known is None else ", a third of that of drawn weights",
         rate=reference * batch / 256,
         normalize=f"{{kind: Normalize, with: {name}}}" if known is None else _as_normalized(known),
         train=train,
