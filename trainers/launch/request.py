@@ -13,7 +13,7 @@ from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.reading.read import Reading
 from recipes.reports.wording import counted
-from recipes.schema.positions import parse_position
+from recipes.schema.positions import typed_position
 from recipes.schema.vocabulary import Vocabulary
 from trainers import kernels
 from trainers.augmentations import decoders
@@ -210,8 +210,8 @@ def epochs_of(flag: str, text: str, made: Plan) -> float:
     """
     timeline = made.timeline
     try:
-        at = parse_position(
-            _number_or_word(text),
+        at = typed_position(
+            text,
             num_train=made.dataset.num_train,
             epochs=made.recipe.epochs,
             updates_to_samples=lambda updates: timeline.samples_at(min(updates, timeline.num_updates)),
@@ -221,10 +221,3 @@ def epochs_of(flag: str, text: str, made: Plan) -> float:
     if at <= 0:
         raise refused(flag, f"{text} is no time at all", "give more than 0")
     return at
-
-
-def _number_or_word(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

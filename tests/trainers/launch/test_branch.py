@@ -23,6 +23,7 @@ from trainers.launch.branch import (
     Branches,
     Branching,
     _checkpoint,
+    _window,
     branches_text,
     epsilon_of,
     grown_recipe,
@@ -119,6 +120,7 @@ def test_next_commands_work_for_folders_with_spaces_and_name_the_data(tmp_path, 
     [
         ("99ep", ("update-000020", "update-000938"), "ends at update 938; .*, here 20up .* --stop-after 0.5run"),
         ("10ep", ("update-000020", "update-000938"), "has no checkpoint after update 469; .* --stop-after 10ep"),
+        ("10", ("update-000020",), "has no checkpoint after update 469; .* --stop-after 10$"),
         (None, ("update-000938",), "has no checkpoint before its end; train up to a place of it: .* 0.5run"),
     ],
 )
@@ -128,6 +130,12 @@ def test_where_no_branch_can_begin_the_next_command_ends_where_one_can(tmp_path,
     opened = open_recipe("digits/baseline", vocabulary=vocabulary())
     with pytest.raises(InputRefused, match=words):
         _checkpoint(Branching(run=tmp_path, batches=(64,), at=at), opened)
+
+
+@pytest.mark.parametrize("window", ["0.5", "0.5ep", "750sp"])
+def test_a_bare_number_of_a_window_counts_epochs(window):
+    asked = Branching(run=Path("a"), batches=(64,), window=window)
+    assert _window(asked, open_recipe("digits/baseline", vocabulary=vocabulary()), 32) == 750
 
 
 def test_branches_survive_a_full_disk(tmp_path, largest_file):
