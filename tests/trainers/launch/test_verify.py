@@ -156,10 +156,10 @@ def verified(tmp_path_factory):
         words = ["verify", recipe, "--allow-code", "--json", *(word for each in overrides for word in ("--set", each))]
         command = [sys.executable, "-P", "-m", "kilobatch", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-        assert done.returncode in (0, 1), done.stderr
+        assert done.returncode in (0, 5), done.stderr
         checks = json.loads(done.stdout)
         broken = sum(not check["holds"] for check in checks)
-        assert done.returncode == (broken > 0)
+        assert done.returncode == 5 * (broken > 0)
         end = f"{broken} of {len(checks)} checks do not hold." if broken else f"All {len(checks)} checks hold."
         assert done.stderr.splitlines()[-1] == end
         return {check["name"]: check["why"] for check in checks}
@@ -287,7 +287,7 @@ def test_recipes_for_imagenet_pass_with_a_smaller_model(four_classes, name):
     words = ["verify", name, "--json", *(word for each in changes for word in ("--set", each))]
     command = [sys.executable, "-P", "-m", "kilobatch", *words, "--set", f"assumed={json.dumps(assumed)}"]
     done = subprocess.run(command, cwd=four_classes, capture_output=True, text=True, timeout=600)
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode in (0, 5), done.stderr
     assert {check["name"]: check["why"] for check in json.loads(done.stdout) if not check["holds"]} == {}
 
 
