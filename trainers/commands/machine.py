@@ -56,7 +56,8 @@ def probe(
     """
     from trainers.runs.mpi_ranks import launched_ranks, limit_threads, threads_per_rank
 
-    if launched_ranks() is not None:
+    ranks = launched_ranks()
+    if ranks is not None:
         limit_threads(kernels_share_cores=True)  # before NumPy is imported
     from recipes.errors import InputRefused
     from trainers.launch.probe import ProbeRequest, cluster_text
@@ -72,8 +73,8 @@ def probe(
         seconds=seconds,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    if launched_ranks() is not None:  # under mpiexec or srun: what these ranks reach together
-        return _add_ranks(out, request)
+    if ranks is not None:  # under mpiexec or srun: what these ranks reach together
+        return _add_ranks(out, request, ranks)
     if out.suffix != ".yaml" or out.exists():
         what = "exists, and nothing is overwritten" if out.exists() else "is no .yaml file"
         raise InputRefused(f"-o {out}: {what}; give another")
@@ -103,15 +104,14 @@ def _write_new(file: Path, text: str) -> Path:
     return file
 
 
-def _add_ranks(file: Path, request: ProbeRequest) -> None:
+def _add_ranks(file: Path, request: ProbeRequest, ranks: int) -> None:
     """One of the ranks that measure together; rank 0 adds that to a cluster's file."""
     from recipes.errors import InputRefused
     from recipes.reports.wording import counted
     from trainers.launch.join_ranks import join_world
     from trainers.launch.probe import cluster_text, measure_as_rank, with_ranks
-    from trainers.runs.mpi_ranks import launched_ranks
 
-    world = join_world(launched_ranks() or 1)
+    world = join_world(ranks)
     before, refusal = {}, None
     if world.rank == 0:
         try:

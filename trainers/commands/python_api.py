@@ -141,7 +141,7 @@ def plan(
     opened = given.opened
     request = replace(given.request, workers=ranks, cluster=cluster, micro_batch_size=micro_batch_size, exact=exact)
     refuse_folder(opened.dataset, request.data)
-    _, overrides = overrides_by_file(request.overrides, "cluster")
+    _, overrides = overrides_by_file(request.overrides)
     where, _ = cluster_of(request.cluster, workers=request.workers, vocabulary=vocabulary(), overrides=overrides)
     made = planned(
         opened,

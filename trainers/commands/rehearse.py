@@ -78,7 +78,7 @@ def rehearse(
     from trainers.launch.vocabulary import vocabulary
     from trainers.runs.memory import installed_bytes
 
-    own, of_cluster = overrides_by_file(overrides or (), "cluster")
+    own, of_cluster = overrides_by_file(overrides or ())
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
     refuse_folder(opened.dataset, data)
     if restart_on is not None and not fail:

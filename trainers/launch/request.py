@@ -44,7 +44,7 @@ def prepare(request: TrainRequest, *, workers: int | None) -> Prepared:
     if request.loader not in (None, "threads", "processes"):
         raise refused("--loader", f"{request.loader!r} is no kind of worker", "write threads or processes")
     opened = open_request(request)
-    local, (_, of_cluster) = opened.recipe.updater.local_steps, overrides_by_file(request.overrides, "cluster")
+    local, (_, of_cluster) = opened.recipe.updater.local_steps, overrides_by_file(request.overrides)
     workers = workers or (local.replicas if local else 1)
     refuse_unbuilt(opened.recipe, opened.dataset)
     refuse_folder(opened.dataset, request.data)
@@ -94,7 +94,7 @@ def open_request(request: TrainRequest, *, looks: bool = False) -> OpenedRecipe:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
         InputRefused: it is no longer the one that was checked.
     """
-    own, _ = overrides_by_file(request.overrides, "cluster")
+    own, _ = overrides_by_file(request.overrides)
     resumed = request.out if request.resume else None
     goes_on = resumed is not None and (resumed / RUN).is_file()
     opened = open_recipe(

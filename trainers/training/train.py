@@ -90,8 +90,8 @@ def train_as_rank(
     *,
     mpi: Any,
     launched_by_us: bool,
-    threads: int = 1,
-    heartbeat: Heartbeat | None = None,
+    threads: int,
+    heartbeat: Heartbeat,
 ) -> int:
     """Train as one of the ranks of `mpi`; all of them call this together, once for each run.
 
@@ -126,7 +126,7 @@ def train_as_rank(
         prepared = replace(prepared, plan=prepared.plan.without_exact(why, request.micro_batch_size))
     divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
     prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
-    run = _Run(prepared, request, folder, mpi, threads, heartbeat or Heartbeat(folder, mpi=mpi, seconds=0))
+    run = _Run(prepared, request, folder, mpi, threads, heartbeat)
     try:
         run.start()
     except RunFailed:  # on all ranks, which may do more runs
