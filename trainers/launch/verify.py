@@ -128,9 +128,10 @@ def verify(
 
 
 def _small(recipe: str, overrides: Sequence[str], data: Path | None, allow_code: bool) -> list[str]:
-    """Overrides that make the recipe's updates small, six norm groups of at most 16 samples, and drop what of its
-    updater depends on the number of workers by intention. What is written in updates stays at the same time in epochs,
-    and the run has at least the updates that are tried.
+    """Overrides that make the recipe's updates small: six norm groups of at most 16 samples.
+
+    They drop what of its updater depends on the number of workers by intention. What is written in updates stays at
+    the same time in epochs, and the run has at least the updates that are tried.
     """
     opened = _opened(recipe, overrides, data, allow_code)
     most = min(_MOST_SAMPLES, opened.dataset.num_train // _GROUPS)
