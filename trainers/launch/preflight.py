@@ -240,8 +240,9 @@ def require_readable(dataset: Dataset) -> None:
 
 
 def _unreadable(samples: Any) -> Iterator[ValueError]:
-    can_check = hasattr(samples, "require_readable") and getattr(samples, "mirror", None) is None
-    for index in evenly(len(samples), _MAX_CHECKED if can_check else 0):
+    if not hasattr(samples, "require_readable") or getattr(samples, "mirror", None) is not None:
+        return
+    for index in evenly(len(samples), _MAX_CHECKED):
         try:
             samples.require_readable(index)
         except ValueError as error:

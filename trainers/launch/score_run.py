@@ -84,7 +84,7 @@ def score_run(
     if split != "all":
         refuse_folder(opened.dataset, data)
     scored = scored_data(opened, folder) if split != "all" else scored_folder(opened, folder, data)
-    for text in scored.differences if split != "all" else scored.differences[1:]:  # first that the data are others
+    for text in scored.unasked:
         what = f"this score is not the run's, and is not written into {folder / EVALUATION}"
         print_error(f"kilobatch: warning: {folder} was trained with other {text}; {what}")
     if scored.without_names:

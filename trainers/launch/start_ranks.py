@@ -47,7 +47,7 @@ from trainers.runs.run_folder import (
     claimed,
     default_folder,
     lock_folder,
-    newest_checkpoint_name,
+    newest_by_name,
 )
 from trainers.runs.stop_request import STOP_FILE, handling_signals, noting_early_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
@@ -264,7 +264,7 @@ def _way_on(folder: Path) -> str:
         require_another_end(folder)
     except FolderRefused:
         return "change the recipe, and start anew in another --out"
-    newest = newest_checkpoint_name(folder)
+    newest = newest_by_name(folder)
     if newest is None:
         return "no checkpoint was written yet" if folder.is_dir() else f"{folder} is not there any more"
     return f"newest checkpoint: {newest}; to go on from it: --out {quote(str(folder))} --resume"

@@ -330,11 +330,11 @@ def killed_with_parent(command: Sequence[str]) -> list[str]:
 
 def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for a child that is not a rank, although this process is one."""
-    ours = ("PMI", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL")
+    of_launchers = ("PMI", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL")
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(ours) and name not in (*_SIZE_NAMES, *_RANK_NAMES)
+        if not name.startswith(of_launchers) and name not in (*_SIZE_NAMES, *_RANK_NAMES)
     }
 
 
