@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 def doctor(as_json: Json = False) -> None:
     """What is installed here, what is broken, and what to do. Exit code 3 where nothing trains."""
     from trainers.launch.doctor import examine, print_diagnosis
+    from trainers.runs.errors import EXIT_FAILED
 
     diagnosis = examine()
     print_diagnosis(diagnosis, as_json=as_json)
-    raise typer.Exit(0 if diagnosis.trains_on_cpu else 3)
+    raise typer.Exit(0 if diagnosis.trains_on_cpu else EXIT_FAILED)
 
 
 def probe(
@@ -110,6 +111,7 @@ def _add_ranks(file: Path, request: ProbeRequest, ranks: int) -> None:
     from recipes.reports.wording import counted
     from trainers.launch.join_ranks import join_world
     from trainers.launch.probe import cluster_text, measure_as_rank, with_ranks
+    from trainers.runs.errors import EXIT_INPUT
 
     world = join_world(ranks)
     before, refusal = {}, None
@@ -119,7 +121,7 @@ def _add_ranks(file: Path, request: ProbeRequest, ranks: int) -> None:
         except InputRefused as error:
             refusal = error
     if world.bcast(refusal is not None):
-        raise refusal or typer.Exit(2)
+        raise refusal or typer.Exit(EXIT_INPUT)
     measured = measure_as_rank(request, world)
     if world.rank == 0:
         tree = with_ranks(before, measured, request.recipe)

@@ -41,7 +41,7 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import changes, installed_code, read_identity
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.mpi_ranks import without_launcher
-from trainers.runs.run_folder import differences, environment_of, write_whole
+from trainers.runs.run_folder import METRICS, TRACE, differences, environment_of, write_whole
 
 SAME_BITS, SAME_RUN = "the same bits", "the same run"
 _UNEXPLAINED = "samples or losses, and nothing else: the pack's run had another recipe, code or machine"
@@ -321,7 +321,7 @@ def _seeds(first: int, recorded: Mapping[int, Run], number: int) -> list[int]:
 
 def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
     """The run of a seed, which is trained now unless it is there."""
-    if (folder / "metrics.jsonl").is_file():
+    if (folder / METRICS).is_file():
         run = open_run(folder)
         reached = run.reason == "--stop-after" and len(run.updates) >= _updates(run, rerun.part)
         if run.outcome == "success" or (rerun.part != 1 and reached) or has_diverged(folder):
@@ -379,7 +379,7 @@ def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, part: float
             return SAME_BITS, f"{SAME_BITS}: every loss, every weight and every accuracy are equal"
     if has_samples := (before.folder / SAMPLES).is_file():
         recorded = (before.folder / SAMPLES).read_bytes().splitlines()[:number]
-        if samples_of(run.folder / "trace.jsonl").splitlines()[:number] != recorded:
+        if samples_of(run.folder / TRACE).splitlines()[:number] != recorded:
             return UNDECIDED, ""
     close = zip(were[:_COMPARED], are[:_COMPARED], strict=True)
     limits = [_TOLERANCE * _GROWTH**update for update in range(_COMPARED)]

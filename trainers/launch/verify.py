@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.packs.make import last_weights
 from recipes.planning.division import largest_divisor
 from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
@@ -31,6 +32,7 @@ from recipes.schema.positions import settable, written_in_updates
 from trainers.launch.preflight import refuse_unbuilt, require_startable
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import without_launcher
+from trainers.runs.run_folder import TRACE
 
 _UPDATES, _RESUMED_AFTER = 3, 1
 _GROUPS = 6  # of the batch that is tried: two and three ranks get as many each
@@ -177,8 +179,8 @@ class _Trials:
             self._run([*given, "-n", "1", "--stop-after", f"{_RESUMED_AFTER}up"], dtype)
             given.append("--resume")
         self._run([*given, "-n", str(ranks), "--stop-after", f"{_UPDATES}up"], dtype)
-        lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()]
-        weights = (folder / "checkpoints" / f"update-{_UPDATES:06d}" / "weights.safetensors").read_bytes()
+        lines = [json.loads(line) for line in (folder / TRACE).read_text(encoding="utf-8").splitlines()]
+        weights = last_weights(folder).read_bytes()
         shutil.rmtree(folder)
         keys = ("sample_ids", "images_sha256", "loss")
         ids, images, losses = ([line[key] for line in lines] for key in keys)
