@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from recipes.errors import InputRefused, refuse_unreachable
+from recipes.errors import InputRefused, refuse_unreachable, refused
 from recipes.packs.make import SAMPLES, last_weights, samples_of
 from recipes.planning.timeline import timeline_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import path_of_pack
 from recipes.reading.tree_diff import WORDS, without_place
+from recipes.reports.json_text import finite
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
@@ -35,7 +36,6 @@ from recipes.sharing.pack_file import HEAD, claims_of, runs_of
 from trainers import kernels
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
-from trainers.launch.request import refused
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import changes, installed_code, read_identity
@@ -156,7 +156,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "verdict": verdict,
         "words": words,
-        "judgement": judgement and {key: _finite(value) for key, value in asdict(judgement).items()},
+        "judgement": judgement and finite(asdict(judgement)),
         "claimed": asdict(claimed),
         "values": {str(seed): value for seed, value in zip(seeds, values, strict=False)},
         "differs": differ,
@@ -449,7 +449,3 @@ def _words(judgement: Judgement, number: int, more: int | None, part: float) -> 
 
 def _signed(value: float, part: float) -> str:
     return f"{100 * value:+.2f} points" if part == 1 else f"{value:+.4f}"
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from recipes.errors import InputRefused, Problem, RecipeError
+from recipes.errors import InputRefused, refused
 from recipes.planning.cluster import Cluster
 from recipes.planning.planner import NormGroupTooLarge, Plan, plan
 from recipes.reading.load import overrides_by_file
@@ -186,11 +186,6 @@ def _require_model_for_images(opened: OpenedRecipe) -> None:
         from trainers.training.build import build_model
 
         build_model(opened.recipe, opened.dataset)
-
-
-def refused(flag: str, what: str, way_out: str) -> RecipeError:
-    """A wrong option of the command line, as the error that a wrong recipe gives."""
-    return RecipeError([Problem(file="command line", line=1, column=1, path=flag, what=what, way_out=way_out)])
 
 
 def checkpoint_every_of(text: str, made: Plan) -> float | Literal["update"]:

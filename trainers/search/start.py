@@ -12,7 +12,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import StorageInternalError
 
-from recipes.errors import InputRefused, refuse_unreachable
+from recipes.errors import InputRefused, refuse_unreachable, refused
 from recipes.reading.load import load_tree
 from recipes.reading.tree_diff import value_text
 from recipes.reports.wording import counted, duration, number
@@ -20,7 +20,7 @@ from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, open_search
 from recipes.search_space.ranges import values_text
 from trainers.launch.preflight import require_startable
-from trainers.launch.request import prepare, refused
+from trainers.launch.request import prepare
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED, EXIT_STOPPED, print_error
 from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
