@@ -28,6 +28,7 @@ from recipes.scale.ramp import MERRILL, required_rule
 from recipes.schema.positions import typed_position
 from trainers.launch.reproduce import train_apart
 from trainers.launch.request import TrainRequest, prepare
+from trainers.launch.train_command import train_words
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
 from trainers.runs.identity import IDENTITY
@@ -357,11 +358,9 @@ def _trained(
             return run
     else:
         _begin(asked.run, folder, checkpoint, record)
-    words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", f"{end}sp"]
-    words += [word for change in changes for word in ("--set", change)]
+    words = train_words(asked.run / RECIPE, overrides=changes, data=asked.data, allow_code=asked.allow_code)
+    words += ["--out", str(folder), "--resume", "--stop-after", f"{end}sp"]
     words += ["-n", str(asked.workers)] if asked.workers else []
-    words += ["--data", str(asked.data)] if asked.data else []
-    words += ["--allow-code"] if asked.allow_code else []
     return train_apart(words, folder, prints_to=subprocess.DEVNULL)
 
 

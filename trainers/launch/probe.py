@@ -32,6 +32,7 @@ from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted
 from trainers.launch.planning import rates_of
 from trainers.launch.timed_plan import BY_CHANCE
+from trainers.launch.train_command import train_words
 from trainers.runs.errors import EXIT_STOPPED
 from trainers.runs.memory import installed_bytes
 from trainers.runs.mpi_ranks import find_mpiexec, killed_with_parent, users_environment
@@ -219,11 +220,8 @@ def _trained(request: ProbeRequest, opened: OpenedRecipe, folder: Path) -> Itera
 
 def _train(request: ProbeRequest, folder: Path, case: _Case) -> _Trained | None:
     """One run, up to the limit; None if it made too few updates."""
-    words = [sys.executable, "-P", "-m", "kilobatch", "train", request.recipe, "-n", str(case.workers)]
-    words += ["-q", "--no-report", "--out", str(folder), "--checkpoint-every", "1000000ep"]
-    words += [word for text in request.overrides for word in ("--set", text)]
-    words += ["--data", str(request.data)] if request.data else []
-    words += ["--allow-code"] if request.allow_code else []
+    words = train_words(request.recipe, overrides=request.overrides, data=request.data, allow_code=request.allow_code)
+    words += ["-n", str(case.workers), "--out", str(folder), "--checkpoint-every", "1000000ep"]
     words += ["--device", request.device] if request.device else []
     reduced = []
     if case.samples:

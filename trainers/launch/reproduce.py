@@ -12,7 +12,6 @@ import os
 import shlex
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +35,7 @@ from recipes.sharing.pack_file import HEAD, claims_of, runs_of
 from trainers import kernels
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
+from trainers.launch.train_command import train_words
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import changes, installed_code, read_identity
@@ -326,21 +326,19 @@ def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
         reached = run.reason == "--stop-after" and len(run.updates) >= _updates(run, rerun.part)
         if run.outcome == "success" or (rerun.part != 1 and reached) or has_diverged(folder):
             return run
-    words = [str(path), "--set", f"seed={seed}", "--out", str(folder), "--trace", "--no-report", "-q"]
-    words += [*rerun.options, *(["--data", str(rerun.data)] if rerun.data else [])]
-    words += ["--allow-code"] if rerun.allow_code else []
+    words = train_words(path, overrides=[f"seed={seed}"], data=rerun.data, allow_code=rerun.allow_code)
+    words += ["--out", str(folder), "--trace", *rerun.options]
     words += [] if rerun.part == 1 else ["--stop-after", f"{rerun.part!r}run"]
     return train_apart([*words, *(["--resume"] if folder.is_dir() else [])], folder)
 
 
 def train_apart(words: Sequence[str], folder: Path, *, prints_to: int = _STDERR) -> Run:
-    """The run of `kilobatch train` with these words, in processes of its own.
+    """The run of a `kilobatch train`, see `train_words`, in processes of its own.
 
     Raises:
         RerunFailed: it did not end, and its numbers are finite.
     """
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", *words]
-    done = subprocess.run(command, env=without_launcher(os.environ), stdout=prints_to)
+    done = subprocess.run(words, env=without_launcher(os.environ), stdout=prints_to)
     if done.returncode and not has_diverged(folder):
         raise RerunFailed(folder, done.returncode)
     return open_run(folder)

@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from recipes.reading.yaml import flow_text
 from recipes.schema.image_size import image_sizes
 from recipes.schema.positions import settable, written_in_updates
 from trainers.launch.preflight import refuse_unbuilt, require_startable
+from trainers.launch.train_command import train_words
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import without_launcher
 from trainers.runs.run_folder import TRACE
@@ -87,8 +87,7 @@ def verify(
     refuse_unbuilt(opened.recipe, opened.dataset)
     require_startable(opened, ranks=3, files=True)
     batch, span = opened.recipe.batch.global_.sizes[0], max(opened.recipe.batch.norm_span.sizes)
-    words = ["train", recipe, "--no-report", "-q", *(word for value in small for word in ("--set", value))]
-    words += [*(["--data", str(data)] if data else []), *(["--allow-code"] if allow_code else [])]
+    words = train_words(recipe, overrides=small, data=data, allow_code=allow_code)
     checks: list[Check] = []
 
     def done(name: str, why: str) -> None:
@@ -164,7 +163,7 @@ def _opened(recipe: str, overrides: Sequence[str], data: Path | None, allow_code
 
 
 class _Trials:
-    """Runs `kilobatch train` with the given words in folders of their own."""
+    """Runs a `kilobatch train` in folders of their own; `words` are its own, see `train_words`."""
 
     def __init__(self, root: Path, words: list[str]) -> None:
         self._root, self._words, self._number = root, words, 0
@@ -189,9 +188,8 @@ class _Trials:
 
     def _run(self, words: list[str], dtype: str) -> None:
         environment = {**without_launcher(os.environ), "CHAINER_DTYPE": dtype}
-        command = [sys.executable, "-P", "-m", "kilobatch", *words]
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as run:
+        with subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True) as run:
             try:
                 _, messages = run.communicate(timeout=_SECONDS)
             except subprocess.TimeoutExpired:

@@ -17,6 +17,7 @@ from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from trainers.launch import verify
+from trainers.launch.train_command import train_words
 from trainers.launch.verify import _small, _Trials
 from trainers.launch.vocabulary import vocabulary
 
@@ -170,7 +171,7 @@ def verified(tmp_path_factory):
 def test_runs_that_take_too_long_are_refused_with_a_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "_SECONDS", 0.01)
     with pytest.raises(InputRefused, match=r"take over 0.01 s; make the model or its images smaller with --set"):
-        _Trials(tmp_path, ["train", "digits/large_batch"])("--fast", ranks=1, micro=32)
+        _Trials(tmp_path, train_words("digits/large_batch"))("--fast", ranks=1, micro=32)
 
 
 @pytest.mark.parametrize(
