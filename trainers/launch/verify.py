@@ -98,25 +98,26 @@ def verify(
         trial = _Trials(Path(root), words)
         alone = trial("--fast", ranks=1, micro=batch)
         again = trial("--fast", ranks=1, micro=batch)
-        random = _why_random(opened, alone, again)
-        done("same command again", random)
-        if random:
+        found = _first_difference(alone, again, tolerance=1e-12)
+        done("same command again", found and _why_random(opened, found))
+        if found:
             return checks  # all others would differ as well
 
-        def compare(name: str, why: Callable[[_Tried], str], **how: Any) -> None:
+        def compare(name: str, why: Callable[[str], str], **how: Any) -> None:
             try:
                 tried = trial("--fast", **how)
             except InputRefused as error:  # weights that differ between ranks end a run
                 done(name, str(error))
             else:
-                done(name, why(tried))
+                found = _first_difference(alone, tried)
+                done(name, found and why(found))
 
-        divided, ranks_differ = partial(_why_divided, opened, alone), partial(_why_ranks, opened, alone, checks)
+        divided, ranks_differ = partial(_why_divided, opened), partial(_why_ranks, opened, checks)
         compare(f"micro-batches of {span} and of {batch} samples", divided, ranks=1, micro=span)
         compare("1 and 2 ranks", ranks_differ, ranks=2, micro=batch)
         compare("1 and 3 ranks", ranks_differ, ranks=3, micro=batch)
         compare(f"3 ranks in micro-batches of {span}", ranks_differ, ranks=3, micro=span)
-        why = partial(_why_resumed, opened, alone, checks)
+        why = partial(_why_resumed, opened, checks)
         compare("resumed on 2 ranks after update 1", why, ranks=2, micro=batch, resumed=True)
         try:
             one, three = (trial("--exact", ranks=ranks, micro=batch, dtype="float32") for ranks in (1, 3))
@@ -218,10 +219,7 @@ def _first_difference(one: _Tried, other: _Tried, *, tolerance: float = _TOLERAN
     return "the weights" if tolerance == 0 and one.weights != other.weights else ""
 
 
-def _why_random(opened: OpenedRecipe, alone: _Tried, again: _Tried) -> str:
-    found = _first_difference(alone, again, tolerance=1e-12)
-    if not found:
-        return ""
+def _why_random(opened: OpenedRecipe, found: str) -> str:
     if found.startswith("the loss"):
         layer = _Probe(opened).random_layer()
         what = f"{layer} draws from a global random state" if layer else "something draws from a global random state"
@@ -230,10 +228,7 @@ def _why_random(opened: OpenedRecipe, alone: _Tried, again: _Tried) -> str:
     return f"{found}; {kinds or 'the reader or an augmentation'} draws from a global random state: use its `draws`"
 
 
-def _why_divided(opened: OpenedRecipe, alone: _Tried, divided: _Tried) -> str:
-    found = _first_difference(alone, divided)
-    if not found:
-        return ""
+def _why_divided(opened: OpenedRecipe, found: str) -> str:
     probe = _Probe(opened)
     if layer := probe.counting_layer():
         way_out = "chainer.links.BatchNormalization has norm groups"
@@ -243,10 +238,7 @@ def _why_divided(opened: OpenedRecipe, alone: _Tried, divided: _Tried) -> str:
     return f"{found}; {_own_kinds(opened, ('loss', 'model')) or 'loss or model'} depends on the micro-batch"
 
 
-def _why_ranks(opened: OpenedRecipe, alone: _Tried, before: Sequence[Check], on_ranks: _Tried) -> str:
-    found = _first_difference(alone, on_ranks)
-    if not found:
-        return ""
+def _why_ranks(opened: OpenedRecipe, before: Sequence[Check], found: str) -> str:
     if not found.startswith("the loss"):
         kinds = _own_kinds(opened, ("dataset", "augmentation")) or "the reader or an augmentation"
         return f"{found}; {kinds} depends on the rank: a sample must be the same on any"
@@ -258,10 +250,7 @@ def _why_ranks(opened: OpenedRecipe, alone: _Tried, before: Sequence[Check], on_
     return f"{found}; {kinds} uses the rank or the number of ranks: averages must count samples, not ranks"
 
 
-def _why_resumed(opened: OpenedRecipe, alone: _Tried, before: Sequence[Check], resumed: _Tried) -> str:
-    found = _first_difference(alone, resumed)
-    if not found:
-        return ""
+def _why_resumed(opened: OpenedRecipe, before: Sequence[Check], found: str) -> str:
     if not all(check.holds for check in before):
         return f"{found}; what breaks the checks above breaks this too"
     kinds = _own_kinds(opened, ("extensions", "model", "optimizer", "loss")) or "something"
