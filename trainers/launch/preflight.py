@@ -14,7 +14,7 @@ from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import open_split, other_counts
 from trainers.datasets.samples import evenly
-from trainers.runs.errors import ServiceAway, print_error, print_warnings
+from trainers.runs.errors import ServiceAway, print_warnings
 from trainers.runs.identity import is_of_the_user
 from trainers.runs.memory import installed_bytes
 
@@ -91,7 +91,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             except ServiceAway as error:
                 if files:
                     raise
-                print_error(f"kilobatch: warning: {error.what}; the run goes on without it until it can be used")
+                print_warnings([f"{error.what}; the run goes on without it until it can be used"])
     require_data(opened.dataset)
     require_room(opened.dataset, ranks=ranks)
     if files:
@@ -124,10 +124,8 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.trial_model import require_trainable  # and Chainer
 
-        for warning in require_trainable(
-            opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_new and not was_trained
-        ):
-            print_error(f"kilobatch: warning: {warning}")
+        is_begun = is_new and not was_trained
+        print_warnings(require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_begun))
     if is_new and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 
@@ -137,8 +135,7 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
             if not was_trained:
                 raise
             warnings = [f"{error}. The runs of this pack were trained with it; they are repeated as it is"]
-        for warning in warnings:
-            print_error(f"kilobatch: warning: {warning}")
+        print_warnings(warnings)
 
 
 def require_fit(opened: OpenedRecipe) -> None:
