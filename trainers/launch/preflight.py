@@ -19,7 +19,7 @@ from trainers.runs.identity import is_of_the_user
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
-_MAX_NAMED = 10
+_MOST_NAMED = 10
 _MOST_CLASSES = 1_000_000  # assumed: above, and above the number of samples, labels are no classes, such as ids
 _ORDER_BYTES = 20  # a training sample, while a rank draws an epoch's order: draws, order, and half of that again
 
@@ -229,8 +229,8 @@ def require_readable(dataset: Dataset) -> None:
         skips, limit = sum(map(can_skip, errors)), limit_of(dataset)
         errors = [error for error in errors if not can_skip(error) or (limit is not None and skips > limit)]
     if complaints := list(map(str, errors)):
-        more = f"\nand {len(complaints) - _MAX_NAMED:,} more" if len(complaints) > _MAX_NAMED else ""
-        named = "\n".join(complaints[:_MAX_NAMED])
+        more = f"\nand {len(complaints) - _MOST_NAMED:,} more" if len(complaints) > _MOST_NAMED else ""
+        named = "\n".join(complaints[:_MOST_NAMED])
         raise DataRefused(
             f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; {way_out}\n{named}{more}"
         )
