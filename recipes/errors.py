@@ -105,6 +105,11 @@ class RecipeError(InputRefused):
         return type(self), (self.problems,)
 
 
+def refused(flag: str, what: str, way_out: str) -> RecipeError:
+    """A wrong option of the command line, as the error that a wrong recipe gives."""
+    return RecipeError([Problem(file="command line", path=flag, what=what, way_out=way_out)])
+
+
 @contextmanager
 def refuse_unreachable() -> Iterator[None]:
     """Refuse a path that the system does not let us check: before Python 3.14 `Path.is_file` and the like raise.

@@ -200,13 +200,9 @@ def _value_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def card_text(facts: CardFacts, width: int | None = None) -> str:
-    """The card as lines of at most `width` characters, unless a single word is longer.
-
-    Without `width`, of 100, or of those of the terminal if it has fewer.
-    """
-    if width is None:
-        width = min(shutil.get_terminal_size().columns, _WIDTH) if sys.stdout.isatty() else _WIDTH
+def card_text(facts: CardFacts) -> str:
+    """The card as lines of at most 100 characters, fewer where the terminal has fewer, unless a word is longer."""
+    width = min(shutil.get_terminal_size().columns, _WIDTH) if sys.stdout.isatty() else _WIDTH
     lines = _wrapped(f"{facts.name}: {facts.title}", width)
     lines += [*_wrapped(f"{facts.source} {facts.url}".strip(), width), ""]
     for head, text in _words(facts):

@@ -69,17 +69,17 @@ def load_tree(
     return tree, origins
 
 
-def overrides_by_file(overrides: Sequence[str], within: str) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
-    """The overrides for the recipe, and those for the file `within`, their first key.
+def overrides_by_file(overrides: Sequence[str]) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
+    """The overrides for the recipe, and those for the cluster's file, whose first key is `cluster`.
 
     Both are as long as `overrides`, with None in place of the others, because a problem names the option's number.
 
-    >>> overrides_by_file(["seed=1", "cluster.exchange.wire=float16"], "cluster")
+    >>> overrides_by_file(["seed=1", "cluster.exchange.wire=float16"])
     (('seed=1', None), (None, 'cluster.exchange.wire=float16'))
     """
     first = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
-    own = tuple(None if first[text] == within else text for text in overrides)
-    return own, tuple(text if first[text] == within else None for text in overrides)
+    own = tuple(None if first[text] == "cluster" else text for text in overrides)
+    return own, tuple(text if first[text] == "cluster" else None for text in overrides)
 
 
 def chain_of(path: Path) -> list[tuple[Path, Origin | None]]:

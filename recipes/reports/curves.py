@@ -16,7 +16,7 @@ from recipes.planning.rates import batch_size_at, image_size_at, learning_rate_a
 from recipes.planning.timeline import timeline_of
 from recipes.reading.open import OpenedRecipe
 from recipes.schema import Recipe
-from recipes.schema.positions import UNITS, parse_position
+from recipes.schema.positions import UNITS, typed_position
 
 _NUM_POINTS = 1024
 _JUMP = 1 / 500  # of the curve's range, between two neighbouring points
@@ -123,8 +123,14 @@ def parse_at(text: str | None, opened: OpenedRecipe) -> list[float]:
     problems, epochs, column = [], [], 1
     for part in text.split(","):
         try:
-            epochs.append(_parse_part(part.strip(), opened))
-            if epochs[-1] > end:
+            at = typed_position(
+                part.strip(),
+                num_train=opened.dataset.num_train,
+                epochs=opened.recipe.epochs,
+                updates_to_samples=timeline.samples_at,
+            )
+            epochs.append(at)
+            if at > end:
                 raise ValueError(f"{part.strip()} lies after the end of the run, {end:g}")
         except ValueError as error:
             way_out = f"write {UNITS}, with commas between"
@@ -135,19 +141,6 @@ def parse_at(text: str | None, opened: OpenedRecipe) -> list[float]:
     if problems:
         raise RecipeError(problems)
     return epochs
-
-
-def _parse_part(part: str, opened: OpenedRecipe) -> float:
-    try:
-        value: float | str = float(part)
-    except ValueError:
-        value = part
-    return parse_position(
-        value,
-        num_train=opened.dataset.num_train,
-        epochs=opened.recipe.epochs,
-        updates_to_samples=timeline_of(opened.recipe, opened.dataset).samples_at,
-    )
 
 
 def points_text(rows: Sequence[dict[str, Any]], *, width: int | None = None, cut: str | None = None) -> str:

@@ -1,8 +1,9 @@
-"""JSON that a stranger may have written."""
+"""JSON that a stranger may have written, and numbers that JSON does not have."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 _BEYOND = 2**63
@@ -23,6 +24,19 @@ def parse_json(text: bytes | str) -> Any:
     ValueError: the whole number 10000000000000000000... has more than 64 bits
     """
     return _DECODER.decode(text if isinstance(text, str) else text.decode(errors="surrogatepass"))
+
+
+def finite(tree: Any) -> Any:
+    """Plain data with null in place of numbers that JSON does not have: infinite ones and NaN.
+
+    >>> finite({"loss": [0.5, float("inf")]})
+    {'loss': [0.5, None]}
+    """
+    if isinstance(tree, dict):
+        return {key: finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def fits_64_bits(number: int) -> bool:

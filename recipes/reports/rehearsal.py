@@ -47,13 +47,13 @@ def rehearsed_time_text(without: float, with_failures: float, restarts: int) -> 
     return f"time: {duration(with_failures)}, {more} more than without {counted(restarts, 'failure')}"
 
 
-def sparkline(values: np.ndarray, columns: int = _COLUMNS) -> str:
+def sparkline(values: np.ndarray) -> str:
     """Values as a row of bars, each of the largest in its stretch; from 0, or by decades where that reads better.
 
     >>> sparkline(np.array([0.0, 1.0, 2.0, 4.0]))
     '▁▃▅█'
     """
-    highest = np.array([part.max() for part in np.array_split(values, min(columns, len(values)))])
+    highest = np.array([part.max() for part in np.array_split(values, min(_COLUMNS, len(values)))])
     low, high = 0.0, highest.max()
     if reads_better_in_decades(values):
         low, high = np.log(highest[highest > 0].min()), np.log(high)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import takewhile
+from typing import Any
 
 from lr_schedules.units import as_written
 
@@ -56,6 +57,21 @@ def parse_position(
     if epochs_given * num_train > _COUNTED:
         raise ValueError(f"{value} is more than {_COUNTED:,} samples")
     return epochs_given
+
+
+def typed_position(text: str, **how: Any) -> float:
+    """A position or a duration of the command line in epochs: a bare number counts epochs there too.
+
+    Args, Raises: as of `parse_position`.
+
+    >>> typed_position("0.5", num_train=10), typed_position("5sp", num_train=10)
+    (0.5, 0.5)
+    """
+    try:
+        value: float | str = float(text)
+    except ValueError:
+        value = text
+    return parse_position(value, **how)
 
 
 def _in_epochs(

@@ -98,7 +98,8 @@ class Float(_Numbers):
     """A number between two others.
 
     Args:
-        low, high: its ends, both included.
+        low: the smallest value, included.
+        high: the largest value, included.
         log: draw uniformly in the logarithm; needs a low above 0 and no step.
         step: only low, low + step, ...; null for any number.
         when: path of the space -> list of values: only trials with one of them search this range; all others have the
@@ -116,7 +117,8 @@ class Int(_Numbers):
     """A whole number between two others.
 
     Args:
-        low, high: its ends, both included.
+        low: the smallest value, included.
+        high: the largest value, included.
         log: draw uniformly in the logarithm; needs a low above 0 and a step of 1.
         step: only low, low + step, ...
         when: as for `Float`.

@@ -151,10 +151,10 @@ def main() -> None:
         with _open_streams():
             app_of(next(iter(sys.argv[1:]), ""))(prog_name="kilobatch")
     except (ModuleNotFoundError, OSError, ValueError) as error:
+        from trainers.runs.errors import EXIT_INPUT, exit_on_error
+
         if "--install-completion" in sys.argv and isinstance(error, OSError):
             print(f"kilobatch: completion cannot be installed: {error}; --show-completion prints it", file=sys.stderr)
-            sys.exit(2)
-        from trainers.runs.errors import exit_on_error
-
+            sys.exit(EXIT_INPUT)
         exit_on_error(error)
         raise

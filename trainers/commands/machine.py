@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 def doctor(as_json: Json = False) -> None:
     """What is installed here, what is broken, and what to do. Exit code 3 where nothing trains."""
     from trainers.launch.doctor import examine, print_diagnosis
+    from trainers.runs.errors import EXIT_FAILED
 
     diagnosis = examine()
     print_diagnosis(diagnosis, as_json=as_json)
-    raise typer.Exit(0 if diagnosis.trains_on_cpu else 3)
+    raise typer.Exit(0 if diagnosis.trains_on_cpu else EXIT_FAILED)
 
 
 def probe(
@@ -56,7 +57,8 @@ def probe(
     """
     from trainers.runs.mpi_ranks import launched_ranks, limit_threads, threads_per_rank
 
-    if launched_ranks() is not None:
+    ranks = launched_ranks()
+    if ranks is not None:
         limit_threads(kernels_share_cores=True)  # before NumPy is imported
     from recipes.errors import InputRefused
     from trainers.launch.probe import ProbeRequest, cluster_text
@@ -72,8 +74,8 @@ def probe(
         seconds=seconds,
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    if launched_ranks() is not None:  # under mpiexec or srun: what these ranks reach together
-        return _add_ranks(out, request)
+    if ranks is not None:  # under mpiexec or srun: what these ranks reach together
+        return _add_ranks(out, request, ranks)
     if out.suffix != ".yaml" or out.exists():
         what = "exists, and nothing is overwritten" if out.exists() else "is no .yaml file"
         raise InputRefused(f"-o {out}: {what}; give another")
@@ -103,15 +105,15 @@ def _write_new(file: Path, text: str) -> Path:
     return file
 
 
-def _add_ranks(file: Path, request: ProbeRequest) -> None:
+def _add_ranks(file: Path, request: ProbeRequest, ranks: int) -> None:
     """One of the ranks that measure together; rank 0 adds that to a cluster's file."""
     from recipes.errors import InputRefused
     from recipes.reports.wording import counted
     from trainers.launch.join_ranks import join_world
     from trainers.launch.probe import cluster_text, measure_as_rank, with_ranks
-    from trainers.runs.mpi_ranks import launched_ranks
+    from trainers.runs.errors import EXIT_INPUT
 
-    world = join_world(launched_ranks() or 1)
+    world = join_world(ranks)
     before, refusal = {}, None
     if world.rank == 0:
         try:
@@ -119,7 +121,7 @@ def _add_ranks(file: Path, request: ProbeRequest) -> None:
         except InputRefused as error:
             refusal = error
     if world.bcast(refusal is not None):
-        raise refusal or typer.Exit(2)
+        raise refusal or typer.Exit(EXIT_INPUT)
     measured = measure_as_rank(request, world)
     if world.rank == 0:
         tree = with_ranks(before, measured, request.recipe)

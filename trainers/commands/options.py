@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,16 +83,10 @@ def opened_recipe(
 
 
 def print_json(tree: Any) -> None:
-    """Print plain data as JSON, with null in place of numbers that JSON does not have: infinite ones and NaN."""
-    print(json.dumps(_finite(tree), indent=2))
+    """Print plain data as JSON, see `finite`."""
+    from recipes.reports.json_text import finite
 
-
-def _finite(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_finite(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+    print(json.dumps(finite(tree), indent=2))
 
 
 def written(write: Callable[[], list[Path]], option: str) -> None:

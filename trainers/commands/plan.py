@@ -96,7 +96,7 @@ def plan(
     if price is not None and not 0 < price <= MOST_DOLLARS:
         raise typer.BadParameter(f"write dollars, such as 2.5: above 0, at most {MOST_DOLLARS:,}", param_hint="--price")
     wanted = parse_targets(target or ())
-    own, of_cluster = overrides_by_file(overrides or (), "cluster")
+    own, of_cluster = overrides_by_file(overrides or ())
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
     refuse_folder(opened.dataset, data)
     words = vocabulary()

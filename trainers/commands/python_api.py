@@ -28,7 +28,7 @@ from trainers.launch.start_ranks import start_or_join
 from trainers.launch.timed_plan import timed_plan
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, print_warnings
-from trainers.runs.mpi_ranks import launched_ranks
+from trainers.runs.mpi_ranks import HYDRA, launched_ranks
 from trainers.runs.run_folder import LOG, claimed, default_folder
 from trainers.training.request import TrainRequest
 
@@ -141,7 +141,7 @@ def plan(
     opened = given.opened
     request = replace(given.request, workers=ranks, cluster=cluster, micro_batch_size=micro_batch_size, exact=exact)
     refuse_folder(opened.dataset, request.data)
-    _, overrides = overrides_by_file(request.overrides, "cluster")
+    _, overrides = overrides_by_file(request.overrides)
     where, _ = cluster_of(request.cluster, workers=request.workers, vocabulary=vocabulary(), overrides=overrides)
     made = planned(
         opened,
@@ -209,7 +209,7 @@ def _cause_in(log: Path) -> str:
     """The last line of a log, if it is an error's: the ranks' own lines begin with the date."""
     with suppress(OSError):
         for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
-            if line and not line.startswith(("Abort(", "[mpiexec", "[proxy")):
+            if line and not line.startswith(("Abort(", *HYDRA)):
                 return "" if re.match(r"\d{4}-", line) else printable(line.removeprefix("kilobatch: "))
     return ""
 

@@ -65,7 +65,7 @@ def rehearse(
 
     Every sample of the run is drawn for every worker and counted. Exit code 0: all holds, 5: a fault was found.
     """
-    from recipes.errors import InputRefused
+    from recipes.errors import InputRefused, refused
     from recipes.planning.forecast import forecast
     from recipes.planning.rehearsal import Storage, least_memory
     from recipes.planning.rehearsal import rehearse as run
@@ -74,11 +74,11 @@ def rehearse(
     from recipes.reports.rehearsal import rehearsal_text, rehearsed_time_text
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
-    from trainers.launch.request import checkpoint_every_of, cluster_of, planned, refused
+    from trainers.launch.request import checkpoint_every_of, cluster_of, planned
     from trainers.launch.vocabulary import vocabulary
     from trainers.runs.memory import installed_bytes
 
-    own, of_cluster = overrides_by_file(overrides or (), "cluster")
+    own, of_cluster = overrides_by_file(overrides or ())
     opened = opened_recipe(recipe, own, data, allow_code, looks=True)
     refuse_folder(opened.dataset, data)
     if restart_on is not None and not fail:
@@ -129,9 +129,10 @@ def failures_of(texts: list[str], made: Plan, then: Plan) -> list[Failure]:
     Raises:
         RecipeError: not a rank and a place, a rank that is not there, or a place after the end of the run.
     """
+    from recipes.errors import refused
     from recipes.planning.rehearsal import Failure
     from recipes.schema.positions import first_sample_at
-    from trainers.launch.request import epochs_of, refused
+    from trainers.launch.request import epochs_of
 
     timeline, found = made.timeline, []
     for text in texts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,10 +86,10 @@ def export(
     """
     from recipes.errors import printable
     from trainers.launch.export_run import export_run
+    from trainers.runs.errors import print_warnings
 
     file, notes, is_written = export_run(run, form=form.value, out=out, checkpoint=checkpoint, allow_code=allow_code)
-    for note in notes:
-        print(printable(f"kilobatch: warning: {note}"), file=sys.stderr)
+    print_warnings(notes)
     print(printable(f"wrote {file}" if is_written else f"{file} was left as it is"))
 
 

@@ -99,7 +99,7 @@ def train(
         overrides=tuple(overrides or ()),
         out=out,
         resume=resume,
-        accept_changed=tuple((accept_changed or "").replace(" ", "").split(",")) if accept_changed else (),
+        accept_changed=tuple(accept_changed.replace(" ", "").split(",")) if accept_changed else (),
         stop_after=stop_after,
         checkpoint_every=checkpoint_every,
         micro_batch_size=micro_batch_size,

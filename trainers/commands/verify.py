@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from trainers.commands.options import AllowCode, Data, Json, Recipe, Set, print_json
+from trainers.commands.options import EXIT_FOUND, AllowCode, Data, Json, Recipe, Set, print_json
 
 
 def verify(
@@ -15,7 +15,7 @@ def verify(
     """Check that your model and data train the same on any ranks.
 
     Short runs of small batches are compared: again, in other micro-batches, on 1, 2 and 3 ranks, resumed. What breaks
-    the promise is named. Exit code 0: all hold, 1: one does not.
+    the promise is named. Exit code 0: all hold, 5: one does not.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -39,4 +39,4 @@ def verify(
         print_json([asdict(check) for check in checks])
     broken = sum(not check.holds for check in checks)
     console.print(f"{broken} of {len(checks)} checks do not hold." if broken else f"All {len(checks)} checks hold.")
-    raise typer.Exit(1 if broken else 0)
+    raise typer.Exit(EXIT_FOUND if broken else 0)

@@ -35,7 +35,8 @@ class Arrays:
     read whole. The order is that of the arrays.
 
     Args:
-        train, eval: SPLIT of either; `eval` is null if there is none.
+        train: SPLIT of the training samples.
+        eval: SPLIT of the evaluation samples; null if there is none.
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal. When opened: a file is
             missing, damaged, or holds other arrays.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.sharing.cache import cache_folder
+from recipes.sharing.cache import cache_folder, part_of
 from trainers.datasets.fingerprints import sha256_of_parts
 
 _SETTLED_NS = 2_000_000_000  # the clock of some file systems ticks once in two seconds
@@ -74,12 +74,8 @@ def state_of(path: str | Path) -> tuple[int, int]:
 
 
 def _keep(place: Path, arrays: dict[str, np.ndarray], newest: int) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}.part")
-    try:
+    with part_of(place) as part:
         with part.open("wb") as file:
             np.savez(file, **arrays)
         if part.stat().st_mtime_ns - newest > _SETTLED_NS:  # by the clock of that file system
             part.replace(place)
-    finally:
-        part.unlink(missing_ok=True)

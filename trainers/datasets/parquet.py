@@ -55,9 +55,10 @@ class Parquet:
     request for its range of bytes; to make the index of uncompressed files, all bytes are read once.
 
     Args:
-        train, eval: names of the files of either split below ROOT; * stands for any characters. `eval` is null if
-            there is none.
-        image, label: names of the columns.
+        train: names of the files of the training split, below ROOT; * stands for any characters.
+        eval: names of the files of the evaluation split, likewise; null if there is none.
+        image: name of the column of images.
+        label: name of the column of labels.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.

@@ -190,7 +190,7 @@ class Mirror:
                 return self.fetch(name, start, size).read_bytes()
         return self.range(name, start, self.sizes[name] if size is None else size)
 
-    def fetch_all(self, names: Iterable[str], *, done: Callable[[int], None] = lambda count: None) -> None:
+    def fetch_all(self, names: Iterable[str]) -> None:
         """Fetch files, several at once.
 
         Raises:
@@ -202,13 +202,8 @@ class Mirror:
                 f"{self.url}: {needed:,} bytes, and the cache may have {self._limit:,}; give more room by "
                 f"{SIZE_VARIABLE}, or copy the data: kilobatch data stage"
             )
-
-        def one(name: str) -> None:
-            self.fetch(name)
-            done(self.sizes[name])
-
         with ThreadPoolExecutor(FETCHERS) as threads:
-            list(threads.map(one, names))
+            list(threads.map(self.fetch, names))
 
     def will_need(self, pieces: Iterable[Piece]) -> None:
         """Fetch files and ranges ahead, in this order; what fails is tried again, and named, when it is read."""

@@ -31,7 +31,8 @@ class Synthetic:
     in every epoch. The image keeps the pattern of its true class, and the labels of "eval" are true.
 
     Args:
-        num_train, num_eval: samples of the splits, at least 1.
+        num_train: training samples, at least 1.
+        num_eval: evaluation samples, at least 1.
         num_classes: at least 1.
         channels: 1 for grey, 3 for colour, or another number.
         size: side of the images in pixels.

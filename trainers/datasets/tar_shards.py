@@ -49,8 +49,8 @@ class TarShards:
     image.
 
     Args:
-        train, eval: names of the archives of either split below ROOT; * stands for any characters. `eval` is null if
-            there is none.
+        train: names of the archives of the training split, below ROOT; * stands for any characters.
+        eval: names of the archives of the evaluation split, likewise; null if there is none.
         channels: 3 for colour, 1 for grey; images of the other kind are converted.
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal; `channels` is not 1 or 3.

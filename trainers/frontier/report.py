@@ -13,6 +13,7 @@ from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.planning.forecast import forecast
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import points_text
+from recipes.reports.json_text import finite
 from recipes.reports.wording import duration, number, percent
 from recipes.search_space.open_search import assignments
 from recipes.search_space.ranges import short
@@ -222,7 +223,7 @@ def frontier_text(
         found = {"frontier": frontier.name, "goal": str(frontier.goal), "points": rows}
         if frontier.goal.target is not None:
             found["fits"] = {method: _fit_tree(fit_of(own)) for method, own in by_method.items()}
-        return json.dumps(_finite(found | {"conclusions": conclusions(opened, points)}), indent=1)
+        return json.dumps(finite(found | {"conclusions": conclusions(opened, points)}), indent=1)
     tables = {method: rows_of(own, **how[method]) for method, own in by_method.items()}
     parts = [f"frontier {frontier.name} over {frontier.recipe}: {frontier.goal}"]
     parts += [f"{method}\n{points_text(rows)}" for method, rows in tables.items()]
@@ -238,15 +239,6 @@ def _fit_tree(made: tuple[Fit, tuple[float, float]] | None) -> dict[str, Any] | 
     tree = {"bend": not curve.end, "error": math.expm1(curve.error), "interval": [low or None, high]}
     found = {"s_min": curve.s_min, "b_crit": curve.b_crit, "largest_useful_batch": curve.useful_to}
     return tree | (dict.fromkeys(found) if curve.end else found)
-
-
-def _finite(value: Any) -> Any:
-    """A tree in which what is not a number in JSON, updates that missed the goal and open ends, is null."""
-    if isinstance(value, dict):
-        return {key: _finite(it) for key, it in value.items()}
-    if isinstance(value, list | tuple):
-        return [*map(_finite, value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def baseline(by_method: Mapping[str, Sequence[Point]], method: str) -> dict[int, Point]:

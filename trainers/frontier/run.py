@@ -30,7 +30,7 @@ from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text, frontier_text, planned_time
 from trainers.frontier.results import MOST_PARTS, Part, Point, point_folder, read_point, trials_beyond_edge
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.runs.errors import EXIT_FAILED, print_error
+from trainers.runs.errors import EXIT_FAILED, print_error, print_warnings
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
 from trainers.runs.run_folder import (
     LOG,
@@ -90,7 +90,7 @@ def frontier(
         if overrides and (changed := _changed_keys(opened, shown)):
             raise FolderRefused(f"{shown} holds another frontier; {'; '.join(changed)}; show it without that --set")
         if edited := _changed_recipes(opened, shown):
-            print_error(f"warning: epochs and rates are those of the recipe as it is now; {'; '.join(edited)}")
+            print_warnings([f"epochs and rates are those of the recipe as it is now; {'; '.join(edited)}"])
     else:
         opening = partial(open_frontier, request.search, vocabulary=words, **how)
         opened = opened_or_begun_before(opening, begun_in)

@@ -25,9 +25,10 @@ from recipes.reports.record import Run, open_run
 from recipes.reports.wording import percent
 from recipes.scale import Measured, Scaled, ramp_recipe, step_changes, stepped_recipe
 from recipes.scale.ramp import MERRILL, required_rule
-from recipes.schema.positions import parse_position
+from recipes.schema.positions import typed_position
 from trainers.launch.reproduce import train_apart
 from trainers.launch.request import TrainRequest, prepare
+from trainers.launch.train_command import train_words
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import read_checkpoint
 from trainers.runs.identity import IDENTITY
@@ -271,12 +272,14 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
     known = {update_of(path): path for path in checkpoints_in(asked.run / CHECKPOINTS)}
     known.pop(0, None)
     try:
-        position = asked.at and parse_position(
-            asked.at,
-            num_train=opened.dataset.num_train,
-            epochs=opened.recipe.epochs,
-            updates_to_samples=lambda updates: timeline.samples_at(min(updates, timeline.num_updates)),
-        )
+        position = None
+        if asked.at is not None:
+            position = typed_position(
+                asked.at,
+                num_train=opened.dataset.num_train,
+                epochs=opened.recipe.epochs,
+                updates_to_samples=lambda updates: timeline.samples_at(min(updates, timeline.num_updates)),
+            )
     except ValueError as error:
         raise InputRefused(f"--at: {error}; write it as 30ep, 500up, 1.5Msp or 0.5run") from None
     update = max(known, default=0) if position is None else timeline.first_update_at(position)
@@ -300,7 +303,7 @@ def _checkpoint(asked: Branching, opened: OpenedRecipe) -> Path:
 def _window(asked: Branching, opened: OpenedRecipe, batch: int) -> int:
     """The samples of a branch."""
     try:
-        epochs = parse_position(
+        epochs = typed_position(
             asked.window,
             num_train=opened.dataset.num_train,
             epochs=opened.recipe.epochs,
@@ -355,11 +358,9 @@ def _trained(
             return run
     else:
         _begin(asked.run, folder, checkpoint, record)
-    words = [str(asked.run / RECIPE), "--out", str(folder), "--resume", "--no-report", "-q", "--stop-after", f"{end}sp"]
-    words += [word for change in changes for word in ("--set", change)]
+    words = train_words(asked.run / RECIPE, overrides=changes, data=asked.data, allow_code=asked.allow_code)
+    words += ["--out", str(folder), "--resume", "--stop-after", f"{end}sp"]
     words += ["-n", str(asked.workers)] if asked.workers else []
-    words += ["--data", str(asked.data)] if asked.data else []
-    words += ["--allow-code"] if asked.allow_code else []
     return train_apart(words, folder, prints_to=subprocess.DEVNULL)
 
 

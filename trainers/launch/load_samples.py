@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.sharing.canonical import digest_of
 from trainers.datasets import loader_process
 from trainers.datasets.augmented import AugmentedSamples, Split, augmented_samples
 from trainers.launch.request import TrainRequest, open_request
-from trainers.runs.identity import sha256_of_tree
 
 
 def serve_samples(socket: int, memory: int) -> None:
@@ -20,7 +20,7 @@ def serve_samples(socket: int, memory: int) -> None:
 def _opened(request: dict[str, Any]) -> Any:
     """Opens splits of the rank's recipe, each once."""
     opened = open_request(TrainRequest.from_tree(request["train"]))
-    if sha256_of_tree(opened.tree) != request["recipe_sha256"]:
+    if digest_of(opened.tree) != request["recipe_sha256"]:
         raise InputRefused("the recipe's file was changed while the run began; begin it again")
 
     @cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -20,7 +19,7 @@ from recipes.planning.memory import Model, ModelCosts
 from recipes.reading.open import OpenedRecipe
 from recipes.schema.image_size import evaluated_size, image_sizes
 from recipes.schema.vocabulary import Unbuilt
-from recipes.sharing.cache import cache_folder
+from recipes.sharing.cache import cache_folder, part_of
 from trainers import kernels, models
 from trainers.datasets.augmented import augmented_samples
 from trainers.runs.identity import own_code
@@ -86,8 +85,9 @@ def _measured(opened: OpenedRecipe, model: Any, shape: Shape) -> ModelCosts | No
     except Exception:  # of the user's own model: `train` says what is wrong with it
         return None
     if (place := _place(opened, shape)) is not None:
-        with suppress(OSError):
-            _keep(place, {"key": _key(opened, shape), **costs.as_tree()})
+        with suppress(OSError), part_of(place) as part:
+            part.write_text(json.dumps({"key": _key(opened, shape), **costs.as_tree()}), encoding="utf-8")
+            part.replace(place)
     return costs
 
 
@@ -159,13 +159,3 @@ def _code() -> str:
         for file in sorted(found.rglob("*.py")) if found.is_dir() else [found]:
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _keep(place: Path, tree: Mapping[str, Any]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_name(f"{place.name}.{os.uname().nodename}.{os.getpid()}.part")
-    try:
-        part.write_text(json.dumps(tree), encoding="utf-8")
-        part.replace(place)
-    finally:
-        part.unlink(missing_ok=True)

@@ -94,16 +94,16 @@ def _cheapest(cluster: Cluster, times: Scan, seconds: float) -> int | None:
 
 
 def _priced(cluster: Cluster, times: Scan, devices: int, seconds: float, *, own: bool) -> Priced:
-    taken, *ends = times.at(devices)
-    hours, low, high = (seconds * devices / 3600 for seconds in (taken, *ends))
-    dollars, *range_dollars = (cluster.dollars(devices, seconds) for seconds in (taken, *ends))
+    taken, fastest, slowest = times.at(devices)
+    hours, low, high = (time * devices / 3600 for time in (taken, fastest, slowest))
+    dollars, *range_dollars = (cluster.dollars(devices, time) for time in (taken, fastest, slowest))
     return Priced(
         cluster=cluster.name,
         devices=devices,
         billed_devices=cluster.billed_devices(devices),
         range_devices=(times.fewest(seconds, times.fast), times.fewest(seconds, times.slow)),
         seconds=taken,
-        range_seconds=(ends[0], ends[1]),
+        range_seconds=(fastest, slowest),
         device_hours=hours,
         range_device_hours=(low, high),
         dollars=dollars,
@@ -157,10 +157,10 @@ def _whole(
 
     The micro-batch that was asked for and exact mode hold on the plan's own cluster only.
     """
-    recipe, own, cluster = recipe or made.recipe, cluster in (None, made.cluster), cluster or made.cluster
+    recipe, cluster = recipe or made.recipe, cluster or made.cluster
     workers = min(cluster.num_workers, min(recipe.batch.global_.sizes))  # on these its norm groups surely fit
     whole = plan(recipe=recipe, dataset=dataset or made.dataset, cluster=cluster, workers=workers)
-    if not own:
+    if cluster != made.cluster:
         return replace(whole, model=made.model)
     return replace(whole, model=made.model, micro_batch_size=made.micro_batch_size, exact=made.exact)
 

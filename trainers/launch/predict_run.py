@@ -20,7 +20,7 @@ from trainers.datasets.samples import IMAGE_SUFFIXES, ImageFiles, UnreadableImag
 from trainers.launch.identity import classes_of
 from trainers.launch.score_run import give_weights, read_scored
 from trainers.launch.vocabulary import vocabulary
-from trainers.runs.errors import UnfitImage, print_error, print_warnings
+from trainers.runs.errors import UnfitImage, print_warnings
 from trainers.runs.run_folder import RECIPE, require_run
 from trainers.training.predictions import OF_TOP, TOP, require_table, write_table
 
@@ -76,7 +76,7 @@ def predict_run(
     print_warnings(opened.warnings)
     names = classes_of(folder, opened.dataset)
     if not names:
-        print_error(f"kilobatch: warning: {folder} has no record of the names of its classes; they are numbers here")
+        print_warnings([f"{folder} has no record of the names of its classes; they are numbers here"])
     found = [
         (path, labels, [class_called(names, label) for label in labels], shares)
         for path, labels, shares in _predicted(folder, opened, paths, checkpoint=checkpoint, device=device)
@@ -135,7 +135,7 @@ def _predicted(
                     whose = "the run's images" if trained else "images before it"
                     raise UnfitImage(f"{paths[index]}: {here} pixels as the model gets it, and {whose} are {there}")
             except (UnreadableImage, UnfitImage) as error:
-                print_error(f"kilobatch: warning: passed over {str(error).partition('; it is sample')[0]}")
+                print_warnings([f"passed over {str(error).partition('; it is sample')[0]}"])
                 continue
             several.append((paths[index], image))
         if several and model is None:
@@ -162,7 +162,7 @@ def _shape_of_the_run(opened: OpenedRecipe) -> tuple[int, ...] | None:
         return augmented_samples(opened.recipe, opened.dataset, "eval")(0, 0)[0].shape
     except (LookupError, OSError, ValueError) as error:
         what = "another size than that of the run's images, which are not here, is not noticed"
-        print_error(f"kilobatch: warning: {what}: {error}")
+        print_warnings([f"{what}: {error}"])
         return None
 
 

@@ -14,12 +14,12 @@ from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import contradictions, open_split
 from trainers.datasets.samples import evenly
-from trainers.runs.errors import ServiceAway, print_error, print_warnings
+from trainers.runs.errors import ServiceAway, print_warnings
 from trainers.runs.identity import is_of_the_user
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
-_MAX_NAMED = 10
+_MOST_NAMED = 10
 _MOST_CLASSES = 1_000_000  # assumed: above, and above the number of samples, labels are no classes, such as ids
 _ORDER_BYTES = 20  # a training sample, while a rank draws an epoch's order: draws, order, and half of that again
 
@@ -91,7 +91,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             except ServiceAway as error:
                 if files:
                     raise
-                print_error(f"kilobatch: warning: {error.what}; the run goes on without it until it can be used")
+                print_warnings([f"{error.what}; the run goes on without it until it can be used"])
     require_data(opened.dataset)
     require_room(opened.dataset, ranks=ranks)
     if files:
@@ -124,10 +124,8 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.trial_model import require_trainable  # and Chainer
 
-        for warning in require_trainable(
-            opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_new and not was_trained
-        ):
-            print_error(f"kilobatch: warning: {warning}")
+        is_begun = is_new and not was_trained
+        print_warnings(require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_begun))
     if is_new and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 
@@ -137,8 +135,7 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
             if not was_trained:
                 raise
             warnings = [f"{error}. The runs of this pack were trained with it; they are repeated as it is"]
-        for warning in warnings:
-            print_error(f"kilobatch: warning: {warning}")
+        print_warnings(warnings)
 
 
 def require_fit(opened: OpenedRecipe) -> None:
@@ -232,16 +229,17 @@ def require_readable(dataset: Dataset) -> None:
         skips, limit = sum(map(can_skip, errors)), limit_of(dataset)
         errors = [error for error in errors if not can_skip(error) or (limit is not None and skips > limit)]
     if complaints := list(map(str, errors)):
-        more = f"\nand {len(complaints) - _MAX_NAMED:,} more" if len(complaints) > _MAX_NAMED else ""
-        named = "\n".join(complaints[:_MAX_NAMED])
+        more = f"\nand {len(complaints) - _MOST_NAMED:,} more" if len(complaints) > _MOST_NAMED else ""
+        named = "\n".join(complaints[:_MOST_NAMED])
         raise DataRefused(
             f"data set {dataset.name}: {len(complaints):,} of its files cannot be read; {way_out}\n{named}{more}"
         )
 
 
 def _unreadable(samples: Any) -> Iterator[ValueError]:
-    can_check = hasattr(samples, "require_readable") and getattr(samples, "mirror", None) is None
-    for index in evenly(len(samples), _MAX_CHECKED if can_check else 0):
+    if not hasattr(samples, "require_readable") or getattr(samples, "mirror", None) is not None:
+        return
+    for index in evenly(len(samples), _MAX_CHECKED):
         try:
             samples.require_readable(index)
         except ValueError as error:

@@ -32,9 +32,11 @@ from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted
 from trainers.launch.planning import rates_of
 from trainers.launch.timed_plan import BY_CHANCE
+from trainers.launch.train_command import train_words
 from trainers.runs.errors import EXIT_STOPPED
 from trainers.runs.memory import installed_bytes
 from trainers.runs.mpi_ranks import find_mpiexec, killed_with_parent, users_environment
+from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import handling_signals
 
 _WANTED_UPDATES = 8
@@ -218,11 +220,8 @@ def _trained(request: ProbeRequest, opened: OpenedRecipe, folder: Path) -> Itera
 
 def _train(request: ProbeRequest, folder: Path, case: _Case) -> _Trained | None:
     """One run, up to the limit; None if it made too few updates."""
-    words = [sys.executable, "-P", "-m", "kilobatch", "train", request.recipe, "-n", str(case.workers)]
-    words += ["-q", "--no-report", "--out", str(folder), "--checkpoint-every", "1000000ep"]
-    words += [word for text in request.overrides for word in ("--set", text)]
-    words += ["--data", str(request.data)] if request.data else []
-    words += ["--allow-code"] if request.allow_code else []
+    words = train_words(request.recipe, overrides=request.overrides, data=request.data, allow_code=request.allow_code)
+    words += ["-n", str(case.workers), "--out", str(folder), "--checkpoint-every", "1000000ep"]
     words += ["--device", request.device] if request.device else []
     reduced = []
     if case.samples:
@@ -234,15 +233,15 @@ def _train(request: ProbeRequest, folder: Path, case: _Case) -> _Trained | None:
         killed_with_parent(words), env=users_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:
         try:
-            while process.poll() is None and not _enough(folder / "metrics.jsonl", case.seconds):
+            while process.poll() is None and not _enough(folder / METRICS, case.seconds):
                 if time.time() - began > request.limit_seconds:
                     break
                 time.sleep(_POLL_SECONDS)
         finally:
             _end(process)
         said = process.stderr.read().decode(errors="replace").strip()
-    number = len(_updates(folder / "metrics.jsonl"))
-    ended = process.returncode in (0, 4, -signal.SIGKILL)
+    number = len(_updates(folder / METRICS))
+    ended = process.returncode in (0, EXIT_STOPPED, -signal.SIGKILL)
     if not ended:
         raise InputRefused(f"a run on {case.workers} ranks for the probe failed: {said[-2000:]}")
     if number <= _FEWEST_UPDATES:
@@ -290,7 +289,7 @@ def _enough(metrics: Path, seconds: float) -> bool:
 
 def _start_seconds(folder: Path, began: float) -> float:
     """From the command to the end of the first update, less the median update."""
-    updates = _updates(folder / "metrics.jsonl")
+    updates = _updates(folder / METRICS)
     usual = statistics.median(line["update_seconds"] for line in updates)
     return max(updates[0]["time_ms"] / 1000 - began - usual, 0.0)
 
@@ -298,7 +297,7 @@ def _start_seconds(folder: Path, began: float) -> float:
 def _scored(folder: Path, run: Run) -> float | None:
     """Samples of an evaluation on one rank a second, from the lines before and after evaluations; None without one."""
     found = []
-    for before, after in itertools.pairwise(_lines(folder / "metrics.jsonl")):
+    for before, after in itertools.pairwise(_lines(folder / METRICS)):
         if after["key"] == "eval_accuracy" and before["key"] in ("train_loss", "rank_seconds"):
             found.append(max((after["time_ms"] - before["time_ms"]) / 1000, 1e-3))
     if not found:

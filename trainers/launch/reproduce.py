@@ -12,7 +12,6 @@ import os
 import shlex
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from recipes.errors import InputRefused, refuse_unreachable
+from recipes.errors import InputRefused, refuse_unreachable, refused
 from recipes.packs.make import SAMPLES, last_weights, samples_of
 from recipes.planning.timeline import timeline_of
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import path_of_pack
 from recipes.reading.tree_diff import WORDS, without_place
+from recipes.reports.json_text import finite
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
@@ -35,13 +35,13 @@ from recipes.sharing.pack_file import HEAD, claims_of, runs_of
 from trainers import kernels
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
-from trainers.launch.request import refused
+from trainers.launch.train_command import train_words
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import changes, installed_code, read_identity
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.mpi_ranks import without_launcher
-from trainers.runs.run_folder import differences, environment_of, write_whole
+from trainers.runs.run_folder import METRICS, TRACE, differences, environment_of, write_whole
 
 SAME_BITS, SAME_RUN = "the same bits", "the same run"
 _UNEXPLAINED = "samples or losses, and nothing else: the pack's run had another recipe, code or machine"
@@ -156,7 +156,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "verdict": verdict,
         "words": words,
-        "judgement": judgement and {key: _finite(value) for key, value in asdict(judgement).items()},
+        "judgement": judgement and finite(asdict(judgement)),
         "claimed": asdict(claimed),
         "values": {str(seed): value for seed, value in zip(seeds, values, strict=False)},
         "differs": differ,
@@ -321,26 +321,24 @@ def _seeds(first: int, recorded: Mapping[int, Run], number: int) -> list[int]:
 
 def _trained(rerun: Rerun, path: Path, folder: Path, seed: int) -> Run:
     """The run of a seed, which is trained now unless it is there."""
-    if (folder / "metrics.jsonl").is_file():
+    if (folder / METRICS).is_file():
         run = open_run(folder)
         reached = run.reason == "--stop-after" and len(run.updates) >= _updates(run, rerun.part)
         if run.outcome == "success" or (rerun.part != 1 and reached) or has_diverged(folder):
             return run
-    words = [str(path), "--set", f"seed={seed}", "--out", str(folder), "--trace", "--no-report", "-q"]
-    words += [*rerun.options, *(["--data", str(rerun.data)] if rerun.data else [])]
-    words += ["--allow-code"] if rerun.allow_code else []
+    words = train_words(path, overrides=[f"seed={seed}"], data=rerun.data, allow_code=rerun.allow_code)
+    words += ["--out", str(folder), "--trace", *rerun.options]
     words += [] if rerun.part == 1 else ["--stop-after", f"{rerun.part!r}run"]
     return train_apart([*words, *(["--resume"] if folder.is_dir() else [])], folder)
 
 
 def train_apart(words: Sequence[str], folder: Path, *, prints_to: int = _STDERR) -> Run:
-    """The run of `kilobatch train` with these words, in processes of its own.
+    """The run of a `kilobatch train`, see `train_words`, in processes of its own.
 
     Raises:
         RerunFailed: it did not end, and its numbers are finite.
     """
-    command = [sys.executable, "-P", "-m", "kilobatch", "train", *words]
-    done = subprocess.run(command, env=without_launcher(os.environ), stdout=prints_to)
+    done = subprocess.run(words, env=without_launcher(os.environ), stdout=prints_to)
     if done.returncode and not has_diverged(folder):
         raise RerunFailed(folder, done.returncode)
     return open_run(folder)
@@ -379,7 +377,7 @@ def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, part: float
             return SAME_BITS, f"{SAME_BITS}: every loss, every weight and every accuracy are equal"
     if has_samples := (before.folder / SAMPLES).is_file():
         recorded = (before.folder / SAMPLES).read_bytes().splitlines()[:number]
-        if samples_of(run.folder / "trace.jsonl").splitlines()[:number] != recorded:
+        if samples_of(run.folder / TRACE).splitlines()[:number] != recorded:
             return UNDECIDED, ""
     close = zip(were[:_COMPARED], are[:_COMPARED], strict=True)
     limits = [_TOLERANCE * _GROWTH**update for update in range(_COMPARED)]
@@ -449,7 +447,3 @@ def _words(judgement: Judgement, number: int, more: int | None, part: float) -> 
 
 def _signed(value: float, part: float) -> str:
     return f"{100 * value:+.2f} points" if part == 1 else f"{value:+.4f}"
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from recipes.errors import InputRefused, Problem, RecipeError
+from recipes.errors import InputRefused, refused
 from recipes.planning.cluster import Cluster
 from recipes.planning.planner import NormGroupTooLarge, Plan, plan
 from recipes.reading.load import overrides_by_file
 from recipes.reading.open import OpenedRecipe, open_recipe, read_cluster
 from recipes.reading.read import Reading
 from recipes.reports.wording import counted
-from recipes.schema.positions import parse_position
+from recipes.schema.positions import typed_position
 from recipes.schema.vocabulary import Vocabulary
 from trainers import kernels
 from trainers.augmentations import decoders
@@ -44,7 +44,7 @@ def prepare(request: TrainRequest, *, workers: int | None) -> Prepared:
     if request.loader not in (None, "threads", "processes"):
         raise refused("--loader", f"{request.loader!r} is no kind of worker", "write threads or processes")
     opened = open_request(request)
-    local, (_, of_cluster) = opened.recipe.updater.local_steps, overrides_by_file(request.overrides, "cluster")
+    local, (_, of_cluster) = opened.recipe.updater.local_steps, overrides_by_file(request.overrides)
     workers = workers or (local.replicas if local else 1)
     refuse_unbuilt(opened.recipe, opened.dataset)
     refuse_folder(opened.dataset, request.data)
@@ -94,7 +94,7 @@ def open_request(request: TrainRequest, *, looks: bool = False) -> OpenedRecipe:
         RecipeError: with all problems of the recipe, of what it extends, or of its data set.
         InputRefused: it is no longer the one that was checked.
     """
-    own, _ = overrides_by_file(request.overrides, "cluster")
+    own, _ = overrides_by_file(request.overrides)
     resumed = request.out if request.resume else None
     goes_on = resumed is not None and (resumed / RUN).is_file()
     opened = open_recipe(
@@ -188,11 +188,6 @@ def _require_model_for_images(opened: OpenedRecipe) -> None:
         build_model(opened.recipe, opened.dataset)
 
 
-def refused(flag: str, what: str, way_out: str) -> RecipeError:
-    """A wrong option of the command line, as the error that a wrong recipe gives."""
-    return RecipeError([Problem(file="command line", line=1, column=1, path=flag, what=what, way_out=way_out)])
-
-
 def checkpoint_every_of(text: str, made: Plan) -> float | Literal["update"]:
     """What `--checkpoint-every` asks for, in epochs, or `update`; refused as by `epochs_of`."""
     return "update" if text == "update" else epochs_of("--checkpoint-every", text, made)
@@ -210,8 +205,8 @@ def epochs_of(flag: str, text: str, made: Plan) -> float:
     """
     timeline = made.timeline
     try:
-        at = parse_position(
-            _number_or_word(text),
+        at = typed_position(
+            text,
             num_train=made.dataset.num_train,
             epochs=made.recipe.epochs,
             updates_to_samples=lambda updates: timeline.samples_at(min(updates, timeline.num_updates)),
@@ -221,10 +216,3 @@ def epochs_of(flag: str, text: str, made: Plan) -> float:
     if at <= 0:
         raise refused(flag, f"{text} is no time at all", "give more than 0")
     return at
-
-
-def _number_or_word(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

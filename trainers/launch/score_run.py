@@ -22,7 +22,7 @@ from trainers.runs.checkpoint import (
     read_newest,
     refuse_foreign,
 )
-from trainers.runs.errors import RankFailed, print_error, print_warnings
+from trainers.runs.errors import RankFailed, print_warnings
 from trainers.runs.run_folder import CHECKPOINTS, EVALUATION, RECIPE, environment_of, require_run
 from trainers.training.device import require_asked, settled, take_device
 from trainers.training.predictions import TOP, require_table, write_predictions
@@ -84,12 +84,11 @@ def score_run(
     if split != "all":
         refuse_folder(opened.dataset, data)
     scored = scored_data(opened, folder) if split != "all" else scored_folder(opened, folder, data)
-    for text in scored.differences if split != "all" else scored.differences[1:]:  # first that the data are others
-        what = f"this score is not the run's, and is not written into {folder / EVALUATION}"
-        print_error(f"kilobatch: warning: {folder} was trained with other {text}; {what}")
+    what = f"this score is not the run's, and is not written into {folder / EVALUATION}"
+    print_warnings(f"{folder} was trained with other {text}; {what}" for text in scored.unasked)
     if scored.without_names:
         why = f"those of {scored.without_names} have no names"
-        print_error(f"kilobatch: warning: classes are matched by their numbers, because {why}")
+        print_warnings([f"classes are matched by their numbers, because {why}"])
     path, content, kind = read_scored(folder, checkpoint, device)
 
     from mpi4py import MPI
@@ -118,8 +117,8 @@ def score_run(
             )
     except RankFailed as error:  # a broken image, say
         raise InputRefused(str(error)) from error
-    for image in getattr(parts.load_eval.samples, "skipped", {}).values():
-        print_error(f"kilobatch: warning: sample {image.index} of {image.split} is skipped: {image.message}")
+    skipped = getattr(parts.load_eval.samples, "skipped", {}).values()
+    print_warnings(f"sample {image.index} of {image.split} is skipped: {image.message}" for image in skipped)
     if not scored.differences:
         reached = {name: facts[name] for name in ("update", "epoch")}
         try:
@@ -131,7 +130,7 @@ def score_run(
                 reached={**reached, "split": split},
             )
         except (OSError, InputRefused) as error:
-            print_error(f"kilobatch: warning: {error}; the report shows no classes of this score")
+            print_warnings([f"{error}; the report shows no classes of this score"])
     if predictions is not None:
         write_predictions(predictions, result, parts.load_eval.samples, scored.classes)
     in_top = float((result.top[0] == result.samples[:, :1]).any(axis=1).mean())
@@ -162,7 +161,7 @@ def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path
     decoders.follow(decoder)
     if decoders.in_use() != decoder:
         what = f"images are decoded by {decoders.in_use()}, in the run by {decoder}; {decoders.VARIABLE}={decoder} asks"
-        print_error(f"kilobatch: warning: {what} for it")
+        print_warnings([f"{what} for it"])
     return path, content, kind
 
 
@@ -200,8 +199,7 @@ def checkpoint_called(checkpoint: str, folder: Path) -> Path:
     if newest is None:
         raise CheckpointError(f"no whole checkpoint in {folder}" + "".join(f"; {c}" for c in complaints))
     if checkpoint in ("newest", "best"):
-        for complaint in complaints:
-            print_error(f"warning: passed over {complaint}")
+        print_warnings(f"passed over {complaint}" for complaint in complaints)
     if checkpoint == "newest":
         return newest
     name = checkpoint

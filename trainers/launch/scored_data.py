@@ -64,6 +64,7 @@ class ScoredData:
         dataset: opens the scored split alone, with the labels of the run.
         classes: names of the run's classes, in the order of their labels; numbers where they have none.
         differences: in words, which code and data are not those that the run was trained with.
+        unasked: those of them that the user did not ask for.
         without_names: whose classes have no names, so that those of other data are matched by their numbers: "the run"
             or "these data"; empty where they are matched by name, or the data are the run's.
     """
@@ -71,6 +72,7 @@ class ScoredData:
     dataset: Dataset
     classes: list[str]
     differences: list[str]
+    unasked: list[str]
     without_names: str
 
 
@@ -121,6 +123,7 @@ def scored_data(opened: OpenedRecipe, run: Path) -> ScoredData:
         dataset=scored,
         classes=classes,
         differences=list(differences.values()),
+        unasked=list(differences.values()),
         without_names=nameless if "data" in differences else "",
     )
 
@@ -146,8 +149,9 @@ def scored_folder(opened: OpenedRecipe, run: Path, folder: Path) -> ScoredData:
     own = OneSplit(reader=reader, labels=_labels(dataset, names, trained))
     scored = replace(dataset, num_train=count, num_eval=count, reader=own, root=folder, validation=None)
     changed = _differences(opened, dataset.reader, {}, run).get("code")
-    differences = [f"data: all images of {folder}", *([changed] if changed else [])]
-    return ScoredData(dataset=scored, classes=trained, differences=differences, without_names="")
+    unasked = [changed] if changed else []
+    differences = [f"data: all images of {folder}", *unasked]
+    return ScoredData(dataset=scored, classes=trained, differences=differences, unasked=unasked, without_names="")
 
 
 def _reader_of_one(reader: Any, split: str) -> Any:

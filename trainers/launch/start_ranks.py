@@ -29,6 +29,7 @@ from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_er
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.metrics_file import last_line, require_another_end, session_starts
 from trainers.runs.mpi_ranks import (
+    HYDRA,
     THREADS,
     Ranks,
     launched_by_us,
@@ -47,12 +48,10 @@ from trainers.runs.run_folder import (
     claimed,
     default_folder,
     lock_folder,
-    newest_checkpoint_name,
+    newest_by_name,
 )
 from trainers.runs.stop_request import STOP_FILE, handling_signals, noting_early_signals, request_stop, requester_text
 from trainers.runs.watchdog import ParentWatch, startup_seconds
-
-_HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
 
 
 def start_or_join(request: TrainRequest, *, on_signal: Callable[[int], None] = lambda number: None) -> int:
@@ -144,7 +143,7 @@ def _start(
         print_error("kilobatch: stopped by a signal before an update was done; the same command starts it again")
         return EXIT_STOPPED
     if failure is not None:
-        said = [line for line in started.errors().splitlines() if not line.startswith(_HYDRA)]
+        said = [line for line in started.errors().splitlines() if not line.startswith(HYDRA)]
         print_error(
             "".join(f"{line}\n" for line in said)
             + f"kilobatch: {failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}"
@@ -264,7 +263,7 @@ def _way_on(folder: Path) -> str:
         require_another_end(folder)
     except FolderRefused:
         return "change the recipe, and start anew in another --out"
-    newest = newest_checkpoint_name(folder)
+    newest = newest_by_name(folder)
     if newest is None:
         return "no checkpoint was written yet" if folder.is_dir() else f"{folder} is not there any more"
     return f"newest checkpoint: {newest}; to go on from it: --out {quote(str(folder))} --resume"

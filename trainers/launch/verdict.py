@@ -86,10 +86,10 @@ def judge(claimed: Claimed, values: Sequence[float], *, level: float = _ALPHA) -
 def more_seeds(claimed: Claimed, values: Sequence[float]) -> int | None:
     """How many more seeds would decide if they went on like these; None: no number up to 1,000 would."""
     difference, spread = statistics.fmean(values) - claimed.value, _spread(claimed, values)
+    if spread is None:
+        return 1  # one run has no spread, and two have
     for more in range(1, _MOST_MORE + 1):
         number = len(values) + more
-        if spread is None:
-            return 1  # one run has no spread, and two have
         if _verdict(claimed, difference, _half_width(claimed, spread, number, _ALPHA)) != UNDECIDED:
             return more
     return None

@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
+from recipes.packs.make import last_weights
 from recipes.planning.division import largest_divisor
 from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
@@ -29,8 +29,10 @@ from recipes.reading.yaml import flow_text
 from recipes.schema.image_size import image_sizes
 from recipes.schema.positions import settable, written_in_updates
 from trainers.launch.preflight import refuse_unbuilt, require_startable
+from trainers.launch.train_command import train_words
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import without_launcher
+from trainers.runs.run_folder import TRACE
 
 _UPDATES, _RESUMED_AFTER = 3, 1
 _GROUPS = 6  # of the batch that is tried: two and three ranks get as many each
@@ -85,8 +87,7 @@ def verify(
     refuse_unbuilt(opened.recipe, opened.dataset)
     require_startable(opened, ranks=3, files=True)
     batch, span = opened.recipe.batch.global_.sizes[0], max(opened.recipe.batch.norm_span.sizes)
-    words = ["train", recipe, "--no-report", "-q", *(word for value in small for word in ("--set", value))]
-    words += [*(["--data", str(data)] if data else []), *(["--allow-code"] if allow_code else [])]
+    words = train_words(recipe, overrides=small, data=data, allow_code=allow_code)
     checks: list[Check] = []
 
     def done(name: str, why: str) -> None:
@@ -97,25 +98,26 @@ def verify(
         trial = _Trials(Path(root), words)
         alone = trial("--fast", ranks=1, micro=batch)
         again = trial("--fast", ranks=1, micro=batch)
-        random = _why_random(opened, alone, again)
-        done("same command again", random)
-        if random:
+        found = _first_difference(alone, again, tolerance=1e-12)
+        done("same command again", found and _why_random(opened, found))
+        if found:
             return checks  # all others would differ as well
 
-        def compare(name: str, why: Callable[[_Tried], str], **how: Any) -> None:
+        def compare(name: str, why: Callable[[str], str], **how: Any) -> None:
             try:
                 tried = trial("--fast", **how)
             except InputRefused as error:  # weights that differ between ranks end a run
                 done(name, str(error))
             else:
-                done(name, why(tried))
+                found = _first_difference(alone, tried)
+                done(name, found and why(found))
 
-        divided, ranks_differ = partial(_why_divided, opened, alone), partial(_why_ranks, opened, alone, checks)
+        divided, ranks_differ = partial(_why_divided, opened), partial(_why_ranks, opened, checks)
         compare(f"micro-batches of {span} and of {batch} samples", divided, ranks=1, micro=span)
         compare("1 and 2 ranks", ranks_differ, ranks=2, micro=batch)
         compare("1 and 3 ranks", ranks_differ, ranks=3, micro=batch)
         compare(f"3 ranks in micro-batches of {span}", ranks_differ, ranks=3, micro=span)
-        why = partial(_why_resumed, opened, alone, checks)
+        why = partial(_why_resumed, opened, checks)
         compare("resumed on 2 ranks after update 1", why, ranks=2, micro=batch, resumed=True)
         try:
             one, three = (trial("--exact", ranks=ranks, micro=batch, dtype="float32") for ranks in (1, 3))
@@ -128,9 +130,10 @@ def verify(
 
 
 def _small(recipe: str, overrides: Sequence[str], data: Path | None, allow_code: bool) -> list[str]:
-    """Overrides that make the recipe's updates small, six norm groups of at most 16 samples, and drop what of its
-    updater depends on the number of workers by intention. What is written in updates stays at the same time in epochs,
-    and the run has at least the updates that are tried.
+    """Overrides that make the recipe's updates small: six norm groups of at most 16 samples.
+
+    They drop what of its updater depends on the number of workers by intention. What is written in updates stays at
+    the same time in epochs, and the run has at least the updates that are tried.
     """
     opened = _opened(recipe, overrides, data, allow_code)
     most = min(_MOST_SAMPLES, opened.dataset.num_train // _GROUPS)
@@ -161,7 +164,7 @@ def _opened(recipe: str, overrides: Sequence[str], data: Path | None, allow_code
 
 
 class _Trials:
-    """Runs `kilobatch train` with the given words in folders of their own."""
+    """Runs a `kilobatch train` in folders of their own; `words` are its own, see `train_words`."""
 
     def __init__(self, root: Path, words: list[str]) -> None:
         self._root, self._words, self._number = root, words, 0
@@ -176,8 +179,8 @@ class _Trials:
             self._run([*given, "-n", "1", "--stop-after", f"{_RESUMED_AFTER}up"], dtype)
             given.append("--resume")
         self._run([*given, "-n", str(ranks), "--stop-after", f"{_UPDATES}up"], dtype)
-        lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text(encoding="utf-8").splitlines()]
-        weights = (folder / "checkpoints" / f"update-{_UPDATES:06d}" / "weights.safetensors").read_bytes()
+        lines = [json.loads(line) for line in (folder / TRACE).read_text(encoding="utf-8").splitlines()]
+        weights = last_weights(folder).read_bytes()
         shutil.rmtree(folder)
         keys = ("sample_ids", "images_sha256", "loss")
         ids, images, losses = ([line[key] for line in lines] for key in keys)
@@ -186,9 +189,8 @@ class _Trials:
 
     def _run(self, words: list[str], dtype: str) -> None:
         environment = {**without_launcher(os.environ), "CHAINER_DTYPE": dtype}
-        command = [sys.executable, "-P", "-m", "kilobatch", *words]
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as run:
+        with subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True) as run:
             try:
                 _, messages = run.communicate(timeout=_SECONDS)
             except subprocess.TimeoutExpired:
@@ -217,10 +219,7 @@ def _first_difference(one: _Tried, other: _Tried, *, tolerance: float = _TOLERAN
     return "the weights" if tolerance == 0 and one.weights != other.weights else ""
 
 
-def _why_random(opened: OpenedRecipe, alone: _Tried, again: _Tried) -> str:
-    found = _first_difference(alone, again, tolerance=1e-12)
-    if not found:
-        return ""
+def _why_random(opened: OpenedRecipe, found: str) -> str:
     if found.startswith("the loss"):
         layer = _Probe(opened).random_layer()
         what = f"{layer} draws from a global random state" if layer else "something draws from a global random state"
@@ -229,10 +228,7 @@ def _why_random(opened: OpenedRecipe, alone: _Tried, again: _Tried) -> str:
     return f"{found}; {kinds or 'the reader or an augmentation'} draws from a global random state: use its `draws`"
 
 
-def _why_divided(opened: OpenedRecipe, alone: _Tried, divided: _Tried) -> str:
-    found = _first_difference(alone, divided)
-    if not found:
-        return ""
+def _why_divided(opened: OpenedRecipe, found: str) -> str:
     probe = _Probe(opened)
     if layer := probe.counting_layer():
         way_out = "chainer.links.BatchNormalization has norm groups"
@@ -242,10 +238,7 @@ def _why_divided(opened: OpenedRecipe, alone: _Tried, divided: _Tried) -> str:
     return f"{found}; {_own_kinds(opened, ('loss', 'model')) or 'loss or model'} depends on the micro-batch"
 
 
-def _why_ranks(opened: OpenedRecipe, alone: _Tried, before: Sequence[Check], on_ranks: _Tried) -> str:
-    found = _first_difference(alone, on_ranks)
-    if not found:
-        return ""
+def _why_ranks(opened: OpenedRecipe, before: Sequence[Check], found: str) -> str:
     if not found.startswith("the loss"):
         kinds = _own_kinds(opened, ("dataset", "augmentation")) or "the reader or an augmentation"
         return f"{found}; {kinds} depends on the rank: a sample must be the same on any"
@@ -257,10 +250,7 @@ def _why_ranks(opened: OpenedRecipe, alone: _Tried, before: Sequence[Check], on_
     return f"{found}; {kinds} uses the rank or the number of ranks: averages must count samples, not ranks"
 
 
-def _why_resumed(opened: OpenedRecipe, alone: _Tried, before: Sequence[Check], resumed: _Tried) -> str:
-    found = _first_difference(alone, resumed)
-    if not found:
-        return ""
+def _why_resumed(opened: OpenedRecipe, before: Sequence[Check], found: str) -> str:
     if not all(check.holds for check in before):
         return f"{found}; what breaks the checks above breaks this too"
     kinds = _own_kinds(opened, ("extensions", "model", "optimizer", "loss")) or "something"

@@ -105,11 +105,6 @@ def recipe_and_code_id(opened: OpenedRecipe) -> str:
     return digest_of({"recipe": recipe_id(opened), "code": code})
 
 
-def sha256_of_tree(tree: Mapping[str, Any]) -> str:
-    """SHA-256 of a resolved recipe."""
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
 def identity_of(opened: OpenedRecipe) -> dict[str, Any]:
     """What decides a run besides its recipe, as plain data: SHA-256 of each own file, and of each part of the data.
 

@@ -32,6 +32,7 @@ _MOST_THREADS = 1024  # a number with more digits than was meant would end in "c
 _NUMPYS_BLAS = "OPENBLAS_NUM_THREADS"
 _OWN = "KILOBATCH_LAUNCHED"  # in the environment of ranks we started: the command line that was typed
 _PARENT = "KILOBATCH_PARENT"  # there too: the process that started them, see `process_mark`
+HYDRA = ("[mpiexec", "[proxy")  # how lines of MPICH's launcher begin that say where in its source it ended
 _LEFT_SECONDS = 3.0  # that ranks may take to end after their mpiexec
 _KILLS, _KILL_SECONDS = 4, 0.5  # how often, and how long mpiexec has to end each time
 
@@ -330,11 +331,11 @@ def killed_with_parent(command: Sequence[str]) -> list[str]:
 
 def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for a child that is not a rank, although this process is one."""
-    ours = ("PMI", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL")
+    of_launchers = ("PMI", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL")
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(ours) and name not in (*_SIZE_NAMES, *_RANK_NAMES)
+        if not name.startswith(of_launchers) and name not in (*_SIZE_NAMES, *_RANK_NAMES)
     }
 
 

@@ -17,7 +17,8 @@ class RunState:
     """The state of the run according to the lines so far.
 
     Args:
-        total_updates, total_samples: of the whole run, or up to where it stops.
+        total_updates: of the whole run.
+        total_samples: up to where it ends or stops, for the time left.
         num_train: samples of the training set.
     """
 

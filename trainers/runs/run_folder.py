@@ -94,11 +94,11 @@ def update_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("update-"))
 
 
-def newest_checkpoint_name(folder: Path) -> str | None:
-    """Path of the newest checkpoint in a run's folder, by its name alone; None if none is seen."""
+def newest_by_name(folder: Path) -> Path | None:
+    """The newest checkpoint in a run's folder, whole or not; None if none is seen."""
     with suppress(FolderRefused):
         if found := checkpoints_in(folder / CHECKPOINTS):
-            return str(found[-1])
+            return found[-1]
     return None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from trainers.runs.errors import abort_all_ranks, print_and_drain
 from trainers.runs.heartbeat import PATIENCE, Heartbeat, HeartbeatRecord, read_heartbeat
 from trainers.runs.mpi_ranks import Ranks, process_fields, process_mark
-from trainers.runs.run_folder import METRICS, newest_checkpoint_name
+from trainers.runs.run_folder import METRICS, newest_by_name
 
 _WATCHES_FROM = 1 / 8  # part of a rank's allowed time after which, without progress, it watches the others
 _SILENT = 3 / 4  # part of a rank's allowed time without a heartbeat after which it counts as stopped or dead
@@ -64,7 +64,7 @@ def start_watchdog(heartbeat: Heartbeat) -> None:
 
         def end_if_at_fault(own: HeartbeatRecord) -> None:
             if message := watchdog.check(own):
-                checkpoint = newest_checkpoint_name(folder) or "none was written yet"
+                checkpoint = newest_by_name(folder) or "none was written yet"
                 print_and_drain(f"kilobatch: {message}\nLast good checkpoint: {checkpoint}")
                 abort_all_ranks()
 

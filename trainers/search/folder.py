@@ -16,14 +16,13 @@ import optuna
 import yaml
 from optuna import storages
 
-from recipes.errors import InputRefused, RecipeError, refuse_unreachable
+from recipes.errors import InputRefused, RecipeError, refuse_unreachable, refused
 from recipes.extras import install
 from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe
 from recipes.reading.yaml import block_text
 from recipes.search_space.open_search import OpenedSearch
 from recipes.search_space.ranges import Space
-from trainers.launch.request import refused
 from trainers.runs import run_folder as runs
 from trainers.runs.identity import changes, own_code, sha256_of_files
 from trainers.runs.run_folder import LOG, FolderRefused, write_whole

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from trainers.launch.request import TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
-from trainers.runs.mpi_ranks import Ranks
+from trainers.runs.mpi_ranks import HYDRA, Ranks
 from trainers.runs.run_folder import LOG
 from trainers.search.placement import Placement
 
@@ -32,7 +32,6 @@ _DEAD_SECONDS = 120.0  # without a heartbeat the supervisor is taken for dead
 _END_SECONDS = 10.0  # for dismissed ranks to end by themselves
 _OWN = "kilobatch: "  # how our messages begin
 _LAUNCHERS = re.compile(r"\[?(srun|slurm\w*|ssh|mpiexec|proxy)\b")  # how their lines begin
-_HYDRA = re.compile(r"\[(mpiexec|proxy)\b")  # lines that say where in MPICH's source it ended
 _EXIT_PYTHON = 1  # an exception before the ranks had joined in MPI
 _FAILED_RANK = re.compile(r"^rank (\d+) on \S+ failed:$", re.MULTILINE)
 _WATCHDOG, _SILENT = "; --watchdog allows ", "the ranks ended without a message"
@@ -197,7 +196,7 @@ class Group:
         """By the launcher's exit code: of a signal mpiexec returns the number, srun 128 more, as a shell does."""
         lines = [line for line in dict.fromkeys(self._job.errors().splitlines()) if line.strip()]
         if not self.joined:
-            lines = [line for line in lines if not _HYDRA.match(line)] or lines
+            lines = [line for line in lines if not line.startswith(HYDRA)] or lines
             ours = [line for line in lines if line.startswith(_OWN)][:1]
             said = ours or [line for line in lines if _LAUNCHERS.match(line)] or lines or [_SILENT]
             return RunEnd(how="not_started", reason=" | ".join(said[:2]))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.launch.request import refused
+from recipes.errors import refused
 from trainers.runs import mpi_ranks
 from trainers.runs.mpi_ranks import LaunchError, Ranks
 

@@ -76,9 +76,12 @@ def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any
 
 
 def _rate(known: Mapping[str, Any], own: Mapping[str, Any], *, share: float) -> float:
-    """The reference rate of `own` with which its full rate lies, in the logarithm, at a share of the way between
+    """A reference rate for `own`, from what is known at another batch.
 
-    r sqrt(B / b) .. 2 r B / b      r: the known full rate at batch b; B: the batch of `own`
+        full rate of own = low * (high / low) ** share
+        low, high = the smaller and the larger of  r sqrt(B / b)  and  2 r B / b
+
+    r: the known full rate at batch b; B: the batch of `own`.
     """
     (batch, scale), (own_batch, own_scale) = map(_batch_and_scale, (known, own))
     growth = own_batch / batch

@@ -12,7 +12,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import StorageInternalError
 
-from recipes.errors import InputRefused, refuse_unreachable
+from recipes.errors import InputRefused, refuse_unreachable, refused
 from recipes.reading.load import load_tree
 from recipes.reading.tree_diff import value_text
 from recipes.reports.wording import counted, duration, number
@@ -20,9 +20,9 @@ from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, open_search
 from recipes.search_space.ranges import values_text
 from trainers.launch.preflight import require_startable
-from trainers.launch.request import prepare, refused
+from trainers.launch.request import prepare
 from trainers.launch.vocabulary import search_vocabulary
-from trainers.runs.errors import EXIT_FAILED, EXIT_STOPPED, print_error
+from trainers.runs.errors import EXIT_FAILED, EXIT_STOPPED, print_error, print_warnings
 from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
 from trainers.runs.progress import Screen
 from trainers.runs.run_folder import LOG, REPORT, lock_folder
@@ -89,7 +89,7 @@ def search(request: SearchRequest) -> int:
                 measures = [it.metric for it in (*opened.search.objectives, *opened.search.constraints)]
                 if "device_hours" not in record and "device_hours" in measures and finished(study):
                     what = "device_hours of the trials before count the start of their ranks, new ones training only"
-                    print_error(f"warning: {folder} was begun by an older version: {what}")
+                    print_warnings([f"{folder} was begun by an older version: {what}"])
                 enqueue(study, first_values(opened, enqueued=len(study.get_trials(deepcopy=False))) if begun else first)
                 return _search_study(opened, study, request, folder, groups, code=record["code"])
         except StorageInternalError as error:
@@ -185,7 +185,7 @@ def _groups(request: SearchRequest, opened: OpenedSearch, folder: Path) -> list[
         require_ssh(host for own in placed for host in own.hosts)
     idle = (request.workers or 0) - len(placed) * each
     if idle > 0:
-        print_error(f"warning: {idle} of {request.workers} ranks stay idle: a trial takes {each}")
+        print_warnings([f"{idle} of {request.workers} ranks stay idle: a trial takes {each}"])
     return [Group(number, folder, own) for number, own in enumerate(placed)]
 
 

@@ -24,6 +24,7 @@ from rich.live import Live
 from rich.text import Text
 
 from recipes.errors import printable
+from recipes.reports.json_text import finite
 from recipes.reports.wording import duration, number
 from recipes.schema import Search
 from recipes.search_space.ranges import values_text
@@ -114,9 +115,8 @@ class Display:
         began = time.monotonic()
         if ended or began - self._shown >= _EVERY_SECONDS:
             self._shown, tree = began, self._tree(ended=ended)
-            plain = json.loads(json.dumps(tree), parse_constant=lambda _: None)  # JSON knows no infinity
             with suppress(OSError):  # a full disk does not end the search for it
-                write_whole(self.folder / STATUS, json.dumps(plain, indent=1))
+                write_whole(self.folder / STATUS, json.dumps(finite(tree), indent=1))
             if isinstance(self._live, Live):
                 self._live.update(Text(status_text(tree)), refresh=True)
         if ended or began >= self._page_due:

@@ -23,7 +23,7 @@ from trainers.runs.identity import recipe_and_code_id
 from trainers.runs.metrics_file import ending_of, session_starts
 from trainers.runs.progress import Tail
 from trainers.runs.progress_lines import RunState
-from trainers.runs.run_folder import LOG, METRICS, newest_checkpoint_name
+from trainers.runs.run_folder import LOG, METRICS, newest_by_name
 from trainers.runs.stop_request import STOP_FILE, request_stop, requester_text, stop_requester
 from trainers.search import outcome
 from trainers.search import study as studies
@@ -422,7 +422,8 @@ class Supervisor:
             self.display.say(f"{work.name}: its ranks were not started on {group.name}: {end.reason}")
         else:
             group.failures.add(work.name)
-            at = Path(newest_checkpoint_name(work.folder) or "none").name
+            newest = newest_by_name(work.folder)
+            at = "none" if newest is None else newest.name
             deaths = [*trial.user_attrs.get(studies.DEATHS, []), [end.reason, at]]
             trial.set_user_attr(studies.DEATHS, deaths)
             idle = sum(place == at for _, place in deaths)

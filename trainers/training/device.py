@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.errors import Problem, RecipeError
+from recipes.errors import RecipeError, refused
 from recipes.extras import install
 from recipes.planning.cluster import Cluster
 from recipes.reading.read import Reading
@@ -58,7 +58,7 @@ def settled(asked: str | None, otherwise: str) -> str:
         RecipeError: `asked` is another word.
     """
     if asked not in (None, *DEVICES):
-        raise _refused(f"is {asked}", f"write {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+        raise refused("--device", f"is {asked}", f"write {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
     return ("gpu" if has_gpu() else "cpu") if asked == "auto" else asked or otherwise
 
 
@@ -69,11 +69,7 @@ def require_asked(kind: str) -> None:
         RecipeError: with a way out.
     """
     if kind == "gpu" and (trouble := gpu_trouble()):
-        raise _refused(*trouble)
-
-
-def _refused(what: str, way_out: str) -> RecipeError:
-    return RecipeError([Problem(file="command line", line=1, column=1, path="--device", what=what, way_out=way_out)])
+        raise refused("--device", *trouble)
 
 
 def require_device(cluster: Cluster, reading: Reading, *, workers: int) -> None:

@@ -23,6 +23,7 @@ from recipes.reading.load import chain_of
 from recipes.reading.open import CODE
 from recipes.reports.wording import counted
 from recipes.schema.image_size import image_sizes
+from recipes.sharing.canonical import digest_of
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.communicators.tree_sum import TreeSum
@@ -36,7 +37,7 @@ from trainers.optimizers.weight_average import AveragedWeights
 from trainers.runs.checkpoint import load_into, refuse_foreign
 from trainers.runs.errors import EXIT_STOPPED, NotFinite, Overflow, RunFailed
 from trainers.runs.heartbeat import Heartbeat
-from trainers.runs.identity import identity_of, own_code, sha256_of_tree, write_identity
+from trainers.runs.identity import identity_of, own_code, write_identity
 from trainers.runs.memory import collect_new_garbage, peak_memory, reset_peak
 from trainers.runs.metrics_file import truncate_records
 from trainers.runs.mpi_ranks import command_line
@@ -90,8 +91,8 @@ def train_as_rank(
     *,
     mpi: Any,
     launched_by_us: bool,
-    threads: int = 1,
-    heartbeat: Heartbeat | None = None,
+    threads: int,
+    heartbeat: Heartbeat,
 ) -> int:
     """Train as one of the ranks of `mpi`; all of them call this together, once for each run.
 
@@ -117,7 +118,7 @@ def train_as_rank(
         kernels.settle()
     decoders.use(None)  # of the environment, whatever this process did before
     read = {"recipe": prepared.opened.tree, "cluster": repr(prepared.plan.cluster)}
-    require_one_recipe(sha256_of_tree(read), mpi)
+    require_one_recipe(digest_of(read), mpi)
     whys = mpi.allgather(prepared.plan.why_not_exact)  # hosts may have other environments
     why = next(filter(None, whys), None) or (unlike_hosts(mpi) if on_cpu else None)  # GPUs: once they are taken
     if prepared.plan.exact and why is not None:
@@ -126,7 +127,7 @@ def train_as_rank(
         prepared = replace(prepared, plan=prepared.plan.without_exact(why, request.micro_batch_size))
     divisions = mpi.bcast([planned.division for planned in prepared.plan.segments], root=0)
     prepared = replace(prepared, plan=prepared.plan.divided_as(divisions))  # hosts may know other costs of the model
-    run = _Run(prepared, request, folder, mpi, threads, heartbeat or Heartbeat(folder, mpi=mpi, seconds=0))
+    run = _Run(prepared, request, folder, mpi, threads, heartbeat)
     try:
         run.start()
     except RunFailed:  # on all ranks, which may do more runs
@@ -190,7 +191,7 @@ class _Run:
         if kind == "threads":
             said = counted(number, "loader thread") if number else "no loader workers"
             return LoaderWorkers(number, moved=moved), said
-        tree = {"train": request.as_tree(), "recipe_sha256": sha256_of_tree(self.opened.tree)}
+        tree = {"train": request.as_tree(), "recipe_sha256": digest_of(self.opened.tree)}
         name = f"loader worker {{}} of rank {self.mpi.rank} on {socket.gethostname()}"
 
         def place(number: int) -> LoaderProcess:
@@ -218,8 +219,7 @@ class _Run:
 
     def _iterator(self, parts: Parts, *, plan: Plan, **options: Any) -> StreamIterator:
         """This rank's samples of every update."""
-        recipe = self.opened.recipe
-        end = recipe.augmentation.end
+        recipe, end = self.opened.recipe, self.opened.recipe.augmentation.end
         options |= {"plan": plan, "rank": self.mpi.rank, "stream": stream_of(recipe, self.opened.dataset)}
         options |= {"load": parts.load_train, "mixing": parts.mixing, "late": end and (end.at, parts.load_late)}
         return StreamIterator(workers=self.loader, **options)

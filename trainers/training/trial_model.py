@@ -22,7 +22,7 @@ from trainers.runs.errors import one_line, own_place
 from trainers.training.build import build_model, draw_weights, drawn_model, example_image, loaded_parameters
 
 _MOST_LAYERS = 16  # in a message; VGG16 has so many
-_MAX_NAMED = 10  # parameters in a warning
+_MOST_NAMED = 10  # parameters in a warning
 
 Loose = tuple[str, chainer.Link | chainer.Parameter]  # a path, and what is there
 
@@ -168,7 +168,7 @@ def _require_registered(
     paths = [
         path for path, each in _unregistered(model) if lost & {id(parameter) for parameter in _parameters_of(each)}
     ]
-    named = listed(paths, most=_MAX_NAMED) if paths else "outside of its attributes and lists of them"
+    named = listed(paths, most=_MOST_NAMED) if paths else "outside of its attributes and lists of them"
     raise InputRefused(
         f"the model, {name}, uses layers that it has not registered, {named}: they would be neither drawn by the seed, "
         "trained nor saved; make them within `with self.init_scope():`, several as `chainer.ChainList(*layers)`, not "
@@ -212,7 +212,7 @@ def not_as_meant(
     frozen = {path for words in still for path in parameters_named(words, model)}
     warnings = []
     if unreached:
-        named, way_out = listed(unreached, most=_MAX_NAMED), "In a forward `.array` cuts off what lies before it"
+        named, way_out = listed(unreached, most=_MOST_NAMED), "In a forward `.array` cuts off what lies before it"
         warnings.append(f"no gradient reaches {named}: at most weight decay moves them; is that meant? {way_out}")
     free = [
         f"{path.rstrip('/')}/*"
@@ -226,7 +226,7 @@ def not_as_meant(
     loose = [path for path, _ in _unregistered(model)]
     if loose:
         named, way_out = (
-            listed(loose, most=_MAX_NAMED),
+            listed(loose, most=_MOST_NAMED),
             "make such a parameter or layer within `with self.init_scope():`",
         )
         warnings.append(f"{named} will be neither drawn by the seed, trained nor saved; {way_out}")

@@ -142,7 +142,7 @@ def test_overrides_change_a_cluster_where_its_file_says_nothing_and_where_it_doe
 
 
 def test_overrides_for_the_recipe_leave_the_cluster_alone(write):
-    own, of_cluster = overrides_by_file([" cluster.nodes=2", "seed=1", "clusters=3", "cluster"], "cluster")
+    own, of_cluster = overrides_by_file([" cluster.nodes=2", "seed=1", "clusters=3", "cluster"])
     assert own == (None, "seed=1", "clusters=3", None)
     assert of_cluster == (" cluster.nodes=2", None, None, "cluster")
     write(CLUSTER, "c.yaml")

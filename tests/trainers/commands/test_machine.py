@@ -67,7 +67,7 @@ def test_ranks_read_the_file_that_they_add_to_first(tmp_path, monkeypatch, text,
     request = probe.ProbeRequest(recipe="digits/large_batch")
     if rank:
         with pytest.raises(machine.typer.Exit):
-            machine._add_ranks(tmp_path / "a.yaml", request)
+            machine._add_ranks(tmp_path / "a.yaml", request, 2)
     else:
         with pytest.raises(InputRefused, match=message):
-            machine._add_ranks(tmp_path / "a.yaml", request)
+            machine._add_ranks(tmp_path / "a.yaml", request, 2)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recipes.sharing.canonical import digest_of
 from trainers.datasets.augmented import StackedSamples, augmented_samples
 from trainers.datasets.loader_process import LoaderProcess
 from trainers.launch.request import TrainRequest, open_request
-from trainers.runs.identity import sha256_of_tree
 
 pytestmark = pytest.mark.mpi
 
@@ -216,7 +216,7 @@ def test_small_images_of_one_array_come_as_arrays(pixels):
     opened = open_request(request)
     load = augmented_samples(opened.recipe, opened.dataset, "train", pixels=pixels)
     wanted = [(epoch, index) for epoch in (0, 3) for index in range(50)]
-    asked = {"train": request.as_tree(), "recipe_sha256": sha256_of_tree(opened.tree)}
+    asked = {"train": request.as_tree(), "recipe_sha256": digest_of(opened.tree)}
     loader = LoaderProcess(asked, name="loader worker 0")
     try:
         first = loader.load(load, wanted, None)

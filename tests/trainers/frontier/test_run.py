@@ -100,7 +100,10 @@ def test_results_are_not_shown_as_those_of_another_goal(begun, capsys):
     with open("own.yaml", "a") as file:
         file.write("seed: 7\n")
     assert frontier(shown) == 0
-    assert "warning: epochs and rates are those of the recipe as it is now; recipe of " in capsys.readouterr().err
+    assert (
+        "kilobatch: warning: epochs and rates are those of the recipe as it is now; recipe of "
+        in capsys.readouterr().err
+    )
 
 
 def test_a_frontier_does_not_go_on_with_other_data(begun):

@@ -23,6 +23,7 @@ from trainers.launch.branch import (
     Branches,
     Branching,
     _checkpoint,
+    _window,
     branches_text,
     epsilon_of,
     grown_recipe,
@@ -119,6 +120,7 @@ def test_next_commands_work_for_folders_with_spaces_and_name_the_data(tmp_path, 
     [
         ("99ep", ("update-000020", "update-000938"), "ends at update 938; .*, here 20up .* --stop-after 0.5run"),
         ("10ep", ("update-000020", "update-000938"), "has no checkpoint after update 469; .* --stop-after 10ep"),
+        ("10", ("update-000020",), "has no checkpoint after update 469; .* --stop-after 10$"),
         (None, ("update-000938",), "has no checkpoint before its end; train up to a place of it: .* 0.5run"),
     ],
 )
@@ -128,6 +130,12 @@ def test_where_no_branch_can_begin_the_next_command_ends_where_one_can(tmp_path,
     opened = open_recipe("digits/baseline", vocabulary=vocabulary())
     with pytest.raises(InputRefused, match=words):
         _checkpoint(Branching(run=tmp_path, batches=(64,), at=at), opened)
+
+
+@pytest.mark.parametrize("window", ["0.5", "0.5ep", "750sp"])
+def test_a_bare_number_of_a_window_counts_epochs(window):
+    asked = Branching(run=Path("a"), batches=(64,), window=window)
+    assert _window(asked, open_recipe("digits/baseline", vocabulary=vocabulary()), 32) == 750
 
 
 def test_branches_survive_a_full_disk(tmp_path, largest_file):
@@ -153,9 +161,6 @@ def test_a_branch_of_a_ramp_changes_nothing_but_the_batch_from_there_on(tmp_path
         assert found == [(96, 32), (192, 64), (batch, 64)]
 
 
-pytestmark = pytest.mark.mpi
-
-
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory, kilobatch):
     """Batch 96 over 28 updates, and what `branch` says after 20 of them, at batches 96 and 192."""
@@ -179,6 +184,7 @@ def parent(tmp_path_factory, kilobatch):
     return folder, result
 
 
+@pytest.mark.mpi
 def test_a_branch_of_the_same_batch_is_the_run_and_one_of_twice_the_batch_goes_on_from_its_checkpoint(parent):
     folder, result = parent
     one, two = (open_run(folder / f"a-branches-20/batch-{size}-seed-0") for size in (96, 192))
@@ -199,6 +205,7 @@ def test_a_branch_of_the_same_batch_is_the_run_and_one_of_twice_the_batch_goes_o
         assert run.evaluations.update[-1] == len(run.updates)
 
 
+@pytest.mark.mpi
 def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, kilobatch):
     folder, result = parent
     branches, words = folder / "a-branches-20", ("--at", "20up", "--window", "8up", "--json", "-n", "1")
@@ -215,6 +222,7 @@ def test_a_second_call_trains_nothing_and_one_that_was_cut_off_goes_on(parent, k
     assert "a-branches-20 holds branches of 768 samples, and these would be of 864; give the" in longer.stderr
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -236,6 +244,7 @@ def test_refused_before_anything_is_trained(parent, kilobatch, words, message):
     assert not (folder / "none").exists()
 
 
+@pytest.mark.mpi
 def test_an_optimizer_without_a_rule_is_refused_before_the_window(parent, kilobatch):
     folder, _ = parent
     other = shutil.copytree(folder / "a", folder / "muon")
@@ -246,6 +255,7 @@ def test_an_optimizer_without_a_rule_is_refused_before_the_window(parent, kiloba
     assert "no rule says how the rate of Muon follows the batch" in done.stderr
 
 
+@pytest.mark.mpi
 def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_trained(parent, kilobatch):
     folder, _ = parent
     local = shutil.copytree(folder / "a", folder / "local")
@@ -257,6 +267,7 @@ def test_a_batch_that_replicas_cannot_share_is_refused_before_anything_is_traine
     assert not (folder / "none").exists()
 
 
+@pytest.mark.mpi
 def test_the_end_of_a_run_is_no_place_to_branch(parent, kilobatch):
     folder, _ = parent
     ended = shutil.copytree(folder / "a", folder / "ended")
@@ -297,6 +308,7 @@ def test_a_ramp_of_branches_finds_their_run_by_any_of_its_names(tmp_path, monkey
     assert measured_ramp([Path("late"), Path("early")], **found).changes[0].after[-1] == {"from": 2.0, "size": 64}
 
 
+@pytest.mark.mpi
 def test_a_recipe_with_twice_the_batch_is_written_only_below_the_critical_batch(parent, monkeypatch):
     folder, _ = parent
     monkeypatch.chdir(folder)
@@ -314,6 +326,7 @@ def test_a_recipe_with_twice_the_batch_is_written_only_below_the_critical_batch(
         assert learning_rate_at(recipe, at) == pytest.approx(factor * learning_rate_at(before, at))
 
 
+@pytest.mark.mpi
 def test_a_ramp_of_the_noise_scale_is_that_of_the_metrics(parent, monkeypatch):
     monkeypatch.chdir(parent[0])
     found = {"data": None, "allow_code": False}

@@ -118,7 +118,9 @@ def test_what_cannot_be_scored_is_reported_in_a_line(run, tmp_path, capsys, kilo
     for checkpoint in ("newest", "best"):
         assert score_run(damaged, checkpoint=checkpoint)["checkpoint"] != newest.name, "the newest that is whole"
         errors = capsys.readouterr().err
-        assert errors.startswith(f"warning: passed over {newest / 'weights.safetensors'}: differs from its checksum")
+        assert errors.startswith(
+            f"kilobatch: warning: passed over {newest / 'weights.safetensors'}: differs from its checksum"
+        )
     done = kilobatch("evaluate", tmp_path / "nowhere")
     assert done.returncode == 2, done.stderr
     assert "is no run's folder: it has no recipe.yaml" in done.stderr

@@ -17,6 +17,7 @@ from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from trainers.launch import verify
+from trainers.launch.train_command import train_words
 from trainers.launch.verify import _small, _Trials
 from trainers.launch.vocabulary import vocabulary
 
@@ -156,10 +157,10 @@ def verified(tmp_path_factory):
         words = ["verify", recipe, "--allow-code", "--json", *(word for each in overrides for word in ("--set", each))]
         command = [sys.executable, "-P", "-m", "kilobatch", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-        assert done.returncode in (0, 1), done.stderr
+        assert done.returncode in (0, 5), done.stderr
         checks = json.loads(done.stdout)
         broken = sum(not check["holds"] for check in checks)
-        assert done.returncode == (broken > 0)
+        assert done.returncode == 5 * (broken > 0)
         end = f"{broken} of {len(checks)} checks do not hold." if broken else f"All {len(checks)} checks hold."
         assert done.stderr.splitlines()[-1] == end
         return {check["name"]: check["why"] for check in checks}
@@ -170,7 +171,7 @@ def verified(tmp_path_factory):
 def test_runs_that_take_too_long_are_refused_with_a_way_out(tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "_SECONDS", 0.01)
     with pytest.raises(InputRefused, match=r"take over 0.01 s; make the model or its images smaller with --set"):
-        _Trials(tmp_path, ["train", "digits/large_batch"])("--fast", ranks=1, micro=32)
+        _Trials(tmp_path, train_words("digits/large_batch"))("--fast", ranks=1, micro=32)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_recipes_for_imagenet_pass_with_a_smaller_model(four_classes, name):
     words = ["verify", name, "--json", *(word for each in changes for word in ("--set", each))]
     command = [sys.executable, "-P", "-m", "kilobatch", *words, "--set", f"assumed={json.dumps(assumed)}"]
     done = subprocess.run(command, cwd=four_classes, capture_output=True, text=True, timeout=600)
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode in (0, 5), done.stderr
     assert {check["name"]: check["why"] for check in json.loads(done.stdout) if not check["holds"]} == {}
 
 

@@ -29,7 +29,7 @@ from trainers.runs.run_folder import (
     folder_required,
     lock_folder,
     log,
-    newest_checkpoint_name,
+    newest_by_name,
     require_same_recipe,
     require_usable,
     write_run,
@@ -49,14 +49,14 @@ def test_a_copy_of_a_checkpoint_or_a_file_beside_it_is_none(tmp_path):
     for name in ("update-000009", "update-000010", "update-000010.bak", "update-old"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     (tmp_path / "checkpoints" / "update-000011").touch()
-    assert newest_checkpoint_name(tmp_path) == str(tmp_path / "checkpoints" / "update-000010")
+    assert newest_by_name(tmp_path) == tmp_path / "checkpoints" / "update-000010"
 
 
 def test_checkpoints_that_cannot_be_listed_are_refused_and_not_taken_for_none(tmp_path):
     (tmp_path / "checkpoints").symlink_to("checkpoints")
     with pytest.raises(FolderRefused, match="checkpoints cannot be read: Too many levels of symbolic links"):
         checkpoints_in(tmp_path / "checkpoints")
-    assert newest_checkpoint_name(tmp_path) is None
+    assert newest_by_name(tmp_path) is None
 
 
 def test_sources_that_a_kill_cut_off_are_written_by_the_next_session(tmp_path):

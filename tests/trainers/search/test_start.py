@@ -167,7 +167,10 @@ def test_device_hours_that_an_older_version_measured_are_warned_of(open_text, mo
     assert "warning" not in capsys.readouterr().err
     record.write_text(record.read_text().replace("device_hours: of training\n", ""))
     search(request)
-    assert f"warning: {record.parent} was begun by an older version: device_hours of the" in capsys.readouterr().err
+    assert (
+        f"kilobatch: warning: {record.parent} was begun by an older version: device_hours of the"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -19,6 +19,7 @@ log = logging.getLogger("kilobatch")
 
 _TAG = 7401
 _ROUNDS = 16
+_SKIPPED = 10  # first updates of a session, which no profile shows
 _MAIN, _EXCHANGE = 0, 1  # threads
 
 
@@ -91,17 +92,17 @@ class Profile(Extension):
         write_whole(self._path, json.dumps(timeline, separators=(",", ":")))
 
 
-def profiled_updates(number: int, *, begin: int, end: int, skipped: int = 10) -> tuple[int, int]:
+def profiled_updates(number: int, *, begin: int, end: int) -> tuple[int, int]:
     """The first update to record and the one after the last: `number` updates of a session, which begins at `begin`.
 
-    The session's first updates are left out: up to `skipped`, as far as enough remain.
+    The session's first updates are left out: up to ten, as far as enough remain.
 
     >>> profiled_updates(5, begin=0, end=100), profiled_updates(5, begin=30, end=38)
     ((10, 15), (33, 38))
     >>> profiled_updates(5, begin=0, end=3)
     (0, 3)
     """
-    first = max(begin, min(begin + skipped, end - number))
+    first = max(begin, min(begin + _SKIPPED, end - number))
     return first, min(first + number, end)
 
 
