@@ -78,12 +78,11 @@ class BinaryCrossEntropy:
     def initialize(self, model: chainer.Link) -> None:
         """Set the bias of the model's head to `head_bias`, if that is given.
 
-        The head is the link `fc`, or the one that a ChainerCV model names in `pick`.
+        The head is that of `head_of`.
         """
         if self.head_bias is None:
             return
-        head = getattr(model, "fc", None) or getattr(model, str(getattr(model, "pick", None)), None)
-        bias = getattr(head, "b", None)
+        bias = getattr(head_of(model), "b", None)
         if bias is None or bias.array is None:
             raise ValueError(
                 f"BinaryCrossEntropy.head_bias is {self.head_bias}, but {type(model).__name__} has no link `fc` with a "
@@ -208,6 +207,11 @@ class SoftmaxCrossEntropy:
             return F.softmax_cross_entropy(logits, targets)
         q = smoothed()
         return -F.sum(q * F.log_softmax(F.cast(logits, q.dtype))) / len(q)
+
+
+def head_of(model: chainer.Link) -> Any:
+    """The model's last layer: the link `fc`, or what a ChainerCV model names in `pick`; None if it has neither."""
+    return getattr(model, "fc", None) or getattr(model, str(getattr(model, "pick", None)), None)
 
 
 def loss_function(component: Any) -> Callable[..., chainer.Variable]:
