@@ -112,9 +112,9 @@ class BinaryCrossEntropy:
         """
         if self.target_threshold is not None and self.target_threshold < self.label_smoothing / num_classes:
             raise InputRefused(
-                f"BinaryCrossEntropy.target_threshold is {self.target_threshold}, but smoothing alone gives each of "
-                f"{num_classes} classes {self.label_smoothing / num_classes}: every target would be 1; "
-                "raise the threshold or lower label_smoothing"
+                f"BinaryCrossEntropy.target_threshold must be at least {self.label_smoothing / num_classes:g}, which "
+                f"label_smoothing alone gives each of {num_classes} classes: every target would be 1, "
+                f"got {self.target_threshold}"
             )
 
 
@@ -184,8 +184,8 @@ class SoftmaxCrossEntropy:
         """
         if self.class_weights is not None and len(self.class_weights) != num_classes:
             raise InputRefused(
-                f"SoftmaxCrossEntropy.class_weights has {len(self.class_weights)} numbers, and the data set "
-                f"{num_classes} classes; `kilobatch data inspect` prints weights that make up for their sizes"
+                f"SoftmaxCrossEntropy.class_weights must be one number a class, {num_classes} in all, such as "
+                f"`kilobatch data inspect` prints, got a list of {len(self.class_weights)}"
             )
 
     def _loss(self, logits: chainer.Variable, targets: np.ndarray, norm_groups: int = 1) -> chainer.Variable | None:
