@@ -177,6 +177,7 @@ class Reading:
         to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
         rest_of_run: default length in epochs of a schedule; None if there is no default.
         of_run: the recipe is that of a run that was trained: `refuse_anew` notes warnings.
+        copies_in: folders of runs whose copies serve where a file that is named is gone.
     """
 
     origins: Origins
@@ -187,6 +188,7 @@ class Reading:
     to_epochs: Callable[[object], float] | None = None
     rest_of_run: float | None = None
     of_run: bool = False
+    copies_in: tuple[pathlib.Path, ...] = ()
     problems: list[Problem] = dataclasses.field(default_factory=list)
     warnings: list[Problem] = dataclasses.field(default_factory=list)
     notes: dict[Path, str] = dataclasses.field(default_factory=dict)
