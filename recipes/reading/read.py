@@ -415,7 +415,7 @@ class Reading:
                 way_out = f"it belongs one level down: {' or '.join(inside)}" if inside else ""
                 way_out = way_out or self._of_the_cluster(cls, key, path)
                 guess = nearest(key, known, called="known here")
-                way_out = way_out or (guess if guess.startswith("did") else key_here(key) or guess)
+                way_out = way_out or (guess if guess.startswith("did") else key_here(dotted((*path, key))) or guess)
                 if "kind" in known and isinstance(kind := raw.get("kind"), str):
                     place = dotted(path)
                     way_out += f"{'' if way_out.endswith('?') else ';'} if it was left by another kind, remove it; "
