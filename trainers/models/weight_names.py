@@ -287,6 +287,14 @@ def loaded_paths(model: chainer.Link, init: Init) -> set[str]:
 
 
 def is_in(name: str, layers: Iterable[str]) -> bool:
-    """Whether an array, by its path here or its name in PyTorch, is of one of the layers."""
-    parts = name.replace("/", ".").strip(".") + "."
-    return any(parts.startswith(layer.replace("/", ".").strip(".") + ".") for layer in layers)
+    """Whether an array, by its path here or its name in PyTorch, is of one of the layers, or of a pattern of paths.
+
+    >>> is_in("layer4.0.conv1.weight", ["layer4"]), is_in("/res5/a/conv1/conv/W", ["/res5/*"]), is_in("/fc/W", ["f"])
+    (True, True, False)
+    """
+    path = _as_path(name)
+    return any(f"{path}/".startswith(f"{_as_path(layer)}/") or fnmatchcase(path, layer) for layer in layers)
+
+
+def _as_path(name: str) -> str:
+    return "/" + name.replace(".", "/").strip("/")

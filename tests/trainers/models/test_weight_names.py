@@ -49,10 +49,11 @@ def saved(tmp_path, arrays, facts=None):
     return str(tmp_path / "w.safetensors")
 
 
-def test_weights_of_a_checkpoint_are_taken_but_for_the_excepted_layer(tmp_path):
+@pytest.mark.parametrize("layer", ["fc", "/fc/*"])
+def test_weights_of_a_checkpoint_are_taken_but_for_the_excepted_layer(tmp_path, layer):
     source, model = small(num_classes=10), small(num_classes=3, seed=1)
     before = model.fc.W.array.copy()
-    begin_with(model, Init(weights=saved(tmp_path, weights_of(source)), except_=("fc",)))
+    begin_with(model, Init(weights=saved(tmp_path, weights_of(source)), except_=(layer,)))
     assert (model.conv2.W.array == source.conv2.W.array).all()
     assert (model.bn1.avg_var == source.bn1.avg_var).all()
     assert (model.fc.W.array == before).all()
