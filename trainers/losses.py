@@ -78,12 +78,11 @@ class BinaryCrossEntropy:
     def initialize(self, model: chainer.Link) -> None:
         """Set the bias of the model's head to `head_bias`, if that is given.
 
-        The head is the link `fc`, or the one that a ChainerCV model names in `pick`.
+        The head is that of `head_of`.
         """
         if self.head_bias is None:
             return
-        head = getattr(model, "fc", None) or getattr(model, str(getattr(model, "pick", None)), None)
-        bias = getattr(head, "b", None)
+        bias = getattr(head_of(model), "b", None)
         if bias is None or bias.array is None:
             raise ValueError(
                 f"BinaryCrossEntropy.head_bias is {self.head_bias}, but {type(model).__name__} has no link `fc` with a "
@@ -113,9 +112,9 @@ class BinaryCrossEntropy:
         """
         if self.target_threshold is not None and self.target_threshold < self.label_smoothing / num_classes:
             raise InputRefused(
-                f"BinaryCrossEntropy.target_threshold is {self.target_threshold}, but smoothing alone gives each of "
-                f"{num_classes} classes {self.label_smoothing / num_classes}: every target would be 1; "
-                "raise the threshold or lower label_smoothing"
+                f"BinaryCrossEntropy.target_threshold must be at least {self.label_smoothing / num_classes:g}, which "
+                f"label_smoothing alone gives each of {num_classes} classes: every target would be 1, "
+                f"got {self.target_threshold}"
             )
 
 
@@ -185,8 +184,8 @@ class SoftmaxCrossEntropy:
         """
         if self.class_weights is not None and len(self.class_weights) != num_classes:
             raise InputRefused(
-                f"SoftmaxCrossEntropy.class_weights has {len(self.class_weights)} numbers, and the data set "
-                f"{num_classes} classes; `kilobatch data inspect` prints weights that make up for their sizes"
+                f"SoftmaxCrossEntropy.class_weights must be one number a class, {num_classes} in all, such as "
+                f"`kilobatch data inspect` prints, got a list of {len(self.class_weights)}"
             )
 
     def _loss(self, logits: chainer.Variable, targets: np.ndarray, norm_groups: int = 1) -> chainer.Variable | None:
@@ -208,6 +207,11 @@ class SoftmaxCrossEntropy:
             return F.softmax_cross_entropy(logits, targets)
         q = smoothed()
         return -F.sum(q * F.log_softmax(F.cast(logits, q.dtype))) / len(q)
+
+
+def head_of(model: chainer.Link) -> Any:
+    """The model's last layer: the link `fc`, or what a ChainerCV model names in `pick`; None if it has neither."""
+    return getattr(model, "fc", None) or getattr(model, str(getattr(model, "pick", None)), None)
 
 
 def loss_function(component: Any) -> Callable[..., chainer.Variable]:

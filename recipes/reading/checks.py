@@ -84,6 +84,15 @@ def check_updater(reading: Reading, recipe: Recipe) -> None:
         reading.refuse(path, f"{kind} measures the gradients that this changes", "remove it, or take another optimizer")
 
 
+def check_loss(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
+    """A loss with `require_classes` is for as many classes as the data have."""
+    if hasattr(recipe.loss, "require_classes"):
+        try:
+            recipe.loss.require_classes(dataset.num_classes)
+        except ValueError as error:
+            reading.refuse_error(error, type(recipe.loss), ("loss",))
+
+
 def check_extensions(reading: Reading, recipe: Recipe) -> None:
     """No two extensions write one file or folder of the run: the name in a component's `table`."""
     written: dict[str, int] = {}

@@ -91,7 +91,7 @@ def open_recipe(
         overrides_from: who gave the overrides, for the origins.
         allow_code: a kind may be a dotted name, imported by the vocabulary; None: it is left unbuilt.
         data_root: folder of the data set's files, instead of its own `root`.
-        copies_in: folders of runs whose copies of own code may serve, after all others.
+        copies_in: folders of runs whose copies of own code and initial weights may serve, after all others.
         of_run: a run was trained with it, so that rules younger than the run give `warnings`; None: if the file is that
             in the folder of a run.
     Raises:
@@ -103,7 +103,8 @@ def open_recipe(
     if allow_code:  # at the end of Python's path: a folder `recipes` of the user's must not hide ours
         sys.path += [text for folder in folders if (text := str(folder.resolve())) not in sys.path]
     of_run = path.name == PACKED and (path.parent / _RUN).is_file() if of_run is None else of_run
-    reading = Reading(origins=origins, vocabulary=vocabulary, allow_code=allow_code, of_run=of_run)
+    how = {"allow_code": allow_code, "of_run": of_run, "copies_in": tuple(copies_in)}
+    reading = Reading(origins=origins, vocabulary=vocabulary, **how)
 
     dataset_tree: dict[str, Any] = {}
 

@@ -47,6 +47,8 @@ KEYS = {
     "grad_clip": ("gradient.clip_norm", "1.0"),
     "ema": _AVERAGE,
     "model_ema": _AVERAGE,
+    "weight_average.decay": _AVERAGE,
+    "weight_average.kind": _AVERAGE,
     "random_seed": ("seed", "0"),
     "transforms": ("augmentation.train", "[{kind: Normalize, with: digits}]"),
     "mixup": ("augmentation.mix", "[{kind: Mixup, alpha: 0.2}]"),
@@ -85,9 +87,10 @@ VALUES = {
 _NUMBERS = {"batch": "{{global: {}}}", "learning_rate": "{{reference: {}, per: 256}}"}
 
 
-def key_here(key: str) -> str:
-    """A way out of an unknown key that another framework has; empty for any other."""
-    return _words(KEYS.get(key.replace("-", "_").lower()))
+def key_here(path: str) -> str:
+    """A way out of an unknown key, at a dotted path, that another framework has; empty for any other."""
+    path = path.replace("-", "_").lower()
+    return _words(KEYS.get(path) or KEYS.get(path.rpartition(".")[2]))
 
 
 def kind_here(kind: str) -> str:

@@ -177,6 +177,7 @@ class Reading:
         to_epochs: a position as written -> epochs, or ValueError; None while the data set is not known.
         rest_of_run: default length in epochs of a schedule; None if there is no default.
         of_run: the recipe is that of a run that was trained: `refuse_anew` notes warnings.
+        copies_in: folders of runs whose copies serve where a file that is named is gone.
     """
 
     origins: Origins
@@ -187,6 +188,7 @@ class Reading:
     to_epochs: Callable[[object], float] | None = None
     rest_of_run: float | None = None
     of_run: bool = False
+    copies_in: tuple[pathlib.Path, ...] = ()
     problems: list[Problem] = dataclasses.field(default_factory=list)
     warnings: list[Problem] = dataclasses.field(default_factory=list)
     notes: dict[Path, str] = dataclasses.field(default_factory=dict)
@@ -413,7 +415,7 @@ class Reading:
                 way_out = f"it belongs one level down: {' or '.join(inside)}" if inside else ""
                 way_out = way_out or self._of_the_cluster(cls, key, path)
                 guess = nearest(key, known, called="known here")
-                way_out = way_out or (guess if guess.startswith("did") else key_here(key) or guess)
+                way_out = way_out or (guess if guess.startswith("did") else key_here(dotted((*path, key))) or guess)
                 if "kind" in known and isinstance(kind := raw.get("kind"), str):
                     place = dotted(path)
                     way_out += f"{'' if way_out.endswith('?') else ';'} if it was left by another kind, remove it; "

@@ -12,16 +12,22 @@ from typing import Any
 from recipes.reading.read import REFUSED, Path, Reading
 from recipes.schema import Init
 
+_COPY = "init.safetensors"  # in the folder of a run
+
 
 def read_init(reading: Reading, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
     """Weights to begin with, with the absolute path of their file and its SHA-256.
 
-    A file that is not here is refused only where the recipe does not know its SHA-256: others can plan it all the same.
+    Where the file is gone, the copy of a run that is resumed serves. A file that is not here is refused only where the
+    recipe does not know its SHA-256: others can plan it all the same.
     """
     init, tree = reading.value(Init | None, raw, path)
     if init is None or init is REFUSED:
         return init, tree
     file, digest = os.path.abspath(os.path.expanduser(init.weights)), init.sha256  # from here, if an option gives it
+    if not os.path.isfile(file):
+        copies = (os.path.abspath(folder / _COPY) for folder in reading.copies_in)
+        file = next(filter(os.path.isfile, copies), file)
     if os.path.isfile(file):
         with open(file, "rb") as data:
             digest = hashlib.file_digest(data, "sha256").hexdigest()

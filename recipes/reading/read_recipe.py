@@ -21,7 +21,7 @@ from recipes.errors import RecipeError, listed
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate
 from recipes.reading.augmentation_checks import check_augmentation
-from recipes.reading.checks import check_extensions, check_image_size, check_schedules, check_updater
+from recipes.reading.checks import check_extensions, check_image_size, check_loss, check_schedules, check_updater
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init
@@ -383,6 +383,7 @@ def read_recipe(
         check_augmentation(reading, recipe, time.dataset)
         check_image_size(reading, recipe)
         check_extensions(reading, recipe)
+        check_loss(reading, recipe, time.dataset)
     return recipe, time.dataset, {"kilobatch": VERSION, **resolved}
 
 

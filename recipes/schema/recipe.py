@@ -303,7 +303,8 @@ class Init:
         weights: path of a file of safetensors, from the folder of the file that names it: the weights of a checkpoint
             or of `kilobatch export`, or torchvision's or timm's of a ResNet.
         sha256: of that file, which must have it; left out, it is filled in, so that a run records it.
-        except_: names of layers that are drawn by the seed all the same, such as `[fc]`; of the model or of the file.
+        except_: names of layers that are drawn by the seed all the same, such as `[fc]`, or patterns, such as
+            `["/res5/*"]`; of the model or of the file.
     """
 
     weights: str

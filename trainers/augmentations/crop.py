@@ -28,7 +28,9 @@ class CenterCrop:
             than `size`.
 
     Source: Goyal et al. 2017, arXiv 1706.02677 (224 of 256 for the errors reported).
-    Differs: fb.resnet.torch, datasets/transforms.lua, goes half a pixel towards the bottom and right.
+    Differs: fb.resnet.torch, datasets/transforms.lua, goes half a pixel towards the bottom and right. torchvision,
+        transforms/functional.py, rounds half a margin to the even pixel: of margins of 3, 7, 11, ... pixels its square
+        begins one further to the bottom or right.
     """
 
     size: ImageSize

@@ -139,7 +139,9 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
 
 
 def require_fit(opened: OpenedRecipe) -> None:
-    """Check that the model has what the recipe names of it, and that initial weights fit; the data may be elsewhere.
+    """Check that the model has what the recipe names of it, and that initial weights fit; print warnings.
+
+    The data may be elsewhere.
 
     Raises:
         RecipeError: see `trainers.training.trial_model.require_parameters`.
@@ -148,7 +150,7 @@ def require_fit(opened: OpenedRecipe) -> None:
     if recipe.init or recipe.learning_rate.factors or getattr(recipe.optimizer, "required_matrices", ()):
         from trainers.training.trial_model import require_parameters
 
-        require_parameters(recipe, opened.dataset, opened.reading)
+        print_warnings(require_parameters(recipe, opened.dataset, opened.reading))
 
 
 def has_data(dataset: Dataset) -> bool:

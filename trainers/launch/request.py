@@ -48,8 +48,6 @@ def prepare(request: TrainRequest, *, workers: int | None) -> Prepared:
     workers = workers or (local.replicas if local else 1)
     refuse_unbuilt(opened.recipe, opened.dataset)
     refuse_folder(opened.dataset, request.data)
-    if hasattr(opened.recipe.loss, "require_classes"):
-        opened.recipe.loss.require_classes(opened.dataset.num_classes)
     require_numbers(opened.recipe.precision.compute, opened.reading)
     words = vocabulary(allow_code=request.allow_code)
     cluster, reading = cluster_of(request.cluster, workers=workers, vocabulary=words, overrides=of_cluster)

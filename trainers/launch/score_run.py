@@ -184,12 +184,15 @@ def give_weights(
 
 def scored_text(scored: dict[str, Any]) -> str:
     """A score in one line."""
-    is_held_out, others = scored["split"] == "held out", " of other data or code than the run's"
+    is_held_out, others = scored["split"] == "held out", ""
+    if scored["differences"]:
+        others = " of other data or code than the run's"
+    if scored["split"] == "all":  # which may be the run's own
+        others = f", {scored['differences'][0].removeprefix('data: ')}"
     top = "" if scored["top5_accuracy"] is None else f", top-5 {percent(scored['top5_accuracy'])}"
     return (
         f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {percent(scored['accuracy'])}{top}, "
-        f"loss {scored['loss']:.4f} over {scored['num_samples']} {'held-out ' * is_held_out}samples"
-        f"{others if scored['differences'] else ''}"
+        f"loss {scored['loss']:.4f} over {scored['num_samples']} {'held-out ' * is_held_out}samples{others}"
     )
 
 

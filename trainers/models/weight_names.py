@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from recipes.errors import InputRefused, listed
 from recipes.schema import Init
+from trainers.losses import head_of
 from trainers.models.imagenet_networks import BasicNetwork, BlurredConvolution2D, pooled_with_padding
 from trainers.runs.checkpoint import CheckpointContent, CheckpointError, load_into, read_arrays, weights_of
 
@@ -23,6 +24,11 @@ _EPSILON = 1e-5  # PyTorch's default, and that of torchvision's and timm's ResNe
 _TORCHVISION = {"padded_pool": True, "blur_pool": False}  # its pooling, by the keys of `model`
 _OLDER = "of an older export of your own run, give the checkpoint's weights.safetensors"
 _EXPORT = "give the file that `kilobatch export RUN --format safetensors` writes"
+_OTHERS = "name their layers in init.except, or give weights of this model"
+_WHOLE = "no run can begin with these; give the weights as they were before they were damaged"
+# The blocks of each stage, and whether they are bottlenecks.
+_NETWORKS = {(2, 2, 2, 2, False): "ResNet18", (3, 4, 6, 3, False): "ResNet34", (3, 4, 6, 3, True): "ResNet50"}
+_NETWORKS |= {(3, 4, 23, 3, True): "ResNet101", (3, 8, 36, 3, True): "ResNet152"}
 
 
 class UnfitWeights(InputRefused):
@@ -128,20 +134,35 @@ def _more(model: chainer.Link, path: str) -> np.float32:
     return np.float32(link.eps - _EPSILON if leaf == "avg_var" else 0)
 
 
-def begin_with(model: chainer.Link, init: Init) -> None:
+def begin_with(model: chainer.Link, init: Init) -> dict[str, str]:
     """Give a model the weights of a file; layers of `init.except_` keep theirs.
 
+    Returns:
+        the metadata of the file.
     Raises:
         UnfitWeights: see `weights_for`; the file cannot be read.
     """
     try:
         arrays = read_arrays(init.weights)
     except CheckpointError as error:
+        if _is_pickle(init.weights):
+            what = f"{init.weights} is a pickle or a zip file, and these are never opened"
+            raise UnfitWeights("weights", what, "write the weights with safetensors.torch.save_file") from None
         raise UnfitWeights("weights", str(error), _EXPORT) from None
     with safe_open(init.weights, "np") as file:
         facts = file.metadata() or {}
     content = {**weights_of(model), **weights_for(model, arrays, init, facts=facts)}
     load_into(model, None, CheckpointContent(weights=content, optimizer={}, averages={}, pending={}, state={}))
+    return facts
+
+
+def _is_pickle(file: str) -> bool:
+    """Whether a file that is not of safetensors begins as a pickle or a zip file does, which torch.save writes."""
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(4).startswith((b"PK\x03\x04", b"\x80"))
+    except OSError:
+        return False
 
 
 def weights_for(
@@ -149,16 +170,19 @@ def weights_for(
 ) -> dict[str, np.ndarray]:
     """The arrays of a file by the paths of a model, without those of `init.except_`.
 
+    Chainer's counters (`N`) may be missing: torchvision's files and averages have none.
+
     Args:
         facts: the metadata of the file: an export says with which pooling a ResNet was trained.
     Raises:
-        UnfitWeights: an array is missing, is no array of the model, or has another shape; a name of `init.except_` is
-            that of no layer; a ResNet of torchvision, or that of the export, computes something else.
+        UnfitWeights: an array is missing, is no array of the model, has another shape or other numbers than floating
+            point, or holds NaN, infinity or a negative variance; a name of `init.except_` is that of no layer; a ResNet
+            of torchvision, or that of the export, computes something else.
     """
     own, foreign = weights_of(model), torch_names(model)
-    if is_foreign := not arrays.keys().isdisjoint(foreign.values()):
+    if is_foreign := is_torch(model, arrays):
         _require_pooling(model, init.weights, facts)
-        found = {path: arrays[name] - _more(model, path) for path, name in foreign.items() if name in arrays}
+        found = {path: arrays[name] for path, name in foreign.items() if name in arrays}
         others = {name for name in arrays.keys() - foreign.values() if not name.endswith(".num_batches_tracked")}
     else:
         found = {path: array for path, array in arrays.items() if path in own}
@@ -169,19 +193,91 @@ def weights_for(
             raise UnfitWeights("except", what, "name a layer of the model, or take it out")
     loaded = loaded_paths(model, init)
     wanted = [path for path in (foreign if is_foreign else own) if path in loaded]
-    faults = {
-        "lacks": [path for path in wanted if path not in found],
-        "has, and the model lacks,": [name for name in others if not is_in(name, init.except_)],
-        "has in another shape": [path for path in wanted if path in found and found[path].shape != own[path].shape],
-    }
-    for what, names in faults.items():
+    wanted = [path for path in wanted if path in found or not path.endswith("/N")]
+    _require_names(model, arrays, init, lacks=[path for path in wanted if path not in found], others=others)
+    _require_numbers({path: found[path] for path in wanted}, own, init.weights)
+    return {path: found[path] - _more(model, path) if is_foreign else found[path] for path in wanted}
+
+
+def is_torch(model: chainer.Link, names: Iterable[str]) -> bool:
+    """Whether a file has arrays of a ResNet by torchvision's names."""
+    return not set(torch_names(model).values()).isdisjoint(names)
+
+
+def _require_names(
+    model: chainer.Link, arrays: Mapping[str, np.ndarray], init: Init, *, lacks: Sequence[str], others: Iterable[str]
+) -> None:
+    """Refuse a file with too few arrays, or too many."""
+    more = [name for name in others if not is_in(name, init.except_)]
+    if not lacks and not more:
+        return
+    what = f"lacks {listed(sorted(lacks))}" if lacks else f"has, and the model lacks, {listed(sorted(more))}"
+    way_out = _OTHERS
+    if lacks and all(weights_of(model)[path].dtype.kind in "iu" for path in lacks):
+        # Of the averages in a checkpoint, which lack what is counted; `except` would draw their layers anew.
+        way_out = _EXPORT
+    prefix = posixpath.commonprefix([*arrays]).rpartition(".")[0] + "."
+    if prefix != "." and is_torch(model, [name.removeprefix(prefix) for name in arrays]):
+        what = f"has names that begin with `{prefix}`"
+        way_out = f"save it without that: `{{name.removeprefix({prefix!r}): array for name, array in state.items()}}`"
+    elif (network := _network_of(arrays)) not in (None, here := _network_of(torch_names(model).values())) and here:
+        what, way_out = f"has the weights of a {network}", f"write `kind: {network}` into `model`, or give others"
+    raise UnfitWeights("weights", f"{init.weights} {what}", way_out)
+
+
+def _network_of(names: Iterable[str]) -> str | None:
+    """Which ResNet has these names in torchvision; None if none.
+
+    >>> _network_of(f"layer{stage}.{block}.conv1.weight" for stage in (1, 2, 3, 4) for block in (0, 1))
+    'ResNet18'
+    """
+    layers = {name.rpartition(".")[0] for name in names}
+    blocks = [sum(f"layer{stage}.{block}.conv1" in layers for block in range(len(layers))) for stage in (1, 2, 3, 4)]
+    return _NETWORKS.get((*blocks, "layer1.0.conv3" in layers))
+
+
+def _require_numbers(found: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray], file: str) -> None:
+    """Refuse arrays of another shape, of other numbers than the model's, or with what no training leaves behind."""
+    shapes = [
+        f"{path} ({_shape(array)}, here {_shape(own[path])})"
+        for path, array in found.items()
+        if array.shape != own[path].shape
+    ]
+    kinds = [
+        f"{path} ({array.dtype})"
+        for path, array in found.items()
+        if array.dtype.kind != "f" and own[path].dtype.kind == "f"
+    ]
+    infinite = [path for path, array in found.items() if not _is_finite(array)]
+    negative = [path for path, array in found.items() if path.endswith("/avg_var") and (array < 0).any()]
+    for what, names, way_out in (
+        ("has in another shape", shapes, _OTHERS),
+        ("does not have in floating point", kinds, "give weights that are not quantised"),
+        ("has NaN or numbers beyond float32 in", infinite, _WHOLE),
+        ("has negative variances in", negative, _WHOLE),
+    ):
         if names:
-            way_out = "name their layers in init.except, or give weights of this model"
-            if what == "lacks" and all(own[path].dtype.kind in "iu" for path in names):
-                # Of the averages in a checkpoint, which lack what is counted; `except` would draw their layers anew.
-                way_out = _EXPORT
-            raise UnfitWeights("weights", f"{init.weights} {what} {listed(sorted(names))}", way_out)
-    return {path: found[path] for path in wanted}
+            raise UnfitWeights("weights", f"{file} {what} {listed(sorted(names))}", way_out)
+
+
+def _shape(array: np.ndarray) -> str:
+    return "x".join(map(str, array.shape)) or "one number"
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(array.astype(np.float32)).all())
+
+
+def head_paths(model: chainer.Link, num_classes: int) -> set[str]:
+    """The paths of the last layer: of `head_of`, else the matrices that have as many rows as there are classes."""
+    head = head_of(model)
+    own = {id(each) for each in head.params()} if isinstance(head, chainer.Link) else set()
+    return {
+        path
+        for path, each in model.namedparams()
+        if (id(each) in own if own else each.ndim == 2 and len(each) == num_classes)
+    }
 
 
 def loaded_paths(model: chainer.Link, init: Init) -> set[str]:
@@ -191,6 +287,14 @@ def loaded_paths(model: chainer.Link, init: Init) -> set[str]:
 
 
 def is_in(name: str, layers: Iterable[str]) -> bool:
-    """Whether an array, by its path here or its name in PyTorch, is of one of the layers."""
-    parts = name.replace("/", ".").strip(".") + "."
-    return any(parts.startswith(layer.replace("/", ".").strip(".") + ".") for layer in layers)
+    """Whether an array, by its path here or its name in PyTorch, is of one of the layers, or of a pattern of paths.
+
+    >>> is_in("layer4.0.conv1.weight", ["layer4"]), is_in("/res5/a/conv1/conv/W", ["/res5/*"]), is_in("/fc/W", ["f"])
+    (True, True, False)
+    """
+    path = _as_path(name)
+    return any(f"{path}/".startswith(f"{_as_path(layer)}/") or fnmatchcase(path, layer) for layer in layers)
+
+
+def _as_path(name: str) -> str:
+    return "/" + name.replace(".", "/").strip("/")

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
 
 from recipes.errors import InputRefused
 from trainers.runs.run_folder import checkpoints_in, read_file, update_of
@@ -24,6 +24,8 @@ _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safe
 _AVERAGES = "averages.safetensors"  # only where the recipe has a weight_average
 _PENDING = "pending.safetensors"  # only with double buffering
 _RANKS = "ranks.safetensors"  # only where each rank has arrays of its own
+_NUMBERS = {f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)}  # of safetensors
+_NUMBERS |= {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "?"}
 
 
 class CheckpointError(InputRefused):
@@ -190,7 +192,7 @@ def _of_ranks(arrays: Mapping[str, np.ndarray], file: Path) -> tuple[dict[str, n
 
 
 def read_arrays(file: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of a file of safetensors by their names.
+    """The arrays of a file of safetensors by their names; bfloat16 as float32.
 
     Raises:
         CheckpointError: it cannot be read, or is no such file.
@@ -204,9 +206,16 @@ def read_arrays(file: str | Path) -> dict[str, np.ndarray]:
 
 def _arrays(file: Path, data: bytes) -> dict[str, np.ndarray]:
     try:
-        return load(data)
+        return {name: _array(view) for name, view in deserialize(data)}
     except (SafetensorError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # a stranger's header
         raise CheckpointError(f"{file}: not a file of safetensors ({type(error).__name__}: {error})") from None
+
+
+def _array(view: Mapping[str, Any]) -> np.ndarray:
+    """An array of a file of safetensors; bfloat16, which NumPy does not have, is the upper half of float32."""
+    if view["dtype"] == "BF16":
+        return (np.frombuffer(view["data"], "<u2").astype("<u4") << 16).view("<f4").reshape(view["shape"])
+    return np.frombuffer(view["data"], _NUMBERS[view["dtype"]]).reshape(view["shape"])
 
 
 def _state(file: Path, data: bytes) -> dict[str, Any]:

@@ -233,15 +233,19 @@ def not_as_meant(
     return warnings
 
 
-def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> None:
+def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> list[str]:
     """Build the model, to learn now whether it has what `learning_rate.factors`, `init` and `others` of Muon name.
 
+    Returns:
+        warnings, see `warn_of_normalisation`.
     Raises:
-        RecipeError: a pattern names no parameter, or of Muon no matrix; initial weights do not fit, see `begin_with`.
+        RecipeError: a pattern names no parameter, or of Muon no matrix; initial weights do not fit, see `begin_with`,
+            or are for other classes, see `require_classes`.
     """
-    from trainers.models.weight_names import UnfitWeights, begin_with, pattern_here  # and ChainerCV
+    from trainers.models.weight_file_facts import require_classes, warn_of_normalisation  # and ChainerCV
+    from trainers.models.weight_names import UnfitWeights, begin_with, pattern_here
 
-    model = drawn_model(recipe, dataset)
+    model, warnings = drawn_model(recipe, dataset), []
     way_out = f"write what it has, such as {listed(patterns_of_layers(model), most=_MOST_LAYERS)}, or take it out"
     for index, entry in enumerate(recipe.learning_rate.factors):
         for words in words_without_parameters(entry.parameters, model):
@@ -254,8 +258,11 @@ def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> No
             reading.refuse(("optimizer", "others", index), what, way_out)
     if recipe.init is not None:
         try:
-            begin_with(model, recipe.init)
+            facts = begin_with(model, recipe.init)
+            require_classes(model, recipe.init, dataset, facts)
+            warnings = warn_of_normalisation(recipe, dataset, reading, facts)
         except UnfitWeights as error:
             reading.refuse(("init", error.key), error.what, error.way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
+    return warnings

@@ -35,6 +35,10 @@ def test_every_advice_opens(path, value, tmp_path, monkeypatch):
         ("learning_rate=0.2", "here it is `learning_rate: {reference: 0.2, per: 256}`"),
         ("learning_rate.schedule.milestones=[3]", "here it is `learning_rate.schedule: {kind: MultiStep, bounda"),
         ("learning_rate.schedule.gamma=0.1", "here it is `learning_rate.schedule: {kind: MultiStep"),
+        (
+            "weight_average={decay: 0.9}",
+            "here it is `weight_average: {keep: 0.9999, per: 4096}`",
+        ),
         ("batch=32", "here it is `batch: {global: 32}`"),
         ("precision=fp16", "here it is `precision: {compute: mixed16}`"),
         ("precision.compute=bf16", "here it is `precision.compute: bfloat16`"),

@@ -126,11 +126,13 @@ def test_a_run_begins_with_the_weights_and_records_their_hash(recipe, tmp_path, 
     assert own.tree["init"]["sha256"] == opened(recipe).tree["init"]["sha256"]
     assert own.recipe.init.weights == str(run / "init.safetensors")
 
-    # The folder goes on and begins again without the file, and refuses another one.
+    # The folder goes on, by either recipe, and begins again without the file, and refuses another one.
     (tmp_path / "w.safetensors").rename(tmp_path / "gone")
     moved = shutil.copytree(run, tmp_path / "moved")
+    words = ("train", recipe, *SMALL, "--set", "learning_rate.reference=1e-9", "--stop-after")
+    done = kilobatch(*words, "2up", "--out", moved, "--resume", ranks=1)
+    assert done.returncode == 0, done.stderr
     words = ("train", moved / "recipe.yaml", "--no-report", "--exact", "--stop-after")
-    assert kilobatch(*words, "2up", "--out", moved, "--resume", ranks=1).returncode == 0
     assert kilobatch(*words, "1up", "--out", tmp_path / "again", ranks=1).returncode == 0
     again = load_file(tmp_path / "again/checkpoints/update-000001/weights.safetensors")
     assert all((again[name] == array).all() for name, array in begun.items())

@@ -2,12 +2,14 @@
 
 import json
 import re
+from contextlib import nullcontext
 
 import chainer
 import chainer.links as L
 import numpy as np
 import pytest
 from chainercv.links.model.resnet import ResNet
+from safetensors import TensorSpec, serialize
 from safetensors.numpy import save_file
 
 from recipes.errors import InputRefused
@@ -47,10 +49,11 @@ def saved(tmp_path, arrays, facts=None):
     return str(tmp_path / "w.safetensors")
 
 
-def test_weights_of_a_checkpoint_are_taken_but_for_the_excepted_layer(tmp_path):
+@pytest.mark.parametrize("layer", ["fc", "/fc/*"])
+def test_weights_of_a_checkpoint_are_taken_but_for_the_excepted_layer(tmp_path, layer):
     source, model = small(num_classes=10), small(num_classes=3, seed=1)
     before = model.fc.W.array.copy()
-    begin_with(model, Init(weights=saved(tmp_path, weights_of(source)), except_=("fc",)))
+    begin_with(model, Init(weights=saved(tmp_path, weights_of(source)), except_=(layer,)))
     assert (model.conv2.W.array == source.conv2.W.array).all()
     assert (model.bn1.avg_var == source.bn1.avg_var).all()
     assert (model.fc.W.array == before).all()
@@ -75,7 +78,11 @@ def test_a_model_derived_from_a_resnet_keeps_its_own_names():
 @pytest.mark.parametrize(
     ("change", "except_", "message"),
     [
-        ({}, (), "has in another shape /fc/W, /fc/b; name their layers in init.except"),
+        (
+            {},
+            (),
+            "has in another shape /fc/W (10x8, here 3x8), /fc/b (10, here 3); name their layers in",
+        ),
         ({"/conv2/W": None}, ("fc",), "lacks /conv2/W; name"),
         ({"/conv9/W": np.zeros(1)}, ("fc",), "has, and the model lacks, /conv9/W"),
         ({}, ("head",), "init.except: there is no layer head in the model"),
@@ -90,17 +97,60 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, change, except_, message)
     assert message in str(refusal.value)
 
 
-def test_averages_of_a_checkpoint_are_refused_with_a_way_that_draws_nothing_anew(tmp_path):
-    file = saved(tmp_path, {path: array for path, array in weights_of(small()).items() if not path.endswith("/N")})
-    with pytest.raises(InputRefused, match=r"lacks /bn1/N, ") as refusal:
+def test_chainers_counters_may_be_missing_as_in_the_averages_of_a_checkpoint(tmp_path):
+    source, model = small(), small(seed=1)
+    arrays = {path: array for path, array in weights_of(source).items() if not path.endswith("/N")}
+    begin_with(model, Init(weights=saved(tmp_path, arrays)))
+    assert all((weights_of(model)[path] == array).all() for path, array in arrays.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "/conv2/W",
+            np.int8(1),
+            "does not have in floating point /conv2/W (int8); give weights that are not",
+        ),
+        ("/conv2/W", np.float32("nan"), "has NaN or numbers beyond float32 in /conv2/W; "),
+        ("/conv2/W", np.float64(1e300), "has NaN or numbers beyond float32 in /conv2/W; "),
+        ("/bn1/avg_var", np.float32(-0.1), "has negative variances in /bn1/avg_var; "),
+        ("/bn1/avg_mean", np.float32(-0.1), None),
+        ("/bn1/N", np.int64(7), None),
+    ],
+)
+def test_numbers_that_are_no_weights_are_refused_by_name(tmp_path, name, value, message):
+    arrays = weights_of(small())
+    file = saved(tmp_path, {**arrays, name: np.full(arrays[name].shape, value)})
+    with pytest.raises(InputRefused, match=re.escape(message)) if message else nullcontext():
         begin_with(small(), Init(weights=file))
-    assert str(refusal.value).endswith("; give the file that `kilobatch export RUN --format safetensors` writes")
+
+
+def test_bfloat16_weights_are_widened(tmp_path):
+    source, model = small(), small(seed=1)
+    arrays = {path: array for path, array in weights_of(source).items() if not path.endswith("/N")}
+    halves = {path: (array.view("<u4") >> 16).astype("<u2") for path, array in arrays.items()}
+    specs = {
+        path: TensorSpec(dtype="bfloat16", shape=half.shape, data_ptr=half.ctypes.data, data_len=half.nbytes)
+        for path, half in halves.items()
+    }
+    (tmp_path / "w.safetensors").write_bytes(serialize(specs))
+    begin_with(model, Init(weights=str(tmp_path / "w.safetensors")))
+    for path, array in arrays.items():
+        assert (weights_of(model)[path].view("u4") == array.view("u4") & 0xFFFF0000).all()
+
+
+@pytest.mark.parametrize("begin", [b"PK\x03\x04 a zip file", b"\x80\x02 a pickle"])
+def test_a_pickle_is_never_opened(tmp_path, begin):
+    (tmp_path / "w.pth").write_bytes(begin)
+    with pytest.raises(InputRefused, match=r"a pickle or a zip file.*; write .* safetensors\.torch\.save_file"):
+        begin_with(small(), Init(weights=str(tmp_path / "w.pth")))
 
 
 def test_a_file_that_is_not_of_safetensors_is_refused(tmp_path):
-    (tmp_path / "w.pth").write_bytes(b"PK\x03\x04 a pickle")
+    (tmp_path / "w.pt").write_bytes(b"nothing that is known")
     with pytest.raises(InputRefused, match="not a file of safetensors"):
-        begin_with(small(), Init(weights=str(tmp_path / "w.pth")))
+        begin_with(small(), Init(weights=str(tmp_path / "w.pt")))
 
 
 def test_the_names_of_torchvision_carry_a_resnet_there_and_back(tmp_path):
@@ -109,8 +159,11 @@ def test_the_names_of_torchvision_carry_a_resnet_there_and_back(tmp_path):
     assert {"conv1.weight", "bn1.running_var", "layer4.0.downsample.1.weight", "fc.bias"} < {*arrays}
     assert (arrays["bn1.running_var"] > source.conv1.bn.avg_var).all()
     model = resnet(num_classes=3, seed=2, padded_pool=True)
-    with pytest.raises(InputRefused, match=r"another shape /fc/W, /fc/b"):
+    with pytest.raises(InputRefused, match=r"another shape /fc/W \(5x512, here 3x512\), /fc/b"):
         begin_with(model, Init(weights=saved(tmp_path, arrays)))
+    prefixed = {f"module.{name}": array for name, array in arrays.items()}
+    with pytest.raises(InputRefused, match=r"names that begin with `module\.`; save it without that"):
+        begin_with(model, Init(weights=saved(tmp_path, prefixed)))
     arrays["bn1.num_batches_tracked"] = np.array(7)
     model = resnet(seed=2, padded_pool=True)
     begin_with(model, Init(weights=saved(tmp_path, arrays)))
@@ -156,6 +209,13 @@ def test_weights_of_ones_own_resnet_need_the_pooling_that_their_file_says(tmp_pa
     else:
         begin_with(model, init)
         np.testing.assert_allclose(logits(model), logits(source), rtol=1e-5, atol=1e-5)
+
+
+def test_the_weights_of_another_resnet_are_named(tmp_path):
+    names = [f"layer{stage}.{block}.conv1.weight" for stage in (1, 2, 3, 4) for block in range((0, 3, 4, 6, 3)[stage])]
+    file = saved(tmp_path, dict.fromkeys([*names, "layer1.0.conv3.weight"], np.zeros(1, "f")))
+    with pytest.raises(InputRefused, match="has the weights of a ResNet50; write `kind: ResNet50` into `model`"):
+        begin_with(resnet(padded_pool=True), Init(weights=file))
 
 
 def test_only_resnets_have_names_in_torchvision():

@@ -8,7 +8,6 @@ import pytest
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
-from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.training.build import build, build_model
 
@@ -204,7 +203,19 @@ def test_a_network_that_nobody_can_mean_is_refused_where_it_is_written(model, me
         open_recipe("digits/ramp", vocabulary=vocabulary(), overrides=(f"model={model}",))
 
 
-def test_a_threshold_below_what_smoothing_gives_every_class_is_refused_at_once():
-    loss = "loss={kind: BinaryCrossEntropy, label_smoothing: 0.5, target_threshold: 0.04}"
-    with pytest.raises(InputRefused, match=r"each of 10 classes 0\.05: every target would be 1; raise the threshold"):
-        prepare(TrainRequest(recipe="digits/baseline", overrides=(loss,)), workers=1)
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            "BinaryCrossEntropy, label_smoothing: 0.5, target_threshold: 0.04",
+            "1:73: loss.target_threshold: is 0.04; ",
+        ),
+        (
+            "SoftmaxCrossEntropy, class_weights: [1, 2]",
+            "1:49: loss.class_weights: is a list of 2; must be",
+        ),
+    ],
+)
+def test_a_loss_for_other_classes_than_the_data_have_is_refused_where_it_is_written(loss, message):
+    with pytest.raises(InputRefused, match=re.escape(f"command line:{message}")):
+        open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=(f"loss={{kind: {loss}}}",))

@@ -1,0 +1,99 @@
+"""What a file of weights says of the images and classes that it was trained on, and whether a recipe has the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import chainer
+import numpy as np
+from safetensors import safe_open
+
+from recipes.errors import listed
+from recipes.reading.read import Reading
+from recipes.schema import Dataset, Init, Recipe
+from trainers.augmentations import Normalize
+from trainers.models.weight_names import UnfitWeights, head_paths, loaded_paths
+
+# Of torchvision's and timm's ResNets: torchvision, transforms/_presets.py, ImageClassification.
+_IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+_NEAR = 0.005  # between means or deviations that are the same but for rounding; assumed
+
+Numbers = tuple[list[float], list[float]]  # mean and deviation of each channel
+
+
+def require_classes(model: chainer.Link, init: Init, dataset: Dataset, facts: Mapping[str, str]) -> None:
+    """Refuse the last layer of a file whose classes are not those of the data, or are in another order.
+
+    Args:
+        facts: the metadata of the file; without `classes` nothing is refused, as where the data have no names.
+    Raises:
+        UnfitWeights: names both.
+    """
+    theirs, ours = _json(facts.get("classes")), []
+    with suppress(LookupError, OSError, ValueError):  # the data are elsewhere
+        ours = dataset.class_names()
+    if not isinstance(theirs, list) or not ours or theirs == ours:
+        return
+    if head_paths(model, dataset.num_classes).isdisjoint(loaded_paths(model, init)):
+        return
+    what = f"the classes of {init.weights} are {listed(map(str, theirs))}, and those of {dataset.name} {listed(ours)}"
+    if sorted(map(str, theirs)) == sorted(ours):
+        what = f"the classes of {init.weights} are in another order, {listed(theirs)}, than those of {dataset.name}"
+    way_out = "name the last layer here, such as [fc], so that it is drawn anew"
+    raise UnfitWeights(
+        "except", what, f"{way_out}; if only their names differ, give a checkpoint's weights.safetensors"
+    )
+
+
+def warn_of_normalisation(recipe: Recipe, dataset: Dataset, reading: Reading, facts: Mapping[str, str]) -> list[str]:
+    """A warning where evaluation normalises images otherwise than those that the weights were trained on; else none.
+
+    Weights with neither metadata nor names that begin as a checkpoint's, with a slash, are torchvision's or timm's.
+    """
+    file = recipe.init.weights
+    if "augmentation.eval" in facts:
+        theirs, whose = _of_export(facts["augmentation.eval"]), f"{file} was trained on images"
+    elif _is_torch(file):
+        theirs, whose = _IMAGENET, f"{file} has torchvision's names, whose weights want images"
+    else:
+        return []
+    used = (each for each in recipe.augmentation.eval if isinstance(each, Normalize))
+    ours = next(((each.mean or dataset.mean, each.std or dataset.std) for each in used), None)
+    if theirs is None or _are_near(theirs, ours):
+        return []
+    mean, std = map(json.dumps, theirs)
+    other = "none" if ours is None else "mean {} and std {}".format(*map(json.dumps, ours))
+    what = f"{whose} normalised by mean {mean} and std {std}, and augmentation.eval takes {other}"
+    way_out = f"write {{kind: Normalize, mean: {mean}, std: {std}}} at its end and that of augmentation.train"
+    return [str(reading.origin(("init", "weights")).problem("init.weights", what, way_out))]
+
+
+def _of_export(text: str) -> Numbers | None:
+    """The numbers of `Normalize` in the evaluation transforms that an export names; None where it has none."""
+    entries = _json(text)
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("kind") == "Normalize":
+            with suppress(KeyError, TypeError, ValueError):
+                return [*map(float, entry["mean"])], [*map(float, entry["std"])]
+    return None
+
+
+def _are_near(theirs: Numbers, ours: Any) -> bool:
+    if ours is None or any(map(lambda each, other: len(each) != len(other), theirs, ours)):
+        return False
+    return bool(np.allclose(np.array(theirs), np.array(ours), rtol=0, atol=_NEAR))
+
+
+def _is_torch(file: str) -> bool:
+    with safe_open(file, "np") as opened:
+        return not any(name.startswith("/") for name in opened.keys())  # noqa: SIM118
+
+
+def _json(text: str | None) -> Any:
+    try:
+        return json.loads(text or "null")
+    except (RecursionError, ValueError):  # a stranger's
+        return None
