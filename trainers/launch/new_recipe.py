@@ -26,7 +26,7 @@ from trainers.datasets.image_folder import SCORED, ImageFolder, has_folders, rea
 from trainers.datasets.inspection import UNEVEN, class_weights, images_found
 from trainers.datasets.samples import UnreadableImage, evenly
 from trainers.launch.vocabulary import vocabulary
-from trainers.models.pretrained import Pretrained, pretrained
+from trainers.models.weight_file_facts import Pretrained, pretrained
 
 _MEASURED = 1000  # images whose pixels give mean and standard deviation
 _SMALL = 96  # pixels of the shorter side, below which images are for the networks of CIFAR
@@ -278,7 +278,7 @@ def _recipe_text(
 
 def _as_normalized(known: Pretrained) -> str:
     """The `Normalize` of the images that the weights were trained on."""
-    return f"{{kind: Normalize, mean: {[*known.mean]}, std: {[*known.std]}}}"
+    return f"{{kind: Normalize, mean: {known.mean}, std: {known.std}}}"
 
 
 def _as_text(name: str) -> str:

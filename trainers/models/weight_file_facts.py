@@ -1,27 +1,80 @@
-"""What a file of weights says of the images and classes that it was trained on, and whether a recipe has the same."""
+"""What a file of weights says of its network, images and classes, and whether a recipe has the same."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import chainer
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from recipes.errors import listed
+from recipes.errors import InputRefused, listed
 from recipes.reading.read import Reading
 from recipes.schema import Dataset, Init, Recipe
 from trainers.augmentations import Normalize
-from trainers.models.weight_names import UnfitWeights, head_paths, loaded_paths
+from trainers.models.weight_names import UnfitWeights, head_paths, loaded_paths, network_of
 
 # Of torchvision's and timm's ResNets: torchvision, transforms/_presets.py, ImageClassification.
 _IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+_POOLING = {"padded_pool": "true", "blur_pool": "false"}  # torchvision's, as an export's metadata have it
 _NEAR = 0.005  # between means or deviations that are the same but for rounding; assumed
 
 Numbers = tuple[list[float], list[float]]  # mean and deviation of each channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A trained ResNet, as its file describes it.
+
+    Args:
+        kind: of `model`.
+        keys: its other keys.
+        channels: of its images.
+        mean, std: of each channel, by which its images were normalised, on a scale from 0 to 1.
+        size: height and width of its images in pixels; None where the file does not say it.
+    """
+
+    kind: str
+    keys: dict[str, bool]
+    channels: int
+    mean: list[float]
+    std: list[float]
+    size: int | None
+
+
+def pretrained(file: Path) -> Pretrained:
+    """The ResNet whose weights a file holds by torchvision's names: torchvision's, timm's, or an export of a run.
+
+    An export says in its metadata how its run pooled, cropped and normalised; of others it is as torchvision does.
+
+    Raises:
+        InputRefused: the file cannot be read, is none of safetensors, or holds no such weights.
+    """
+    way_out = "docs/weights.md says how to make one; other networks begin with `init` of a recipe of theirs"
+    try:
+        with safe_open(file, "np") as opened:
+            names, facts = opened.keys(), opened.metadata() or {}
+            kind = network_of(names)
+            if kind is None or "conv1.weight" not in names:
+                raise InputRefused(f"{file} holds no ResNet's weights by torchvision's names; {way_out}")
+            channels = opened.get_slice("conv1.weight").get_shape()[1]
+    except OSError as error:
+        raise InputRefused(f"{file} cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise InputRefused(f"{file}: no file of safetensors ({error}); {way_out}") from None
+    numbers, size = _IMAGENET, None
+    if (text := facts.get("augmentation.eval")) is not None:
+        numbers, size = _of_export(text), _crop_of_export(text)
+    if numbers is None or len(numbers[0]) != channels:
+        what = f"is for {channels} channels, and does not say how they are normalised"
+        raise InputRefused(f"{file} {what}; {way_out}")
+    keys = {key: facts.get(f"model.{key}", usual) == "true" for key, usual in _POOLING.items()}
+    return Pretrained(kind=kind, keys=keys, channels=channels, mean=numbers[0], std=numbers[1], size=size)
 
 
 def require_classes(model: chainer.Link, init: Init, dataset: Dataset, facts: Mapping[str, str]) -> None:
@@ -73,12 +126,23 @@ def warn_of_normalisation(recipe: Recipe, dataset: Dataset, reading: Reading, fa
 
 def _of_export(text: str) -> Numbers | None:
     """The numbers of `Normalize` in the evaluation transforms that an export names; None where it has none."""
-    entries = _json(text)
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and entry.get("kind") == "Normalize":
-            with suppress(KeyError, TypeError, ValueError):
-                return [*map(float, entry["mean"])], [*map(float, entry["std"])]
+    with suppress(KeyError, TypeError, ValueError):
+        entry = _transforms(text)["Normalize"]
+        return [*map(float, entry["mean"])], [*map(float, entry["std"])]
     return None
+
+
+def _crop_of_export(text: str) -> int | None:
+    """The size of the crop in the evaluation transforms that an export names; None where it has none."""
+    size = _transforms(text).get("CenterCrop", {}).get("size")
+    return size if isinstance(size, int) else None
+
+
+def _transforms(text: str) -> dict[Any, dict[str, Any]]:
+    """The evaluation transforms that an export names, by kind."""
+    entries = _json(text)
+    found = (entry for entry in (entries if isinstance(entries, list) else ()) if isinstance(entry, dict))
+    return {entry["kind"]: entry for entry in found if isinstance(entry.get("kind"), str)}
 
 
 def _are_near(theirs: Numbers, ours: Any) -> bool:

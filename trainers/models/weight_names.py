@@ -220,15 +220,15 @@ def _require_names(
     if prefix != "." and is_torch(model, [name.removeprefix(prefix) for name in arrays]):
         what = f"has names that begin with `{prefix}`"
         way_out = f"save it without that: `{{name.removeprefix({prefix!r}): array for name, array in state.items()}}`"
-    elif (network := _network_of(arrays)) not in (None, here := _network_of(torch_names(model).values())) and here:
+    elif (network := network_of(arrays)) not in (None, here := network_of(torch_names(model).values())) and here:
         what, way_out = f"has the weights of a {network}", f"write `kind: {network}` into `model`, or give others"
     raise UnfitWeights("weights", f"{init.weights} {what}", way_out)
 
 
-def _network_of(names: Iterable[str]) -> str | None:
+def network_of(names: Iterable[str]) -> str | None:
     """Which ResNet has these names in torchvision; None if none.
 
-    >>> _network_of(f"layer{stage}.{block}.conv1.weight" for stage in (1, 2, 3, 4) for block in (0, 1))
+    >>> network_of(f"layer{stage}.{block}.conv1.weight" for stage in (1, 2, 3, 4) for block in (0, 1))
     'ResNet18'
     """
     layers = {name.rpartition(".")[0] for name in names}

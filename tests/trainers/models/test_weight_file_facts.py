@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from recipes.errors import RecipeError
+from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
 from trainers.launch.preflight import require_fit
 from trainers.launch.vocabulary import vocabulary
-from trainers.models.weight_file_facts import warn_of_normalisation
+from trainers.models.weight_file_facts import pretrained, warn_of_normalisation
 from trainers.models.weight_names import head_paths
 from trainers.runs.checkpoint import weights_of
 from trainers.training.build import drawn_model
@@ -102,3 +102,54 @@ def test_weights_with_torchvisions_names_want_its_normalisation(begins_with, tmp
     save_file({"conv1.weight": np.zeros(1, "f")}, tmp_path / "w.safetensors")
     (warning,) = warn_of_normalisation(opened.recipe, opened.dataset, opened.reading, {})
     assert "write {kind: Normalize, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]} at its end" in warning
+
+
+def resnet_file(tmp_path, channels=3, **facts):
+    """A file with the names of a ResNet-18, and metadata."""
+    names = (f"layer{stage}.{block}.conv{place}.weight" for stage in "1234" for block in "01" for place in "12")
+    arrays = {name: np.zeros(1, np.float32) for name in names}
+    arrays["conv1.weight"] = np.zeros((1, channels, 7, 7), np.float32)
+    save_file(arrays, tmp_path / "w.safetensors", metadata={key: json.dumps(value) for key, value in facts.items()})
+    return tmp_path / "w.safetensors"
+
+
+def test_weights_without_metadata_are_torchvision_s(tmp_path):
+    known = pretrained(resnet_file(tmp_path))
+    assert (known.kind, known.keys) == ("ResNet18", {"padded_pool": True, "blur_pool": False})
+    assert (known.mean, known.std) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    assert (known.channels, known.size) == (3, None)
+
+
+def test_an_export_says_how_its_run_pooled_cropped_and_normalised(tmp_path):
+    evaluated = [{"kind": "Resize", "shorter": 40}, {"kind": "CenterCrop", "size": 32}]
+    evaluated += [{"kind": "Normalize", "mean": [0.5], "std": [0.25]}]
+    facts = {"augmentation.eval": evaluated, "model.padded_pool": False, "model.blur_pool": True}
+    known = pretrained(resnet_file(tmp_path, channels=1, **facts))
+    assert known.keys == {"padded_pool": False, "blur_pool": True}
+    assert (known.channels, known.mean, known.std, known.size) == (1, [0.5], [0.25], 32)
+
+
+@pytest.mark.parametrize(
+    ("channels", "evaluated", "message"),
+    [
+        (1, None, "is for 1 channels, and does not say how they are normalised"),
+        (3, [{"kind": "Normalize", "mean": "}\nkilobatch: 2", "std": [1]}], "does not say how they"),
+        (3, [{"kind": "CenterCrop", "size": 8}], "does not say how they"),
+        (3, 7, "does not say how they"),
+    ],
+)
+def test_metadata_that_no_export_writes_are_refused(tmp_path, channels, evaluated, message):
+    file = resnet_file(tmp_path, channels, **({} if evaluated is None else {"augmentation.eval": evaluated}))
+    with pytest.raises(InputRefused, match=message):
+        pretrained(file)
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(InputRefused, match="gone.safetensors cannot be read: No such file"):
+        pretrained(tmp_path / "gone.safetensors")
+    (tmp_path / "w.pth").write_bytes(b"\x80\x02pickle of something")
+    with pytest.raises(InputRefused, match="w.pth: no file of safetensors"):
+        pretrained(tmp_path / "w.pth")
+    save_file({"fc.weight": np.zeros(3, np.float32)}, tmp_path / "other.safetensors")
+    with pytest.raises(InputRefused, match="other.safetensors holds no ResNet's weights by torchvision's names"):
+        pretrained(tmp_path / "other.safetensors")
