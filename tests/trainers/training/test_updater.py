@@ -160,3 +160,17 @@ def test_in_exact_mode_memory_that_runs_out_changes_no_bit():
     sizes, bits = trained(micro_batch_size=32)
     assert sizes == [32] * 6
     assert trained(micro_batch_size=96, most=32) == ([64, *sizes], bits)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_gradient_of_a_weight_that_an_update_does_not_use_is_0_there(exact):
+    """Not that of the update before, whose memory it shares."""
+    request = TrainRequest(recipe="digits/ramp", overrides=ALONE, micro_batch_size=100, exact=exact)
+    prepared = prepare(request, workers=1)
+    updater, model = updater_of(prepared)
+    updater.update()
+    assert model.conv1.W.grad.any()
+    model.forward = lambda images: F.broadcast_to(model.fc.b, (len(images), 10))
+    updater.update()
+    assert not model.conv1.W.grad.any()
+    assert model.fc.b.grad.any()
