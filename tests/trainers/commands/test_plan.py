@@ -157,6 +157,9 @@ def test_another_accuracy_is_answered_with_recipes_that_claim_it() -> None:
     assert [each["recipe"] for each in within] == ["ffcv2022/40", "ffcv2022/56"]
     assert all(each["seconds"] <= 3600 for each in within)
     assert "recipes of the library that claim it" in planned(*words)
+    least = min(each["top1"] for each in found)
+    just = tree_of(*words[:-1], f"top1={least}")["target"]["recipes"]
+    assert {each["recipe"] for each in just} == {each["recipe"] for each in found}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from recipes.planning.planner import plan
 from recipes.reading.open import open_cluster, open_recipe
 from recipes.reports.planning import outcome
 from recipes.reports.record import open_run
-from trainers.launch.planning import _cheapest, best_choice, devices_within, learned, noise_of_run, rates_of
+from trainers.launch.planning import _cheapest, advise, best_choice, devices_within, learned, noise_of_run, rates_of
 from trainers.launch.targets import Target
 from trainers.launch.vocabulary import vocabulary
 
@@ -152,3 +152,23 @@ def test_the_noise_scale_of_a_run_is_the_last_that_it_measured(tmp_path: Path) -
             line |= {"gradient_noise": 100.0 if line["update"] < 20 else 800.0, "gradient_signal": signal}
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert noise_of_run(open_run(folder)) == pytest.approx(800)
+
+
+def test_the_rates_of_a_run_come_before_those_that_the_cluster_knew(baseline, tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run"))
+    once = learned(open_cluster("laptop", vocabulary=vocabulary()), run, baseline, grow=True)
+    other = open_run(write_run(tmp_path / "other", seconds=[0.2] * 7))
+    twice = learned(once, other, baseline, grow=True).hardware.rates
+    assert [rate.samples_per_second for rate in twice[:2]] == pytest.approx([128 / 0.2, 128 / 0.1])
+
+
+def test_a_batch_beyond_twice_the_noise_scale_is_advised_only_if_it_is_the_recipes_own(baseline) -> None:
+    made = plan(
+        recipe=baseline.recipe,
+        dataset=baseline.dataset,
+        cluster=open_cluster("laptop", vocabulary=vocabulary()),
+        workers=1,
+    )
+    own = made.recipe.batch.global_.sizes[0]
+    assert advise(baseline, made, noise=own / 4, timed=False).batch == own
+    assert advise(baseline, made, noise=own, timed=False).batch == 2 * own
