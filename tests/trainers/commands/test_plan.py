@@ -148,10 +148,10 @@ def test_an_accuracy_is_answered_by_batch_with_published_epochs() -> None:
 
 
 def test_another_accuracy_is_answered_with_recipes_that_claim_it() -> None:
-    words = ("ffcv2022", "--cluster", "dgx-a100", "-n", 8, "--target", "top1=0.77")
+    words = ("ffcv2022", "--cluster", "dgx-a100", "-n", 8, "--target", "top1=0.772")  # as ffcv2022/40 claims
     found = tree_of(*words)["target"]["recipes"]
     assert {each["recipe"] for each in found} == {"ffcv2022/40", "ffcv2022/56", "ffcv2022"}
-    assert all(each["top1"] >= 0.77 for each in found)
+    assert all(each["top1"] >= 0.772 for each in found)
     assert [each["seconds"] for each in found] == sorted(each["seconds"] for each in found)
     within = tree_of(*words, "--target", "1h")["target"]["recipes"]
     assert [each["recipe"] for each in within] == ["ffcv2022/40", "ffcv2022/56"]

@@ -16,6 +16,7 @@ from trainers.datasets import Arrays, ImageFolder, TarShards
 from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes, verify
 from trainers.datasets.manifest import MANIFEST, read_manifest
 from trainers.datasets.samples import UnreadableImage
+from trainers.datasets.shard_files import StoredImage, digest_of, write_folder
 from trainers.runs.errors import RunFailed
 
 SLOW = pytest.mark.slow
@@ -272,3 +273,20 @@ def test_a_manifest_of_another_program_is_not_read(source):
         assert (ImageFolder().facts(source), ImageFolder().fingerprints(source)) == (facts, prints)
         with pytest.raises(InputRefused, match="begun with source None, now 'a test'"):
             converted(source, source)
+
+
+def test_two_images_of_one_name_are_not_written_over_each_other(tmp_path):
+    images = (StoredImage(name=name, file=name.encode(), label=0) for name in ("a/1.png", "b/1.png"))
+    with pytest.raises(FileExistsError):
+        write_folder(tmp_path / "ant", images)
+    assert not (tmp_path / "ant").exists()
+
+
+def test_the_digest_of_a_class_folder_does_not_depend_on_the_order_of_its_listing(tmp_path, monkeypatch):
+    for name in ("1.png", "2.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    digests = set()
+    for names in (["1.png", "2.png"], ["2.png", "1.png"]):
+        monkeypatch.setattr(os, "listdir", lambda path, names=names: names)
+        digests.add(digest_of(tmp_path))
+    assert len(digests) == 1

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import struct
 import zlib
@@ -14,10 +15,10 @@ from typer.testing import CliRunner
 
 import kilobatch
 from recipes.schema import Dataset
-from trainers.datasets import Arrays, Synthetic
+from trainers.datasets import Arrays, ImageFolder, Synthetic
 from trainers.datasets.image_check import verified_text, verify_images
 from trainers.datasets.inspection import dataset_of_folder
-from trainers.datasets.samples import SamplesInMemory
+from trainers.datasets.samples import SamplesInMemory, UnreadableImage
 
 
 def bytes_of(image, kind, **options):
@@ -167,3 +168,16 @@ def test_files_that_are_no_images_by_their_names_are_listed_beside_bad_images(fo
 
 def test_the_command_ends_with_0_where_all_is_well():
     assert CliRunner().invoke(kilobatch.app, ["data", "verify", "digits"]).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_the_look_before_a_run_finds_a_file_that_was_cut_off(tmp_path, kind):
+    for name in ("train/ant", "train/bee", "val/ant", "val/bee"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "1.png").write_bytes(bytes_of(NOISE, kind))
+    samples = ImageFolder().open(tmp_path, "eval")
+    samples.require_readable(1)
+    path = tmp_path / "val/bee/1.png"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UnreadableImage, match=re.escape(str(path))):
+        samples.require_readable(1)

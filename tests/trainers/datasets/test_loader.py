@@ -114,3 +114,21 @@ def test_workers_end_with_the_stream(photos):
     with LoaderWorkers(2) as workers:
         (iterator,) = iterators(prepared, workers)
         assert sum(1 for share in iterator for _ in share.micro_batches) == 24
+
+
+def test_images_are_mixed_up_to_the_update_that_begins_at_the_end_of_augmentation():
+    overrides = ("batch={global: 96, norm_span: 32}", "epochs=1", "learning_rate.warmup=null", MIX)
+    overrides += ("augmentation.end={at: 5up}",)
+    prepared = prepare(TrainRequest(recipe="digits/large_batch", overrides=overrides), workers=1)
+    recipe = prepared.opened.recipe
+    parts = build(recipe, prepared.opened.dataset)
+    iterator = StreamIterator(
+        plan=prepared.plan,
+        rank=0,
+        stream=Stream(seed=recipe.seed, num_samples=prepared.opened.dataset.num_train),
+        load=parts.load_train,
+        mixing=parts.mixing,
+        late=(recipe.augmentation.end.at, parts.load_late),
+    )
+    mixed = [next(next(iterator).micro_batches).targets.ndim == 2 for _ in range(7)]
+    assert mixed == [True] * 5 + [False] * 2

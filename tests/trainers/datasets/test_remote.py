@@ -1,19 +1,15 @@
-"""Data at a URL: by a real S3 server and real HTTP servers, with the same samples and runs as from a folder."""
+"""Data at a URL: by a real S3 server, with the same samples and runs as from a folder."""
 
-import http.server
 import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -30,15 +26,17 @@ from trainers.datasets.held_out import ChosenFiles, ChosenSamples
 from trainers.datasets.inspection import dataset_of_folder
 from trainers.datasets.loader import StreamIterator
 from trainers.datasets.remote import CannotFetch, Mirror, mirror_of
-from trainers.datasets.staging import Source, Staged, stage
+from trainers.datasets.staging import Source, stage
 from trainers.launch.preflight import require_readable
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.mpi_ranks import _OWN
 
-for package in ("fsspec", "s3fs", "moto.server", "gcsfs", "pyarrow"):
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install .[remote] moto[server]")
-
 KEY, SECRET = "AKIATESTTESTTEST", "s3cr3t-of-the-test"
+
+
+def need(*packages):
+    for package in packages:
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install .[remote] moto[server]")
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +62,7 @@ def images(tmp_path_factory):
 @pytest.fixture(scope="module")
 def s3(images):
     """The URL of a bucket with these images, on a server that runs while the tests of this file do."""
+    need("s3fs", "moto.server")
     import s3fs
 
     with socket.socket() as free:
@@ -100,6 +99,7 @@ def answers(port):
 @pytest.fixture(scope="module")
 def forms(s3, images, tmp_path_factory):
     """Form -> its reader, a folder in that form, and the URL of a copy; Parquet also compressed."""
+    need("pyarrow")
     import pyarrow.parquet
     import s3fs
 
@@ -305,8 +305,8 @@ def test_what_has_changed_at_the_url_is_staged_again(s3, tmp_path, monkeypatch):
         assert (tmp_path / "a.bin").read_bytes() == content
 
 
-@pytest.mark.parametrize("at_url", [True, False])
-def test_a_file_that_was_cut_off_goes_on_behind_its_last_block(s3, images, tmp_path, monkeypatch, at_url):
+@pytest.mark.parametrize("from_url", [True, False])
+def test_a_file_that_was_cut_off_goes_on_behind_its_last_block(s3, images, tmp_path, monkeypatch, from_url):
     import s3fs
 
     monkeypatch.setattr(staging, "_BLOCK", 1000)
@@ -314,7 +314,7 @@ def test_a_file_that_was_cut_off_goes_on_behind_its_last_block(s3, images, tmp_p
     source.mkdir()
     (source / "large.npy").write_bytes(content)
     s3fs.S3FileSystem().pipe("images/large/large.npy", content)
-    root, real, asked = Path("s3://images/large") if at_url else source, Source.block, []
+    root, real, asked = Path("s3://images/large") if from_url else source, Source.block, []
 
     def cut_off(one, name, start, size):
         asked.append(start)
@@ -332,44 +332,18 @@ def test_a_file_that_was_cut_off_goes_on_behind_its_last_block(s3, images, tmp_p
     assert {path.name for path in (tmp_path / "staged").iterdir()} == {"large.npy", staging.RECORD}
 
 
-def test_bytes_that_changed_on_the_way_are_refused(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(Source, "block", lambda one, name, start, size: bytes(size))
-    with pytest.raises(CannotFetch, match="its bytes are not those of the SHA256 of the source"):
-        stage(images, tmp_path)
-
-
-def test_a_folder_is_staged_and_compared_with_what_is_there(images, tmp_path, kilobatch):
-    assert isinstance(stage(images, tmp_path / "a"), Staged)
-    bad = tmp_path / "a" / "train" / "ant" / "1.jpg"
-    bad.write_bytes(bad.read_bytes()[:-3] + b"???")
-    done = kilobatch("data", "stage", images, "--to", tmp_path / "a")
-    assert done.returncode == 0, done.stderr
-    assert "train/ant/1.jpg: had other bytes than the source, copied again" in done.stdout
-    assert "32 files, " in done.stdout
-    assert "1 copied, 31 were there" in done.stdout
-    assert bad.read_bytes() == (images / "train" / "ant" / "1.jpg").read_bytes()
-    with pytest.raises(InputRefused, match="lies in the data's own folder"):
-        stage(images, images / "copy")
-
-
-def test_a_file_that_changes_on_a_server_without_etags_is_fetched_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "_LISTED_SECONDS", 0)
+@pytest.fixture
+def at_url(tmp_path):
+    """The URL of the folder `set`, which has the file a.bin."""
+    need("fsspec")
     (tmp_path / "set").mkdir()
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "set")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for hour, content in enumerate((b"before", b"behind")):
-            (tmp_path / "set/a.bin").write_bytes(content)
-            os.utime(tmp_path / "set/a.bin", (3600 * hour,) * 2)
-            assert Mirror(f"http://127.0.0.1:{server.server_port}").read("a.bin") == content
-        server.shutdown()
+    (tmp_path / "set/a.bin").write_bytes(b"before")
+    return f"file://{tmp_path}/set"
 
 
-def test_a_part_of_a_file_that_a_killed_process_left_is_removed(tmp_path, monkeypatch):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set/a.bin").write_bytes(bytes(100))
-    monkeypatch.setenv(remote.SIZE_VARIABLE, "1000")
-    mirror = Mirror(f"file://{tmp_path}/set")
+def test_a_part_of_a_file_that_a_killed_process_left_is_removed(at_url, monkeypatch):
+    monkeypatch.setenv(remote.SIZE_VARIABLE, "100")
+    mirror = Mirror(at_url)
     parts = [mirror.folder / f".a.bin.{number}.part" for number in range(2)]
     for hours, part in enumerate(parts):
         part.write_bytes(bytes(50))
@@ -378,10 +352,8 @@ def test_a_part_of_a_file_that_a_killed_process_left_is_removed(tmp_path, monkey
     assert [part.exists() for part in parts] == [True, False]
 
 
-def test_ranks_list_again_where_the_listing_on_their_host_is_of_another_day(tmp_path, monkeypatch):
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set/a.bin").write_bytes(b"before")
-    before = Mirror(f"file://{tmp_path}/set")
+def test_ranks_list_again_where_the_listing_on_their_host_is_of_another_day(at_url, tmp_path, monkeypatch):
+    before = Mirror(at_url)
     (tmp_path / "set/a.bin").write_bytes(b"longer than before")
     monkeypatch.setenv(_OWN, "1")
     assert Mirror(before.url).sizes == {"a.bin": 6}  # that of the command that started them
@@ -389,80 +361,35 @@ def test_ranks_list_again_where_the_listing_on_their_host_is_of_another_day(tmp_
     assert Mirror(before.url).sizes == {"a.bin": 18}
 
 
-class Server(http.server.BaseHTTPRequestHandler):
-    """Serves files of 100 bytes: `good`, `flaky` (which fails twice), `broken` and `stalled` (which sends nothing)."""
-
-    seen: ClassVar[dict[str, int]] = {}
-
-    def do_GET(self):
-        name = self.path.removeprefix("/set").strip("/")
-        self.seen[name] = self.seen.get(name, 0) + 1
-        if name == "stalled":
-            time.sleep(3)
-        if name == "broken" or (name == "flaky" and self.seen[name] < 3):
-            self.send_error(503)
-            return
-        links = "".join(f'<a href="{each}">{each}</a>' for each in ("good", "flaky", "broken", "stalled"))
-        data = bytes(100) if name else links.encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def do_HEAD(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "100")
-        self.end_headers()
-
-    def log_message(self, *words):
-        pass
+def test_a_file_or_a_range_that_came_in_part_is_not_taken_for_whole(at_url, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    mirror = Mirror(at_url)
+    (tmp_path / "set/a.bin").write_bytes(b"half")
+    with pytest.raises(CannotFetch, match="4 of 6 bytes came"):
+        mirror.fetch("a.bin")
+    with pytest.raises(CannotFetch, match="1 of 2 bytes from byte 3 on came"):
+        mirror.range("a.bin", 3, 2)
 
 
-@pytest.fixture
-def http_mirror():
-    Server.seen.clear()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield Mirror(f"http://127.0.0.1:{server.server_port}/set/")
-    server.shutdown()
-    server.server_close()
+def test_a_file_of_the_cache_counts_only_if_it_is_whole(at_url):
+    mirror = Mirror(at_url)
+    (mirror.folder / "a.bin").write_bytes(b"be")
+    assert mirror.read("a.bin") == b"before"
+    assert mirror.read("a.bin", 1, 3) == b"efo"
+    (mirror.folder / remote._RANGES / "a.bin" / "1").write_bytes(b"e")
+    assert mirror.read("a.bin", 1, 3) == b"efo"
 
 
-def test_a_server_that_fails_is_asked_again_and_then_named(http_mirror):
-    assert http_mirror.read("good") == http_mirror.read("flaky") == bytes(100)
-    assert Server.seen["flaky"] == 3
-    with pytest.raises(CannotFetch, match="/set/broken: cannot be read after 5 attempts .*503"):
-        http_mirror.read("broken")
-    assert Server.seen["broken"] == 5
+def test_a_file_whose_name_leads_out_of_the_cache_is_refused():
+    need("fsspec")
+    import fsspec
 
-
-def test_a_server_that_stalls_is_given_up(http_mirror, monkeypatch):
-    monkeypatch.setattr(remote, "STALLED_SECONDS", 0.3)
-    monkeypatch.setattr(remote, "ATTEMPTS", 2)
-    with pytest.raises(CannotFetch, match="/set/stalled: cannot be read after 2 attempts .*no byte came for 0.3 s"):
-        http_mirror.read("stalled")
-    with pytest.raises(CannotFetch, match="/set/stalled: cannot be read after 2 attempts .*no byte came for 0.3"):
-        http_mirror.read("stalled", 10, 20)
-
-
-def test_a_server_that_fails_for_a_range_is_asked_again_and_one_without_ranges_refused(http_mirror):
-    with pytest.raises(CannotFetch, match="/set/broken: cannot be read after 5 attempts .*503"):
-        http_mirror.read("broken", 10, 20)
-    assert Server.seen["broken"] == 5
-    with pytest.raises(InputRefused, match="/set/good: the server gives whole files only.* kilobatch data stage"):
-        http_mirror.read("good", 10, 20)
-    assert http_mirror.read("good", 0, 100) == bytes(100)
-
-
-def test_a_server_that_stalls_before_it_lists_is_given_up(monkeypatch):
-    monkeypatch.setattr(remote, "STALLED_SECONDS", 0.03)
-    monkeypatch.setattr(remote, "ATTEMPTS", 2)
-    with socket.socket() as silent:  # takes connections and says nothing
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(CannotFetch, match="/set: cannot be read after 2 attempts .*no byte came for 0.3 s"):
-            Mirror(f"http://127.0.0.1:{silent.getsockname()[1]}/set")
+    files = fsspec.filesystem("memory")
+    files.pipe("/bucket/a.bin", b"before")
+    files.store["/bucket/../outside"] = files.store.pop("/bucket/a.bin")
+    with pytest.raises(InputRefused, match=r"\.\./outside: leads out of the root"):
+        Mirror("memory://bucket")
+    files.store.clear()
 
 
 def test_a_drivers_message_hides_secrets_of_the_environment(monkeypatch):
@@ -471,12 +398,14 @@ def test_a_drivers_message_hides_secrets_of_the_environment(monkeypatch):
 
 
 def test_hdfs_says_what_it_lacks():
+    need("fsspec", "pyarrow")
     with pytest.raises(InputRefused, match="hdfs://nowhere:8020/set: cannot be opened .*(JVM|libhdfs|libjvm|HADOOP)"):
         Mirror("hdfs://nowhere:8020/set")
 
 
 @pytest.mark.slow  # its driver has retries of its own
 def test_gcs_that_cannot_be_reached_is_named(monkeypatch):
+    need("gcsfs")
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     with pytest.raises((CannotFetch, InputRefused), match="gs://nowhere/set"):

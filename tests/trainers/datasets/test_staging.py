@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import kilobatch as command_line
 from recipes.errors import InputRefused
+from trainers.datasets.remote import CannotFetch
 from trainers.datasets.staging import Source, stage
 from trainers.runs.errors import exit_on_error
 
@@ -90,3 +91,23 @@ def test_a_copy_that_fails_ends_with_3_and_one_line(source, tmp_path, monkeypatc
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("kilobatch: train/")
     assert line.endswith("; the same command goes on")
+
+
+def test_bytes_that_changed_on_the_way_are_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(Source, "block", lambda one, name, start, size: bytes(size))
+    with pytest.raises(CannotFetch, match="its bytes are not those of the SHA256 of the source"):
+        stage(source, tmp_path / "staged")
+
+
+def test_a_folder_is_staged_and_compared_with_what_is_there(source, tmp_path, kilobatch):
+    assert stage(source, tmp_path / "a").num_copied == 2
+    bad = tmp_path / "a/train/cat/1.jpg"
+    bad.write_bytes(bad.read_bytes()[:-3] + b"???")
+    done = kilobatch("data", "stage", source, "--to", tmp_path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "train/cat/1.jpg: had other bytes than the source, copied again" in done.stdout
+    assert "2 files, " in done.stdout
+    assert "1 copied, 1 were there" in done.stdout
+    assert bad.read_bytes() == (source / "train/cat/1.jpg").read_bytes()
+    with pytest.raises(InputRefused, match="lies in the data's own folder"):
+        stage(source, source / "copy")

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -18,7 +19,16 @@ from trainers.frontier import report
 from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text
 from trainers.frontier.results import Part
-from trainers.frontier.run import _own_tree, _recipe_change, _recipes, _require_same, _run, frontier, read_points
+from trainers.frontier.run import (
+    _neighbours,
+    _own_tree,
+    _recipe_change,
+    _recipes,
+    _require_same,
+    _run,
+    frontier,
+    read_points,
+)
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.run_folder import FolderRefused
 from trainers.search.folder import folder_record, opened_storage, own_study
@@ -170,3 +180,13 @@ def test_a_dry_run_has_the_norm_groups_where_a_batch_changes_them(begun):
     assert "norm_span" in dry_run_text(opened, workers=1)
     points = json.loads(dry_run_text(opened, workers=1, as_json=True))["points"]
     assert [point["norm_span"] for point in points] == [32, 25]
+
+
+def test_the_neighbours_of_a_point_are_the_nearest_batches_of_its_method_on_each_side():
+    opened = SimpleNamespace(frontier=SimpleNamespace(neighbours=True))
+    points = [
+        SimpleNamespace(opened=opened, method=method, batch=batch, optimum=batch)
+        for batch in (16, 32, 64, 128, 256)
+        for method in ("sgd", "lars")
+    ]
+    assert [(each.method, each.batch) for each in _neighbours(points, points[5])] == [("lars", 32), ("lars", 128)]

@@ -164,6 +164,7 @@ def test_factor_of_16_bits_by_hand():
     assert wire_factor(1.0, Float16Wire(), 0) == 2.0**15, "2**16 lies above 65,504"
     assert wire_factor(65504 / (1 + 2.0**-11) ** 2 / 4, Float16Wire(), 1) == 4
     assert wire_factor(65504 / 4, Float16Wire(), 1) == 2, "a rounding upwards would reach the end"
+    assert wire_factor(65504 / 4, Float16Wire(), 0) == 2, "the whole sum is rounded once more"
     assert wire_factor(1e10, Float16Wire(), 0) == 2.0**-18
     assert wire_factor(1e-40, Float16Wire(), 0) == 2.0**126, "a number of float32"
     for total in (0.0, np.inf, np.nan):

@@ -233,3 +233,10 @@ def test_an_overflow_is_an_infinity_and_not_a_warning():
 def test_a_scale_that_is_no_power_of_two_is_refused(wrong):
     with pytest.raises(ValueError, match=r"Precision.loss_scale must be a power of two such as 65536"):
         Precision(compute="mixed16", loss_scale=wrong)
+
+
+def test_parameters_of_group_normalisation_stay_float32():
+    model = chainer.Sequential(L.Linear(4, 4), L.GroupNormalization(2, 4))
+    model[1](np.zeros((1, 4, 2, 2), np.float32))  # its parameters get their shapes
+    with weights_in(model, np.float16):
+        assert [each.dtype for each in (model[0].W, model[1].gamma, model[1].beta)] == [np.float16, *[np.float32] * 2]

@@ -177,3 +177,8 @@ def test_a_gradient_that_is_zero_once_does_not_freeze_its_weights():
     assert exchange._matrices
     for matrix in exchange._matrices:
         assert np.linalg.matrix_rank(matrix.of(exchange.flat.values)) == 2
+
+
+def test_a_matrix_crosses_as_it_is_where_its_factors_are_no_shorter():
+    """4 x 4 at rank 2: 2 * (4 + 4) numbers."""
+    assert (rank_of((4, 4), 2), rank_of((4, 5), 2)) == (0, 2)

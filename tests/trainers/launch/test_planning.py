@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from recipes.planning.planner import plan
 from recipes.reading.open import open_cluster, open_recipe
 from recipes.reports.planning import outcome
 from recipes.reports.record import open_run
-from trainers.launch.planning import best_choice, devices_within, learned, rates_of
+from trainers.launch.planning import _cheapest, advise, best_choice, devices_within, learned, noise_of_run, rates_of
 from trainers.launch.targets import Target
 from trainers.launch.vocabulary import vocabulary
 
@@ -133,3 +134,41 @@ def test_a_run_whose_files_are_not_as_a_run_writes_them_teaches_nothing(
     run = open_run(write_run(tmp_path / "run", **changes))
     with pytest.raises(InputRefused, match=r"--from \S+/run: run.yaml or metrics.jsonl is not as a run writes it \("):
         learned(open_cluster("laptop", vocabulary=vocabulary()), run, baseline, grow=True)
+
+
+def test_the_cheapest_number_of_devices_is_one_that_the_cluster_has() -> None:
+    """4 devices for 1 s cost less than 2 for 4 s."""
+    cluster = SimpleNamespace(num_workers=2, dollars=lambda devices, seconds: devices * seconds)
+    times = SimpleNamespace(devices=np.array([1, 2, 4]), seconds=np.array([10.0, 4.0, 1.0]))
+    assert _cheapest(cluster, times, 20.0) == 2
+
+
+def test_the_noise_scale_of_a_run_is_the_last_that_it_measured(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seconds=[0.1] * 40)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["key"] == "train_loss":  # in the last ten updates the noise hides the gradient
+            signal = 1.0 if line["update"] < 30 else -1.0
+            line |= {"gradient_noise": 100.0 if line["update"] < 20 else 800.0, "gradient_signal": signal}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert noise_of_run(open_run(folder)) == pytest.approx(800)
+
+
+def test_the_rates_of_a_run_come_before_those_that_the_cluster_knew(baseline, tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run"))
+    once = learned(open_cluster("laptop", vocabulary=vocabulary()), run, baseline, grow=True)
+    other = open_run(write_run(tmp_path / "other", seconds=[0.2] * 7))
+    twice = learned(once, other, baseline, grow=True).hardware.rates
+    assert [rate.samples_per_second for rate in twice[:2]] == pytest.approx([128 / 0.2, 128 / 0.1])
+
+
+def test_a_batch_beyond_twice_the_noise_scale_is_advised_only_if_it_is_the_recipes_own(baseline) -> None:
+    made = plan(
+        recipe=baseline.recipe,
+        dataset=baseline.dataset,
+        cluster=open_cluster("laptop", vocabulary=vocabulary()),
+        workers=1,
+    )
+    own = made.recipe.batch.global_.sizes[0]
+    assert advise(baseline, made, noise=own / 4, timed=False).batch == own
+    assert advise(baseline, made, noise=own, timed=False).batch == 2 * own

@@ -193,9 +193,10 @@ def test_rows_without_images_are_normalised_too():
         np.testing.assert_allclose(out, expected * chain.bn.gamma.array + chain.bn.beta.array, rtol=1e-4, atol=1e-4)
 
 
-def test_other_normalisation_over_the_batch_is_refused():
-    with pytest.raises(TypeError, match=r"/bn is a BatchRenormalization"):
-        installed(link=L.BatchRenormalization(3))
+@pytest.mark.parametrize("link", [L.BatchRenormalization(3), L.DecorrelatedBatchNormalization(3, groups=1)])
+def test_other_normalisation_over_the_batch_is_refused(link):
+    with pytest.raises(TypeError, match=f"/bn is a {type(link).__name__}"):
+        NormGroups(evaluation()).install(chainer.Chain(bn=link))
 
 
 def test_a_hook_that_each_forward_moves_is_refused_and_one_without_a_state_is_not():

@@ -330,3 +330,8 @@ if __name__ == "__main__":  # on a rank: random splits, half of them with groups
     shared = sum(check(seed, with_teams=seed % 2 == 0) for seed in range(SEEDS))
     if WORLD.rank == 0:
         print(f"{SEEDS} splits, {shared} of them with teams of several workers")
+
+
+def test_a_pooled_variance_is_not_below_0_by_rounding():
+    sums = np.array([3.0, 3 * 1e6, 0.0, np.nextafter(3 * 1e12, 0)]).reshape(4, 1)
+    assert moved_statistics(sums, np.zeros((2, 1)), 0.0, "pooled")[1] == 0

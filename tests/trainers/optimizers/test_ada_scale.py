@@ -74,3 +74,10 @@ def test_a_resumed_gain_is_the_uninterrupted_one():
 def test_what_makes_no_sense_is_refused(fields):
     with pytest.raises(ValueError, match=next(iter(fields))):
         AdaScale(**fields)
+
+
+def test_of_more_than_a_thousand_reference_batches_only_the_last_update_counts():
+    """1 - S / 1000 is -1 there."""
+    run = gain()
+    run.observe(noise=1000.0, signal=0.0, global_batch_size=64_000)
+    assert run.observe(noise=64.0, signal=2.0, global_batch_size=64_000) == pytest.approx(4 / 2.001)

@@ -172,3 +172,12 @@ def test_coefficients_outside_0_to_1_are_refused(make, field, value):
 def test_other_fields_outside_their_range_are_refused(name, field, value, message):
     with pytest.raises(ValueError, match=rf"^{name}\.{field} must be {message}, got {value!r}"):
         getattr(optimizers, name)(**{field: value})
+
+
+def test_scale_and_shift_of_a_normalisation_that_is_no_class_of_chainer_are_exempt():
+    """As of `chainermn.links.MultiNodeBatchNormalization`: it keeps running statistics."""
+    own = chainer.Link()
+    with own.init_scope():
+        own.gamma, own.beta = chainer.Parameter(np.ones(2)), chainer.Parameter(np.zeros(2))
+    own.avg_mean = np.zeros(2)
+    assert parameters_without_decay(chainer.Chain(bn=own), ("norm",)) == {"/bn/gamma", "/bn/beta"}

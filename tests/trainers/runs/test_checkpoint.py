@@ -251,3 +251,36 @@ def test_a_best_checkpoint_of_another_form_is_refused(write, best):
     with_right_checksums(folder, "state.json", json.dumps(state).encode())
     with pytest.raises(CheckpointError, match="holds no state of a run"):
         read_checkpoint(folder)
+
+
+def test_checkpoints_of_more_than_a_million_updates_are_in_their_order(tmp_path, write):
+    write(999_998, 999_999, 1_000_000)
+    prune_checkpoints(tmp_path, upto=1_000_000, keep=2, best=None)
+    assert newest_checkpoint(tmp_path) == (tmp_path / "update-1000000", [])
+
+
+def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name(tmp_path, write, monkeypatch):
+    synced, real = [], os.fsync
+
+    def fsync(handle):
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files = {str(tmp_path / ".update-000003.partial" / path.name) for path in write(3).iterdir()}
+    assert {*synced[:-1]} == files
+    assert synced[-1] == str(tmp_path)
+
+
+def test_arrays_of_ranks_of_which_one_is_missing_are_refused(write):
+    folder = write(3, ranks=({}, {"error:/W": np.zeros(2, np.float32)}))
+    with pytest.raises(CheckpointError, match="a rank is missing"):
+        read_checkpoint(folder)
+
+
+def test_a_link_gives_way_to_the_checkpoint_of_its_name_and_what_it_leads_to_stays(tmp_path, write):
+    elsewhere = write(3, folder=tmp_path / "disk")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / elsewhere.name).symlink_to(elsewhere)
+    assert not write(3, folder=tmp_path / "run").is_symlink()
+    read_checkpoint(elsewhere)

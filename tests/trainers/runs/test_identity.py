@@ -319,3 +319,21 @@ def test_a_wrong_acceptance_is_refused(tmp_path, words, said):
     done = typed(tmp_path, f"train digits/baseline --out {Path('a')} {words}")
     assert done.returncode == 2
     assert f"command line:1:1: --accept-changed: {said}" in done.stderr
+
+
+def test_a_kind_of_an_installed_package_counts_also_in_the_lists_of_a_recipe(tmp_path, monkeypatch):
+    """Augmentations, mixes of images, extensions and the factors of a product are lists."""
+    written(tmp_path, listed__net="")
+    (tmp_path / "listed-1.0.dist-info").mkdir()
+    (tmp_path / "listed-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: listed\nVersion: 1.0\n")
+    groups = ("augmentations", "mixes", "extensions", "schedules")
+    points = "".join(f"[kilobatch.{group}]\nOwn{number} = listed.net:Own\n" for number, group in enumerate(groups))
+    (tmp_path / "listed-1.0.dist-info" / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    for tree in (
+        {"augmentation": {"train": [{"kind": "Own0"}]}},
+        {"augmentation": {"mix": [{"kind": "Own1"}]}},
+        {"extensions": [{"kind": "Own2"}]},
+        {"learning_rate": {"schedule": {"kind": "Product", "factors": [{"kind": "Own3"}]}}},
+    ):
+        assert [*installed_code([tree], vocabulary())] == ["listed/net.py of listed"], tree

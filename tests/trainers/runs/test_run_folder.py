@@ -30,6 +30,7 @@ from trainers.runs.run_folder import (
     lock_folder,
     log,
     newest_by_name,
+    read_file,
     require_same_recipe,
     require_usable,
     write_run,
@@ -315,3 +316,10 @@ def test_a_default_folder_is_made_once_and_the_next_run_has_a_number(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FolderRefused, match="cannot be written: Not a directory; choose another --out"):
         claimed(tmp_path / "file" / "run")
+
+
+def test_a_link_to_a_device_is_not_read(tmp_path):
+    """One to /dev/zero would be read without end."""
+    (tmp_path / "state.json").symlink_to("/dev/null")
+    with pytest.raises(OSError, match="it is no file"):
+        read_file(tmp_path / "state.json")

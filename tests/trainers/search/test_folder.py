@@ -220,3 +220,17 @@ def test_a_password_is_shown_and_kept_nowhere(tmp_path, digits, monkeypatch):
     assert not any("secret" in text for text in written)
     monkeypatch.setenv(PASSWORD, "hidden-one")
     assert root_cause(ValueError("wrong password hidden-one"), "postgresql://me@host/db") == "wrong password ***"
+
+
+def test_a_password_of_the_environment_may_hold_any_character(tmp_path, monkeypatch):
+    urls = []
+
+    def storage(url, **options):
+        urls.append(url)
+        raise ValueError("no server")
+
+    monkeypatch.setattr(optuna.storages, "RDBStorage", storage)
+    monkeypatch.setenv(PASSWORD, "p@ss/w:rd?")
+    with pytest.raises(InputRefused, match="cannot be used"), opened_storage("postgresql://me@host/db", tmp_path):
+        pass
+    assert urls == ["postgresql+psycopg://me:p%40ss%2Fw%3Ard%3F@host/db"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import yaml
@@ -70,6 +71,11 @@ def test_the_best_third_of_those_that_came_goes_on_the_best_first(on_rungs):
     search, study = on_rungs([0.1, 0.3, 0.2, 0.5, 0.4, 0.35, 0.0, None])
     assert [go_on(search, study) for _ in range(3)] == [3, 4, None]
     assert [state_of(trial) for trial in study.trials[2:5]] == ["paused", "running", "running"]
+
+
+@pytest.mark.parametrize("scores", [[math.nan, 0.1, 0.9], [0.1, math.nan, 0.9]])
+def test_a_trial_whose_score_is_not_a_number_counts_as_the_worst_at_its_rung(on_rungs, scores):
+    assert promotable_trial(*on_rungs(scores)) == 2
 
 
 def test_a_trial_that_diverged_came_too_and_less_is_better_for_a_loss(on_rungs):

@@ -82,3 +82,10 @@ def test_a_trial_that_came_to_its_end_while_it_was_being_stopped_is_not_said_to_
         trial.set_user_attr(PRUNED_AT, 3)
         reasons.append(reason_of(study.tell(trial, **end)))
     assert reasons == ["", "not better than the best, at report 3"]
+
+
+def test_a_constraint_that_is_stored_stays_where_a_session_would_store_it_again(made):
+    trial = new_study(made()).ask()
+    store_constraints(trial, {"loss <= 1": 0.5})
+    store_constraints(trial, {"loss <= 1": -1.0, "accuracy >= 0": -2.0})
+    assert trial.constraints == {"loss <= 1": 0.5, "accuracy >= 0": -2.0}

@@ -5,11 +5,13 @@ On ranks and over a resume they train the same bits, and the same as a loop in f
 
 import json
 import math
+from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from mpi4py import MPI
 from safetensors.numpy import load_file
 
 from recipes.planning.stream import Stream
@@ -19,8 +21,10 @@ from trainers.datasets import Digits
 from trainers.launch.score_run import score_run
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint
+from trainers.runs.phase_clock import PhaseClock, RankSeconds
 from trainers.training.build import build
-from trainers.training.extensions.evaluation import Evaluation
+from trainers.training.extensions.evaluation import Evaluation, Score
+from trainers.training.extensions.metrics import Metrics
 
 pytestmark = pytest.mark.mpi
 
@@ -148,6 +152,19 @@ def test_a_goal_that_a_checkpoint_has_reached_ends_only_a_run_that_has_it():
     reached = {"goal": {"accuracy": 0.6, "update": 20}}
     assert Evaluation(lambda: None, None, stop_at=StopAt(accuracy=0.5), resumed=reached).goal == reached["goal"]
     assert Evaluation(lambda: None, None, resumed=reached).goal is None
+
+
+def test_a_goal_is_the_first_evaluation_that_reaches_it_whatever_comes_after(tmp_path):
+    scores, lines = [Score(accuracy=accuracy, loss=0.1, num_samples=10) for accuracy in (0.4, 0.6, 0.9)], []
+    ranks = RankSeconds(PhaseClock(), MPI.COMM_SELF, counts_lost=False)
+    metrics = Metrics(tmp_path / "metrics.jsonl", writes=True, ranks=ranks, memory=dict, observe=lines.append)
+    evaluation = Evaluation(lambda: scores.pop(0), metrics, stop_at=StopAt(accuracy=0.5))
+    plan = SimpleNamespace(timeline=SimpleNamespace(samples_at=lambda update: 10 * update))
+    for update in (1, 2, 3):
+        evaluation(SimpleNamespace(updater=SimpleNamespace(iteration=update, epoch_detail=update / 2, plan=plan)))
+    metrics.close()
+    assert [(line["update"], line["value"]) for line in lines if line["key"] == "goal"] == [(2, 0.6)]
+    assert evaluation.goal == {"accuracy": 0.6, "loss": 0.1, "update": 2, "epoch": 1.0, "samples": 20}
 
 
 def digits():

@@ -81,7 +81,7 @@ def by_hand(prepared):
         yield norm, now, averages
 
 
-def updater_of(prepared):
+def updater_of(prepared, *, loss=None):
     parts, iterator = parts_of(prepared)
     recipe, exact = prepared.opened.recipe, prepared.plan.exact
     groups = NormGroups(recipe.evaluation, TreeSum(MPI.COMM_SELF) if exact else None)
@@ -89,7 +89,7 @@ def updater_of(prepared):
     updater = RecipeUpdater(
         iterator,
         parts.optimizer,
-        loss=parts.loss,
+        loss=loss or parts.loss,
         plan=prepared.plan,
         exchange=build_exchange(GradientExchange(), parts, MPI.COMM_SELF, exact=exact),
         mpi=MPI.COMM_SELF,
@@ -160,3 +160,26 @@ def test_in_exact_mode_memory_that_runs_out_changes_no_bit():
     sizes, bits = trained(micro_batch_size=32)
     assert sizes == [32] * 6
     assert trained(micro_batch_size=96, most=32) == ([64, *sizes], bits)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_gradient_of_a_weight_that_an_update_does_not_use_is_0_there(exact):
+    """Not that of the update before, whose memory it shares."""
+    request = TrainRequest(recipe="digits/ramp", overrides=ALONE, micro_batch_size=100, exact=exact)
+    prepared = prepare(request, workers=1)
+    updater, model = updater_of(prepared)
+    updater.update()
+    assert model.conv1.W.grad.any()
+    model.forward = lambda images: F.broadcast_to(model.fc.b, (len(images), 10))
+    updater.update()
+    assert not model.conv1.W.grad.any()
+    assert model.fc.b.grad.any()
+
+
+def test_the_mean_loss_is_that_of_an_exact_sum():
+    """The order in which losses arrive depends on the workers; added up one by one, 1e16 + 1 - 1e16 is 0."""
+    overrides, added = ("batch={global: 96, norm_span: 32}", *ALONE[1:]), [3e16, 3.0, -3e16]
+    prepared = prepare(TrainRequest(recipe="digits/large_batch", overrides=overrides, micro_batch_size=32), workers=1)
+    updater, _ = updater_of(prepared, loss=lambda logits, targets: 0 * F.sum(logits) + added.pop(0))
+    updater.update()
+    assert updater.record.loss == 1
