@@ -98,8 +98,8 @@ class Warmup:
         joins: `multiply`: times the schedule, whose clock runs from 0 (Goyal et al. 2017); `before`: the schedule's
             clock starts when the warmup ends (MLPerf, torchvision); `over`: the warmup replaces the beginning of a
             schedule that runs from 0 (the code of You et al. 2019).
-        target_batch: the global batch whose rate the warmup reaches. Left out: the first batch; required if the batch
-            changes during the warmup.
+        target_batch: the global batch whose rate the warmup reaches. Left out: the first batch; required if the rate
+            moves with the batch during the warmup.
         shape: the factor w. Its `kind` and keys stand beside `joins`; its `start` is `reference` (the unscaled rate),
             0, `{rate: 0.1}` or `{factor: 0.03125}`.
     """

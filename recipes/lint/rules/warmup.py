@@ -77,7 +77,7 @@ def _rise_over(case: Case) -> str:
     recipe, formula = case.recipe, case.recipe.learning_rate
     epochs = min(5.0, max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4))
     start = "reference" if formula.rule != "none" and case.growth > 2 else 0
-    inside = target_inside(formula, recipe.batch.global_, epochs=epochs)
+    inside = target_inside(recipe.batch.global_, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     target = "" if inside is None else f", target_batch: {inside}"
     return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
 
