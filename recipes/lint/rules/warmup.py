@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from lr_schedules import ConstantWarmup, Product
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, target_inside
+from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, full_rate, target_inside
+from recipes.schema.positions import next_multiple
 from recipes.schema.vocabulary import is_layerwise
 
 _SMALLEST_PUBLISHED = 1632
+_JUST_BEFORE = 1 - 1e-9
 _BRING_THEIR_OWN = ("AdaScale", "RmspropWarmup")
 
 
@@ -70,6 +72,42 @@ def short_warmup(case: Case) -> Iterator[Fault]:
             keys=("learning_rate.warmup.epochs", "learning_rate.schedule"),
             what=f"rises to a rate of {rate:.4g} within {epoch:.2g} epochs",
             way_out=_rise_over(case),
+        )
+
+
+def warmup_to_other_batch(case: Case) -> Iterator[Fault]:
+    """A warmup that aims at the rate of another batch than that of the updates after it.
+
+    The rate then jumps or falls when the warmup ends. A recipe that extends another and has another batch inherits its
+    `target_batch`. Without one a warmup aims at the first batch.
+
+    Way out: as `target_batch` the batch at the end of the warmup.
+    Source: Goyal et al. 2017, arXiv 1706.02677: the warmup ends at the full rate of the batch.
+    Fires:
+        batch: {global: 4096}
+        learning_rate: {warmup: {target_batch: 8192}}
+    Quiet:
+        batch: {global: 4096}
+        learning_rate: {warmup: {target_batch: 4096}}
+    """
+    formula, ramp = case.recipe.learning_rate, case.recipe.batch.global_
+    if formula.warmup is None or formula.warmup.shape.epochs >= case.recipe.epochs:
+        return
+    ends = formula.warmup.shape.epochs
+    left = ends if formula.every == "update" else next_multiple(ends * _JUST_BEFORE, formula.every)
+    sizes = [ramp(ends * _JUST_BEFORE), *(size for start, size in ramp.changes if ends <= start <= left)]
+    if formula.scale_with == "initial":
+        sizes = [ramp.sizes[0]]
+    target, *after = (
+        full_rate(formula.reference, size, rule=formula.rule, per=formula.per)
+        for size in (formula.warmup.target_batch, *sizes)
+    )
+    if not min(after) * 0.99 <= target <= max(after) * 1.01:
+        yield Fault(
+            keys=("learning_rate.warmup.target_batch", "batch.global"),
+            what=f"the full rate goes from {target:.4g} to {after[0]:.4g} when the warmup ends, at epoch {ends:g}: "
+            f"it aims at batch {formula.warmup.target_batch:,}, then the rate is that of {sizes[0]:,}",
+            way_out=f"write `target_batch: {sizes[0]}` in `learning_rate.warmup`",
         )
 
 

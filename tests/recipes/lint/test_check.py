@@ -150,3 +150,13 @@ def test_the_rate_of_the_recipe_that_is_extended_at_a_larger_batch_is_unscaled_a
     assert (finding.rule, finding.path) == ("unscaled-rate", "batch.global")
     assert "the rate of batch 256 at batch 4,096, 16 times larger" in str(finding)
     assert lint(mine + "learning_rate: {reference: 0.7}\n", base=base) == []
+
+
+def test_an_inherited_aim_of_the_warmup_is_found_at_the_batch_that_no_longer_fits_it(lint):
+    base = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 4096}\nlearning_rate: {warmup: {target_batch: 4096}}\n"
+    mine = "kilobatch: 1\nextends: ./base.yaml\nbatch: {global: 2048}\n%s"
+    (finding,) = lint(mine % "", base=base)
+    assert (finding.rule, finding.file, finding.line) == ("warmup-to-other-batch", "mine.yaml", 3)
+    assert "from 1.6 to 0.8" in finding.what
+    assert finding.way_out == "write `target_batch: 2048` in `learning_rate.warmup`"
+    assert lint(mine % "learning_rate: {warmup: {target_batch: 2048}}\n", base=base) == []
