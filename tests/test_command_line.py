@@ -232,6 +232,17 @@ def test_validate_notes_what_another_kind_leaves_behind(run, tmp_path):
     assert run("recipes", "validate", "mine.yaml")[1] == f"mine.yaml: valid\n  note: {note}\n"
 
 
+def test_every_command_warns_of_what_another_kind_on_the_command_line_leaves_behind(run):
+    note = "optimizer: another kind replaces the whole mapping; not taken over: weight_decay, no_decay"
+    kind = ("--set", "optimizer.kind=NesterovAG", "--set", "optimizer.momentum=0.9")
+    code, out, lines = run("recipes", "validate", "digits/baseline", *kind)
+    assert (code, out) == (0, "digits/baseline: valid\n")
+    assert [line for line in lines if note in line] == lines
+    assert len(lines) == 1
+    whole = (*kind, "--set", "optimizer.weight_decay=1e-4", "--set", "optimizer.no_decay=[norm]")
+    assert run("recipes", "show", "digits/baseline", *whole)[2] == []
+
+
 def test_show_prints_every_value_with_its_origin(run, tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE)
     out = run("recipes", "show", "mine.yaml", "--set", "seed=7")[1]

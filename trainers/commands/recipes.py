@@ -100,7 +100,8 @@ def validate(
         print(printable(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else "")))
         for base, _ in chain_of(opened.path)[1:2]:
             for line in not_taken_over(load_tree(base)[0], opened.tree, opened.origins):
-                print(printable(f"  note: {line}"))
+                if line not in opened.not_taken_over:  # else it is a warning already
+                    print(printable(f"  note: {line}"))
     if problems:
         raise RecipeError(problems)
 
