@@ -384,7 +384,10 @@ def schema(
 @app.command()
 def curve(
     recipe: Recipe,
-    at: Annotated[str | None, typer.Option("--at", metavar="0,2.5,500up", help="Where to read the formulas.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="0,2.5,500up", help="Print the first update that starts there or later."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", metavar="F.png|F.svg", help="Draw into a file.")] = None,
     overrides: Set = None,
     data: Data = None,
