@@ -26,7 +26,7 @@ def decay_on_norm(case: Case) -> Iterator[Fault]:
     decay, spared = written_weight_decay(case.recipe.optimizer), names_in(case.optimizer.get("no_decay"))
     if decay > 0 and "norm" not in spared and not is_layerwise(case.recipe.optimizer):
         yield Fault(
-            keys=("optimizer.no_decay", "optimizer.weight_decay"),
+            keys=("optimizer.no_decay", "optimizer.weight_decay", "optimizer.kind"),
             what=f"weight decay {decay:g} reaches the scales and shifts of normalisation",
             way_out="write `no_decay: [norm]`",
         )

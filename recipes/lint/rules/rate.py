@@ -45,7 +45,7 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
     growth = case.first_batch / per
     if case.is_sgd and formula.rule == "none" and growth > _LARGEST_UNSCALED:
         yield Fault(
-            keys=("learning_rate.rule", "batch.global"),
+            keys=("learning_rate.rule", "batch.global", "learning_rate.per", "optimizer.kind"),
             what=f"the rate of batch {per:,} at batch {case.first_batch:,}, {growth:g} times larger",
             way_out=f"write `rule: linear` with a warmup, or `per: {case.first_batch}` if the rate was found there",
         )
@@ -131,7 +131,7 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
         )
     for start in _steps_up_with_batch(case):
         yield Fault(
-            keys=("learning_rate.schedule",),
+            keys=("learning_rate.schedule", "batch.global", "learning_rate.rule", "learning_rate.scale_with"),
             what=f"the schedule steps up with the batch at {start:g}, and rule {formula.rule} does too",
             way_out="keep the schedule flat there, or write `scale_with: initial`",
         )
@@ -156,7 +156,18 @@ def long_steps(case: Case) -> Iterator[Fault]:
     largest = _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
     if case.is_sgd and case.optimizer["kind"] not in _MEASURE_THEIR_RATE and step > largest:
         yield Fault(
-            keys=("learning_rate.reference", "optimizer.momentum", "learning_rate.per", "batch.global"),
+            keys=(
+                "learning_rate.reference",
+                "optimizer.momentum",
+                "learning_rate.per",
+                "batch.global",
+                "learning_rate.rule",
+                "learning_rate.scale_with",
+                "learning_rate.schedule",
+                "learning_rate.warmup.target_batch",
+                "schedules.momentum",
+                "dataset",
+            ),
             what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
             way_out=f"write a rate {step / largest:.2g} times smaller or more, or a smaller momentum",
         )
@@ -183,7 +194,7 @@ def raised_momentum(case: Case) -> Iterator[Fault]:
     longer = case.momentum_factor / before
     if same_rate and longer >= 1.999:
         yield Fault(
-            keys=("optimizer.momentum",),
+            keys=("optimizer.momentum", "schedules.momentum", "optimizer.kind"),
             what=f"steps {longer:.3g} times longer than in {case.base.recipe.name}, at the same rate",
             way_out=f"write a reference rate of {formula.reference / longer:.3g}, or the former momentum",
         )
@@ -208,7 +219,13 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     reach = largest_linear_batch(case.recipe)
     if case.is_sgd and formula.rule in LINEAR and reach > max(LINEAR_HOLDS_TO, formula.per):
         yield Fault(
-            keys=("batch.global", "learning_rate.rule"),
+            keys=(
+                "batch.global",
+                "learning_rate.rule",
+                "learning_rate.per",
+                "learning_rate.warmup.target_batch",
+                "optimizer.kind",
+            ),
             what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {LINEAR_HOLDS_TO:,}",
             way_out="begin with 8192 and grow the batch where the rate falls, use Lars, or tune the rate at this batch",
         )
@@ -234,7 +251,7 @@ def linear_adam(case: Case) -> Iterator[Fault]:
     formula = case.recipe.learning_rate
     if rate_rule(case.recipe.optimizer) == "sqrt" and formula.rule == "linear" and case.growth != 1:
         yield Fault(
-            keys=("learning_rate.rule", "optimizer.kind"),
+            keys=("learning_rate.rule", "optimizer.kind", "batch.global", "learning_rate.per"),
             what=f"linear scaling by {case.growth:g} for {case.optimizer['kind']}",
             way_out="write `rule: sqrt`",
         )
@@ -257,7 +274,7 @@ def scaled_lars(case: Case) -> Iterator[Fault]:
     formula = case.recipe.learning_rate
     if case.optimizer["kind"] == "Lars" and formula.rule != "none" and case.growth != 1:
         yield Fault(
-            keys=("learning_rate.rule", "optimizer.kind"),
+            keys=("learning_rate.rule", "optimizer.kind", "batch.global", "learning_rate.per"),
             what=f"{formula.rule} scaling by {case.growth:g} for Lars",
             way_out="write `rule: none` and a rate that was found at this batch",
         )

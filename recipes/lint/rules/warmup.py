@@ -47,7 +47,8 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     elif case.is_sgd and (step := case.first_rate * case.momentum_factor) > 1.001 * LARGEST_WITHOUT_WARMUP:
         what = f"{has}, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
     if what is not None:
-        keys = ("learning_rate.warmup", "batch.global", "learning_rate.per")
+        keys = ("learning_rate.warmup", "batch.global", "learning_rate.per", "learning_rate.reference")
+        keys += ("learning_rate.rule", "learning_rate.schedule", "optimizer.momentum", "optimizer.kind")
         yield Fault(keys=keys, what=what, way_out=_rise_over(case))
 
 
@@ -69,7 +70,14 @@ def short_warmup(case: Case) -> Iterator[Fault]:
     rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
     if case.is_sgd and rises and epoch < 1 and max(case.growth, rate * case.momentum_factor) > LARGEST_WITHOUT_WARMUP:
         yield Fault(
-            keys=("learning_rate.warmup.epochs", "learning_rate.schedule"),
+            keys=(
+                "learning_rate.warmup.epochs",
+                "learning_rate.schedule",
+                "batch.global",
+                "learning_rate.reference",
+                "learning_rate.per",
+                "optimizer.momentum",
+            ),
             what=f"rises to a rate of {rate:.4g} within {epoch:.2g} epochs",
             way_out=_rise_over(case),
         )
@@ -140,6 +148,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
     schedules = {"learning_rate.schedule": (formula.schedule, clock_starts)}
     schedules |= {f"schedules.{name}": (getattr(moving, name), 0) for name in ("momentum", "weight_decay")}
     for key, (schedule, starts) in schedules.items():
+        shifts = ("learning_rate.warmup.epochs", "learning_rate.warmup.joins") if starts else ()
         is_product = isinstance(schedule, Product)
         for part in schedule.factors if is_product else (schedule,):
             boundaries = getattr(part, "boundaries", None) or ()
@@ -147,7 +156,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
             if late:
                 steps = ", ".join(f"{each:g}" for each in late)
                 yield Fault(
-                    keys=("epochs", f"{key}.{'factors' if is_product else 'boundaries'}"),
+                    keys=("epochs", f"{key}.{'factors' if is_product else 'boundaries'}", *shifts),
                     what=f"{key} steps at {steps} of a run of {case.recipe.epochs:g} epochs",
                     way_out=_boundaries_within(boundaries, case.recipe.epochs - starts),
                 )
@@ -192,7 +201,7 @@ def constant_warmup(case: Case) -> Iterator[Fault]:
     warmup = case.recipe.learning_rate.warmup
     if warmup is not None and isinstance(warmup.shape, ConstantWarmup) and case.growth > LARGEST_WITHOUT_WARMUP:
         yield Fault(
-            keys=("learning_rate.warmup.kind",),
+            keys=("learning_rate.warmup.kind", "batch.global", "learning_rate.per"),
             what=f"jumps to the full rate of a batch {case.growth:g} times `per` at epoch {warmup.shape.epochs:g}",
             way_out="write `kind: GradualWarmup`",
         )
@@ -216,7 +225,11 @@ def warmup_past_decay(case: Case) -> Iterator[Fault]:
         return
     if formula.warmup.shape.epochs > first:
         yield Fault(
-            keys=("learning_rate.warmup.epochs", "learning_rate.schedule.boundaries"),
+            keys=(
+                "learning_rate.warmup.epochs",
+                "learning_rate.schedule.boundaries",
+                "learning_rate.warmup.joins",
+            ),
             what=f"the warmup ends at {formula.warmup.shape.epochs:g}, the schedule steps down at {first:g}",
             way_out=f"end it by {first:g}, or write `joins: before`",
         )

@@ -160,3 +160,23 @@ def test_an_inherited_aim_of_the_warmup_is_found_at_the_batch_that_no_longer_fit
     assert "from 1.6 to 0.8" in finding.what
     assert finding.way_out == "write `target_batch: 2048` in `learning_rate.warmup`"
     assert lint(mine % "learning_rate: {warmup: {target_batch: 2048}}\n", base=base) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ("learning_rate: {rule: 2}", "long-steps"),
+        ("learning_rate: {schedule: {kind: Constant, factor: 4}}", "long-steps"),
+        ("schedules: {momentum: {kind: Constant, factor: 1.06}}", "raised-momentum"),
+        ("batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}", "updates-while-ramping"),
+        ("learning_rate: {reference: 3.2, rule: none}", "no-warmup"),
+    ],
+)
+def test_a_finding_stands_at_the_cause_in_the_own_file_and_a_comment_ignores_it_there(changes, rule, lint):
+    base = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: %s}\n"
+    base %= "{epochs: 1000up}" if rule == "updates-while-ramping" else "null" if rule == "no-warmup" else "{epochs: 5}"
+    mine = "kilobatch: 1\nextends: ./base.yaml\n%s\n"
+    (finding,) = [each for each in lint(mine % changes, base=base) if each.rule == rule]
+    assert (finding.file, finding.line) == ("mine.yaml", 3)
+    kept = lint(mine % f"{changes}   # lint: ignore {rule} wanted", base=base)
+    assert not [each for each in kept if each.rule in (rule, "unused-ignore")]
