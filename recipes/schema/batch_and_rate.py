@@ -150,7 +150,7 @@ class LearningRate:
         per: the global batch at which `reference` holds, at least 1.
         rule: how the rate follows the batch: `linear`, `sqrt`, `none`, or the power p of (B / per)^p, in [0, 2].
         scale_with: the batch that the rule uses in a batch ramp: the `current` or the `initial` one.
-        every: how often the schedule is read: `update`, or a duration such as `1ep`.
+        every: how often warmup and schedule are read: `update`, or a duration such as `1ep`.
         warmup: warmup of the rate; null for none.
         schedule: the factor over time. A required `epochs` that is left out defaults to the rest of the run.
         factors: parameters with another rate, such as `[{parameters: [norm, bias], factor: 2}]`; the first entry that

@@ -100,7 +100,8 @@ def updates_while_ramping(case: Case) -> Iterator[Fault]:
     if not case.ramps:
         return
     for path, text in written_in_updates(case.written):
-        yield Fault(keys=(path, "batch.global"), what=f"{text} while the batch moves", way_out="write epochs or samples")
+        what = f"{text} while the batch moves"
+        yield Fault(keys=(path, "batch.global"), what=what, way_out="write epochs or samples")
 
 
 def double_buffering(case: Case) -> Iterator[Fault]:

@@ -15,6 +15,7 @@ from recipes.planning.rates import (
     learning_rate_at,
     momentum_at,
 )
+from recipes.planning.timeline import timeline_of
 from recipes.schema.vocabulary import rate_rule
 
 _LARGEST_UNSCALED = 8
@@ -170,6 +171,32 @@ def long_steps(case: Case) -> Iterator[Fault]:
             ),
             what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
             way_out=f"write a rate {step / largest:.2g} times smaller or more, or a smaller momentum",
+        )
+
+
+def rate_near_zero(case: Case) -> Iterator[Fault]:
+    """A rate below a millionth of the highest in more than a twentieth of the updates.
+
+    These updates move nothing, and the time they take is lost. A schedule that ends before the run, or falls by a ratio
+    that was meant for a longer time, does that.
+
+    Way out: a schedule that ends with the run: `epochs: null`, or a `ratio` nearer to 1.
+    Source: arithmetic; the rates of the library's recipes stay above that but for a few updates.
+    Fires:
+        learning_rate: {schedule: {kind: Cosine, epochs: 20}}
+    Quiet:
+        learning_rate: {schedule: {kind: Cosine, epochs: 86}}
+    """
+    timeline = timeline_of(case.recipe, case.opened.dataset)
+    evenly = range(1, timeline.num_updates, 1 + timeline.num_updates // 1000)  # a warmup may begin at 0
+    epochs = [timeline.epoch_at(update) for update in evenly]
+    low = [epoch for epoch in epochs if learning_rate_at(case.recipe, epoch) < 1e-6 * case.peak[0]]
+    if len(low) > 0.05 * len(epochs):
+        yield Fault(
+            keys=("learning_rate.schedule", "epochs"),
+            what=f"below a millionth of the highest rate in {len(low) / len(epochs):.0%} of the updates, "
+            f"from epoch {low[0]:.3g} on",
+            way_out="let the schedule end with the run: `epochs: null`, or a ratio nearer to 1",
         )
 
 

@@ -128,6 +128,29 @@ def _rise_over(case: Case) -> str:
     return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
 
 
+def warmup_read_once(case: Case) -> Iterator[Fault]:
+    """A warmup that is not longer than `every`, so that it is read only at its start.
+
+    The rate stays where the warmup begins until `every` has passed, and then jumps.
+
+    Way out: `every: update`, or a small part of the warmup, such as `1ep`.
+    Source: arithmetic; torchvision reads a warmup of five epochs once an epoch.
+    Fires:
+        learning_rate: {every: 5ep}
+    Quiet:
+        learning_rate: {every: 1ep}
+    """
+    formula, end = case.recipe.learning_rate, case.recipe.epochs
+    if formula.warmup is None or formula.every == "update" or formula.warmup.shape(0.0) == 1:
+        return
+    if formula.warmup.shape.epochs <= formula.every < end:  # beyond, idle-after-end reports it
+        yield Fault(
+            keys=("learning_rate.every", "learning_rate.warmup.epochs"),
+            what=f"every is {formula.every:g} epochs, and the warmup {formula.warmup.shape.epochs:g}: it is read once",
+            way_out="write `every: update`",
+        )
+
+
 def decay_after_end(case: Case) -> Iterator[Fault]:
     """A step of a schedule, or the end of the rate's, after the end of the run: it never happens.
 

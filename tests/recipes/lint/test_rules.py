@@ -117,7 +117,7 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 0.9}}\n", ["short-warmup"]),
         # positions at the end of the run, and just before
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 90ep}\n", ["idle-after-end"]),
-        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 89}\n", []),
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 89}\n", ["warmup-read-once"]),
         ("goyal2017/256", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", []),
         ("goyal2017", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", ["idle-after-end"]),
         ("goyal2017", "updater: {local_steps: {every: 4, replicas: 2, from: 1run}}\n", ["idle-after-end"]),
