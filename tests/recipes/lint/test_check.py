@@ -180,3 +180,14 @@ def test_a_finding_stands_at_the_cause_in_the_own_file_and_a_comment_ignores_it_
     assert (finding.file, finding.line) == ("mine.yaml", 3)
     kept = lint(mine % f"{changes}   # lint: ignore {rule} wanted", base=base)
     assert not [each for each in kept if each.rule in (rule, "unused-ignore")]
+
+
+def test_a_ramp_of_equal_steps_does_not_move(lint):
+    steps = "batch: {global: [{from: 0, size: 8192}, {from: 30, size: 8192}]}\n"
+    assert lint(f"kilobatch: 1\nextends: goyal2017\n{steps}learning_rate: {{warmup: {{epochs: 1000up}}}}\n") == []
+
+
+def test_a_decay_that_its_schedule_scales_with_the_batch_is_found(lint):
+    moved = "batch: {global: 4096}\nschedules: {weight_decay: {kind: Constant, factor: 0.5}}\n"
+    (finding,) = lint(f"kilobatch: 1\nextends: goyal2017\n{moved}")
+    assert (finding.rule, finding.line) == ("decay-with-batch", 4)
