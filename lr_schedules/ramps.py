@@ -43,5 +43,15 @@ class BatchRamp:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"BatchRamp.sizes must be whole numbers > 0, got {size!r}")
 
+    @property
+    def changes(self) -> tuple[tuple[float, int], ...]:
+        """(boundary, size) of the first stage, and of each that has another size than the stage before it.
+
+        >>> BatchRamp(boundaries=(0.0, 30.0, 60.0), sizes=(64, 64, 128)).changes
+        ((0.0, 64), (60.0, 128))
+        """
+        stages = zip(self.boundaries, self.sizes, (None, *self.sizes), strict=False)
+        return tuple((start, size) for start, size, before in stages if size != before)
+
     def __call__(self, epoch: float) -> int:
         return self.sizes[max(0, bisect_right(self.boundaries, epoch) - 1)]

@@ -232,6 +232,17 @@ def test_validate_notes_what_another_kind_leaves_behind(run, tmp_path):
     assert run("recipes", "validate", "mine.yaml")[1] == f"mine.yaml: valid\n  note: {note}\n"
 
 
+def test_every_command_warns_of_what_another_kind_on_the_command_line_leaves_behind(run):
+    note = "optimizer: another kind replaces the whole mapping; not taken over: weight_decay, no_decay"
+    kind = ("--set", "optimizer.kind=NesterovAG", "--set", "optimizer.momentum=0.9")
+    code, out, lines = run("recipes", "validate", "digits/baseline", *kind)
+    assert (code, out) == (0, "digits/baseline: valid\n")
+    assert [line for line in lines if note in line] == lines
+    assert len(lines) == 1
+    whole = (*kind, "--set", "optimizer.weight_decay=1e-4", "--set", "optimizer.no_decay=[norm]")
+    assert run("recipes", "show", "digits/baseline", *whole)[2] == []
+
+
 def test_show_prints_every_value_with_its_origin(run, tmp_path):
     (tmp_path / "mine.yaml").write_text(MINE)
     out = run("recipes", "show", "mine.yaml", "--set", "seed=7")[1]
@@ -300,11 +311,12 @@ def test_curve_at_epochs(run):
     assert [set(point) for point in points] == [
         {"epoch", "update", "samples", "global_batch_size", "learning_rate", "momentum"}
     ] * 5
-    assert [point["learning_rate"] for point in points] == pytest.approx([0.1, 0.45, 0.8, 0.16, 0.0016])
+    at_2_5 = 0.1 + 0.7 * 1564 * 2048 / 5 / 1_281_167  # where update 1564 starts, just after
+    assert [point["learning_rate"] for point in points] == pytest.approx([0.1, at_2_5, 0.8, 0.16, 0.0016])
     assert [point["global_batch_size"] for point in points] == [2048, 2048, 2048, 4096, 4096]
     assert {point["momentum"] for point in points} == {0.9}
     # 30 * 1,281,167 / 2048 = 18,767.1: the first update that starts at or after epoch 30 is 18,768.
-    assert [point["update"] for point in points] == [0, 1564, 3128, 18768, 37535]
+    assert [point["update"] for point in points] == [0, 1564, 3128, 18768, None]
     assert [point["samples"] for point in points[:4]] == [update * 2048 for update in (0, 1564, 3128, 18768)]
 
 

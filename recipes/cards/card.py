@@ -173,9 +173,8 @@ def ramp_text(ramp: BatchRamp) -> str:
     >>> ramp_text(BatchRamp(boundaries=(0.0, 30.0), sizes=(2048, 4096)))
     '2,048, from epoch 30 4,096'
     """
-    parts = [number(ramp.sizes[0])]
-    later = zip(ramp.boundaries[1:], ramp.sizes[1:], strict=True)
-    parts += [f"from epoch {boundary:g} {number(size)}" for boundary, size in later]
+    (_, first), *later = ramp.changes
+    parts = [number(first), *(f"from epoch {boundary:g} {number(size)}" for boundary, size in later)]
     return ", ".join(parts)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipes.cards.card import peak_rate, ramp_text
 from recipes.errors import Problem, RecipeError, refuse_unreachable
-from recipes.planning.rates import full_rate_at, learning_rate_at, written_weight_decay
+from recipes.planning.rates import full_rate_at, learning_rate_at, weight_decay_at
 from recipes.planning.timeline import Timeline, timeline_of
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.registry import names, shown
@@ -93,7 +93,7 @@ def _decay(opened: OpenedRecipe) -> Iterator[tuple[str, str]]:
     """
     tree, recipe = opened.tree["optimizer"], opened.recipe
     coupled = rate_rule(recipe.optimizer) == "linear" and tree.get("decay", "coupled") == "coupled"
-    if (decay := written_weight_decay(recipe.optimizer)) and (coupled or tree.get("decay") == "times_rate"):
+    if (decay := weight_decay_at(recipe, 0.0)) and (coupled or tree.get("decay") == "times_rate"):
         rate = full_rate_at(recipe, 0.0)
         yield "rate x decay / batch", _rate(rate * decay / recipe.batch.global_.sizes[0])
 

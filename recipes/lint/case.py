@@ -96,7 +96,7 @@ class Case:
     @property
     def ramps(self) -> bool:
         """Whether the batch changes over the run."""
-        return len(self.recipe.batch.global_.sizes) > 1
+        return len(self.recipe.batch.global_.changes) > 1
 
 
 Rule = Callable[[Case], Iterator[Fault]]

@@ -145,13 +145,10 @@ def _factor_at(schedule: Schedule, recipe: Recipe, epoch: float) -> float:
         return float(schedule(recipe.epochs * _JUST_BEFORE))
 
 
-def target_inside(formula: LearningRate, ramp: BatchRamp, *, epochs: float) -> int | None:
-    """The batch that a warmup of so many epochs aims at where the batch moves within it; None where it does not."""
-    inside = [size for start, size in zip(ramp.boundaries, ramp.sizes, strict=True) if 0 < start < epochs]
-    if not inside:
-        return None
-    follows = formula.scale_with == "current" and formula.rule != "none"  # else the rate would fall when the rise ends
-    return inside[-1] if follows else ramp.sizes[0]
+def target_inside(ramp: BatchRamp, *, epochs: float, rule: str | float, scale_with: str) -> int | None:
+    """The batch that a warmup of so many epochs aims at if the rate moves with the batch within it; else None."""
+    inside = [size for start, size in ramp.changes if 0 < start < epochs]
+    return inside[-1] if inside and scale_with == "current" and rule not in ("none", 0) else None
 
 
 def first_step_of(schedule: Schedule) -> float:

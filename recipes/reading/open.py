@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.planning.cluster import Cluster
-from recipes.reading.load import Origins, chain_of, load_tree
+from recipes.reading.load import Origins, chain_of, load_tree, not_taken_over
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
 from recipes.reading.registry import (
@@ -46,6 +46,7 @@ class OpenedRecipe:
         path: of the file.
         reading: with the origins of its values, for later checks that refuse one.
         code_folders: where own code is looked for, first to last.
+        not_taken_over: a line for each mapping that another `kind` on the command line replaced.
     """
 
     recipe: Recipe
@@ -56,11 +57,12 @@ class OpenedRecipe:
     path: Path
     reading: Reading
     code_folders: tuple[Path, ...]
+    not_taken_over: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a new run with this recipe would be refused for; empty unless a run was trained with it."""
-        return tuple(map(str, self.reading.warnings))
+        """What a new run with this recipe would be refused for, if a run was trained with it, and `not_taken_over`."""
+        return (*map(str, self.reading.warnings), *self.not_taken_over)
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -120,15 +122,19 @@ def open_recipe(
     recipe, dataset, resolved = read_recipe(reading, tree, stem=path.stem, open_dataset=dataset_of)
     if reading.problems:
         raise RecipeError(reading.problems)
+    origins_of = {dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in leaves(resolved)}
+    typed = any(overrides) and overrides_from == "command line"  # a search would warn in each trial
+    lost = not_taken_over(load_tree(path)[0], resolved, origins_of) if typed else ()
     return OpenedRecipe(
         recipe=recipe,
         dataset=dataset,
         tree=resolved,
         dataset_tree=dataset_tree,
-        origins={dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in leaves(resolved)},
+        origins=origins_of,
         path=path,
         reading=reading,
         code_folders=folders,
+        not_taken_over=tuple(lost),
     )
 
 

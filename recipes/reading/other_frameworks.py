@@ -11,6 +11,7 @@ _RATE = ("learning_rate", "{reference: 0.1, per: 256}")
 _BATCH = ("batch", "{global: 256}")
 _STEPS = ("learning_rate.schedule", "{kind: MultiStep, boundaries: [30, 60, 80], factor: 0.1}")
 _WARMUP = ("learning_rate.warmup", "{kind: GradualWarmup, epochs: 5, start: reference, joins: multiply}")
+_ONE_CYCLE = ("learning_rate.schedule", "{kind: PiecewiseLinear, points: [[0, 0.04], [0.3run, 1], [1run, 0]]}")
 _HALF = ("precision", "{compute: mixed16}")
 _AVERAGE = ("weight_average", "{keep: 0.9999, per: 4096}")
 
@@ -67,6 +68,12 @@ KINDS = {
     "polynomiallr": ("learning_rate.schedule", "{kind: Polynomial, power: 2}"),
     "constantlr": ("learning_rate.schedule", "{kind: Constant}"),
     "linearlr": _WARMUP,
+    "warmup linear": _WARMUP,
+    **dict.fromkeys(("linearwarmup", "cosinewarmup", "exponentialwarmup"), _WARMUP),
+    "schedule linear": ("learning_rate.schedule", "{kind: Polynomial, power: 1}"),
+    "wsd": ("learning_rate.schedule", "{kind: StableDecay, decay_from: 0.8run}"),
+    **dict.fromkeys(("onecycle", "onecyclelr"), _ONE_CYCLE),
+    "reducelronplateau": _STEPS,  # a schedule sees no loss
     "crossentropyloss": ("loss", "{kind: SoftmaxCrossEntropy}"),
     "randomhorizontalflip": ("augmentation.train", "[{kind: HorizontalFlip}, {kind: Normalize, with: digits}]"),
 }
@@ -93,9 +100,9 @@ def key_here(path: str) -> str:
     return _words(KEYS.get(path) or KEYS.get(path.rpartition(".")[2]))
 
 
-def kind_here(kind: str) -> str:
-    """The same for an unknown kind."""
-    return _words(KINDS.get(kind.lower()))
+def kind_here(kind: str, *, word: str) -> str:
+    """The same for an unknown kind of a schedule, a warmup or what else `word` says."""
+    return _words(KINDS.get(f"{word} {kind.lower()}") or KINDS.get(kind.lower()))
 
 
 def value_here(path: str, value: Any) -> str:

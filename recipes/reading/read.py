@@ -361,7 +361,7 @@ class Reading:
             return f"give the {component.word} its `kind`"
         known = {kind.lower(): kind for kind in getattr(self.vocabulary, component.group)}
         kind = known.get(word.replace("_", "").lower())
-        return (kind is None and kind_here(word)) or f"write `{{kind: {kind or word}}}`"
+        return (kind is None and kind_here(word, word=component.word)) or f"write `{{kind: {kind or word}}}`"
 
     def _class_of(self, component: Component, kind: str, path: Path) -> Any:
         group: Mapping[str, type] = getattr(self.vocabulary, component.group)
@@ -371,7 +371,7 @@ class Reading:
         try:
             cls = group[kind]
         except KeyError:
-            way_out = kind_here(kind) or nearest(kind, sorted(group), called="known")
+            way_out = kind_here(kind, word=component.word) or nearest(kind, sorted(group), called="known")
             way_out += " (or name it in `lacks` if it is not built)" if self.may_lack else ""
             return self.refuse(inner, f"there is no {component.word} called {kind}", way_out)
         except (ImportError, AttributeError, TypeError) as error:

@@ -19,7 +19,7 @@ from lr_schedules import BatchRamp
 from recipes.arguments import LONGEST_SIDE
 from recipes.errors import RecipeError, listed
 from recipes.planning.division import largest_divisor
-from recipes.planning.rates import full_rate
+from recipes.planning.rates import full_rate, target_inside
 from recipes.reading.augmentation_checks import check_augmentation
 from recipes.reading.checks import check_extensions, check_image_size, check_loss, check_schedules, check_updater
 from recipes.reading.load import VERSION
@@ -283,10 +283,10 @@ class RateReading:
         warmup, resolved = self.reading.record(Warmup, options, path, using={"shape": read_shape})
         resolved = {**resolved.pop("shape"), **resolved}
         if warmup is not REFUSED:
-            warmup = self._fitting(warmup, path, aimed="target_batch" in raw)
+            warmup = self._fitting(warmup, path, before, aimed="target_batch" in raw)
         return warmup, resolved
 
-    def _fitting(self, warmup: Warmup, path: Path, *, aimed: bool) -> Any:
+    def _fitting(self, warmup: Warmup, path: Path, before: Mapping[str, Any], *, aimed: bool) -> Any:
         end = getattr(warmup.shape, "epochs", None)
         if end is None:
             what = f"{type(warmup.shape).__name__} has no `epochs`"
@@ -295,10 +295,12 @@ class RateReading:
             what = f"{end:g} is longer than the run, {self.time.epochs:g}"
             way_out = "shorten the warmup, or lengthen `epochs`"
             return self.reading.refuse_pair((*path, "epochs"), ("epochs",), what, way_out)
-        inside = [start for start in self.time.ramp.boundaries if 0 < start < end]
-        if inside and not aimed:
+        rule, scale_with = before["rule"], before["scale_with"]
+        target = target_inside(self.time.ramp, epochs=end, rule=rule, scale_with=scale_with)
+        if target is not None and not aimed and REFUSED not in (rule, scale_with):
+            inside = [start for start, _ in self.time.ramp.changes if 0 < start < end]
             what = f"the batch moves at {_places(inside)}, inside the warmup of {end:g}"
-            return self.reading.refuse(path, what, f"say which it aims at: `target_batch: {self.time.ramp(end)}`")
+            return self.reading.refuse(path, what, f"say which it aims at: `target_batch: {target}`")
         if warmup.joins == "before":
             self.reading.rest_of_run = self.time.epochs - end
         return warmup

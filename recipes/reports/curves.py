@@ -86,24 +86,26 @@ def reads_better_in_decades(values: np.ndarray) -> bool:
 
 
 def curve_points(opened: OpenedRecipe, epochs: Sequence[float]) -> list[dict[str, Any]]:
-    """The formulas at each epoch of the run; `update` and `samples` are of the first update that starts there or later.
+    """At each epoch of the run, what the first update that starts there or later trains with.
 
-    At the end of the run, that is the update after the last one.
+    `samples` are those before it. Where none starts any more, `update` is None and the values are the formulas'.
     """
     recipe, updates = opened.recipe, timeline_of(opened.recipe, opened.dataset)
     points = []
     for epoch in epochs:
         update = updates.first_update_at(epoch)
+        is_over = update >= updates.num_updates
+        at = epoch if is_over else updates.epoch_at(update)
         points.append(
             {
                 "epoch": epoch,
-                "update": update,
+                "update": None if is_over else update,
                 "samples": updates.samples_at(update),
-                "global_batch_size": batch_size_at(recipe, epoch),
-                "learning_rate": learning_rate_at(recipe, epoch),
-                "momentum": momentum_at(recipe, epoch),
-                **({} if recipe.schedules.weight_decay is None else {"weight_decay": weight_decay_at(recipe, epoch)}),
-                **({} if recipe.image_size is None else {"image_size": image_size_at(recipe, epoch)}),
+                "global_batch_size": batch_size_at(recipe, at),
+                "learning_rate": learning_rate_at(recipe, at),
+                "momentum": momentum_at(recipe, at),
+                **({} if recipe.schedules.weight_decay is None else {"weight_decay": weight_decay_at(recipe, at)}),
+                **({} if recipe.image_size is None else {"image_size": image_size_at(recipe, at)}),
             }
         )
     return points

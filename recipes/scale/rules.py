@@ -260,12 +260,14 @@ def _aim(request: Request, *, ends: float | None = None) -> Iterator[Change]:
     Raises:
         InputRefused: it would be no whole number of samples.
     """
-    warmup, ramp = request.recipe.learning_rate.warmup, request.recipe.batch.global_
+    formula, ramp = request.recipe.learning_rate, request.recipe.batch.global_
+    warmup = formula.warmup
     if warmup is None:
         return
     ends = warmup.shape.epochs if ends is None else ends
     is_written = "target_batch" in request.written["learning_rate"]["warmup"]
-    if not is_written and not any(0 < start < ends for start in ramp.boundaries):
+    inside = target_inside(ramp, epochs=ends, rule=formula.rule, scale_with=formula.scale_with)
+    if not is_written and inside is None:
         return
     first, aimed = ramp.sizes[0], aimed_batch(request.recipe, ends)
     target = Fraction(request.batch) if request.has_one_full_rate else aimed * request.kappa
@@ -310,7 +312,8 @@ def _five_epochs(request: Request) -> dict[str, Any]:
     whole = int(epochs) if epochs == int(epochs) else rounded(epochs)
     made = {"kind": "GradualWarmup", "epochs": whole, "start": "reference", "joins": "multiply"}
     ramp = replace(request.recipe.batch.global_, sizes=tuple(request.sizes))
-    inside = target_inside(request.recipe.learning_rate, ramp, epochs=epochs)
+    formula = request.recipe.learning_rate
+    inside = target_inside(ramp, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     return made if inside is None else {**made, "target_batch": inside}
 
 

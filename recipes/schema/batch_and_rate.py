@@ -98,8 +98,8 @@ class Warmup:
         joins: `multiply`: times the schedule, whose clock runs from 0 (Goyal et al. 2017); `before`: the schedule's
             clock starts when the warmup ends (MLPerf, torchvision); `over`: the warmup replaces the beginning of a
             schedule that runs from 0 (the code of You et al. 2019).
-        target_batch: the global batch whose rate the warmup reaches. Left out: the first batch; required if the batch
-            changes during the warmup.
+        target_batch: the global batch whose rate the warmup reaches. Left out: the first batch; required if the rate
+            moves with the batch during the warmup.
         shape: the factor w. Its `kind` and keys stand beside `joins`; its `start` is `reference` (the unscaled rate),
             0, `{rate: 0.1}` or `{factor: 0.03125}`.
     """
@@ -150,7 +150,7 @@ class LearningRate:
         per: the global batch at which `reference` holds, at least 1.
         rule: how the rate follows the batch: `linear`, `sqrt`, `none`, or the power p of (B / per)^p, in [0, 2].
         scale_with: the batch that the rule uses in a batch ramp: the `current` or the `initial` one.
-        every: how often the schedule is read: `update`, or a duration such as `1ep`.
+        every: how often warmup and schedule are read: `update`, or a duration such as `1ep`.
         warmup: warmup of the rate; null for none.
         schedule: the factor over time. A required `epochs` that is left out defaults to the rest of the run.
         factors: parameters with another rate, such as `[{parameters: [norm, bias], factor: 2}]`; the first entry that

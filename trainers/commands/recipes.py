@@ -100,7 +100,8 @@ def validate(
         print(printable(f"{name}: valid" + (f"; cannot be trained yet, {reasons}" if reasons else "")))
         for base, _ in chain_of(opened.path)[1:2]:
             for line in not_taken_over(load_tree(base)[0], opened.tree, opened.origins):
-                print(printable(f"  note: {line}"))
+                if line not in opened.not_taken_over:  # else it is a warning already
+                    print(printable(f"  note: {line}"))
     if problems:
         raise RecipeError(problems)
 
@@ -393,7 +394,10 @@ def schema(
 @app.command()
 def curve(
     recipe: Recipe,
-    at: Annotated[str | None, typer.Option("--at", metavar="0,2.5,500up", help="Where to read the formulas.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="0,2.5,500up", help="Print the first update that starts there or later."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", metavar="F.png|F.svg", help="Draw into a file.")] = None,
     overrides: Set = None,
     data: Data = None,

@@ -77,7 +77,7 @@ def few_updates(case: Case) -> Iterator[Fault]:
     if updates < _FEWEST and case.recipe.init is None:
         fits = int(case.recipe.epochs * case.opened.dataset.num_train / _FEWEST)
         yield Fault(
-            keys=("batch.global", "epochs"),
+            keys=("batch.global", "epochs", "dataset"),
             what=f"{updates} updates in all",
             way_out=f"write a batch of at most {fits:,}, or more epochs" if fits else "write more epochs",
         )
@@ -100,7 +100,8 @@ def updates_while_ramping(case: Case) -> Iterator[Fault]:
     if not case.ramps:
         return
     for path, text in written_in_updates(case.written):
-        yield Fault(keys=(path,), what=f"{text} while the batch moves", way_out="write epochs or samples")
+        what = f"{text} while the batch moves"
+        yield Fault(keys=(path, "batch.global"), what=what, way_out="write epochs or samples")
 
 
 def double_buffering(case: Case) -> Iterator[Fault]:
@@ -127,7 +128,8 @@ def double_buffering(case: Case) -> Iterator[Fault]:
         yield Fault(keys=("updater.double_buffering", "batch.global"), what=what, way_out="keep the batch constant")
     if momentum > _LARGEST_MOMENTUM:
         what = f"gradients one update late with momentum {momentum:g}"
-        yield Fault(keys=("updater.double_buffering", "optimizer.momentum"), what=what, way_out="write momentum 0.9")
+        keys = ("updater.double_buffering", "optimizer.momentum", "schedules.momentum")
+        yield Fault(keys=keys, what=what, way_out="write momentum 0.9")
 
 
 def idle_after_end(case: Case) -> Iterator[Fault]:

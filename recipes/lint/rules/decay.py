@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import full_rate_at, written_weight_decay
+from recipes.planning.rates import full_rate_at, weight_decay_at
 from recipes.reading.read import names_in
 from recipes.schema.vocabulary import is_layerwise
 
@@ -23,10 +23,10 @@ def decay_on_norm(case: Case) -> Iterator[Fault]:
     Quiet:
         optimizer: {no_decay: [], weight_decay: 0.0}
     """
-    decay, spared = written_weight_decay(case.recipe.optimizer), names_in(case.optimizer.get("no_decay"))
+    decay, spared = weight_decay_at(case.recipe, 0.0), names_in(case.optimizer.get("no_decay"))
     if decay > 0 and "norm" not in spared and not is_layerwise(case.recipe.optimizer):
         yield Fault(
-            keys=("optimizer.no_decay", "optimizer.weight_decay"),
+            keys=("optimizer.no_decay", "optimizer.weight_decay", "optimizer.kind"),
             what=f"weight decay {decay:g} reaches the scales and shifts of normalisation",
             way_out="write `no_decay: [norm]`",
         )
@@ -51,14 +51,14 @@ def decay_with_batch(case: Case) -> Iterator[Fault]:
     """
     if case.base is None or not case.is_sgd or case.optimizer.get("decay") == "times_relative_rate":
         return
-    decay, before = (written_weight_decay(recipe.optimizer) for recipe in (case.recipe, case.base.recipe))
+    decay, before = (weight_decay_at(recipe, 0.0) for recipe in (case.recipe, case.base.recipe))
     growth = case.first_batch / case.base.recipe.batch.global_.sizes[0]
     rates = full_rate_at(case.recipe, 0.0) / max(full_rate_at(case.base.recipe, 0.0), 1e-300)
     if math.isclose(rates, 1, rel_tol=0.01):  # as many times fewer updates of the same size: a scaled decay is the same
         return
     if before > 0 and growth != 1 and math.isclose(decay / before, growth, rel_tol=0.01):
         yield Fault(
-            keys=("optimizer.weight_decay",),
+            keys=("optimizer.weight_decay", "schedules.weight_decay"),
             what=f"{growth:g} times the {before:g} of {case.base.recipe.name}, as the batch",
             way_out=f"write {before:g}",
         )

@@ -101,7 +101,13 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
     if window is not None and window > epoch * (1 + 1e-9):  # 24 / (1 - 0.9) is above 240
         keep = (epoch - batch) * 100 // epoch / 100
         yield Fault(
-            keys=("evaluation.norm_momentum.keep", "batch.global"),
+            keys=(
+                "evaluation.norm_momentum.keep",
+                "evaluation.norm_momentum.per",
+                "evaluation.norm_statistics",
+                "batch.global",
+                "dataset",
+            ),
             what=f"the average looks back {window:,.0f} samples of {case.opened.dataset.num_train:,}",
             way_out=f"write `evaluation: {{norm_momentum: {{keep: {keep:g}, per: {batch}}}}}`",
         )
@@ -148,7 +154,7 @@ def live_last_gamma(case: Case) -> Iterator[Fault]:
     starts_at_1 = model.get("zero_last_gamma") is False and model.get("last_gamma") is None
     if starts_at_1 and case.growth > _MANY_TIMES:
         yield Fault(
-            keys=("model.zero_last_gamma", "batch.global"),
+            keys=("model.zero_last_gamma", "batch.global", "learning_rate.per"),
             what=f"the last scale of each block starts at 1, at a batch {case.growth:g} times `per`",
             way_out="write `zero_last_gamma: true`",
         )

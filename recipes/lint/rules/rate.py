@@ -15,6 +15,7 @@ from recipes.planning.rates import (
     learning_rate_at,
     momentum_at,
 )
+from recipes.planning.timeline import timeline_of
 from recipes.schema.vocabulary import rate_rule
 
 _LARGEST_UNSCALED = 8
@@ -45,7 +46,7 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
     growth = case.first_batch / per
     if case.is_sgd and formula.rule == "none" and growth > _LARGEST_UNSCALED:
         yield Fault(
-            keys=("learning_rate.rule", "batch.global"),
+            keys=("learning_rate.rule", "batch.global", "learning_rate.per", "optimizer.kind"),
             what=f"the rate of batch {per:,} at batch {case.first_batch:,}, {growth:g} times larger",
             way_out=f"write `rule: linear` with a warmup, or `per: {case.first_batch}` if the rate was found there",
         )
@@ -131,7 +132,7 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
         )
     for start in _steps_up_with_batch(case):
         yield Fault(
-            keys=("learning_rate.schedule",),
+            keys=("learning_rate.schedule", "batch.global", "learning_rate.rule", "learning_rate.scale_with"),
             what=f"the schedule steps up with the batch at {start:g}, and rule {formula.rule} does too",
             way_out="keep the schedule flat there, or write `scale_with: initial`",
         )
@@ -156,9 +157,46 @@ def long_steps(case: Case) -> Iterator[Fault]:
     largest = _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
     if case.is_sgd and case.optimizer["kind"] not in _MEASURE_THEIR_RATE and step > largest:
         yield Fault(
-            keys=("learning_rate.reference", "optimizer.momentum", "learning_rate.per", "batch.global"),
+            keys=(
+                "learning_rate.reference",
+                "optimizer.momentum",
+                "learning_rate.per",
+                "batch.global",
+                "learning_rate.rule",
+                "learning_rate.scale_with",
+                "learning_rate.schedule",
+                "learning_rate.warmup.target_batch",
+                "schedules.momentum",
+                "dataset",
+            ),
             what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
             way_out=f"write a rate {step / largest:.2g} times smaller or more, or a smaller momentum",
+        )
+
+
+def rate_near_zero(case: Case) -> Iterator[Fault]:
+    """A rate below a millionth of the highest in more than a twentieth of the updates.
+
+    These updates move nothing, and the time they take is lost. A schedule that ends before the run, or falls by a ratio
+    that was meant for a longer time, does that.
+
+    Way out: a schedule that ends with the run: `epochs: null`, or a `ratio` nearer to 1.
+    Source: arithmetic; the rates of the library's recipes stay above that but for a few updates.
+    Fires:
+        learning_rate: {schedule: {kind: Cosine, epochs: 20}}
+    Quiet:
+        learning_rate: {schedule: {kind: Cosine, epochs: 86}}
+    """
+    timeline = timeline_of(case.recipe, case.opened.dataset)
+    evenly = range(1, timeline.num_updates, 1 + timeline.num_updates // 1000)  # a warmup may begin at 0
+    epochs = [timeline.epoch_at(update) for update in evenly]
+    low = [epoch for epoch in epochs if learning_rate_at(case.recipe, epoch) < 1e-6 * case.peak[0]]
+    if len(low) > 0.05 * len(epochs):
+        yield Fault(
+            keys=("learning_rate.schedule", "epochs"),
+            what=f"below a millionth of the highest rate in {len(low) / len(epochs):.0%} of the updates, "
+            f"from epoch {low[0]:.3g} on",
+            way_out="let the schedule end with the run: `epochs: null`, or a ratio nearer to 1",
         )
 
 
@@ -183,7 +221,7 @@ def raised_momentum(case: Case) -> Iterator[Fault]:
     longer = case.momentum_factor / before
     if same_rate and longer >= 1.999:
         yield Fault(
-            keys=("optimizer.momentum",),
+            keys=("optimizer.momentum", "schedules.momentum", "optimizer.kind"),
             what=f"steps {longer:.3g} times longer than in {case.base.recipe.name}, at the same rate",
             way_out=f"write a reference rate of {formula.reference / longer:.3g}, or the former momentum",
         )
@@ -208,7 +246,13 @@ def linear_beyond_8k(case: Case) -> Iterator[Fault]:
     reach = largest_linear_batch(case.recipe)
     if case.is_sgd and formula.rule in LINEAR and reach > max(LINEAR_HOLDS_TO, formula.per):
         yield Fault(
-            keys=("batch.global", "learning_rate.rule"),
+            keys=(
+                "batch.global",
+                "learning_rate.rule",
+                "learning_rate.per",
+                "learning_rate.warmup.target_batch",
+                "optimizer.kind",
+            ),
             what=f"linear scaling from {formula.per:,} to {reach:,.0f}, seen to hold to {LINEAR_HOLDS_TO:,}",
             way_out="begin with 8192 and grow the batch where the rate falls, use Lars, or tune the rate at this batch",
         )
@@ -234,7 +278,7 @@ def linear_adam(case: Case) -> Iterator[Fault]:
     formula = case.recipe.learning_rate
     if rate_rule(case.recipe.optimizer) == "sqrt" and formula.rule == "linear" and case.growth != 1:
         yield Fault(
-            keys=("learning_rate.rule", "optimizer.kind"),
+            keys=("learning_rate.rule", "optimizer.kind", "batch.global", "learning_rate.per"),
             what=f"linear scaling by {case.growth:g} for {case.optimizer['kind']}",
             way_out="write `rule: sqrt`",
         )
@@ -257,7 +301,7 @@ def scaled_lars(case: Case) -> Iterator[Fault]:
     formula = case.recipe.learning_rate
     if case.optimizer["kind"] == "Lars" and formula.rule != "none" and case.growth != 1:
         yield Fault(
-            keys=("learning_rate.rule", "optimizer.kind"),
+            keys=("learning_rate.rule", "optimizer.kind", "batch.global", "learning_rate.per"),
             what=f"{formula.rule} scaling by {case.growth:g} for Lars",
             way_out="write `rule: none` and a rate that was found at this batch",
         )

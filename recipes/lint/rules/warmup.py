@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from lr_schedules import ConstantWarmup, Product
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, target_inside
+from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, full_rate, target_inside
+from recipes.schema.positions import next_multiple
 from recipes.schema.vocabulary import is_layerwise
 
 _SMALLEST_PUBLISHED = 1632
+_JUST_BEFORE = 1 - 1e-9
 _BRING_THEIR_OWN = ("AdaScale", "RmspropWarmup")
 
 
@@ -45,7 +47,8 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     elif case.is_sgd and (step := case.first_rate * case.momentum_factor) > 1.001 * LARGEST_WITHOUT_WARMUP:
         what = f"{has}, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
     if what is not None:
-        keys = ("learning_rate.warmup", "batch.global", "learning_rate.per")
+        keys = ("learning_rate.warmup", "batch.global", "learning_rate.per", "learning_rate.reference")
+        keys += ("learning_rate.rule", "learning_rate.schedule", "optimizer.momentum", "optimizer.kind")
         yield Fault(keys=keys, what=what, way_out=_rise_over(case))
 
 
@@ -67,9 +70,52 @@ def short_warmup(case: Case) -> Iterator[Fault]:
     rises = case.first_rate < 0.5 * rate and case.optimizer["kind"] not in _BRING_THEIR_OWN
     if case.is_sgd and rises and epoch < 1 and max(case.growth, rate * case.momentum_factor) > LARGEST_WITHOUT_WARMUP:
         yield Fault(
-            keys=("learning_rate.warmup.epochs", "learning_rate.schedule"),
+            keys=(
+                "learning_rate.warmup.epochs",
+                "learning_rate.schedule",
+                "batch.global",
+                "learning_rate.reference",
+                "learning_rate.per",
+                "optimizer.momentum",
+            ),
             what=f"rises to a rate of {rate:.4g} within {epoch:.2g} epochs",
             way_out=_rise_over(case),
+        )
+
+
+def warmup_to_other_batch(case: Case) -> Iterator[Fault]:
+    """A warmup that aims at the rate of another batch than that of the updates after it.
+
+    The rate then jumps or falls when the warmup ends. A recipe that extends another and has another batch inherits its
+    `target_batch`. Without one a warmup aims at the first batch.
+
+    Way out: as `target_batch` the batch at the end of the warmup.
+    Source: Goyal et al. 2017, arXiv 1706.02677: the warmup ends at the full rate of the batch.
+    Fires:
+        batch: {global: 4096}
+        learning_rate: {warmup: {target_batch: 8192}}
+    Quiet:
+        batch: {global: 4096}
+        learning_rate: {warmup: {target_batch: 4096}}
+    """
+    formula, ramp = case.recipe.learning_rate, case.recipe.batch.global_
+    if formula.warmup is None or formula.warmup.shape.epochs >= case.recipe.epochs:
+        return
+    ends = formula.warmup.shape.epochs
+    left = ends if formula.every == "update" else next_multiple(ends * _JUST_BEFORE, formula.every)
+    sizes = [ramp(ends * _JUST_BEFORE), *(size for start, size in ramp.changes if ends <= start <= left)]
+    if formula.scale_with == "initial":
+        sizes = [ramp.sizes[0]]
+    target, *after = (
+        full_rate(formula.reference, size, rule=formula.rule, per=formula.per)
+        for size in (formula.warmup.target_batch, *sizes)
+    )
+    if not min(after) * 0.99 <= target <= max(after) * 1.01:
+        yield Fault(
+            keys=("learning_rate.warmup.target_batch", "batch.global"),
+            what=f"the full rate goes from {target:.4g} to {after[0]:.4g} when the warmup ends, at epoch {ends:g}: "
+            f"it aims at batch {formula.warmup.target_batch:,}, then the rate is that of {sizes[0]:,}",
+            way_out=f"write `target_batch: {sizes[0]}` in `learning_rate.warmup`",
         )
 
 
@@ -77,9 +123,32 @@ def _rise_over(case: Case) -> str:
     recipe, formula = case.recipe, case.recipe.learning_rate
     epochs = min(5.0, max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4))
     start = "reference" if formula.rule != "none" and case.growth > 2 else 0
-    inside = target_inside(formula, recipe.batch.global_, epochs=epochs)
+    inside = target_inside(recipe.batch.global_, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     target = "" if inside is None else f", target_batch: {inside}"
     return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
+
+
+def warmup_read_once(case: Case) -> Iterator[Fault]:
+    """A warmup that is not longer than `every`, so that it is read only at its start.
+
+    The rate stays where the warmup begins until `every` has passed, and then jumps.
+
+    Way out: `every: update`, or a small part of the warmup, such as `1ep`.
+    Source: arithmetic; torchvision reads a warmup of five epochs once an epoch.
+    Fires:
+        learning_rate: {every: 5ep}
+    Quiet:
+        learning_rate: {every: 1ep}
+    """
+    formula, end = case.recipe.learning_rate, case.recipe.epochs
+    if formula.warmup is None or formula.every == "update" or formula.warmup.shape(0.0) == 1:
+        return
+    if formula.warmup.shape.epochs <= formula.every < end:  # beyond, idle-after-end reports it
+        yield Fault(
+            keys=("learning_rate.every", "learning_rate.warmup.epochs"),
+            what=f"every is {formula.every:g} epochs, and the warmup {formula.warmup.shape.epochs:g}: it is read once",
+            way_out="write `every: update`",
+        )
 
 
 def decay_after_end(case: Case) -> Iterator[Fault]:
@@ -102,6 +171,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
     schedules = {"learning_rate.schedule": (formula.schedule, clock_starts)}
     schedules |= {f"schedules.{name}": (getattr(moving, name), 0) for name in ("momentum", "weight_decay")}
     for key, (schedule, starts) in schedules.items():
+        shifts = ("learning_rate.warmup.epochs", "learning_rate.warmup.joins") if starts else ()
         is_product = isinstance(schedule, Product)
         for part in schedule.factors if is_product else (schedule,):
             boundaries = getattr(part, "boundaries", None) or ()
@@ -109,7 +179,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
             if late:
                 steps = ", ".join(f"{each:g}" for each in late)
                 yield Fault(
-                    keys=("epochs", f"{key}.{'factors' if is_product else 'boundaries'}"),
+                    keys=("epochs", f"{key}.{'factors' if is_product else 'boundaries'}", *shifts),
                     what=f"{key} steps at {steps} of a run of {case.recipe.epochs:g} epochs",
                     way_out=_boundaries_within(boundaries, case.recipe.epochs - starts),
                 )
@@ -154,7 +224,7 @@ def constant_warmup(case: Case) -> Iterator[Fault]:
     warmup = case.recipe.learning_rate.warmup
     if warmup is not None and isinstance(warmup.shape, ConstantWarmup) and case.growth > LARGEST_WITHOUT_WARMUP:
         yield Fault(
-            keys=("learning_rate.warmup.kind",),
+            keys=("learning_rate.warmup.kind", "batch.global", "learning_rate.per"),
             what=f"jumps to the full rate of a batch {case.growth:g} times `per` at epoch {warmup.shape.epochs:g}",
             way_out="write `kind: GradualWarmup`",
         )
@@ -178,7 +248,11 @@ def warmup_past_decay(case: Case) -> Iterator[Fault]:
         return
     if formula.warmup.shape.epochs > first:
         yield Fault(
-            keys=("learning_rate.warmup.epochs", "learning_rate.schedule.boundaries"),
+            keys=(
+                "learning_rate.warmup.epochs",
+                "learning_rate.schedule.boundaries",
+                "learning_rate.warmup.joins",
+            ),
             what=f"the warmup ends at {formula.warmup.shape.epochs:g}, the schedule steps down at {first:g}",
             way_out=f"end it by {first:g}, or write `joins: before`",
         )

@@ -98,3 +98,9 @@ def test_a_strangers_run_of_any_length_is_compared_at_once():
     one, other = library("digits/baseline", *long), library("digits/baseline", *long, "seed=1")
     assert same_schedule(one, other) is None
     assert effects(one)["updates"] == "1,500,000,000"
+
+
+def test_decay_for_each_sample_counts_the_schedule_of_the_decay():
+    moved = ("schedules.weight_decay={kind: Constant, factor: 0.1}", "optimizer.weight_decay=1e-3")
+    same, other = (open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=each) for each in ((), moved))
+    assert effects(same)["rate x decay / batch"] == effects(other)["rate x decay / batch"]

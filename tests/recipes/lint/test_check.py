@@ -150,3 +150,44 @@ def test_the_rate_of_the_recipe_that_is_extended_at_a_larger_batch_is_unscaled_a
     assert (finding.rule, finding.path) == ("unscaled-rate", "batch.global")
     assert "the rate of batch 256 at batch 4,096, 16 times larger" in str(finding)
     assert lint(mine + "learning_rate: {reference: 0.7}\n", base=base) == []
+
+
+def test_an_inherited_aim_of_the_warmup_is_found_at_the_batch_that_no_longer_fits_it(lint):
+    base = "kilobatch: 1\nextends: goyal2017\nbatch: {global: 4096}\nlearning_rate: {warmup: {target_batch: 4096}}\n"
+    mine = "kilobatch: 1\nextends: ./base.yaml\nbatch: {global: 2048}\n%s"
+    (finding,) = lint(mine % "", base=base)
+    assert (finding.rule, finding.file, finding.line) == ("warmup-to-other-batch", "mine.yaml", 3)
+    assert "from 1.6 to 0.8" in finding.what
+    assert finding.way_out == "write `target_batch: 2048` in `learning_rate.warmup`"
+    assert lint(mine % "learning_rate: {warmup: {target_batch: 2048}}\n", base=base) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ("learning_rate: {rule: 2}", "long-steps"),
+        ("learning_rate: {schedule: {kind: Constant, factor: 4}}", "long-steps"),
+        ("schedules: {momentum: {kind: Constant, factor: 1.06}}", "raised-momentum"),
+        ("batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}", "updates-while-ramping"),
+        ("learning_rate: {reference: 3.2, rule: none}", "no-warmup"),
+    ],
+)
+def test_a_finding_stands_at_the_cause_in_the_own_file_and_a_comment_ignores_it_there(changes, rule, lint):
+    base = "kilobatch: 1\nextends: goyal2017\nlearning_rate: {warmup: %s}\n"
+    base %= "{epochs: 1000up}" if rule == "updates-while-ramping" else "null" if rule == "no-warmup" else "{epochs: 5}"
+    mine = "kilobatch: 1\nextends: ./base.yaml\n%s\n"
+    (finding,) = [each for each in lint(mine % changes, base=base) if each.rule == rule]
+    assert (finding.file, finding.line) == ("mine.yaml", 3)
+    kept = lint(mine % f"{changes}   # lint: ignore {rule} wanted", base=base)
+    assert not [each for each in kept if each.rule in (rule, "unused-ignore")]
+
+
+def test_a_ramp_of_equal_steps_does_not_move(lint):
+    steps = "batch: {global: [{from: 0, size: 8192}, {from: 30, size: 8192}]}\n"
+    assert lint(f"kilobatch: 1\nextends: goyal2017\n{steps}learning_rate: {{warmup: {{epochs: 1000up}}}}\n") == []
+
+
+def test_a_decay_that_its_schedule_scales_with_the_batch_is_found(lint):
+    moved = "batch: {global: 4096}\nschedules: {weight_decay: {kind: Constant, factor: 0.5}}\n"
+    (finding,) = lint(f"kilobatch: 1\nextends: goyal2017\n{moved}")
+    assert (finding.rule, finding.line) == ("decay-with-batch", 4)

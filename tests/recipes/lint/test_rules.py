@@ -72,6 +72,7 @@ LATE_STEP = """\
 learning_rate:
   schedule: {kind: Product, factors: [{kind: Cosine, epochs: 90}, {kind: MultiStep, boundaries: [90]}]}
 """
+AIMS = "learning_rate: {warmup: {target_batch: %d}%s}\n"
 UNSCALED = "learning_rate: {rule: none}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
@@ -116,7 +117,7 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 0.9}}\n", ["short-warmup"]),
         # positions at the end of the run, and just before
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 90ep}\n", ["idle-after-end"]),
-        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 89}\n", []),
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 89}\n", ["warmup-read-once"]),
         ("goyal2017/256", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", []),
         ("goyal2017", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", ["idle-after-end"]),
         ("goyal2017", "updater: {local_steps: {every: 4, replicas: 2, from: 1run}}\n", ["idle-after-end"]),
@@ -128,6 +129,14 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", MOVING % ("weight_decay", 90), ["decay-after-end"]),
         ("goyal2017", MOVING % ("momentum", 89), []),
         ("goyal2017", LATE_STEP, ["decay-after-end"]),
+        # a warmup that aims at another batch than the one it ends in; a step of the batch at its end is none of that
+        ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ""), []),
+        ("goyal2017", RAMP.replace("30", "5") + AIMS % (4096, ""), []),
+        ("goyal2017", RAMP.replace("30", "5") + AIMS % (8192, ""), []),
+        ("goyal2017", RAMP.replace("30", "6") + AIMS % (4096, ", every: 3"), []),
+        ("goyal2017", RAMP.replace("30", "2") + AIMS % (4096, ""), ["warmup-to-other-batch"]),
+        ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ", scale_with: initial"), ["warmup-to-other-batch"]),
+        ("mlperf/lars_4096", "learning_rate: {warmup: {target_batch: 32}}\n", []),
         # gradients one update late
         ("goyal2017", RAMP + "updater: {double_buffering: true}\n", ["double-buffering"]),
         ("goyal2017", LATER.replace("16384", "4096") % 30 + "updater: {double_buffering: true}\n", []),

@@ -47,6 +47,10 @@ def test_every_advice_opens(path, value, tmp_path, monkeypatch):
         ("optimizer=sgd", "write `{kind: SGD}`"),
         ("model=resnet50", "write `{kind: ResNet50}`"),
         ("optimizer=adamw", "here it is `optimizer: {kind: Adam, decay"),
+        ("learning_rate.schedule={kind: Linear}", "here it is `learning_rate.schedule: {kind: Polynomial, power: 1}`"),
+        ("learning_rate.warmup={kind: Linear}", "here it is `learning_rate.warmup: {kind: GradualWarmup"),
+        ("learning_rate.warmup={kind: CosineWarmup}", "here it is `learning_rate.warmup: {kind: GradualWarmup"),
+        ("learning_rate.schedule={kind: OneCycleLR}", "here it is `learning_rate.schedule: {kind: PiecewiseLinear"),
         ("learning_rate.schedule={kind: CosineAnnealingLR}", "here it is `learning_rate.schedule: {kind: Cosine}`"),
     ],
 )

@@ -10,7 +10,7 @@ from lr_schedules import Constant, Cosine, GradualWarmup, Polynomial, Product
 from recipes.diff.recipes import effects
 from recipes.errors import RecipeError
 from recipes.lint.check import lint_recipe
-from recipes.planning.rates import weight_decay_at
+from recipes.planning.rates import full_rate_at, weight_decay_at
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.reports.curves import recipe_curves
@@ -259,6 +259,14 @@ def test_ramp_inside_the_warmup_needs_to_know_its_aim(write, problem_of):
     assert problem.path == "learning_rate.warmup"
     assert "the batch moves at 3, inside the warmup of 5" in problem.what
     assert "`target_batch: 192`" in problem.way_out
+
+
+@pytest.mark.parametrize("rate", ["scale_with: initial", "rule: none", "rule: 0"])
+def test_a_rate_that_does_not_follow_the_batch_needs_no_aim_of_its_warmup(opened, rate):
+    moved = f"learning_rate: {{reference: 0.05, per: 32, {rate}, warmup: {{kind: GradualWarmup, epochs: 5}}}}"
+    recipe = opened(line_6="batch: {global: [{from: 0, size: 96}, {from: 3, size: 192}]}", line_7=moved).recipe
+    assert recipe.learning_rate.warmup.target_batch == 96
+    assert full_rate_at(recipe, 4.9) == full_rate_at(recipe, 5)
 
 
 def test_of_the_many_steps_of_a_line_inside_the_warmup_the_first_are_named(write, problem_of):

@@ -6,7 +6,14 @@ import pytest
 from lr_schedules import BatchRamp, Cosine, CosineRestarts, SlowStart
 from recipes.errors import RecipeError
 from recipes.reading.open import open_recipe
-from recipes.reports.curves import parse_at, points_text, reads_better_in_decades, recipe_curves, traced
+from recipes.reports.curves import (
+    curve_points,
+    parse_at,
+    points_text,
+    reads_better_in_decades,
+    recipe_curves,
+    traced,
+)
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -92,3 +99,14 @@ def test_the_end_of_the_last_update_may_be_asked_for():
     assert parse_at("59up", opened) == [59 * 512 / 1500]
     with pytest.raises(RecipeError, match="60up lies after the end of the run"):
         parse_at("60up", opened)
+
+
+def test_a_point_has_the_rate_that_its_update_trains_with():
+    """Three epochs of 1,500 samples in updates of 750."""
+    words = ["batch={global: 750, norm_span: 30}", "epochs=3", "learning_rate.schedule={kind: Polynomial}"]
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=words)
+    points = curve_points(opened, [1.2, 1.5, 3.0])
+    assert [point["update"] for point in points] == [3, 3, None]
+    rate = opened.recipe.learning_rate.reference * 750 / 32
+    assert [point["learning_rate"] for point in points] == pytest.approx([rate / 2, rate / 2, 0])
+    assert [point["samples"] for point in points] == [2250, 2250, 4500]
