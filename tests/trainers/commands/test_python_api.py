@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -46,6 +47,11 @@ def test_a_recipe_opens_with_changed_values():
     assert "FutureNet, 20 epochs" in repr(
         kb.open("digits/baseline", set={"model": {"kind": "FutureNet"}, "lacks": ["FutureNet"]})
     )
+
+
+def test_a_recipe_that_was_opened_can_be_sent_to_another_process():
+    recipe = kb.open("digits/baseline", set={"epochs": 3}, allow_code=True)
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
 
 
 def test_a_recipe_that_was_opened_is_the_one_that_is_trained(tmp_path, monkeypatch):
