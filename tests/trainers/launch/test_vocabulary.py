@@ -234,7 +234,7 @@ def test_own_model_can_be_sent_to_another_process(opened):
         ("own_code_of_a_test.Odd, link: 3", "model.link: has the type .*Link.*, which no YAML can give"),
         (
             "own_code_of_a_test.Active",
-            "the default of act is <function relu .*, which no YAML can give; make it no field",
+            "the default of act is <function relu .*, which no YAML can give; make",
         ),
         ("own_code_of_a_test.No", "cannot be used: .*has no attribute 'No'"),
         ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
