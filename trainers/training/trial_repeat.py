@@ -14,10 +14,10 @@ from recipes.errors import InputRefused, listed
 _TIMES = 8  # a component that draws for half of its calls passes one in 128 times
 
 
-def differing(call: Callable[[], Any]) -> tuple[Any, Any] | None:
+def differing(call: Callable[[], Any], *, times: int = _TIMES) -> tuple[Any, Any] | None:
     """The first result of a call and one that is not equal up to rounding; None if it gives the same every time."""
     first = np.array(call())
-    for _ in range(_TIMES - 1):
+    for _ in range(times - 1):
         again = np.array(call())
         if first.shape != again.shape or not np.allclose(first, again, equal_nan=True):
             return first, again
