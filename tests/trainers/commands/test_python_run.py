@@ -1,9 +1,14 @@
+from inspect import signature
+
 import pytest
 
 from recipes.errors import InputRefused
 from recipes.reports import metrics
 from trainers.commands import python_run
 from trainers.commands.python_run import Run, runs
+from trainers.launch.export_run import export_run
+from trainers.launch.predict_run import predict_run
+from trainers.launch.score_run import score_run
 
 SCORED = '{"key": "eval_accuracy", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}'
 
@@ -23,6 +28,19 @@ def test_a_run_is_found_from_every_folder_and_says_how_it_ended(tmp_path, monkey
     assert run.ended == run.facts["ended"] == "stopped"
     with pytest.raises(InputRefused, match="^None is no path; write one as a text or a Path"):
         Run(None)
+
+
+def test_a_run_shows_the_options_of_its_functions_and_they_are_those_of_the_commands():
+    for own, command, given in (
+        (Run.evaluate, score_run, {"self", "folder"}),
+        (Run.predict, predict_run, {"self", "folder", "images"}),
+        (Run.export, export_run, {"self", "folder", "form"}),
+    ):
+        one, other = (
+            {name: each.default for name, each in signature(function).parameters.items() if name not in given}
+            for function in (own, command)
+        )
+        assert one == other
 
 
 def test_runs_of_no_folder_are_refused(tmp_path):
