@@ -52,9 +52,13 @@ class Run:
         """Epoch and value of one key, such as `train_loss` or `eval_accuracy`; nan where the value is not finite.
 
         Raises:
-            InputRefused: the run has no such key, and it is none that each run gets.
+            InputRefused: the run has no such key, and it is none that each run gets; or its values are no numbers.
         """
-        return self._curve(key, self.metrics)
+        pairs = self._curve(key, self.metrics)
+        for _, value in pairs:
+            if not isinstance(value, int | float):
+                raise InputRefused(f"{key} has the value {value!r:.40}, which is no number; `metrics` has it as it is")
+        return pairs
 
     def _curve(self, key: str, metrics: list[dict[str, Any]]) -> list[tuple[float, float]]:
         lines = [line for line in metrics if "epoch" in line]

@@ -1,4 +1,5 @@
 from inspect import signature
+from math import isnan
 
 import pytest
 
@@ -41,6 +42,15 @@ def test_a_run_shows_the_options_of_its_functions_and_they_are_those_of_the_comm
             for function in (own, command)
         )
         assert one == other
+
+
+def test_a_curve_of_values_that_are_no_numbers_is_refused(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    line = '{"key": "%s", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}\n'
+    (tmp_path / "metrics.jsonl").write_text(line % ("norms", "[1, 2]") + line % ("loss", "null"))
+    with pytest.raises(InputRefused, match=r"^norms has the value \[1, 2\], which is no number"):
+        Run(tmp_path).curve("norms")
+    assert isnan(Run(tmp_path).curve("loss")[0][1])
 
 
 def test_runs_of_no_folder_are_refused(tmp_path):
