@@ -37,7 +37,8 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
         on_gpu: the run will train there. The steps of an optimizer are not tried: they may need a GPU.
     Returns:
         Warnings: the loss fails on the samples of this trial, has other values for the same ones, or is twice as large
-            if each is there twice; the optimizer changes its state and moves no weight, or fails at a later step.
+            if each is there twice; the optimizer changes its state and moves no weight, fails at a later step, or takes
+            other steps from the same weights.
     Raises:
         InputRefused: the loss cannot be built, is not called with logits and targets, changes its own fields, is no
             Variable of one number or a sum, or no gradient comes from it; the optimizer fails, is none of Chainer's,
@@ -55,7 +56,12 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
                 with keeping_fields(_loss_named(recipe), recipe.loss), chainer.using_config("train", True):
                     warnings += _compute_gradients(recipe, model, logits, targets)
         if is_of_the_user(recipe.optimizer):
-            warnings += _take_steps(recipe, model, random, on_gpu=on_gpu)
+            what = f"the optimizer, {type(recipe.optimizer).__name__},"
+            with keeping_fields(what, recipe.optimizer):
+                warnings += _take_steps(recipe, model, random, on_gpu=on_gpu)
+                if not on_gpu and differing(lambda: _small_weights(recipe)):
+                    failing = "takes other steps with the same weights and gradients, so no run can be repeated"
+                    warnings.append(f"{what} {failing}; draw no numbers, and keep nothing but in `state`")
     return warnings
 
 
@@ -194,6 +200,29 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
     if has_changed:
         return [f"{failing}, only its state; is that meant? `w = w - ...` leaves the weights, `w -= ...` moves them"]
     raise InputRefused(f"{failing}; change the array `w` in place, as in `w -= ...`, not by `w = w - ...`")
+
+
+def _small_weights(recipe: Recipe) -> np.ndarray:
+    """A small layer's weights after two steps of a new optimizer, always with the same gradients; NaN if it fails."""
+    random, rate = np.random.default_rng(0), max(full_rate_at(recipe, 0.0), _LEAST_RATE)
+    model = chainer.Chain()
+    with model.init_scope():
+        model.W = chainer.Parameter(random.standard_normal((4, 3)).astype(np.float32))
+    batch = recipe.batch.global_.sizes[0]
+    try:
+        optimizer = recipe.optimizer.build()
+        optimizer.setup(model)
+        decay_parameters(optimizer, recipe.optimizer)
+        for update in range(2):
+            values = Hyperparameters(
+                update=update, epoch=0.0, global_batch_size=batch, learning_rate=rate, full_rate=rate
+            )
+            set_hyperparameters(optimizer_at(recipe, 0.0), optimizer, values)
+            model.W.grad = random.standard_normal((4, 3)).astype(np.float32)
+            optimizer.update()
+    except Exception:  # it may need what this layer lacks
+        return np.full(1, np.nan)
+    return model.W.array
 
 
 def _require_resumable(what: str, model: chainer.Chain) -> None:

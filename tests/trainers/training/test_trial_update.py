@@ -1,5 +1,6 @@
 """What a loss or an optimizer of one's own would fail at on every rank is refused before they start."""
 
+import itertools
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -232,6 +233,17 @@ def fourth(w, step, state, t):
     w -= state["v"] * (t % 4 == 0)
 
 
+def jittered(w, step, state, t):
+    w -= step * np.random.random()
+
+
+CALLS = itertools.count(1)
+
+
+def counted(w, step, state, t):
+    w -= step / next(CALLS)
+
+
 def large(w, step, state, t):
     w -= step * (abs(step) > 1e-6)
 
@@ -304,6 +316,12 @@ def test_an_optimizer_needs_no_more_than_its_rate_and_its_formula(opened):
     check_updater(opened.reading, replace(opened.recipe, optimizer=Shortest(), updater=updater))
     assert "Shortest computes a layer's step from all of its gradient" in str(opened.reading.problems.pop(0))
     assert Model.of(replace(opened.recipe, optimizer=Steps(move=in_place)), 5).num_state_values == 1
+
+
+@pytest.mark.parametrize("move", [jittered, counted])
+def test_an_optimizer_that_draws_or_keeps_something_outside_of_its_state_is_named(opened, move):
+    (warning,) = require_update(replace(opened.recipe, optimizer=Steps(move=move)), opened.dataset)
+    assert warning.startswith("the optimizer, Steps, takes other steps with the same weights and gradients, so no run")
 
 
 def test_an_optimizer_takes_no_steps_on_the_cpu_for_a_run_on_a_gpu(opened):
