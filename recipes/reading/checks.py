@@ -143,6 +143,17 @@ def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> No
             way_out = "make `reference` or the factors of its schedule smaller"
             reading.refuse(path, f"is not a finite number at epoch {epoch:g}", way_out)
             return
+    for epoch in epochs[:: max(1, len(epochs) // 3)]:
+        if (again := _rate_or_inf(recipe, epoch)) != rates[epoch]:
+            what = f"is {rates[epoch]:g} at epoch {epoch:g}, and {again:g} when it is asked again"
+            way_out = "let its schedule and warmup depend on the epoch alone: ranks and a resumed run ask them too"
+            reading.refuse_anew(path, path, what, way_out)
+            return
+    warmup = recipe.learning_rate.warmup
+    for key, part in (("schedule", recipe.learning_rate.schedule), ("warmup", warmup and warmup.shape)):
+        if part is not None and type(given := part(epochs[0])).__name__ in ("bool", "bool_"):  # also NumPy's
+            reading.refuse_anew((*path, key), (*path, key), f"gives {given}, which is no number", "return a factor")
+            return
     if (epoch := next((epoch for epoch in epochs if rates[epoch] < 0), None)) is not None:
         what = f"is {rates[epoch]:g} at epoch {epoch:g}, which trains uphill"
         reading.refuse(path, what, "let its schedule and warmup give factors of 0 or more")

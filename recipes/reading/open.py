@@ -120,6 +120,7 @@ def open_recipe(
         return dataset
 
     recipe, dataset, resolved = read_recipe(reading, tree, stem=path.stem, open_dataset=dataset_of)
+    reading.to_epochs = None  # all positions are read, and no process could be sent this function
     if reading.problems:
         raise RecipeError(reading.problems)
     origins_of = {dotted(leaf): _origin(leaf, reading.origins, reading.notes) for leaf in leaves(resolved)}

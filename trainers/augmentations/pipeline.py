@@ -11,10 +11,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from recipes.planning.random_bits import Draws, ManyDraws, draws
 from recipes.schema.image_size import at_image_size, keys_of_image_size
+from recipes.schema.vocabulary import kind_of
 from trainers.augmentations.crop import CenterCrop, RandomCrop, RandomResizedCrop
 from trainers.augmentations.decoders import EncodedImage
 from trainers.augmentations.horizontal_flip import HorizontalFlip
 from trainers.augmentations.normalize import Normalize
+from trainers.runs.errors import UnfitImage
 from trainers.runs.identity import is_of_the_user
 
 Augmentation = Callable[[np.ndarray, Draws], np.ndarray]
@@ -162,6 +164,7 @@ class Pipeline:
             image_size: in this update, for augmentations with `size: image_size`.
         Raises:
             ValueError: the image has another number of axes or type, or a part needs the image size and there is none.
+            UnfitImage: an augmentation of the user's own returns no image.
         """
         parts = self._sized(image_size)
         if isinstance(image_HWC, EncodedImage) and not (self._end and isinstance(parts[0], RandomResizedCrop)):
@@ -175,9 +178,8 @@ class Pipeline:
         for number, part in enumerate(parts):
             drawn = draws(self._seed, "augmentation", epoch, index, number)
             if number < self._end:
-                if number in self._users and not image_HWC.flags.writeable:  # it may work in place
-                    image_HWC = image_HWC.copy()
-                image_HWC = part(image_HWC, drawn)
+                is_own = number in self._users
+                image_HWC = self.apply_own(number, part, image_HWC, drawn) if is_own else part(image_HWC, drawn)
             elif isinstance(part, HorizontalFlip):
                 mirrored ^= part.mirrors(drawn)
         if image_HWC.dtype != np.uint8:
@@ -185,6 +187,24 @@ class Pipeline:
         if self._users:  # the next call of an augmentation may use its memory again
             image_HWC = image_HWC.copy()
         return Pixels(image_HWC, mirrored)
+
+    def apply_own(self, number: int, part: Augmentation, image_HWC: np.ndarray, drawn: Draws) -> np.ndarray:
+        """What augmentation `number` of the list, one of the user's own, makes of an image.
+
+        Raises:
+            UnfitImage: that is no image.
+        """
+        if not image_HWC.flags.writeable:  # it may work in place
+            image_HWC = image_HWC.copy()
+        made = part(image_HWC, drawn)
+        if not isinstance(made, np.ndarray) or made.ndim != 3:
+            given = "None" if made is None else f"a {type(made).__name__}"
+            given = f"an array of shape {made.shape}" if isinstance(made, np.ndarray) else given
+            raise UnfitImage(
+                f"{kind_of(part)}, number {number} of the list, returns {given}; let it return an image, an array of "
+                "height x width x channels"
+            )
+        return made
 
     def stack(
         self, images_NHWC: np.ndarray, rows: np.ndarray, *, epochs: Any, indices: Any, image_size: int | None

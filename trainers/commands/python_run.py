@@ -52,9 +52,13 @@ class Run:
         """Epoch and value of one key, such as `train_loss` or `eval_accuracy`; nan where the value is not finite.
 
         Raises:
-            InputRefused: the run has no such key, and it is none that each run gets.
+            InputRefused: the run has no such key, and it is none that each run gets; or its values are no numbers.
         """
-        return self._curve(key, self.metrics)
+        pairs = self._curve(key, self.metrics)
+        for _, value in pairs:
+            if not isinstance(value, int | float):
+                raise InputRefused(f"{key} has the value {value!r:.40}, which is no number; `metrics` has it as it is")
+        return pairs
 
     def _curve(self, key: str, metrics: list[dict[str, Any]]) -> list[tuple[float, float]]:
         lines = [line for line in metrics if "epoch" in line]
@@ -101,28 +105,72 @@ class Run:
             "bytes": _bytes_in(self.folder),
         }
 
-    def evaluate(self, **options: Any) -> dict[str, Any]:
-        """Score a checkpoint; the options are those of `score_run`: checkpoint, split, data, predictions, device, and
-        allow_code.
+    def evaluate(
+        self,
+        *,
+        checkpoint: str = "newest",
+        split: str = "run",
+        data: str | Path | None = None,
+        predictions: str | Path | None = None,
+        allow_code: bool = False,
+        device: str | None = None,
+    ) -> dict[str, Any]:
+        """Score a checkpoint, as `kilobatch evaluate --json`.
+
+        Args:
+            checkpoint: `newest`, `best`, or a name such as update-000060.
+            split: `run`, `test`, or `all` images of the folder `data`.
+            data: folder of the data set's files, if they have moved since the run, or of others with the same classes.
+            predictions: a .csv that is written: what the model says of each sample.
+            allow_code: as of `train`.
+            device: cpu, gpu or auto; None: cpu.
+        Raises:
+            InputRefused: there is no such checkpoint, split or device, or the data are not there.
         """
         from trainers.launch.score_run import score_run
 
-        return score_run(self.folder, **as_options(options))
+        given = {"checkpoint": checkpoint, "split": split, "data": data, "predictions": predictions}
+        return score_run(self.folder, **as_options(given), allow_code=allow_code, device=device)
 
-    def predict(self, images: str | Path | Sequence[str | Path], **options: Any) -> list[dict[str, Any]]:
-        """The most probable classes of images, or of all in a folder; the options are those of `predict_run`:
-        checkpoint, predictions, device, allow_code.
+    def predict(
+        self,
+        images: str | Path | Sequence[str | Path],
+        *,
+        checkpoint: str = "newest",
+        predictions: str | Path | None = None,
+        allow_code: bool = False,
+        device: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """The most probable classes of images, or of all in a folder.
+
+        Args:
+            images: one, or several; files, and folders whose image files are all taken.
+            checkpoint, predictions, allow_code, device: as of `evaluate`.
+        Raises:
+            InputRefused: there is no such checkpoint, device or image, or none of them can be used.
         """
         from trainers.launch.predict_run import predict_run
 
         several = [images] if isinstance(images, str | Path) else images
-        return predict_run(self.folder, list(map(path_of, several)), **as_options(options))
+        given = as_options({"checkpoint": checkpoint, "predictions": predictions})
+        return predict_run(self.folder, list(map(path_of, several)), **given, allow_code=allow_code, device=device)
 
-    def export(self, form: str, **options: Any) -> Path:
-        """Write `onnx` or `safetensors`; the options are those of `export_run`: out, checkpoint, allow_code."""
+    def export(
+        self, form: str, *, out: str | Path | None = None, checkpoint: str = "newest", allow_code: bool = False
+    ) -> Path:
+        """Write the weights that evaluation scores.
+
+        Args:
+            form: `onnx` or `safetensors`.
+            out: the new file; None: `model.onnx` or `model.safetensors` in the run's folder.
+            checkpoint, allow_code: as of `evaluate`.
+        Raises:
+            InputRefused: there is no such format or checkpoint, the model cannot be exported, or the file is there.
+        """
         from trainers.launch.export_run import export_run
 
-        file, notes, _ = export_run(self.folder, form=form, **as_options(options))
+        given = as_options({"out": out, "checkpoint": checkpoint})
+        file, notes, _ = export_run(self.folder, form=form, **given, allow_code=allow_code)
         print_warnings(notes)
         return file
 

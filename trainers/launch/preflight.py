@@ -103,7 +103,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     if files and (own or getattr(reader, "reads_folder", True) or getattr(reader, "is_own", False)):
         from trainers.training.trial_images import require_images
 
-        require_images(opened.recipe, opened.dataset)
+        print_warnings(require_images(opened.recipe, opened.dataset))
     require_own_code(opened, on_gpu=device == "gpu", is_new=files)
     if files:
         require_fit(opened)
@@ -124,8 +124,8 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.trial_model import require_trainable  # and Chainer
 
-        is_begun = is_new and not was_trained
-        print_warnings(require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_begun))
+        is_untrained = is_new and not was_trained
+        print_warnings(require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_untrained))
     if is_new and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 

@@ -116,6 +116,7 @@ def _start(
         from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
         console = Screen()
+        console.quiet = request.verbosity < -1
         if not console.is_terminal and request.verbosity >= 0:
             console.print(f"run: {folder}", markup=False, highlight=False, soft_wrap=True)
         if request.cluster is not None and request.workers is None and request.verbosity >= 0:

@@ -14,7 +14,7 @@ from functools import cached_property
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any, get_type_hints
 
 from lr_schedules import shapes
@@ -63,6 +63,7 @@ def own_class(dotted: str, *, group: str) -> type:
     is_class = isinstance(cls, type) and dataclasses.is_dataclass(cls)
     has_method = is_class and any(each in vars(base) for base in cls.__mro__ for each in methods)
     if has_method and cls.__dataclass_params__.frozen:
+        _require_defaults_of_yaml(cls)
         return cls
     plain = _PLAIN.get(group)
     if plain and isinstance(cls, type) and _is_a(cls, plain):
@@ -125,7 +126,10 @@ def _is_a(cls: type, chainer_classes: str) -> bool:
 
 
 def _component_of(cls: type, dotted: str, group: str) -> type:
-    """A dataclass whose fields are the arguments of a class's constructor that are not given."""
+    """A dataclass whose fields are the arguments of a class's constructor that are not given.
+
+    An argument whose default no YAML can give, such as a function, is the class's own affair.
+    """
     parameters = inspect.signature(cls).parameters
     try:
         hints = get_type_hints(cls.__init__)
@@ -136,7 +140,9 @@ def _component_of(cls: type, dotted: str, group: str) -> type:
     fields = [
         (name, hints.get(name, Any), *_default(parameter))
         for name, parameter in parameters.items()
-        if name not in of_kilobatch and parameter.kind in by_name
+        if name not in of_kilobatch
+        and parameter.kind in by_name
+        and (parameter.default is parameter.empty or _is_of_yaml(parameter.default))
     ]
 
     def build(self: Any, **of_dataset: Any) -> Any:
@@ -157,6 +163,25 @@ def _default(parameter: inspect.Parameter) -> tuple[Any, ...]:
     if parameter.default is parameter.empty:
         return ()
     return (dataclasses.field(default_factory=lambda: parameter.default),)
+
+
+def _require_defaults_of_yaml(cls: type) -> None:
+    for field in dataclasses.fields(cls):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if not (default is dataclasses.MISSING or _is_of_yaml(default)):
+            what = f"the default of {field.name} is {default!r}, which no YAML can give"
+            raise TypeError(f"{what}; make it no field: `{field.name}: ClassVar = ...`")
+
+
+def _is_of_yaml(default: Any) -> bool:
+    """Whether a recipe can have this default: a value of YAML, or an object with keys of its own."""
+    if isinstance(default, list | tuple):
+        return all(map(_is_of_yaml, default))
+    if isinstance(default, Mapping):
+        return all(isinstance(key, str) and _is_of_yaml(value) for key, value in default.items())
+    is_object = dataclasses.is_dataclass(default) and not isinstance(default, type)
+    return is_object or isinstance(default, NoneType | bool | int | float | str)
 
 
 def _remade(dotted: str, group: str, values: dict[str, Any]) -> Any:
@@ -210,7 +235,7 @@ def search_vocabulary(*, allow_code: bool = False) -> SearchVocabulary:
 def _group(name: str, *, allow_code: bool) -> _Group:
     package = importlib.import_module(PACKAGES[name])
     names = _SCHEDULES if name == "schedules" else tuple(package.__all__)
-    return _Group(name=name, package=package, names=names, allow_code=allow_code)
+    return _Group(name=name, names=names, allow_code=allow_code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,13 +243,12 @@ class _Group(Mapping[str, type]):
     """The names of one group; checking for a name and listing the names import nothing."""
 
     name: str
-    package: object
     names: tuple[str, ...]
     allow_code: bool
 
     def __getitem__(self, kind: str) -> type:
         if kind in self.names:
-            return getattr(self.package, kind)
+            return getattr(importlib.import_module(PACKAGES[self.name]), kind)
         if kind in self._installed:
             return _loaded(self._installed[kind], group=self.name)
         if self.allow_code and "." in kind:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +113,21 @@ class KeyedDropout(chainer.LinkHook):
         """Forget it again."""
         self._stack.pop()
 
+    @contextmanager
+    def only(self, rows: slice) -> Iterator[None]:
+        """Masks within are those of some of the samples, as they would be if these were alone."""
+        epochs, indices, calls = self._epochs, self._indices, self._calls.copy()
+        self._of(epochs[rows], indices[rows])
+        try:
+            yield
+        finally:
+            self._of(epochs, indices)
+            self._calls = calls
+
+    def _of(self, epochs: np.ndarray, indices: np.ndarray) -> None:
+        self._epochs, self._indices = epochs, indices
+        self.__dict__.pop("_samples", None)
+
     def mask(self, shape: tuple[int, ...], ratio: float, dtype: np.dtype) -> np.ndarray:
         """The scaled mask of one call: 0 or 1 / (1 - ratio), of `shape` (samples, ...)."""
         path = self._paths.get(id(self._stack[-1]), "") if self._stack else ""
@@ -147,11 +164,12 @@ class KeyedDropout(chainer.LinkHook):
     def _patched_forget(self, forward: Any) -> Any:
         def keyed(node: Any, inputs: tuple[np.ndarray, ...]) -> Any:
             func, stack, calls = node.func, [*self._stack], self._calls.copy()
+            epochs, indices = self._epochs, self._indices
 
             def again(*variables: chainer.Variable) -> Any:
                 if not chainer.config.in_recomputing:
                     return func(*variables)
-                same = KeyedDropout(self._model, seed=self._seed, epochs=self._epochs, indices=self._indices)
+                same = KeyedDropout(self._model, seed=self._seed, epochs=epochs, indices=indices)
                 same._stack, same._calls = [*stack], calls.copy()
                 with same:
                     return func(*variables)

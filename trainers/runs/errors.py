@@ -185,12 +185,18 @@ def abort_on_exception(rank: int) -> None:
 
 
 def error_text(error: BaseException) -> str:
-    """The text to print for an exception: with its traceback, unless the message alone is enough."""
+    """The text to print for an exception: with its traceback, unless the message alone is enough.
+
+    The traceback begins where the rank begins to train, below the frames of the command line.
+    """
     if isinstance(error, RankFailed | InputRefused):
         return f"{error}\n"
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"a file cannot be written: {error}; make room where the run's folder lies\n"
-    return "".join(traceback.format_exception(error))
+    begun = trace = error.__traceback__
+    while begun is not None and begun.tb_frame.f_code.co_name != "train_as_rank":
+        begun = begun.tb_next
+    return "".join(traceback.format_exception(type(error), error, begun or trace))
 
 
 def log_failures(file: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from recipes.reports.wording import duration, memory_words, number, percent
 
 _RECENT = 16  # updates over which the displayed loss and samples per second are averaged
-EVERY_SECONDS = {-1: math.inf, 0: 30.0, 1: 0.0}  # by verbosity: --quiet, nothing, --verbose
+EVERY_SECONDS = {-2: math.inf, -1: math.inf, 0: 30.0, 1: 0.0}  # by verbosity: silent, --quiet, nothing, --verbose
 
 
 class RunState:

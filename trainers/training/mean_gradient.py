@@ -327,7 +327,7 @@ class MeanGradient:
                     raise MixesSamples(f"the model fails on several at once: {one_line(error)}") from error
                 if groups > 1:
                     require_sample_by_sample(logits, images)
-                losses = self._losses_of(logits, targets, groups)
+                losses = self._losses_of(keyed, logits, targets, groups)
                 if groups > 1:
                     require_no_parameters(losses, logits)
             with self.clock("backward"):
@@ -335,7 +335,7 @@ class MeanGradient:
                 losses.backward()
         return [losses.array] if groups == 1 else list(losses.array), norm
 
-    def _losses_of(self, logits: Any, targets: Any, groups: int) -> chainer.Variable:
+    def _losses_of(self, keyed: KeyedDropout, logits: Any, targets: Any, groups: int) -> chainer.Variable:
         """The mean loss of each norm group, (groups,); of one group without axes."""
         if groups == 1:
             return self._loss(logits, targets)
@@ -344,5 +344,9 @@ class MeanGradient:
             if losses.shape != (groups,):
                 raise ValueError(f"the loss gave {losses.shape} for norm_groups={groups}, not ({groups},) or None")
             return losses
-        apart = zip(F.split_axis(logits, groups, axis=0), np.split(targets, groups), strict=True)
-        return F.stack([self._loss(*each) for each in apart])
+        apart, span = [], len(targets) // groups
+        for group, of_group in enumerate(F.split_axis(logits, groups, axis=0)):
+            rows = slice(group * span, (group + 1) * span)
+            with keyed.only(rows):  # dropout in the loss
+                apart.append(self._loss(of_group, targets[rows]))
+        return F.stack(apart)

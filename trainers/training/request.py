@@ -61,7 +61,7 @@ class TrainRequest:
     data: Path | None = None
     report: bool = True
     watchdog_seconds: float = 120.0
-    verbosity: int = 0  # -1 quiet, 1 verbose
+    verbosity: int = 0  # -2 silent, -1 quiet, 1 verbose
     loader_workers: int | None = None  # of each rank; None: as it pays
     loader: str | None = None  # threads or processes
     checked_id: str | None = None  # `recipe_and_code_id` of what a search has checked before the ranks open it
@@ -79,8 +79,8 @@ class TrainRequest:
                     called = "ranks" if name == "workers" else name
                     raise InputRefused(f"{called} is {value!r}; write {least} or more as a whole number")
                 object.__setattr__(self, name, whole)
-        if _whole(self.verbosity) not in (-1, 0, 1):
-            raise InputRefused(f"verbosity is {self.verbosity!r}; write -1, 0 or 1")
+        if _whole(self.verbosity) not in (-2, -1, 0, 1):
+            raise InputRefused(f"verbosity is {self.verbosity!r}; write -2, -1, 0 or 1")
         object.__setattr__(self, "verbosity", _whole(self.verbosity))
         seconds = self.watchdog_seconds
         if isinstance(seconds, bool) or not isinstance(seconds, Real) or not seconds >= 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -20,9 +22,14 @@ from trainers.models.own_models import AsInitialized, require_numbers, require_o
 from trainers.optimizers.hyperparameters import parameters_named, patterns_of_layers, words_without_parameters
 from trainers.runs.errors import one_line, own_place
 from trainers.training.build import build_model, draw_weights, drawn_model, example_image, loaded_parameters
+from trainers.training.trial_repeat import differing
 
 _MOST_LAYERS = 16  # in a message; VGG16 has so many
 _MOST_NAMED = 10  # parameters in a warning
+_UNREPEATED = (
+    "the model, {}, gives other logits of the same images when it is called again, so no run can be repeated; draw by "
+    "`F.dropout` alone, whose masks are keyed, and keep nothing between calls but persistent values"
+)
 
 Loose = tuple[str, chainer.Link | chainer.Parameter]  # a path, and what is there
 
@@ -34,7 +41,7 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
         is_new: it will begin with its initial weights, not with those of a checkpoint.
     Returns:
-        Warnings, see `not_as_meant`.
+        Warnings, see `not_as_meant`; another is of a forward that gives other logits when it is called again.
     Raises:
         InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
             gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
@@ -47,8 +54,13 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         model = build_model(recipe, dataset)
     if next(model.params(), None) is None:
         raise InputRefused(f"the model, {name}, has no parameters: make its layers within `with self.init_scope():`")
-    if not callable(getattr(model, "forward", None)) and type(model).__call__ is chainer.Link.__call__:
+    calls_forward = type(model).__call__ is chainer.Link.__call__
+    if not callable(getattr(model, "forward", None)) and calls_forward:
         raise InputRefused(f"the model, {name}, has no method `forward(self, images_NCHW)`, which gives the logits")
+    try:
+        inspect.signature(model.forward if calls_forward else model).bind("images_NCHW")
+    except TypeError as error:
+        raise InputRefused(f"the model, {name}: its forward is called with the images alone: {error}") from error
     drawn = {*initialized.changed(model)} - loaded_parameters(model, recipe.init) if is_new else ()
     if drawn:
         raise InputRefused(
@@ -69,11 +81,12 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
     except (TypeError, ValueError) as error:
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
     _require_gradients(model, name, image_CHW, dataset.num_classes, norm_groups=norm_groups)
+    warnings = [] if _repeats(model, image_CHW, norm_groups) else [_UNREPEATED.format(name)]
     if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
     factors = recipe.learning_rate.factors
-    return not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
+    return warnings + not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
 
 
 def _require_gradients(
@@ -111,15 +124,33 @@ def _require_gradients(
         if norm_groups is not None:  # a run in this process draws as if nothing had been tried
             np.random.set_state(random)
     if getattr(logits, "shape", None) != (2, num_classes):
+        made = f"makes {logits.shape}" if hasattr(logits, "shape") else f"returns a {type(logits).__name__}"
         raise InputRefused(
-            f"the model, {name}, makes {getattr(logits, 'shape', type(logits).__name__)} of two images of {size}{how}, "
-            f"and the logits of {num_classes} classes are (2, {num_classes}); let its last layer have num_classes "
-            "outputs"
+            f"the model, {name}, {made} of two images of {size}{how}, and the logits of {num_classes} classes are "
+            f"(2, {num_classes}); let its last layer have num_classes outputs"
         )
     unreached = [path for path, parameter in sorted(model.namedparams()) if parameter.grad is None]
     if len(unreached) == len(list(model.params())):
         raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
     return unreached, foreign
+
+
+def _repeats(model: chainer.Chain, image_CHW: np.ndarray, norm_groups: NormGroups) -> bool:
+    """Whether forward in training gives the same logits of two images each time, from the same statistics."""
+    images_NCHW, random = np.stack([image_CHW] * 2), np.random.get_state()
+    links = [link for _, link in model.namedlinks()]
+    kept = [{name: copy.deepcopy(link.__dict__[name]) for name in link._persistent} for link in links]
+
+    def logits() -> np.ndarray:
+        for link, values in zip(links, kept, strict=True):
+            link.__dict__.update(copy.deepcopy(values))
+        with _training_of_two(model, norm_groups):
+            return model(images_NCHW).array
+
+    try:
+        return differing(logits, times=3) is None
+    finally:
+        np.random.set_state(random)
 
 
 def _foreign(model: chainer.Chain, logits: object) -> list[chainer.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -12,12 +13,14 @@ from recipes.errors import InputRefused, listed
 from recipes.planning.rates import full_rate_at, optimizer_at
 from recipes.schema import Dataset, Recipe
 from trainers.losses import loss_function
+from trainers.models.keyed_random import KeyedDropout
 from trainers.optimizers.component_rule import ComponentRule
 from trainers.optimizers.hyperparameters import Hyperparameters, set_hyperparameters, set_rate_factors
 from trainers.optimizers.weight_decay import Decay, decay_form, decay_parameters, says_who_decays
 from trainers.runs.errors import one_line, own_place
 from trainers.runs.identity import is_of_the_user
 from trainers.training.build import drawn_model
+from trainers.training.trial_repeat import differing, keeping_fields
 
 _MOST_SAMPLES = 256  # of a larger norm group only so many are tried
 _ROUNDING = 1e-3  # of a sum, in 16 bits
@@ -33,12 +36,14 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
     Args:
         on_gpu: the run will train there. The steps of an optimizer are not tried: they may need a GPU.
     Returns:
-        Warnings: the loss fails on the samples of this trial, or is twice as large if each is there twice; the
-            optimizer changes its state and moves no weight, or fails at a later step.
+        Warnings: the loss fails on the samples of this trial, has other values for the same ones, or is twice as large
+            if each is there twice; the optimizer changes its state and moves no weight, fails at a later step, or takes
+            other steps from the same weights.
     Raises:
-        InputRefused: the loss cannot be built, is no Variable of one number or a sum, or no gradient comes from it; the
-            optimizer fails, is none of Chainer's, does not say where its rate is or who applies its weight decay, moves
-            neither weights nor state, or keeps a state that could not be resumed.
+        InputRefused: the loss cannot be built, is not called with logits and targets, changes its own fields, is no
+            Variable of one number or a sum, or no gradient comes from it; the optimizer fails, is none of Chainer's,
+            does not say where its rate is or who applies its weight decay, moves neither weights nor state, or keeps a
+            state that could not be resumed.
     """
     model, random, warnings = drawn_model(recipe, dataset), np.random.default_rng(0), []
     with np.errstate(all="ignore"), chainer.using_config("train", False):
@@ -48,15 +53,21 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
             mixtures = (labels[:, np.newaxis] == np.arange(classes)).astype(np.float32)
             logits = random.standard_normal((size, classes)).astype(chainer.get_dtype())
             for targets in (labels, mixtures) if recipe.augmentation.mix else (labels,):
-                warnings += _compute_gradients(recipe, model, logits, targets)
+                with keeping_fields(_loss_named(recipe), recipe.loss), chainer.using_config("train", True):
+                    warnings += _compute_gradients(recipe, model, logits, targets)
         if is_of_the_user(recipe.optimizer):
-            warnings += _take_steps(recipe, model, random, on_gpu=on_gpu)
+            what = f"the optimizer, {type(recipe.optimizer).__name__},"
+            with keeping_fields(what, recipe.optimizer):
+                warnings += _take_steps(recipe, model, random, on_gpu=on_gpu)
+                if not on_gpu and differing(lambda: _small_weights(recipe)):
+                    failing = "takes other steps with the same weights and gradients, so no run can be repeated"
+                    warnings.append(f"{what} {failing}; draw no numbers, and keep nothing but in `state`")
     return warnings
 
 
 def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray, targets: np.ndarray) -> list[str]:
-    what = f"the loss, {type(recipe.loss).__name__},"
-    function = _tried(what, "build()", lambda: loss_function(recipe.loss))
+    what = _loss_named(recipe)
+    function = _with_masks(model, _of_two(what, _tried(what, "build()", lambda: loss_function(recipe.loss))))
     logits = chainer.Parameter(values)
     model.cleargrads()
     logits.cleargrad()
@@ -75,6 +86,11 @@ def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray,
         )
     if all(parameter.grad is None for parameter in (logits, *model.params())):
         raise InputRefused(f"{what} gives the model no gradient; compute it by functions of Chainer, without `.array`")
+    if other := differing(lambda: _loss_of(function, values, targets)):
+        drawn = (
+            f"{what} is {other[0]:.6g} and {other[1]:.6g} for the same logits and targets, so no run can be repeated"
+        )
+        return [f"{drawn}; draw by `F.dropout` alone, whose masks are keyed, and keep nothing between calls"]
     whole, twice = float(loss.array), _loss_of(function, np.concatenate([values] * 2), np.concatenate([targets] * 2))
     if whole == 0 or not 1.9 <= twice / whole <= 2.1:
         return []
@@ -87,6 +103,31 @@ def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray,
         )
     grown = f"{whole:.4g} of {len(targets)} samples and {twice:.4g} of them twice"
     return [f"{what} grows with the number of samples, {grown}; is that meant? A mean over the samples does not"]
+
+
+def _loss_named(recipe: Recipe) -> str:
+    return f"the loss, {type(recipe.loss).__name__},"
+
+
+def _of_two(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        inspect.signature(function).bind("logits", "targets")
+    except TypeError as error:
+        raise InputRefused(f"{what} is called with two arguments, logits and targets: {error}") from error
+    except ValueError:  # it is written in C, and has no signature
+        pass
+    return function
+
+
+def _with_masks(model: chainer.Chain, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss in whose calls `F.dropout` draws as in a run."""
+
+    def masked(logits: Any, targets: np.ndarray) -> Any:
+        indices = np.arange(len(targets))
+        with KeyedDropout(model, seed=0, epochs=0 * indices, indices=indices):
+            return function(logits, targets)
+
+    return masked
 
 
 def _loss_of(function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray) -> float:
@@ -159,6 +200,29 @@ def _take_steps(recipe: Recipe, model: chainer.Chain, random: np.random.Generato
     if has_changed:
         return [f"{failing}, only its state; is that meant? `w = w - ...` leaves the weights, `w -= ...` moves them"]
     raise InputRefused(f"{failing}; change the array `w` in place, as in `w -= ...`, not by `w = w - ...`")
+
+
+def _small_weights(recipe: Recipe) -> np.ndarray:
+    """A small layer's weights after two steps of a new optimizer, always with the same gradients; NaN if it fails."""
+    random, rate = np.random.default_rng(0), max(full_rate_at(recipe, 0.0), _LEAST_RATE)
+    model = chainer.Chain()
+    with model.init_scope():
+        model.W = chainer.Parameter(random.standard_normal((4, 3)).astype(np.float32))
+    batch = recipe.batch.global_.sizes[0]
+    try:
+        optimizer = recipe.optimizer.build()
+        optimizer.setup(model)
+        decay_parameters(optimizer, recipe.optimizer)
+        for update in range(2):
+            values = Hyperparameters(
+                update=update, epoch=0.0, global_batch_size=batch, learning_rate=rate, full_rate=rate
+            )
+            set_hyperparameters(optimizer_at(recipe, 0.0), optimizer, values)
+            model.W.grad = random.standard_normal((4, 3)).astype(np.float32)
+            optimizer.update()
+    except Exception:  # it may need what this layer lacks
+        return np.full(1, np.nan)
+    return model.W.array
 
 
 def _require_resumable(what: str, model: chainer.Chain) -> None:

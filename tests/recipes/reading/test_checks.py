@@ -37,6 +37,7 @@ def test_a_value_that_no_update_takes_is_not_refused(lines, opened):
 
 
 OWN = """
+import itertools
 from dataclasses import dataclass
 import numpy as np
 
@@ -73,6 +74,18 @@ class Soft:
 class Endless:
     def __call__(self, epoch):
         return 1
+
+@dataclass(frozen=True)
+class Early:
+    def __call__(self, epoch):
+        return epoch < 2
+
+CALLS = itertools.count(1)
+
+@dataclass(frozen=True)
+class Counting:
+    def __call__(self, epoch):
+        return 1 / next(CALLS)
 
 @dataclass(frozen=True)
 class Falling:
@@ -117,6 +130,18 @@ def test_an_own_schedule_that_fails_is_refused(with_own_schedules, key, own, mes
     lines = of_rate if key == "learning_rate.schedule" else {"line_10": f"schedules: {{momentum: {schedule}}}"}
     with pytest.raises(RecipeError, match=f"{key}: {message}; mend its class, or choose another kind"):
         with_own_schedules(**lines)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("Early", r"learning_rate\.schedule: gives True, which is no number"),
+        ("Counting", "learning_rate: is [0-9.]+ at epoch 0, and [0-9.]+ when it is asked again"),
+    ],
+)
+def test_an_own_schedule_that_gives_no_number_or_another_each_time_is_refused(with_own_schedules, own, message):
+    with pytest.raises(RecipeError, match=message):
+        with_own_schedules(line_7=RATE % f"schedule: {{kind: own_schedules.{own}}}")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -46,6 +47,11 @@ def test_a_recipe_opens_with_changed_values():
     assert "FutureNet, 20 epochs" in repr(
         kb.open("digits/baseline", set={"model": {"kind": "FutureNet"}, "lacks": ["FutureNet"]})
     )
+
+
+def test_a_recipe_that_was_opened_can_be_sent_to_another_process():
+    recipe = kb.open("digits/baseline", set={"epochs": 3}, allow_code=True)
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
 
 
 def test_a_recipe_that_was_opened_is_the_one_that_is_trained(tmp_path, monkeypatch):
@@ -191,7 +197,9 @@ def test_values_of_numpy_count_as_pythons():
         kb.open("digits/large_batch", set={"epochs": object()})
 
 
-def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_count_as_paths(tmp_path, monkeypatch):
+def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_count_as_paths(
+    tmp_path, monkeypatch, capfd
+):
     """Its model is own code, and its data set names no folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "api_net.py").write_text("from trainers.models import SmallCNN as Net\n")
@@ -207,7 +215,8 @@ def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_c
     (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\ndataset: own.yaml\nepochs: 1\n{own}")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     here = {"allow_code": True, "data": str(tmp_path / "data")}
-    run = kb.train("mine.yaml", ranks=1, out="run", report=False, overrides="seed=3", **here)
+    run = kb.train("mine.yaml", ranks=1, out="run", report=False, verbosity=-2, overrides="seed=3", **here)
+    assert capfd.readouterr().out == ""
     assert run.folder.name == "run"
     assert kb.open(run.folder / "recipe.yaml", allow_code=True).values["seed"] == 3
     with pytest.raises(RecipeError, match="'cod' is neither code nor data"):
@@ -366,7 +375,7 @@ def test_a_run_that_cannot_start_raises(tmp_path):
         ({"loader_workers": -1}, "is -1; write 0 or more"),
         ({"report": "no"}, "report is 'no'; write True or False"),
         ({"resume": np.array([1, 0])}, r"resume is array\(\[1, 0\]\); write True or False"),
-        ({"verbosity": None}, "verbosity is None; write -1, 0 or 1"),
+        ({"verbosity": None}, "verbosity is None; write -2, -1, 0 or 1"),
         ({"watchdog_seconds": float("nan")}, "watchdog_seconds is nan; write 0 or more"),
     ):
         with pytest.raises(InputRefused, match=words):

@@ -1,9 +1,15 @@
+from inspect import signature
+from math import isnan
+
 import pytest
 
 from recipes.errors import InputRefused
 from recipes.reports import metrics
 from trainers.commands import python_run
 from trainers.commands.python_run import Run, runs
+from trainers.launch.export_run import export_run
+from trainers.launch.predict_run import predict_run
+from trainers.launch.score_run import score_run
 
 SCORED = '{"key": "eval_accuracy", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}'
 
@@ -23,6 +29,28 @@ def test_a_run_is_found_from_every_folder_and_says_how_it_ended(tmp_path, monkey
     assert run.ended == run.facts["ended"] == "stopped"
     with pytest.raises(InputRefused, match="^None is no path; write one as a text or a Path"):
         Run(None)
+
+
+def test_a_run_shows_the_options_of_its_functions_and_they_are_those_of_the_commands():
+    for own, command, given in (
+        (Run.evaluate, score_run, {"self", "folder"}),
+        (Run.predict, predict_run, {"self", "folder", "images"}),
+        (Run.export, export_run, {"self", "folder", "form"}),
+    ):
+        one, other = (
+            {name: each.default for name, each in signature(function).parameters.items() if name not in given}
+            for function in (own, command)
+        )
+        assert one == other
+
+
+def test_a_curve_of_values_that_are_no_numbers_is_refused(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    line = '{"key": "%s", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}\n'
+    (tmp_path / "metrics.jsonl").write_text(line % ("norms", "[1, 2]") + line % ("loss", "null"))
+    with pytest.raises(InputRefused, match=r"^norms has the value \[1, 2\], which is no number"):
+        Run(tmp_path).curve("norms")
+    assert isnan(Run(tmp_path).curve("loss")[0][1])
 
 
 def test_runs_of_no_folder_are_refused(tmp_path):

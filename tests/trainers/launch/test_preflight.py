@@ -1,6 +1,7 @@
 """Data that are not there, or not what their file says, are refused before anything starts."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,3 +266,63 @@ def test_own_augmentation_of_the_last_part_of_a_run_is_tried_before_it(tmp_path,
     opened = prepare(TrainRequest(recipe="digits/large_batch", **how), workers=1).opened
     with pytest.raises(InputRefused, match=r"augmentation\.end cannot be applied to sample 0: ValueError: no such"):
         require_startable(opened, ranks=1, files=True)
+
+
+OWN_AUGMENTATIONS = """\
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+CALLS = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    does: str
+    seen: list = field(default_factory=list)
+
+    def __call__(self, image_HWC, draws):
+        if self.does == "nothing":
+            return None
+        if self.does == "flatten":
+            return image_HWC[:, :, 0]
+        if self.does == "transpose":
+            return image_HWC.transpose(2, 0, 1)
+        if self.does == "remember":
+            self.seen.append(draws.uniform())
+        if self.does == "count":
+            return image_HWC + np.uint8(next(CALLS) % 5)
+        if self.does == "draw":
+            return image_HWC * np.random.rand()
+        return image_HWC * (1 + draws.uniform())
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "refused", "warned"),
+    [
+        (
+            "nothing",
+            "augmentation.train: sample 0: Own, number 0 of the list, returns None; let it return an image",
+            "",
+        ),
+        ("flatten", "augmentation.train: sample 0: Own, number 0 of the list, returns an array of shape (8, 8)", ""),
+        ("transpose", "augmentation.train.0, Own, makes (1, 8, 8) of (8, 8, 1), height x width x channels", ""),
+        ("remember", "augmentation.train.0, Own, changes its own field seen, a key of the recipe", ""),
+        ("count", "", "augmentation.train.0, Own, makes other images of the same image with the same draws"),
+        ("draw", "", "augmentation.train.0, Own, makes other images of the same image with the same draws"),
+        ("brighten", "", ""),
+    ],
+)
+def test_own_augmentation_that_gives_no_image_or_another_each_time_is_named(
+    tmp_path, monkeypatch, capsys, does, refused, warned
+):
+    monkeypatch.chdir(tmp_path)
+    Path("own_augmentation_of_a_test.py").write_text(OWN_AUGMENTATIONS)
+    parts = f"[{{kind: own_augmentation_of_a_test.Own, does: {does}}}, {{kind: Normalize, with: digits}}]"
+    how = {"overrides": (f"augmentation.train={parts}",), "allow_code": True}
+    opened = prepare(TrainRequest(recipe="digits/baseline", **how), workers=1).opened
+    with pytest.raises(InputRefused, match=re.escape(refused)) if refused else nullcontext():
+        require_startable(opened, ranks=1, files=True)
+    assert f"kilobatch: warning: {warned}" in capsys.readouterr().err if warned else not capsys.readouterr().err

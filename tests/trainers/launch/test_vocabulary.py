@@ -5,6 +5,7 @@ import pickle
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
+import chainer
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -45,6 +46,15 @@ class Own:
 
     def build(self, *, num_classes, channels, image_size):
         return (self.size, num_classes)
+
+class Acting(Net):
+    def __init__(self, num_classes, width: int = 2, act=chainer.functions.relu, names=(1, [None])):
+        super().__init__(width, num_classes, names=names)
+        self.act = act
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Active(Own):
+    act: object = chainer.functions.relu
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Odd(Own):
@@ -171,6 +181,12 @@ def test_arguments_of_an_own_chain_are_the_fields(opened):
     assert chain.output.b.shape == (10,)
 
 
+def test_an_argument_whose_default_no_yaml_can_give_is_no_key(opened):
+    model = opened("own_code_of_a_test.Acting").model
+    assert {field.name for field in dataclasses.fields(model)} == {"width", "names"}
+    assert model.build(**TOLD).act is chainer.functions.relu
+
+
 def test_a_sequential_of_ones_own_is_a_model(opened):
     assert len(opened("own_code_of_a_test.Row").model.build(**TOLD)) == 1
 
@@ -216,6 +232,10 @@ def test_own_model_can_be_sent_to_another_process(opened):
         ("own_code_of_a_test.Net, width: wide", "model.width: is the text 'wide'; must be a whole number"),
         ("own_code_of_a_test.Net, width: 4, hight: 3", "model.hight: is not a known key"),
         ("own_code_of_a_test.Odd, link: 3", "model.link: has the type .*Link.*, which no YAML can give"),
+        (
+            "own_code_of_a_test.Active",
+            "the default of act is <function relu .*, which no YAML can give; make",
+        ),
         ("own_code_of_a_test.No", "cannot be used: .*has no attribute 'No'"),
         ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
         ("own_code_of_a_test.Melting", "is a mutable dataclass; add frozen=True to @dataclass"),

@@ -187,6 +187,22 @@ def test_what_is_forgotten_and_computed_again_has_the_same_masks():
         np.testing.assert_array_equal(one, other)
 
 
+def test_each_norm_groups_loss_has_the_masks_that_it_has_alone():
+    logits, indices = np.ones((6, 5), np.float32), np.arange(6)
+    keyed = [KeyedDropout(chainer.Chain(), seed=0, epochs=0 * rows, indices=rows) for rows in (indices, indices[3:])]
+    with chainer.using_config("train", True), keyed[0]:
+        F.dropout(logits)  # of the model
+        masked = []
+        for rows in (slice(0, 3), slice(3, 6)):
+            with keyed[0].only(rows):
+                masked.append(F.dropout(logits[rows]).array)
+        whole = F.dropout(logits).array
+    with chainer.using_config("train", True), keyed[1]:
+        F.dropout(logits[3:])
+        np.testing.assert_array_equal(F.dropout(logits[3:]).array, masked[1])
+    np.testing.assert_array_equal(whole, np.concatenate(masked))
+
+
 def test_rows_that_are_not_samples_are_refused(model_and_images):
     model, _ = model_and_images
     with pytest.raises(ValueError, match=r"dropout in the model on 3 rows for 8 samples"):

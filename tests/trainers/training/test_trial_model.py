@@ -82,7 +82,7 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
             "self.fc = L.Linear(64, num_classes); "
             "self.out = lambda x: (self.fc(x), 0) if chainer.config.train else self.fc(x)",
             "seed=0",
-            "Own, makes tuple of two images of 1x8x8 in training, and the logits of 10 classes are (2, 10)",
+            "Own, returns a tuple of two images of 1x8x8 in training, and the logits of 10 classes are (2, 10)",
         ),
         (
             "self.fc, F = L.Linear(64, num_classes), chainer.functions; "
@@ -97,6 +97,11 @@ HEAD_BIAS = "loss={kind: BinaryCrossEntropy, head_bias: -2.0}"
             "Own: its forward in mixed16 fails on images of 1x8x8, channels, height and width: InvalidType",
         ),
         ("import os; os.environ['NOT']", "seed=0", "Own, cannot be built: KeyError: 'NOT' (HERE/NAME.py:9)"),
+        (
+            "self.fc = L.Linear(64, num_classes); self.forward = lambda x, t: self.fc(x)",
+            "seed=0",
+            "Own: its forward is called with the images alone: missing a required argument: 't'",
+        ),
         ("pass", "seed=0", "Own, has no parameters: make its layers within"),
         (
             "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(x).array",
@@ -217,6 +222,19 @@ def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_repl
             "mine_mixed",  # registered and fixed layers in one container
             "self.fc = L.Linear(64, num_classes); "
             "several = chainer.Sequential(L.Linear(None, 64, initialW=0.1), self.fc); self.out = lambda x: several(x)",
+            "",
+        ),
+        (
+            "mine_noisy",
+            "self.fc, F = L.Linear(64, num_classes), chainer.functions; "
+            "self.out = lambda x: self.fc(F.gaussian(F.flatten(x).reshape(-1, 64), x.reshape(-1, 64)))",
+            "kilobatch: warning: the model, Own, gives other logits of the same images when it is called again",
+        ),
+        (
+            "mine_moving",  # a persistent value
+            "self.fc, self.n = L.Linear(64, num_classes), L.BatchNormalization(1); self.add_persistent('calls', 0); "
+            "self.out = lambda x: (setattr(self, 'calls', self.calls + 1), "
+            "self.calls * self.fc(chainer.functions.dropout(self.n(x))))[1]",
             "",
         ),
         (

@@ -1,7 +1,8 @@
 """What a loss or an optimizer of one's own would fail at on every rank is refused before they start."""
 
+import itertools
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import chainer
@@ -32,6 +33,15 @@ class Loss:
 
     def build(self):
         return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering:
+    seen: list = field(default_factory=list)
+
+    def __call__(self, logits, targets):
+        self.seen.append(len(targets))
+        return F.softmax_cross_entropy(logits, targets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +146,10 @@ class DecayingItself(Decaying):
     decays_itself: ClassVar[bool] = True
 
 
+def of_three(logits, targets, weights):
+    return F.softmax_cross_entropy(logits, targets)
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -144,6 +158,7 @@ class DecayingItself(Decaying):
         (lambda logits, targets: F.softmax_cross_entropy(logits, targets, reduce="no"), r"a Variable of shape \(32,\)"),
         (lambda logits, targets: logits[3], r"returns a Variable of shape \(10,\)"),
         (lambda z, t: F.sum(F.softmax_cross_entropy(z, t, reduce="no")), "returns the sum over the samples, .* of 32"),
+        (of_three, "called with two arguments, logits and targets: missing a required argument: 'weights'"),
         (lambda logits, targets: F.mean(chainer.Variable(logits.array)), "gives the model no gradient; compute it by"),
     ],
 )
@@ -209,16 +224,31 @@ def noisy(logits, targets):
     return F.softmax_cross_entropy(logits + 0.1 * noise, targets)
 
 
+def dropped(logits, targets):
+    return F.softmax_cross_entropy(F.dropout(logits), targets)
+
+
 def fourth(w, step, state, t):
     state["v"] += step
     w -= state["v"] * (t % 4 == 0)
+
+
+def jittered(w, step, state, t):
+    w -= step * np.random.random()
+
+
+CALLS = itertools.count(1)
+
+
+def counted(w, step, state, t):
+    w -= step / next(CALLS)
 
 
 def large(w, step, state, t):
     w -= step * (abs(step) > 1e-6)
 
 
-@pytest.mark.parametrize("loss", [hardest, of_pairs, masked, sure_ones, signed, noisy])
+@pytest.mark.parametrize("loss", [hardest, of_pairs, masked, sure_ones, signed, dropped])
 def test_a_loss_that_looks_at_the_samples_of_a_norm_group_is_tried_on_so_many(opened, loss):
     recipe = replace(opened.recipe, loss=Loss(value=loss), optimizer=Steps(move=large))
     assert require_update(recipe, opened.dataset) == []
@@ -228,6 +258,17 @@ def test_a_loss_that_looks_at_the_samples_of_a_norm_group_is_tried_on_so_many(op
 def test_a_loss_that_grows_with_the_number_of_samples_is_named(opened, loss):
     (warning,) = require_update(replace(opened.recipe, loss=Loss(value=loss)), opened.dataset)
     assert warning.startswith("the loss, Loss, grows with the number of samples, ")
+
+
+def test_a_loss_that_draws_by_itself_is_named(opened):
+    (warning,) = require_update(replace(opened.recipe, loss=Loss(value=noisy)), opened.dataset)
+    assert re.match(r"the loss, Loss, is [0-9.]+ and [0-9.]+ for the same logits and targets, ", warning)
+
+
+def test_a_loss_that_changes_its_own_fields_is_refused(opened):
+    loss = Remembering()
+    with pytest.raises(InputRefused, match="the loss, Remembering, changes its own field seen, a key of the recipe"):
+        require_update(replace(opened.recipe, loss=loss), opened.dataset)
 
 
 def test_what_may_train_all_the_same_is_named(opened):
@@ -275,6 +316,12 @@ def test_an_optimizer_needs_no_more_than_its_rate_and_its_formula(opened):
     check_updater(opened.reading, replace(opened.recipe, optimizer=Shortest(), updater=updater))
     assert "Shortest computes a layer's step from all of its gradient" in str(opened.reading.problems.pop(0))
     assert Model.of(replace(opened.recipe, optimizer=Steps(move=in_place)), 5).num_state_values == 1
+
+
+@pytest.mark.parametrize("move", [jittered, counted])
+def test_an_optimizer_that_draws_or_keeps_something_outside_of_its_state_is_named(opened, move):
+    (warning,) = require_update(replace(opened.recipe, optimizer=Steps(move=move)), opened.dataset)
+    assert warning.startswith("the optimizer, Steps, takes other steps with the same weights and gradients, so no run")
 
 
 def test_an_optimizer_takes_no_steps_on_the_cpu_for_a_run_on_a_gpu(opened):

@@ -1,5 +1,7 @@
 """An update is what a loop written by hand does: clipping, decay, momentum, running statistics, averaged weights."""
 
+from dataclasses import dataclass, replace
+
 import chainer
 import numpy as np
 import pytest
@@ -183,3 +185,22 @@ def test_the_mean_loss_is_that_of_an_exact_sum():
     updater, _ = updater_of(prepared, loss=lambda logits, targets: 0 * F.sum(logits) + added.pop(0))
     updater.update()
     assert updater.record.loss == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    def __call__(self, logits, targets):
+        return F.softmax_cross_entropy(F.dropout(logits, 0.3), targets)
+
+
+def test_dropout_in_a_loss_has_the_same_masks_in_one_forward_of_several_norm_groups():
+    overrides = ("batch={global: 96, norm_span: 32}", *ALONE[1:])
+    bits = []
+    for size in (32, 96):
+        request = TrainRequest(recipe="digits/large_batch", overrides=overrides, exact=True, micro_batch_size=size)
+        prepared = prepare(request, workers=1)
+        own = replace(prepared.opened.recipe, loss=Dropped())
+        updater, model = updater_of(replace(prepared, opened=replace(prepared.opened, recipe=own)))
+        updater.update()
+        bits.append({path: array.tobytes() for path, array in arrays_of(model).items()})
+    assert bits[0] == bits[1]
