@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, refuse_unreachable
-from recipes.reports.metrics import number_of, read_metrics, session_end
+from recipes.reports.metrics import Lines, number_of, read_metrics, session_end
 from recipes.reports.wording import percent
 from recipes.schema.dataset import url_of
 from trainers.runs.errors import print_warnings
-from trainers.runs.run_folder import METRICS, RECIPE, require_run
+from trainers.runs.run_folder import METRICS, RECIPE, is_locked, require_run
 
 _OF_EACH_RUN = ("train_loss", "eval_accuracy", "eval_loss")  # keys, sooner or later
 
@@ -78,26 +78,39 @@ class Run:
 
     @property
     def ended(self) -> str:
-        """How the run ended: `success`, `stopped` (also by `stop_after`) or `failed`; `no` if it has not."""
-        return session_end(read_metrics(self.folder / METRICS, all_updates=False)).get("value", "no")
+        """How the run ended: `success`, `stopped` (also by `stop_after`) or `failed`; else `training` or `killed`.
+
+        Killed are also runs that a machine's crash ended, and those on another host if the file system shares no
+        locks; without any locks it is `no`, which may be either.
+        """
+        return self._ended(read_metrics(self.folder / METRICS, all_updates=False))
+
+    def _ended(self, numbered: Lines) -> str:
+        if (trains := is_locked(self.folder)) is True:
+            return "training"
+        return session_end(numbered).get("value", "no" if trains is None else "killed")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Run, recipe, how it ended or that it has not, update and epoch reached, accuracy, workers and bytes."""
+        """Run, recipe, how it ended or that it trains, update and epoch reached, accuracy, workers and bytes."""
         path = self.folder / METRICS
         numbered = read_metrics(path, all_updates=False)
         for number, line in numbered:
             if "epoch" in line:
                 number_of(path, number, line, "epoch")
+            if line["key"] == "train_loss":
+                number_of(path, number, line, "update")
             if line["key"] in _OF_EACH_RUN:
                 number_of(path, number, line, "value")
         lines = [line for _, line in numbered]
         ends = [line for line in lines if line["key"] in ("run_start", "run_stop")]
         reached = max((line for line in lines if "epoch" in line), key=lambda line: line["epoch"], default={})
+        if reached.get("key") == "train_loss":
+            reached = reached | {"update": reached["update"] + 1}  # its line has the update that it began
         return {
             "run": _as_typed(self.folder),
             "recipe": next((line["value"] for line in ends if line["key"] == "run_start"), ""),
-            "ended": session_end(numbered).get("value", "no"),
+            "ended": self._ended(numbered),
             "update": reached.get("update"),
             "epoch": reached.get("epoch"),
             "accuracy": self._last_accuracy(lines),

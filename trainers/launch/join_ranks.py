@@ -52,7 +52,7 @@ from trainers.runs.run_folder import (
     update_of,
     write_report,
 )
-from trainers.runs.stop_request import STOP_FILE
+from trainers.runs.stop_request import STOP_FILE, remove_old_request
 from trainers.runs.watchdog import start_watchdog, watch_next_rank
 from trainers.training.exact_mode import require_same_machine
 
@@ -356,7 +356,7 @@ def _checked_together(
                     what = f"another run was trained in {folder} since this one began to start"
                     raise FolderRefused(f"{what}; add --resume to go on with it, or choose another --out")
                 if not checked:
-                    (folder / STOP_FILE).unlink(missing_ok=True)
+                    remove_old_request(folder / STOP_FILE)
                 clear_heartbeats(folder)
         except InputRefused as error:
             complaint = error

@@ -50,7 +50,14 @@ from trainers.runs.run_folder import (
     lock_folder,
     newest_by_name,
 )
-from trainers.runs.stop_request import STOP_FILE, handling_signals, noting_early_signals, request_stop, requester_text
+from trainers.runs.stop_request import (
+    STOP_FILE,
+    handling_signals,
+    noting_early_signals,
+    remove_old_request,
+    request_stop,
+    requester_text,
+)
 from trainers.runs.watchdog import ParentWatch, startup_seconds
 
 
@@ -199,7 +206,7 @@ class _StopSignals:
         self._handling = handling_signals(self._note)
 
     def __enter__(self) -> _StopSignals:
-        (self._folder / STOP_FILE).unlink(missing_ok=True)
+        remove_old_request(self._folder / STOP_FILE)
         self._handling.__enter__()
         return self
 

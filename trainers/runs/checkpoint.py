@@ -129,9 +129,10 @@ def write_checkpoint(
                 file.flush()
                 os.fsync(file.fileno())
             moved()
-    except OSError:  # the disk is full, perhaps: free what the partial checkpoint takes
+    except OSError as error:  # the disk is full, perhaps: free what the partial checkpoint takes
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+        size = sum(map(len, files.values())) / 1e6
+        raise OSError(error.errno, f"{error.strerror} for a checkpoint of {size:.1f} MB", str(final)) from error
     if final.is_dir() and not final.is_symlink():  # only if a resumed run reaches this update again
         shutil.rmtree(final, ignore_errors=True)
     else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.reports.json_text import parse_json
-from trainers.runs.run_folder import METRICS, TRACE, FolderRefused, write_whole
+from trainers.runs.run_folder import METRICS, TRACE, FolderRefused
 
 SESSION_START = b'"run_start"'  # in the first line of a session
 _LONGEST_LINE = 2**20  # bytes of a line: the last one has a number for each rank
@@ -71,16 +72,36 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             if name == METRICS and update:
                 warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
-        lines = path.read_bytes().splitlines(keepends=True)
-        before = [_before(line, update, path) for line in lines]
-        kept = [line for line, is_kept in zip(lines, before, strict=True) if is_kept]
-        lost, damaged = update - sum(b'"train_loss"' in line for line in kept), before.count(None)
+        end, tail, damaged, dropped, lost = 0, [], 0, False, update  # nearly all that is kept comes before the rest
+        with path.open("rb") as file:
+            for line in file:
+                is_kept = _before(line, update, path)
+                damaged += is_kept is None
+                lost -= bool(is_kept) and b'"train_loss"' in line
+                dropped = dropped or not is_kept
+                if not dropped:
+                    end += len(line)
+                elif is_kept:
+                    tail.append(line)
         if name == METRICS and (lost > 0 or damaged):
             what = f"the metrics of {lost} of the first {update} updates are lost"
             what = what if lost > 0 else f"{damaged} of its lines cannot be read"
             warnings.append(f"warning: {path} was cut or damaged: {what}")
-        write_whole(path, b"".join(kept))
+        if dropped:
+            _cut(path, end, tail)
     return warnings
+
+
+def _cut(path: Path, end: int, tail: list[bytes]) -> None:
+    """Replace a file by its first `end` bytes and `tail`, whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)  # of a killed process, or a stranger's link
+    shutil.copyfile(path, partial)
+    with partial.open("r+b") as file:
+        file.truncate(end)
+        file.seek(end)
+        file.writelines(tail)
+    partial.rename(path)
 
 
 def session_starts(path: Path) -> frozenset[bytes]:

@@ -221,6 +221,21 @@ def lock_folder(folder: Path, *, way_out: str = "give another --out, ") -> IO[by
     return held
 
 
+def is_locked(folder: Path) -> bool | None:
+    """Whether a run is being trained in a folder; None where the file system has no locks."""
+    with suppress(OSError), open(folder / LOG, "rb", opener=_without_waiting) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+    return False if not (folder / LOG).exists() else None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a stranger's named pipe
+
+
 @contextmanager
 def filling_folder(folder: Path) -> Iterator[None]:
     """Lock a folder, made if it does not exist, so that no other command fills it with data meanwhile.

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainers.runs.errors import print_error
+
 STOP_FILE = "stop"  # in the run's folder: requests a stop at the next update, from any host
 _early_signals: list[int] = []  # see `noting_early_signals`
 
@@ -56,6 +58,13 @@ def stop_requester(file: Path) -> str:
     except FileNotFoundError:
         return "signal"
     return who if who in ("signal", "search") else "stop file"
+
+
+def remove_old_request(file: Path) -> None:
+    """Remove the stop file of an earlier session, or one that a user made since; says so where a user made it."""
+    if file.exists() and stop_requester(file) == "stop file":
+        print_error(f"kilobatch: {file} was there before this start and is removed")
+    file.unlink(missing_ok=True)
 
 
 def requester_text(who: str, file: Path) -> str:

@@ -10,6 +10,7 @@ from trainers.commands.python_run import Run, runs
 from trainers.launch.export_run import export_run
 from trainers.launch.predict_run import predict_run
 from trainers.launch.score_run import score_run
+from trainers.runs.run_folder import lock_folder
 
 SCORED = '{"key": "eval_accuracy", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}'
 
@@ -23,7 +24,7 @@ def test_a_run_is_found_from_every_folder_and_says_how_it_ended(tmp_path, monkey
     assert repr(run) == "<run run: accuracy 50.00 %>"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert (run.accuracy, run.ended) == (0.5, "no")
+    assert (run.accuracy, run.ended) == (0.5, "killed")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"key": "run_stop", "value": "stopped", "time_ms": 1}\n')
     assert run.ended == run.facts["ended"] == "stopped"
@@ -51,6 +52,17 @@ def test_a_curve_of_values_that_are_no_numbers_is_refused(tmp_path):
     with pytest.raises(InputRefused, match=r"^norms has the value \[1, 2\], which is no number"):
         Run(tmp_path).curve("norms")
     assert isnan(Run(tmp_path).curve("loss")[0][1])
+
+
+def test_a_run_that_trains_is_told_from_one_that_was_killed(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"key": "train_loss", "value": 1, "time_ms": 1, "update": 6, "epoch": 0.5}\n'
+    )
+    with lock_folder(tmp_path):
+        assert Run(tmp_path).ended == "training"
+    facts = Run(tmp_path).facts
+    assert (facts["ended"], facts["update"]) == ("killed", 7)  # the line of update 6 is that of the seventh
 
 
 def test_runs_of_no_folder_are_refused(tmp_path):

@@ -83,7 +83,7 @@ def test_a_damaged_run_is_listed_as_such_beside_the_others(run, capsys):
     list_runs(run.parent, as_json=True)
     rows = {row["run"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows[str(run)]["ended"].startswith("damaged: metrics.jsonl:2: not JSON")
-    assert (rows[str(whole)]["ended"], rows[str(whole)]["recipe"]) == ("no", "r")
+    assert (rows[str(whole)]["ended"], rows[str(whole)]["recipe"]) == ("killed", "r")
     assert {*rows[str(run)]} == {*rows[str(whole)]}
     list_runs(run.parent)
     assert "damaged: metrics.jsonl:2" in capsys.readouterr().out
@@ -110,10 +110,10 @@ def test_a_run_whose_beginning_cannot_be_read_is_listed_beside_the_others(run, c
         (run / "metrics.jsonl").write_text(metrics + "\n")
     list_runs(run.parent, as_json=True)
     first, second = json.loads(capsys.readouterr().out)
-    assert (first["run"], first["ended"]) == (str(whole), "no")
+    assert (first["run"], first["ended"]) == (str(whole), "killed")
     assert (second["run"], second["ended"][:8]) == (str(run), "damaged:")
     show(whole)
-    assert "ended: no" in capsys.readouterr().out
+    assert "ended: killed" in capsys.readouterr().out
 
 
 def test_a_run_that_is_removed_while_runs_are_listed_is_left_out(run, capsys):

@@ -18,6 +18,7 @@ from trainers.runs.stop_request import (
     StopRequest,
     handling_signals,
     noting_early_signals,
+    remove_old_request,
     request_stop,
     requester_text,
 )
@@ -118,3 +119,12 @@ def test_a_signal_to_all_processes_of_a_start_stops_it_and_the_same_command_begi
     else:
         assert said.endswith("stopped by a signal before an update was done; the same command starts it again\n")
         require_usable(tmp_path / "run", resume=False)
+
+
+@pytest.mark.parametrize(("who", "is_said"), [("", True), ("signal", False)])
+def test_a_users_stop_file_from_before_the_start_is_not_removed_without_a_word(tmp_path, capsys, who, is_said):
+    file = tmp_path / "stop"
+    file.write_text(who)
+    remove_old_request(file)
+    assert not file.exists()
+    assert (f"{file} was there before this start" in capsys.readouterr().err) == is_said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from trainers.training.extensions.metrics import Metrics, plain
 
 log = logging.getLogger("kilobatch")
 _KEPT = 2
+_UPDATE, _CHECKPOINT = re.compile(rb'"key": ?"train_loss"'), re.compile(rb'"key": ?"checkpoint"')  # lines of metrics
 
 
 def read_together(run: Path, mpi: Any) -> tuple[Path | None, CheckpointContent | None, dict[str, Any], list[str]]:
@@ -36,8 +38,8 @@ def read_together(run: Path, mpi: Any) -> tuple[Path | None, CheckpointContent |
         on rank 0 the checkpoint's folder; what it holds, and what is this rank's own of it; on rank 0 what is wrong
         with newer ones.
     Raises:
-        RunFailed: on all ranks, where no checkpoint is whole although some are there and the metrics hold updates, or
-            they cannot be listed.
+        RunFailed: on all ranks, where no checkpoint is whole although the metrics name one, or some are there and the
+            metrics hold updates; or they cannot be listed.
     """
     path, content, complaints, refused = None, None, [], ""
     if mpi.rank == 0:
@@ -56,10 +58,15 @@ def read_together(run: Path, mpi: Any) -> tuple[Path | None, CheckpointContent |
 def _why_not_anew(run: Path, complaints: list[str]) -> str:
     """Why a run without a whole checkpoint does not begin at update 0 again, which drops its metrics; else empty."""
     there = sorted(path.name for path in (run / CHECKPOINTS).glob("update-*"))  # also links to what is not there now
-    metrics = run / METRICS
-    if not there or not metrics.is_file() or b'"train_loss"' not in metrics.read_bytes():
+    what = f"has {', '.join(there)}, and none is a whole checkpoint" if there else "has lost its checkpoints"
+    lost = _UPDATE if there else _CHECKPOINT
+    try:
+        with (run / METRICS).open("rb") as file:
+            if not any(lost.search(line) for line in file):  # without both, it was killed before its first checkpoint
+                return ""
+    except FileNotFoundError:
         return ""
-    what = "; ".join([f"{run / CHECKPOINTS} has {', '.join(there)}, and none is a whole checkpoint", *complaints])
+    what = "; ".join([f"{run / CHECKPOINTS} {what}", *complaints])
     return (
         f"{what}. To begin at update 0 would drop the metrics of the updates that are done; bring the checkpoints back "
         "(their disk is not mounted, perhaps), or start anew in another --out"

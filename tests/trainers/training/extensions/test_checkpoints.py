@@ -39,6 +39,16 @@ def test_a_run_whose_checkpoints_cannot_be_read_does_not_begin_again(resumed, da
         read_together(resumed, MPI.COMM_SELF)
 
 
+@pytest.mark.parametrize("folder", ["empty", "away"])
+def test_a_run_whose_checkpoints_were_moved_away_does_not_begin_again(resumed, folder):
+    with (resumed / "metrics.jsonl").open("a") as file:
+        file.write('{"key":"checkpoint","value":"update-000001","update":1}\n')
+    if folder == "away":
+        (resumed / "checkpoints").rmdir()
+    with pytest.raises(RunFailed, match=r"has lost its checkpoints.*bring the checkpoints back"):
+        read_together(resumed, MPI.COMM_SELF)
+
+
 @pytest.mark.parametrize("there", ["no checkpoint", "no record"])
 def test_a_run_that_loses_nothing_begins_at_0(resumed, there):
     if there == "no record":
