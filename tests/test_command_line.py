@@ -184,7 +184,7 @@ def test_validate_looks_whether_initial_weights_and_patterns_fit_the_model(run, 
         "b.yaml:4:40: init.except:",
     ]
     (tmp_path / "b.yaml").write_text(MINE + "init: {weights: w.safetensors}\n")
-    assert "w.safetensors lacks /blocks/0/bn1/N, " in run("recipes", "validate", "b.yaml")[2][0]
+    assert "w.safetensors lacks /blocks/0/bn1/avg_mean, " in run("recipes", "validate", "b.yaml")[2][0]
 
 
 SHARED = """\

@@ -214,6 +214,17 @@ def head_of(model: chainer.Link) -> Any:
     return getattr(model, "fc", None) or getattr(model, str(getattr(model, "pick", None)), None)
 
 
+def head_paths(model: chainer.Link, num_classes: int) -> set[str]:
+    """The paths of the last layer: of `head_of`, else the matrices that have as many rows as there are classes."""
+    head = head_of(model)
+    own = {id(each) for each in head.params()} if isinstance(head, chainer.Link) else set()
+    return {
+        path
+        for path, each in model.namedparams()
+        if (id(each) in own if own else each.ndim == 2 and len(each) == num_classes)
+    }
+
+
 def loss_function(component: Any) -> Callable[..., chainer.Variable]:
     """The function (logits, targets) -> mean over the samples of a loss.
 

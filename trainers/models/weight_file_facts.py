@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from recipes.errors import InputRefused, listed
 from recipes.reading.read import Reading
 from recipes.schema import Dataset, Init, Recipe
 from trainers.augmentations import Normalize
-from trainers.models.weight_names import UnfitWeights, head_paths, loaded_paths, network_of
+from trainers.models.weight_names import UnfitWeights, loaded_paths, network_of
 
 # Of torchvision's and timm's ResNets: torchvision, transforms/_presets.py, ImageClassification.
 _IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -77,10 +77,13 @@ def pretrained(file: Path) -> Pretrained:
     return Pretrained(kind=kind, keys=keys, channels=channels, mean=numbers[0], std=numbers[1], size=size)
 
 
-def require_classes(model: chainer.Link, init: Init, dataset: Dataset, facts: Mapping[str, str]) -> None:
+def require_classes(
+    model: chainer.Link, init: Init, dataset: Dataset, *, head: Set[str], facts: Mapping[str, str]
+) -> None:
     """Refuse the last layer of a file whose classes are not those of the data, or are in another order.
 
     Args:
+        head: the paths of the last layer.
         facts: the metadata of the file; without `classes` nothing is refused, as where the data have no names.
     Raises:
         UnfitWeights: names both.
@@ -90,7 +93,7 @@ def require_classes(model: chainer.Link, init: Init, dataset: Dataset, facts: Ma
         ours = dataset.class_names()
     if not isinstance(theirs, list) or not ours or theirs == ours:
         return
-    if head_paths(model, dataset.num_classes).isdisjoint(loaded_paths(model, init)):
+    if head.isdisjoint(loaded_paths(model, init)):
         return
     what = f"the classes of {init.weights} are {listed(map(str, theirs))}, and those of {dataset.name} {listed(ours)}"
     if sorted(map(str, theirs)) == sorted(ours):

@@ -14,7 +14,6 @@ from safetensors import safe_open
 
 from recipes.errors import InputRefused, listed
 from recipes.schema import Init
-from trainers.losses import head_of
 from trainers.models.imagenet_networks import BasicNetwork, BlurredConvolution2D, pooled_with_padding
 from trainers.runs.checkpoint import CheckpointContent, CheckpointError, load_into, read_arrays, weights_of
 
@@ -267,17 +266,6 @@ def _shape(array: np.ndarray) -> str:
 def _is_finite(array: np.ndarray) -> bool:
     with np.errstate(over="ignore"):
         return bool(np.isfinite(array.astype(np.float32)).all())
-
-
-def head_paths(model: chainer.Link, num_classes: int) -> set[str]:
-    """The paths of the last layer: of `head_of`, else the matrices that have as many rows as there are classes."""
-    head = head_of(model)
-    own = {id(each) for each in head.params()} if isinstance(head, chainer.Link) else set()
-    return {
-        path
-        for path, each in model.namedparams()
-        if (id(each) in own if own else each.ndim == 2 and len(each) == num_classes)
-    }
 
 
 def loaded_paths(model: chainer.Link, init: Init) -> set[str]:

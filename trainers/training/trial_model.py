@@ -16,6 +16,7 @@ from recipes.planning.division import divide
 from recipes.reading.read import Reading
 from recipes.schema import Dataset, RateFactor, Recipe
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in
+from trainers.losses import head_paths
 from trainers.models.batch_norm import NormGroups
 from trainers.models.keyed_random import KeyedDropout
 from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
@@ -290,7 +291,8 @@ def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> li
     if recipe.init is not None:
         try:
             facts = begin_with(model, recipe.init)
-            require_classes(model, recipe.init, dataset, facts)
+            head = head_paths(model, dataset.num_classes)
+            require_classes(model, recipe.init, dataset, head=head, facts=facts)
             warnings = warn_of_normalisation(recipe, dataset, reading, facts)
         except UnfitWeights as error:
             reading.refuse(("init", error.key), error.what, error.way_out)

@@ -15,7 +15,7 @@ from recipes.reading.open import open_recipe
 from trainers.launch.preflight import require_fit
 from trainers.launch.vocabulary import vocabulary
 from trainers.models.weight_file_facts import pretrained, warn_of_normalisation
-from trainers.models.weight_names import head_paths
+from trainers.losses import head_paths
 from trainers.runs.checkpoint import weights_of
 from trainers.training.build import drawn_model
 
