@@ -217,7 +217,7 @@ def head_of(model: chainer.Link) -> Any:
 def head_paths(model: chainer.Link, num_classes: int) -> set[str]:
     """The paths of the last layer: of `head_of`, else the matrices that have as many rows as there are classes."""
     head = head_of(model)
-    own = {id(each) for each in head.params()} if isinstance(head, chainer.Link) else set()
+    own = {id(each) for each in head.params()} if hasattr(head, "params") else set()
     return {
         path
         for path, each in model.namedparams()

@@ -14,8 +14,8 @@ from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
 from trainers.launch.preflight import require_fit
 from trainers.launch.vocabulary import vocabulary
-from trainers.models.weight_file_facts import pretrained, warn_of_normalisation
 from trainers.losses import head_paths
+from trainers.models.weight_file_facts import pretrained, warn_of_normalisation
 from trainers.runs.checkpoint import weights_of
 from trainers.training.build import drawn_model
 
