@@ -210,15 +210,26 @@ def lock_folder(folder: Path, *, way_out: str = "give another --out, ") -> IO[by
         FolderRefused: the folder cannot be written, or another run has locked it.
     """
     held = open_to_append(folder, LOG)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    is_ours = _lock(held)
+    if not is_ours:  # `is_locked` holds it for an instant
+        time.sleep(0.05)
+        is_ours = _lock(held)
+    if not is_ours:
         held.close()
         way_out += f"wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
-        raise FolderRefused(f"a run is being trained in {folder}; {way_out}") from None
+        raise FolderRefused(f"a run is being trained in {folder}; {way_out}")
+    return held
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock a file against others; false if another has locked it. Without locks of the file system it is true."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError:  # no locks here
         pass
-    return held
+    return True
 
 
 def is_locked(folder: Path) -> bool | None:
