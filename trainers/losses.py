@@ -215,13 +215,13 @@ def head_of(model: chainer.Link) -> Any:
 
 
 def head_paths(model: chainer.Link, num_classes: int) -> set[str]:
-    """The paths of the last layer: of `head_of`, else the matrices that have as many rows as there are classes."""
+    """The paths of the last layer: of `head_of`, else the matrices and convolutions with as many rows as classes."""
     head = head_of(model)
     own = {id(each) for each in head.params()} if hasattr(head, "params") else set()
     return {
         path
         for path, each in model.namedparams()
-        if (id(each) in own if own else each.ndim == 2 and len(each) == num_classes)
+        if (id(each) in own if own else each.ndim >= 2 and len(each) == num_classes)
     }
 
 

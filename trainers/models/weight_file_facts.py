@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 from recipes.errors import InputRefused, listed
 from recipes.reading.read import Reading
 from recipes.schema import Dataset, Init, Recipe
+from recipes.schema.dataset import url_of
 from trainers.augmentations import Normalize
-from trainers.models.weight_names import UnfitWeights, loaded_paths, network_of
+from trainers.models.weight_names import UnfitWeights, is_pickle, loaded_paths, network_of, prefix_of
 
 # Of torchvision's and timm's ResNets: torchvision, transforms/_presets.py, ImageClassification.
 _IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -56,15 +57,30 @@ def pretrained(file: Path) -> Pretrained:
         InputRefused: the file cannot be read, is none of safetensors, or holds no such weights.
     """
     way_out = "docs/weights.md says how to make one; other networks begin with `init` of a recipe of theirs"
+    if url_of(file) is not None:
+        raise InputRefused(f"{url_of(file)}: is a URL; download the file, and name it here")
+    if not file.is_file():
+        raise InputRefused(f"there is no file {file}; {way_out}")
+    if is_pickle(file):
+        raise InputRefused(f"{file} is a pickle or a zip file, and these are never opened; {way_out}")
     try:
         with safe_open(file, "np") as opened:
             names, facts = opened.keys(), opened.metadata() or {}
             kind = network_of(names)
+            if (
+                kind is None
+                and (prefix := prefix_of(names))
+                and network_of(name.removeprefix(prefix) for name in names)
+            ):
+                raise InputRefused(f"{file} has names that begin with `{prefix}`; save it without that")
             if kind is None or "conv1.weight" not in names:
                 raise InputRefused(f"{file} holds no ResNet's weights by torchvision's names; {way_out}")
-            channels = opened.get_slice("conv1.weight").get_shape()[1]
+            first = opened.get_slice("conv1.weight")
+            if not first.get_dtype().startswith(("F", "BF")):
+                raise InputRefused(f"{file} is not in floating point ({first.get_dtype()}); give weights before that")
+            channels = first.get_shape()[1]
     except OSError as error:
-        raise InputRefused(f"{file} cannot be read: {error.strerror or error}") from None
+        raise InputRefused(f"{file} cannot be read: {error}") from None
     except SafetensorError as error:
         raise InputRefused(f"{file}: no file of safetensors ({error}); {way_out}") from None
     numbers, size = _IMAGENET, None
@@ -83,7 +99,7 @@ def require_classes(
     """Refuse the last layer of a file whose classes are not those of the data, or are in another order.
 
     Args:
-        head: the paths of the last layer.
+        head: the paths of the last layer, or of all that may be it; nothing is refused if one of them is drawn.
         facts: the metadata of the file; without `classes` nothing is refused, as where the data have no names.
     Raises:
         UnfitWeights: names both.
@@ -93,7 +109,7 @@ def require_classes(
         ours = dataset.class_names()
     if not isinstance(theirs, list) or not ours or theirs == ours:
         return
-    if head.isdisjoint(loaded_paths(model, init)):
+    if not head or not head <= loaded_paths(model, init):
         return
     what = f"the classes of {init.weights} are {listed(map(str, theirs))}, and those of {dataset.name} {listed(ours)}"
     if sorted(map(str, theirs)) == sorted(ours):

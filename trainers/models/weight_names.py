@@ -6,6 +6,7 @@ import json
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import chainer
 import numpy as np
@@ -144,7 +145,7 @@ def begin_with(model: chainer.Link, init: Init) -> dict[str, str]:
     try:
         arrays = read_arrays(init.weights)
     except CheckpointError as error:
-        if _is_pickle(init.weights):
+        if is_pickle(init.weights):
             what = f"{init.weights} is a pickle or a zip file, and these are never opened"
             raise UnfitWeights("weights", what, "write the weights with safetensors.torch.save_file") from None
         raise UnfitWeights("weights", str(error), _EXPORT) from None
@@ -155,11 +156,12 @@ def begin_with(model: chainer.Link, init: Init) -> dict[str, str]:
     return facts
 
 
-def _is_pickle(file: str) -> bool:
+def is_pickle(file: str | Path) -> bool:
     """Whether a file that is not of safetensors begins as a pickle or a zip file does, which torch.save writes."""
     try:
         with open(file, "rb") as opened:
-            return opened.read(4).startswith((b"PK\x03\x04", b"\x80"))
+            begins = opened.read(9)
+            return begins.startswith((b"PK\x03\x04", b"\x80")) and begins[8:] != b"{"  # of safetensors
     except OSError:
         return False
 
@@ -215,13 +217,19 @@ def _require_names(
     if lacks and all(weights_of(model)[path].dtype.kind in "iu" for path in lacks):
         # Of the averages in a checkpoint, which lack what is counted; `except` would draw their layers anew.
         way_out = _EXPORT
-    prefix = posixpath.commonprefix([*arrays]).rpartition(".")[0] + "."
-    if prefix != "." and is_torch(model, [name.removeprefix(prefix) for name in arrays]):
+    prefix = prefix_of(arrays)
+    if prefix and is_torch(model, [name.removeprefix(prefix) for name in arrays]):
         what = f"has names that begin with `{prefix}`"
         way_out = f"save it without that: `{{name.removeprefix({prefix!r}): array for name, array in state.items()}}`"
     elif (network := network_of(arrays)) not in (None, here := network_of(torch_names(model).values())) and here:
         what, way_out = f"has the weights of a {network}", f"write `kind: {network}` into `model`, or give others"
     raise UnfitWeights("weights", f"{init.weights} {what}", way_out)
+
+
+def prefix_of(names: Iterable[str]) -> str:
+    """What all names begin with up to a dot, such as `module.`; empty for nothing."""
+    before, dot, _ = posixpath.commonprefix([*names]).rpartition(".")
+    return before + dot
 
 
 def network_of(names: Iterable[str]) -> str | None:
@@ -281,7 +289,7 @@ def is_in(name: str, layers: Iterable[str]) -> bool:
     (True, True, False)
     """
     path = _as_path(name)
-    return any(f"{path}/".startswith(f"{_as_path(layer)}/") or fnmatchcase(path, layer) for layer in layers)
+    return any(f"{path}/".startswith(f"{_as_path(layer)}/") or fnmatchcase(path, _as_path(layer)) for layer in layers)
 
 
 def _as_path(name: str) -> str:

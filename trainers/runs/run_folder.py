@@ -236,7 +236,7 @@ def is_locked(folder: Path) -> bool | None:
     """Whether a run is being trained in a folder; None where the file system has no locks."""
     with suppress(OSError), open(folder / LOG, "rb", opener=_without_waiting) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         return False

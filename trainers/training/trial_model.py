@@ -269,7 +269,7 @@ def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> li
     """Build the model, to learn now whether it has what `learning_rate.factors`, `init` and `others` of Muon name.
 
     Returns:
-        warnings, see `warn_of_normalisation`.
+        warnings: nothing is trained; see `warn_of_normalisation`.
     Raises:
         RecipeError: a pattern names no parameter, or of Muon no matrix; initial weights do not fit, see `begin_with`,
             or are for other classes, see `require_classes`.
@@ -284,6 +284,9 @@ def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> li
             what = f"{words} names no parameter of the model, {type(recipe.model).__name__}"
             what += f" (torchvision's name; here {here})" if (here := pattern_here(model, words)) else ""
             reading.refuse(("learning_rate", "factors", index, "parameters"), what, way_out)
+    if _are_all_still(model, recipe.learning_rate.factors):
+        what, way = "is 0 for every parameter, so nothing is trained", "leave out of `parameters` what is to learn"
+        warnings.append(str(reading.origin(("learning_rate", "factors")).problem("learning_rate.factors", what, way)))
     for index, pattern in enumerate(getattr(recipe.optimizer, "required_matrices", ())):
         if not any(fnmatchcase(path, pattern) and each.ndim >= 2 for path, each in model.namedparams()):
             what = f"{pattern} names no matrix of the model, {type(recipe.model).__name__}"
@@ -293,9 +296,20 @@ def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> li
             facts = begin_with(model, recipe.init)
             head = head_paths(model, dataset.num_classes)
             require_classes(model, recipe.init, dataset, head=head, facts=facts)
-            warnings = warn_of_normalisation(recipe, dataset, reading, facts)
+            warnings += warn_of_normalisation(recipe, dataset, reading, facts)
         except UnfitWeights as error:
             reading.refuse(("init", error.key), error.what, error.way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
     return warnings
+
+
+def _are_all_still(model: chainer.Link, factors: Sequence[RateFactor]) -> bool:
+    """Whether the first factor that names a parameter is 0 for each."""
+    rest = {path for path, _ in model.namedparams()}
+    for entry in factors:
+        named = rest.intersection(parameters_named(entry.parameters, model))
+        if named and entry.factor != 0:
+            return False
+        rest -= named
+    return not rest

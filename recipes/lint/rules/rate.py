@@ -188,15 +188,19 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
         learning_rate: {schedule: {kind: Cosine, epochs: 86}}
     """
     timeline = timeline_of(case.recipe, case.opened.dataset)
-    evenly = range(1, timeline.num_updates, 1 + timeline.num_updates // 1000)  # a warmup may begin at 0
+    evenly = range(0, timeline.num_updates, 1 + timeline.num_updates // 1000)
     epochs = [timeline.epoch_at(update) for update in evenly]
-    low = [epoch for epoch in epochs if learning_rate_at(case.recipe, epoch) < 1e-6 * case.peak[0]]
+    low = [
+        epoch  # after the peak: a warmup may begin at 0
+        for epoch in epochs
+        if epoch > case.peak[1] and learning_rate_at(case.recipe, epoch) < 1e-6 * case.peak[0]
+    ]
     if len(low) > 0.05 * len(epochs):
         yield Fault(
             keys=("learning_rate.schedule", "epochs"),
             what=f"below a millionth of the highest rate in {len(low) / len(epochs):.0%} of the updates, "
-            f"from epoch {low[0]:.3g} on",
-            way_out="let the schedule end with the run: `epochs: null`, or a ratio nearer to 1",
+            f"the first at epoch {low[0]:.3g}",
+            way_out="let the schedule end with the run (`epochs: null`), or fall less (a factor or ratio nearer to 1)",
         )
 
 

@@ -3,6 +3,8 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import chainer
 import chainer.links as L
@@ -12,10 +14,12 @@ from safetensors.numpy import save_file
 
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
+from recipes.schema import Init
 from trainers.launch.preflight import require_fit
 from trainers.launch.vocabulary import vocabulary
 from trainers.losses import head_paths
-from trainers.models.weight_file_facts import pretrained, warn_of_normalisation
+from trainers.models.weight_file_facts import pretrained, require_classes, warn_of_normalisation
+from trainers.models.weight_names import UnfitWeights
 from trainers.runs.checkpoint import weights_of
 from trainers.training.build import drawn_model
 
@@ -64,9 +68,9 @@ def test_classes_that_are_the_same_or_have_no_names_are_no_fault(begins_with, th
     require_fit(begins_with({"classes": json.dumps(theirs)} if theirs else None, classes=ours))
 
 
-def test_the_last_layer_of_a_model_without_fc_is_that_with_a_row_for_each_class():
+def test_the_last_layer_of_a_model_without_fc_may_be_each_that_has_a_row_for_each_class():
     model = chainer.Chain(a=L.Convolution2D(3, 64, 3), b=L.Linear(8, 64), c=L.Linear(64, 8))
-    assert head_paths(model, 64) == {"/b/W"}
+    assert head_paths(model, 64) == {"/a/W", "/b/W"}
     assert head_paths(chainer.Chain(a=L.Linear(8, 64), fc=L.Linear(64, 64)), 64) == {"/fc/W", "/fc/b"}
 
 
@@ -104,12 +108,21 @@ def test_weights_with_torchvisions_names_want_its_normalisation(begins_with, tmp
     assert "write {kind: Normalize, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]} at its end" in warning
 
 
+def torch_arrays(channels=3):
+    """Small arrays with names of a ResNet-18."""
+    names = (f"layer{stage}.{block}.conv{place}.weight" for stage in "1234" for block in "01" for place in "12")
+    return {name: np.zeros(1, np.float32) for name in names} | {
+        "conv1.weight": np.zeros((1, channels, 7, 7), np.float32)
+    }
+
+
 def resnet_file(tmp_path, channels=3, **facts):
     """A file with the names of a ResNet-18, and metadata."""
-    names = (f"layer{stage}.{block}.conv{place}.weight" for stage in "1234" for block in "01" for place in "12")
-    arrays = {name: np.zeros(1, np.float32) for name in names}
-    arrays["conv1.weight"] = np.zeros((1, channels, 7, 7), np.float32)
-    save_file(arrays, tmp_path / "w.safetensors", metadata={key: json.dumps(value) for key, value in facts.items()})
+    save_file(
+        torch_arrays(channels),
+        tmp_path / "w.safetensors",
+        metadata={key: json.dumps(value) for key, value in facts.items()},
+    )
     return tmp_path / "w.safetensors"
 
 
@@ -145,11 +158,33 @@ def test_metadata_that_no_export_writes_are_refused(tmp_path, channels, evaluate
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(InputRefused, match="gone.safetensors cannot be read: No such file"):
+    with pytest.raises(InputRefused, match="there is no file .*gone.safetensors"):
         pretrained(tmp_path / "gone.safetensors")
     (tmp_path / "w.pth").write_bytes(b"\x80\x02pickle of something")
-    with pytest.raises(InputRefused, match="w.pth: no file of safetensors"):
+    with pytest.raises(InputRefused, match="w.pth is a pickle or a zip file"):
         pretrained(tmp_path / "w.pth")
     save_file({"fc.weight": np.zeros(3, np.float32)}, tmp_path / "other.safetensors")
     with pytest.raises(InputRefused, match="other.safetensors holds no ResNet's weights by torchvision's names"):
         pretrained(tmp_path / "other.safetensors")
+    save_file({f"module.{name}": array for name, array in torch_arrays().items()}, tmp_path / "m.safetensors")
+    with pytest.raises(InputRefused, match="names that begin with `module.`"):
+        pretrained(tmp_path / "m.safetensors")
+    whole = {name: array.astype(np.int8) for name, array in torch_arrays().items()}
+    save_file(whole, tmp_path / "i8.safetensors")
+    with pytest.raises(InputRefused, match="i8.safetensors is not in floating point"):
+        pretrained(tmp_path / "i8.safetensors")
+    (tmp_path / "cut.safetensors").write_bytes((0x1280).to_bytes(8, "little") + b"{" + b" " * 9)
+    with pytest.raises(InputRefused, match="cut.safetensors: no file of safetensors"):
+        pretrained(tmp_path / "cut.safetensors")
+    with pytest.raises(InputRefused, match="https://x.org/r.safetensors: is a URL; download"):
+        pretrained(Path("https://x.org/r.safetensors"))
+
+
+def test_nothing_is_refused_if_one_that_may_be_the_last_layer_is_drawn():
+    model = chainer.Chain(l1=L.Linear(8, 64), l2=L.Linear(64, 64))
+    data = SimpleNamespace(name="own", num_classes=64, class_names=lambda: [f"class {each}" for each in range(64)])
+    facts = {"classes": json.dumps(["other"] * 64)}
+    head = head_paths(model, 64)
+    require_classes(model, Init(weights="w.safetensors", except_=("l2",)), data, head=head, facts=facts)
+    with pytest.raises(UnfitWeights, match="name the last layer here"):
+        require_classes(model, Init(weights="w.safetensors"), data, head=head, facts=facts)

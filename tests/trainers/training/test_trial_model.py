@@ -19,7 +19,7 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.models.batch_norm import NormGroups
 from trainers.models.own_models import AsInitialized
 from trainers.training.build import build_model, drawn_model
-from trainers.training.trial_model import not_as_meant, require_trainable
+from trainers.training.trial_model import not_as_meant, require_parameters, require_trainable
 
 OWN = """\
 import chainer
@@ -301,3 +301,11 @@ def test_what_is_frozen_in_vain_or_not_registered_is_named():
     assert "so /b/* are trained; " in frozen
     assert loose.startswith("/scale will be neither drawn by the seed, trained nor saved; ")
     assert not_as_meant(model, factors=[RateFactor(parameters=("/b/*",), factor=0)], **how) == [loose]
+
+
+@pytest.mark.parametrize(("factors", "is_still"), [('["/*"], factor: 0', True), ("[norm], factor: 0", False)])
+def test_a_run_that_trains_nothing_is_a_warning(factors, is_still):
+    overrides = [f"learning_rate.factors=[{{parameters: {factors}}}]"]
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides)
+    warnings = require_parameters(opened.recipe, opened.dataset, opened.reading)
+    assert ["so nothing is trained" in warning for warning in warnings] == [True] * is_still
