@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from lr_schedules import Constant, CosineRestarts, Product
 from lr_schedules.units import Schedule
@@ -151,8 +153,11 @@ def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> No
             return
     warmup = recipe.learning_rate.warmup
     for key, part in (("schedule", recipe.learning_rate.schedule), ("warmup", warmup and warmup.shape)):
-        if part is not None and type(given := part(epochs[0])).__name__ in ("bool", "bool_"):  # also NumPy's
-            reading.refuse_anew((*path, key), (*path, key), f"gives {given}, which is no number", "return a factor")
+        given = next(
+            (each for each in _given_by(part, epochs) if type(each).__name__ in ("bool", "bool_", "str")), None
+        )
+        if given is not None:
+            reading.refuse_anew((*path, key), (*path, key), f"gives {given!r}, which is no number", "return a factor")
             return
     if (epoch := next((epoch for epoch in epochs if rates[epoch] < 0), None)) is not None:
         what = f"is {rates[epoch]:g} at epoch {epoch:g}, which trains uphill"
@@ -171,6 +176,13 @@ def _check_rate(reading: Reading, recipe: Recipe, epochs: Sequence[float]) -> No
             what = f"is 0 at epoch {epoch:g}, and {kind} divides by it until epoch {optimizer.slow_until:g}"
             reading.refuse(path, what, "it is a warmup of its own: remove `warmup`, or begin above 0")
             break
+
+
+def _given_by(part: Callable[[float], Any] | None, epochs: Iterable[float]) -> Iterator[Any]:
+    """What a schedule or a warmup gives at each epoch at which it does not fail: a run may ask it at fewer."""
+    for epoch in epochs if part is not None else ():
+        with suppress(Exception):
+            yield part(epoch)
 
 
 def _failing_key(recipe: Recipe, epoch: float) -> str:

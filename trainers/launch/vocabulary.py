@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any, get_type_hints
 
+import numpy as np
+
 from lr_schedules import shapes
 from recipes.errors import InputRefused
 from recipes.reading.registry import entry_points
@@ -142,7 +144,7 @@ def _component_of(cls: type, dotted: str, group: str) -> type:
         for name, parameter in parameters.items()
         if name not in of_kilobatch
         and parameter.kind in by_name
-        and (parameter.default is parameter.empty or _is_of_yaml(parameter.default))
+        and (parameter.default is parameter.empty or _is_of_yaml(_plain(parameter.default)))
     ]
 
     def build(self: Any, **of_dataset: Any) -> Any:
@@ -162,16 +164,21 @@ def _component_of(cls: type, dotted: str, group: str) -> type:
 def _default(parameter: inspect.Parameter) -> tuple[Any, ...]:
     if parameter.default is parameter.empty:
         return ()
-    return (dataclasses.field(default_factory=lambda: parameter.default),)
+    return (dataclasses.field(default_factory=lambda: _plain(parameter.default)),)
+
+
+def _plain(default: Any) -> Any:
+    """A number of NumPy as Python's own."""
+    return default.item() if isinstance(default, np.generic) else default
 
 
 def _require_defaults_of_yaml(cls: type) -> None:
     for field in dataclasses.fields(cls):
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
-        if not (default is dataclasses.MISSING or _is_of_yaml(default)):
+        if field.init and not (default is dataclasses.MISSING or _is_of_yaml(default)):
             what = f"the default of {field.name} is {default!r}, which no YAML can give"
-            raise TypeError(f"{what}; make it no field: `{field.name}: ClassVar = ...`")
+            raise TypeError(f"{what}; give it a number, text or list, or make it no field: `{field.name}: ClassVar`")
 
 
 def _is_of_yaml(default: Any) -> bool:
@@ -179,7 +186,7 @@ def _is_of_yaml(default: Any) -> bool:
     if isinstance(default, list | tuple):
         return all(map(_is_of_yaml, default))
     if isinstance(default, Mapping):
-        return all(isinstance(key, str) and _is_of_yaml(value) for key, value in default.items())
+        return all(isinstance(key, str | int | float) and _is_of_yaml(value) for key, value in default.items())
     is_object = dataclasses.is_dataclass(default) and not isinstance(default, type)
     return is_object or isinstance(default, NoneType | bool | int | float | str)
 

@@ -80,6 +80,11 @@ class Early:
     def __call__(self, epoch):
         return epoch < 2
 
+@dataclass(frozen=True)
+class Late:
+    def __call__(self, epoch):
+        return epoch < 3 if epoch > 2 else 1.0
+
 CALLS = itertools.count(1)
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ def test_an_own_schedule_that_fails_is_refused(with_own_schedules, key, own, mes
     ("own", "message"),
     [
         ("Early", r"learning_rate\.schedule: gives True, which is no number"),
+        ("Late", r"learning_rate\.schedule: gives (True|False), which is no number"),
         ("Counting", "learning_rate: is [0-9.]+ at epoch 0, and [0-9.]+ when it is asked again"),
     ],
 )

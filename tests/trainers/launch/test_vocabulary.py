@@ -1,6 +1,7 @@
 """The words a recipe may use: ours, other packages', and a user's own code."""
 
 import dataclasses
+import json
 import pickle
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -32,6 +33,7 @@ CODE = """\
 import dataclasses
 import chainer
 import chainer.links as L
+import numpy as np
 
 class Net(chainer.Chain):
     def __init__(self, width: int, num_classes: int, depth: int = 2, *, names=("a",)):
@@ -55,6 +57,14 @@ class Acting(Net):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Active(Own):
     act: object = chainer.functions.relu
+
+class Sized(Net):
+    def __init__(self, num_classes, width: int = np.int64(2), rates={2: 0.1}):
+        super().__init__(width, num_classes)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Milestones(Own):
+    rates: dict = dataclasses.field(default_factory=lambda: {2: 0.1})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Odd(Own):
@@ -234,7 +244,7 @@ def test_own_model_can_be_sent_to_another_process(opened):
         ("own_code_of_a_test.Odd, link: 3", "model.link: has the type .*Link.*, which no YAML can give"),
         (
             "own_code_of_a_test.Active",
-            "the default of act is <function relu .*, which no YAML can give; make",
+            "the default of act is <function relu .*, which no YAML can give; give",
         ),
         ("own_code_of_a_test.No", "cannot be used: .*has no attribute 'No'"),
         ("own_code_of_a_test.Neither", "it is no frozen dataclass with build.. or a chainer.Chain"),
@@ -249,6 +259,14 @@ def test_what_is_wrong_with_own_code_is_a_problem_of_its_line(opened, kind, mess
     with pytest.raises(RecipeError, match=rf"^mine.yaml:3:\d+: .*{message}") as caught:
         opened(kind)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("name", ["Sized", "Milestones"])
+def test_numbers_of_numpy_and_mappings_with_numbers_are_defaults_that_a_run_records(opened, name):
+    tree = opened(f"own_code_of_a_test.{name}").model
+    values = dataclasses.asdict(tree)
+    assert json.loads(json.dumps(values)) == json.loads(json.dumps(values | {"rates": {"2": 0.1}}))
+    assert values.get("width", 2) == 2
 
 
 def test_without_allow_code_nothing_is_imported(opened):
