@@ -74,7 +74,7 @@ class Net(chainer.Chain):
 RESUMED = ("raise", "kill")  # the ways to end that leave a folder behind: by MPI's abort, and without a word
 MESSAGES = {
     "raise": r"rank 1 on {host} failed:\nTraceback[\s\S]*own_net.py.*\n[\s\S]*KeyError: 'an odd sample'",
-    "build": r"rank 1 on {host} failed:\nTraceback[\s\S]*own_net.py.*\n[\s\S]*KeyError: 'an odd sample'",
+    "build": r"rank 1 on {host} failed:\nthe model, Net, cannot be built: KeyError: 'an odd sample' .*own_net.py:[0-9]",
     "exit": r"rank 1 on {host} failed:\n[\s\S]*RuntimeError: SystemExit: 0",
     "_exit": r"rank 1 on {host} \(process {process}\) left after [2-5] updates, before the run ended",
     "kill": r"rank 1 on {host} \(process {process}\) left after [2-5] updates, .* with 9, as for SIGKILL",
