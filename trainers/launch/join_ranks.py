@@ -97,6 +97,20 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
         require_another_end(folder)
 
 
+def lock_for_run(folder: Path, *, resume: bool) -> IO[bytes]:
+    """Lock a folder that was checked before.
+
+    Raises:
+        FolderRefused: another run has locked it, or was trained there since it was checked.
+    """
+    held = lock_folder(folder)
+    if not resume and any((folder / name).exists() for name in (RUN, METRICS)):
+        held.close()
+        what = f"another run was trained in {folder} since this one began to start"
+        raise FolderRefused(f"{what}; add --resume to go on with it, or choose another --out")
+    return held
+
+
 def _with_classes(error: CountsChanged, folder: Path, prepared: Prepared) -> FolderRefused:
     """The refusal, with the classes or files that have changed, where the run has a record of them."""
     before = read_identity(folder)
@@ -350,13 +364,14 @@ def _checked_together(
                         prepared.opened, ranks=1, files=not request.resume, device=device
                     )
                     folder = folder if request.out is not None else claimed(folder)
-                held = lock_folder(folder) if alone else None
-                if held and not request.resume and any((folder / name).exists() for name in (RUN, METRICS)):
-                    held.close()
-                    what = f"another run was trained in {folder} since this one began to start"
-                    raise FolderRefused(f"{what}; add --resume to go on with it, or choose another --out")
                 if not checked:
+                    held = lock_for_run(folder, resume=request.resume)
                     remove_old_request(folder / STOP_FILE)
+                elif alone:
+                    held = lock_folder(folder, shared=True)
+                    if parent_is_gone():  # and another run may share the lock with its own parent
+                        held.close()
+                        raise FolderRefused("the process that started this run was killed")
                 clear_heartbeats(folder)
         except InputRefused as error:
             complaint = error

@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import IO, Any
 
 from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
 from trainers.launch.join_ranks import (
     check_folder,
     join_world,
+    lock_for_run,
     nothing_left,
     report_failure,
     report_run,
@@ -47,8 +48,8 @@ from trainers.runs.run_folder import (
     FolderRefused,
     claimed,
     default_folder,
-    lock_folder,
     newest_by_name,
+    share_lock,
 )
 from trainers.runs.stop_request import (
     STOP_FILE,
@@ -86,7 +87,8 @@ def start_or_join(request: TrainRequest, *, on_signal: Callable[[int], None] = l
     device = prepared.plan.cluster.device
     require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
     folder = folder if request.out is not None else claimed(folder)
-    return _start(request, prepared, folder, workers, on_signal)
+    with lock_for_run(folder, resume=request.resume) as held:
+        return _start(request, prepared, folder, held, workers, on_signal)
 
 
 def ranks_that_pay(made: Plan, *, cores: int) -> int:
@@ -101,11 +103,16 @@ def ranks_that_pay(made: Plan, *, cores: int) -> int:
 
 
 def _start(
-    request: TrainRequest, prepared: Prepared, folder: Path, workers: int, on_signal: Callable[[int], None]
+    request: TrainRequest,
+    prepared: Prepared,
+    folder: Path,
+    held: IO[bytes],
+    workers: int,
+    on_signal: Callable[[int], None],
 ) -> int:
     """Start the ranks here and show their progress until they end."""
     timeline = prepared.plan.timeline
-    lock_folder(folder).close()  # rank 0 holds it while they train
+    share_lock(held)  # with rank 0, which may outlive this process
     before = last_line(folder)
     earlier = session_starts(folder / METRICS) if request.resume else None
     with _StopSignals(folder, on_signal) as signals:

@@ -199,44 +199,54 @@ def open_to_append(folder: Path, name: str) -> IO[bytes]:
         raise FolderRefused(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
 
 
-def lock_folder(folder: Path, *, way_out: str = "give another --out, ") -> IO[bytes]:
+def lock_folder(folder: Path, *, shared: bool = False, way_out: str = "give another --out, ") -> IO[bytes]:
     """Lock a folder against other runs, whose files would mix, as long as the returned file is open.
 
     The system releases the lock of a killed process. Without locks of the file system there is no such protection.
 
     Args:
+        shared: with the process that started this one, which has locked the folder and called `share_lock`.
         way_out: before waiting and ending that run, for the error.
     Raises:
         FolderRefused: the folder cannot be written, or another run has locked it.
     """
     held = open_to_append(folder, LOG)
-    is_ours = _lock(held)
-    if not is_ours:  # `is_locked` holds it for an instant
-        time.sleep(0.05)
-        is_ours = _lock(held)
-    if not is_ours:
+    if not _lock(held, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
         held.close()
         way_out += f"wait until it has ended, or end it with `touch {quote(str(folder))}/stop`"
         raise FolderRefused(f"a run is being trained in {folder}; {way_out}")
     return held
 
 
-def _lock(file: IO[bytes]) -> bool:
+def share_lock(held: IO[bytes]) -> None:
+    """Let processes lock the folder too that do so with `shared`; others stay out.
+
+    Raises:
+        FolderRefused: another run has locked it in this instant.
+    """
+    if not _lock(held, fcntl.LOCK_SH):
+        raise FolderRefused(f"another run was started in {Path(held.name).parent} in the same instant; wait until it has ended")
+
+
+def _lock(file: IO[bytes], kind: int) -> bool:
     """Lock a file against others; false if another has locked it. Without locks of the file system it is true."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # no locks here
-        pass
-    return True
+    for attempt in range(2):
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05 if attempt == 0 else 0)  # `is_locked` holds it for an instant
+        except OSError:  # no locks here
+            return True
+        else:
+            return True
+    return False
 
 
 def is_locked(folder: Path) -> bool | None:
     """Whether a run is being trained in a folder; None where the file system has no locks."""
     with suppress(OSError), open(folder / LOG, "rb", opener=_without_waiting) as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         return False
@@ -244,7 +254,10 @@ def is_locked(folder: Path) -> bool | None:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a stranger's named pipe
+    flags |= os.O_NONBLOCK  # a stranger's named pipe
+    with suppress(OSError):
+        return os.open(path, flags | os.O_RDWR)  # NFS locks no file that is open for reading only
+    return os.open(path, flags)
 
 
 @contextmanager

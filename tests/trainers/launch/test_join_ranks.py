@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -14,11 +15,11 @@ import pytest
 from recipes.errors import InputRefused
 from recipes.reading.yaml import block_text
 from trainers.launch import join_ranks
-from trainers.launch.join_ranks import check_folder
+from trainers.launch.join_ranks import check_folder, lock_for_run
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.identity import IdentityChanged, identity_of
 from trainers.runs.metrics_file import require_another_end
-from trainers.runs.run_folder import FolderRefused, dataset_facts
+from trainers.runs.run_folder import FolderRefused, dataset_facts, is_locked, share_lock
 from trainers.training.exact_mode import ExactRefused
 
 pytestmark = pytest.mark.mpi
@@ -187,13 +188,41 @@ def test_an_exact_run_of_a_gpu_is_compared_once_the_gpu_is_taken(ramp, tmp_path)
 
 
 def test_a_run_that_another_start_trained_meanwhile_is_not_trained_over(tmp_path):
+    lock_for_run(tmp_path, resume=False).close()
+    (tmp_path / "metrics.jsonl").write_text(STOP + "\n")
+    lock_for_run(tmp_path, resume=True).close()
+    with pytest.raises(FolderRefused, match=f"another run was trained in {tmp_path} since .* --resume"):
+        lock_for_run(tmp_path, resume=False)
+
+
+def test_a_rank_shares_the_lock_of_its_parent_and_no_other(tmp_path, monkeypatch):
     alone = SimpleNamespace(rank=0, size=1, bcast=lambda value, root: value)
     request = TrainRequest(recipe="digits/ramp", out=tmp_path)
-    *_, held, _ = join_ranks._checked_together(request, alone, checked=True, alone=True)
-    held.close()
-    (tmp_path / "metrics.jsonl").write_text(STOP + "\n")
-    with pytest.raises(FolderRefused, match=f"another run was trained in {tmp_path} since .* --resume"):
+    parent = lock_for_run(tmp_path, resume=False)
+    with pytest.raises(FolderRefused, match=f"a run is being trained in {tmp_path}"):
         join_ranks._checked_together(request, alone, checked=True, alone=True)
+    share_lock(parent)
+    *_, held, _ = join_ranks._checked_together(request, alone, checked=True, alone=True)
+    for end in (parent, held):
+        with pytest.raises(FolderRefused, match=f"a run is being trained in {tmp_path}"):
+            lock_for_run(tmp_path, resume=True)
+        assert is_locked(tmp_path)
+        end.close()
+    assert is_locked(tmp_path) is False
+    monkeypatch.setenv("KILOBATCH_PARENT", f"1 0 {socket.gethostname()}")
+    with pytest.raises(FolderRefused, match="the process that started this run was killed"):
+        join_ranks._checked_together(request, alone, checked=True, alone=True)
+
+
+@pytest.mark.slow
+def test_of_two_starts_in_one_folder_one_is_refused_and_leaves_no_trace_in_the_log(tmp_path):
+    command = [*TRAIN, "--no-report", "--stop-after", "1up", "--out", str(tmp_path / "run")]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = sorted((process.communicate(timeout=120)[1], process.returncode) for process in started)
+    (errors, code), (refused, other) = ended
+    assert (errors, code, other) == ("", 0, 2)
+    assert re.search(f"kilobatch: (a|another) run (is being|was) trained in {tmp_path}/run", refused)
+    assert "trained in" not in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_a_recipe_with_a_number_as_key_differs(ramp, tmp_path):
