@@ -225,7 +225,8 @@ def share_lock(held: IO[bytes]) -> None:
         FolderRefused: another run has locked it in this instant.
     """
     if not _lock(held, fcntl.LOCK_SH):
-        raise FolderRefused(f"another run was started in {Path(held.name).parent} in the same instant; wait until it has ended")
+        where = Path(held.name).parent
+        raise FolderRefused(f"another run was started in {where} in the same instant; wait until it has ended")
 
 
 def _lock(file: IO[bytes], kind: int) -> bool:
