@@ -429,6 +429,18 @@ def test_a_reader_who_leaves_gets_no_message(tmp_path):
     assert process.returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("validate", "`kilobatch recipes validate`"),
+        ("list", "`kilobatch recipes list` or `kilobatch registry list` or `kilobatch runs list`"),
+    ],
+)
+def test_a_command_that_is_typed_without_its_group_is_named_with_it(run, word, meant):
+    code, _, errors = run(word, "digits/ramp")
+    assert (code, errors[-1]) == (2, f"Error: No such command '{word}'. Did you mean {meant}?")
+
+
 def test_unknown_command_and_missing_argument_end_with_2(tmp_path):
     assert command("recipes", "curv", cwd=tmp_path).returncode == 2
     assert command("recipes", "show", cwd=tmp_path).returncode == 2

@@ -50,6 +50,11 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         two = " ".join(args[:2])
+        if args[0] not in self.commands:
+            groups = [name for name, group in self.commands.items() if args[0] in getattr(group, "commands", ())]
+            if groups:
+                full = " or ".join(f"`kilobatch {name} {args[0]}`" for name in groups)
+                ctx.fail(f"No such command '{args[0]}'. Did you mean {full}?")
         return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
 
 
