@@ -23,7 +23,7 @@ FLOORS = {
     "trainers": (
         {"compat", "runs"},
         {"augmentations", "communicators", "kernels"},
-        {"datasets", "gradients", "losses", "models", "optimizers"},
+        {"datasets", "gradients", "losses", "metrics", "models", "optimizers"},
         {"training"},
         {"launch"},
         {"search"},

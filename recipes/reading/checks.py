@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from recipes.planning.rates import learning_rate_at, momentum_key, optimizer_at
 from recipes.reading.read import Path, Reading
 from recipes.schema import Dataset, Recipe
 from recipes.schema.image_size import IMAGE_SIZE, image_sizes, keys_of_image_size, late_sizes
-from recipes.schema.vocabulary import Unbuilt
+from recipes.schema.vocabulary import Unbuilt, metric_name
 
 _MOVED = ("momentum", "weight_decay")  # keys of `schedules`
 _MOST_RESTARTS = 100_000  # of a schedule in a run
@@ -93,6 +94,26 @@ def check_loss(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
             recipe.loss.require_classes(dataset.num_classes)
         except ValueError as error:
             reading.refuse_error(error, type(recipe.loss), ("loss",))
+
+
+def check_metrics(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
+    """Metrics have names that no two share and no figure of kilobatch has, and may be for as many classes."""
+    names = {"accuracy": None, "loss": None}
+    for index, metric in enumerate(recipe.evaluation.metrics):
+        path, name = ("evaluation", "metrics", index), metric_name(metric)
+        if not re.fullmatch("[a-z0-9_]{1,40}", name):
+            reading.refuse(path, f"is called {name!r}", "call it by small letters, digits and _")
+        elif name in names:
+            what = f"is called {name}, and so is " + (
+                f"`evaluation.metrics.{names[name]}`" if names[name] is not None else "a figure of every evaluation"
+            )
+            reading.refuse(path, what, "remove one, or give the class a `name`")
+        names.setdefault(name, index)
+        if hasattr(metric, "require_classes"):
+            try:
+                metric.require_classes(dataset.num_classes)
+            except ValueError as error:
+                reading.refuse_error(error, type(metric), path)
 
 
 def check_extensions(reading: Reading, recipe: Recipe) -> None:

@@ -21,7 +21,14 @@ from recipes.errors import RecipeError, listed
 from recipes.planning.division import largest_divisor
 from recipes.planning.rates import full_rate, target_inside
 from recipes.reading.augmentation_checks import check_augmentation
-from recipes.reading.checks import check_extensions, check_image_size, check_loss, check_schedules, check_updater
+from recipes.reading.checks import (
+    check_extensions,
+    check_image_size,
+    check_loss,
+    check_metrics,
+    check_schedules,
+    check_updater,
+)
 from recipes.reading.load import VERSION
 from recipes.reading.read import REFUSED, Path, Reading, dotted, names_in, value_at
 from recipes.reading.read_init import read_init
@@ -386,6 +393,7 @@ def read_recipe(
         check_image_size(reading, recipe)
         check_extensions(reading, recipe)
         check_loss(reading, recipe, time.dataset)
+        check_metrics(reading, recipe, time.dataset)
     return recipe, time.dataset, {"kilobatch": VERSION, **resolved}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,9 @@ def curve(at: str, values: Any, label: str, *, style: int = 0, look: str = "line
 def charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
     """The charts of one run, or of several over each other."""
     points: dict[str, Any] = {}
-    makers = (_accuracy, _loss, _evaluation_loss, _rate, _batch, _throughput, _phases, _ranks, _memory, _noise)
+    metrics = [partial(_metric, name=name) for name in dict.fromkeys(name for run in runs for name in run.metrics)]
+    others = (_rate, _batch, _throughput, _phases, _ranks, _memory, _noise)
+    makers = (_accuracy, _loss, _evaluation_loss, *metrics, *others)
     made = [_Maker(runs, labels, points) for _ in makers]
     shown = [chart for maker, on in zip(makers, made, strict=True) if (chart := maker(on)) and chart["curves"]]
     reached = [positions(run, np.array([run.epochs_done])) for run in runs]
@@ -268,6 +271,14 @@ def _loss_chart(on: _Maker, title: str, caption: str, *, training: bool, evaluat
     known = known[np.isfinite(known) & (known > 0)]
     caption += " The axis fits the runs that did not fail." if any(ended) and not all(ended) else ""
     return on.chart(title, caption, logarithmic=bool(len(known) and known.max() > 20 * known.min()))
+
+
+def _metric(on: _Maker, *, name: str) -> Chart:
+    for index, run in enumerate(on.runs):
+        if name in run.metrics:
+            epochs, values = run.metrics[name]
+            on.add(index, (name, epochs), values, name, "dots")
+    return on.chart(f"Metric {name}", "Of each evaluation, over the whole evaluation set.")
 
 
 def _rate(on: _Maker) -> Chart:

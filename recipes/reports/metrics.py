@@ -150,6 +150,18 @@ def evaluations_of(path: Path, lines: Lines) -> Evaluations:
     return _columns(Evaluations, [rows[update] for update in sorted(rows)])
 
 
+def figures_of(lines: Lines) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Epochs and values of each metric of the evaluations, by its name; what is no number is left out."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for _, line in lines:
+        name = line["key"].removeprefix("eval_")
+        is_metric = name != line["key"] and name not in ("accuracy", "loss")
+        pair = (line.get("epoch"), line["value"])
+        if is_metric and all(isinstance(each, int | float) and math.isfinite(each) for each in pair):
+            found.setdefault(name, []).append(pair)
+    return {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in found.items()}
+
+
 def number_of(path: Path, number: int, line: dict[str, Any], name: str) -> float:
     """A field of a line as a number; NaN where it may be missing and is.
 

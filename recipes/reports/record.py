@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -21,6 +21,7 @@ from recipes.reports.metrics import (
     RunError,
     Updates,
     evaluations_of,
+    figures_of,
     phases_of,
     read_file,
     read_metrics,
@@ -49,6 +50,7 @@ class Run:
         memory: peak memory of the ranks, in words; empty if unknown.
         sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
             session has not written them.
+        metrics: epochs and values of each of the recipe's metrics, by its name.
     """
 
     folder: Path
@@ -67,6 +69,7 @@ class Run:
     notes: tuple[str, ...] = ()
     skipped_images: tuple[str, ...] = ()
     memory: str = ""
+    metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     sessions: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -152,6 +155,7 @@ def open_run(path: str | Path) -> Run:
             dict.fromkeys(str(line.get("value")) for _, line in lines if line["key"] == "skipped_image")
         ),
         sessions=_sessions(lines),
+        metrics=figures_of(lines),
         memory=memory_words(*(line for _, line in lines if line["key"] == "run_stop")),
     )
 

@@ -156,6 +156,7 @@ class Evaluation:
         offset: position of the first evaluation, from which the multiples of `every` count; 0: the first is at `every`.
             With `every: update`, none before it. The end of the run is evaluated in any case.
         flipped: whether the logits of an image and of its mirror image are added; loss and accuracy are of the sum.
+        metrics: what is worked out of all logits beside accuracy and loss, such as `[{kind: TopAccuracy, k: 5}]`.
     """
 
     every: Literal["update"] | Epochs = 1.0
@@ -164,6 +165,7 @@ class Evaluation:
     held_out: float | None = younger(None)
     offset: Epochs = younger(0.0)
     flipped: bool = younger(False)
+    metrics: tuple[Annotated[object, Component("metrics")], ...] = younger(())
 
     def __post_init__(self) -> None:
         require(self.offset >= 0, f"Evaluation.offset must be at least 0, got {self.offset}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,13 +14,15 @@ class Vocabulary:
     `trainers.launch.vocabulary` makes it, so that this package needs no Chainer.
 
     Args:
-        models, optimizers, losses, augmentations, mixes, datasets, extensions, communicators, schedules, warmups: name
-            -> dataclass. A mapping may accept more names than it lists, and may import a dataclass when it is used.
+        models, optimizers, losses, metrics, augmentations, mixes, datasets, extensions, communicators, schedules,
+            warmups: name -> dataclass. A mapping may accept more names than it lists, and may import a dataclass when
+            it is used.
     """
 
     models: Mapping[str, type]
     optimizers: Mapping[str, type]
     losses: Mapping[str, type]
+    metrics: Mapping[str, type]
     augmentations: Mapping[str, type]
     mixes: Mapping[str, type]
     datasets: Mapping[str, type]
@@ -91,3 +94,9 @@ def is_layerwise(optimizer: object) -> bool:
     Normalisation and biases are not scaled so.
     """
     return getattr(optimizer, "layerwise", False)
+
+
+def metric_name(metric: object) -> str:
+    """What a metric is called in the records: its attribute `name`, or its class in small letters, as `macro_f1`."""
+    own = getattr(metric, "name", None)
+    return own if isinstance(own, str) else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind_of(metric)).lower()

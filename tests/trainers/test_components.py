@@ -16,8 +16,8 @@ import pytest
 from trainers.launch.vocabulary import PACKAGES
 
 ROOT = Path(__file__).parent.parent.parent
-GROUPS = ("augmentations", "communicators", "datasets", "losses", "mixes", "models", "optimizers")
-METHOD = dict.fromkeys(GROUPS, "build") | {"augmentations": "__call__", "mixes": "__call__"}
+GROUPS = ("augmentations", "communicators", "datasets", "losses", "metrics", "mixes", "models", "optimizers")
+METHOD = dict.fromkeys(GROUPS, "build") | dict.fromkeys(("augmentations", "metrics", "mixes"), "__call__")
 METHOD |= {"communicators": "connect", "datasets": "open"}
 REQUIRED = {
     "CenterCrop": {"size": 8},
@@ -104,7 +104,7 @@ def test_its_docstring_explains_every_field_and_refusal_and_names_a_source(compo
     assert first.endswith(".")
     assert not first.startswith(component.__name__ + "(")
     assert re.search(r"^Source: ", doc, re.MULTILINE)
-    if GROUP_OF[component] != "communicators" or dataclasses.fields(component):
+    if GROUP_OF[component] not in ("communicators", "metrics") or dataclasses.fields(component):
         assert re.search(r"^Raises:\n    ValueError: ", doc, re.MULTILINE)
     arguments = re.search(r"^Args:\n((?:    .*\n)+)", doc, re.MULTILINE)
     described = re.findall(r"^    ([a-z][\w, ]*): \S", arguments[1] if arguments else "", re.MULTILINE)
@@ -126,6 +126,7 @@ def test_it_has_the_method_of_its_group(component):
         "communicators": ["self", "mpi"],
         "datasets": ["self", "root", "split"],
         "losses": ["self"],
+        "metrics": ["self", "logits", "labels"],
         "mixes": ["self", "images_NCHW", "partners_NCHW", "draws"],
         "models": ["self", "num_classes", "channels", "image_size"],
         "optimizers": ["self"],

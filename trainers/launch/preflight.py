@@ -126,6 +126,10 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
 
         is_untrained = is_new and not was_trained
         print_warnings(require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_untrained))
+    if any(map(is_of_the_user, opened.recipe.evaluation.metrics)):
+        from trainers.training.trial_metrics import require_metrics
+
+        require_metrics(opened.recipe, opened.dataset)
     if is_new and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.open import open_recipe
-from recipes.reports.wording import percent
+from recipes.reports.wording import number, percent
 from recipes.schema import Recipe
 from trainers import kernels
 from trainers.augmentations import decoders
@@ -55,9 +55,10 @@ def score_run(
         allow_code: as for `train`.
         device: cpu, gpu or auto; None: cpu.
     Returns:
-        plain data: run, checkpoint, update, epoch, split, accuracy, top5_accuracy, loss, num_samples, differences. The
-            `split` is `held out`, `test` or `all`; `top5_accuracy` is None for up to five classes; the `differences`
-            say in words which code and data are not the run's.
+        plain data: run, checkpoint, update, epoch, split, accuracy, top5_accuracy, loss, metrics, num_samples,
+            differences. The `split` is `held out`, `test` or `all`; `top5_accuracy` is None for up to five classes;
+            `metrics` has those of the recipe by name; the `differences` say in words which code and data are not the
+            run's.
     Raises:
         InputRefused: there is no such run, checkpoint, split or device; the checkpoint is damaged; the data are
             missing or have other classes, or an image cannot be read.
@@ -111,7 +112,7 @@ def score_run(
                 num_samples=parts.num_eval,
                 loss=parts.loss,
                 workers=workers,
-                flipped=opened.recipe.evaluation.flipped,
+                settings=opened.recipe.evaluation,
                 top=top,
                 mpi=MPI.COMM_SELF,
             )
@@ -141,6 +142,7 @@ def score_run(
         "accuracy": result.accuracy,
         "top5_accuracy": in_top if top == TOP else None,
         "loss": result.loss,
+        "metrics": dict(result.figures),
         "num_samples": result.num_samples,
         "differences": scored.differences,
     }
@@ -190,9 +192,10 @@ def scored_text(scored: dict[str, Any]) -> str:
     if scored["split"] == "all":  # which may be the run's own
         others = f", {scored['differences'][0].removeprefix('data: ')}"
     top = "" if scored["top5_accuracy"] is None else f", top-5 {percent(scored['top5_accuracy'])}"
+    metrics = "".join(f", {name} {number(value)}" for name, value in scored["metrics"].items())
     return (
         f"{scored['checkpoint']} (epoch {scored['epoch']:.2f}): accuracy {percent(scored['accuracy'])}{top}, "
-        f"loss {scored['loss']:.4f} over {scored['num_samples']} {'held-out ' * is_held_out}samples{others}"
+        f"loss {scored['loss']:.4f}{metrics} over {scored['num_samples']} {'held-out ' * is_held_out}samples{others}"
     )
 
 

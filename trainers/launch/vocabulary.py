@@ -31,7 +31,10 @@ from trainers.runs.identity import own_code
 _GIVEN = {"models": ("num_classes", "channels", "image_size"), "datasets": ("split", "root")}
 # A subclass of these needs no dataclass of its own.
 _PLAIN = {"models": "chainer.Chain or chainer.ChainList", "extensions": "chainer.training.Extension"}
-_METHODS = {**dict.fromkeys(("augmentations", "mixes", "schedules", "warmups"), ("__call__",)), "datasets": ("open",)}
+_METHODS = {
+    **dict.fromkeys(("augmentations", "metrics", "mixes", "schedules", "warmups"), ("__call__",)),
+    "datasets": ("open",),
+}
 _METHODS |= {"losses": ("__call__", "build")}
 
 
@@ -201,6 +204,7 @@ PACKAGES = {
     "models": "trainers.models",
     "optimizers": "trainers.optimizers",
     "losses": "trainers.losses",
+    "metrics": "trainers.metrics",
     "augmentations": "trainers.augmentations",
     "mixes": "trainers.augmentations.mixing",
     "datasets": "trainers.datasets",
@@ -217,8 +221,9 @@ def vocabulary(*, allow_code: bool = False) -> Vocabulary:
     """All names a recipe may use.
 
     A name of another package comes from the entry-point group `kilobatch.models`, `kilobatch.optimizers`,
-    `kilobatch.losses`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets`, `kilobatch.extensions`,
-    `kilobatch.communicators`, `kilobatch.schedules` or `kilobatch.warmups`, and is imported when a recipe uses it.
+    `kilobatch.losses`, `kilobatch.metrics`, `kilobatch.augmentations`, `kilobatch.mixes`, `kilobatch.datasets`,
+    `kilobatch.extensions`, `kilobatch.communicators`, `kilobatch.schedules` or `kilobatch.warmups`, and is imported
+    when a recipe uses it.
 
     Args:
         allow_code: `kind: mymodule.MyNet` imports from the working directory.

@@ -25,6 +25,7 @@ _GROUPS = {
     "model": "models",
     "optimizer": "optimizers",
     "loss": "losses",
+    "metrics": "metrics",
     "extensions": "extensions",
     "augmentation": "augmentations",
     "mix": "mixes",

@@ -29,6 +29,7 @@ class RunState:
         self.updates = self.samples = 0
         self.epoch = 0.0
         self.learning_rate = self.global_batch_size = self.accuracy = None
+        self.metrics: dict[str, float] = {}  # of the last evaluation, by name
         self.loss_scale: float | None = None  # of mixed precision
         self.overflows = 0  # attempts at an update that were repeated
         self._exposed: deque[float] = deque(maxlen=_RECENT)  # seconds of exchange that computation did not hide
@@ -45,6 +46,8 @@ class RunState:
             self.accuracy, self.epoch = value, line.get("epoch", self.epoch)
         elif key == "eval_loss":
             self.epoch = line.get("epoch", self.epoch)
+        elif key.startswith("eval_"):
+            self.metrics[key.removeprefix("eval_")] = value
         elif key == "run_stop":
             words = {"success": "finished"}.get(value, value)
             done = f"{number(line.get('update', self.updates))} of {number(self.total_updates)} updates"
@@ -100,6 +103,7 @@ class RunState:
             f"loss {self.loss:.4f}" if self.loss < 1e6 else f"loss {self.loss:.4g}",
         ]
         parts += [f"accuracy {percent(self.accuracy)}"] if self.accuracy is not None else []
+        parts += [f"{name} {number(value)}" for name, value in self.metrics.items()]
         parts += [f"loss scale {number(self.loss_scale)}"] if self.loss_scale is not None else []
         parts += [f"overflows {number(self.overflows)}"] if self.overflows else []
         parts += [f"exposed {100 * self.exposed:.0f} %"] if self.exposed >= 0.005 else []

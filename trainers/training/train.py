@@ -436,7 +436,7 @@ class _Run:
                 loss=parts.loss,
                 mpi=self.mpi,
                 whole_forwards=self.plan.exact,
-                flipped=self.opened.recipe.evaluation.flipped,
+                settings=self.opened.recipe.evaluation,
             )
 
     def _ends(self) -> bool:

@@ -27,6 +27,16 @@ def test_curves_are_what_was_measured(write_run):
     assert points["0 updates"]["epochs"][:-1] == pytest.approx(run.updates.epoch, rel=1e-5)
 
 
+def test_each_metric_has_a_chart_and_what_is_no_number_none(write_run, metric_lines):
+    reached = {"time_ms": 0, "update": 3, "epoch": 1.5, "samples": 640}
+    lines = [{"key": "eval_macro_f1", "value": value, **reached} for value in (0.25, float("nan"), 0.5)]
+    lines.append({"key": "eval_of_an_extension", "value": {"a": 1}, **reached})
+    made, points = by_title([open_run(write_run("a", lines=metric_lines() + lines)), open_run(write_run("b"))])
+    (curve,) = made["Metric macro_f1"]["curves"]
+    assert (curve["values"], points[curve["at"]]["epochs"]) == ([0.25, 0.5], [1.5, 1.5])
+    assert [title for title in made if title.startswith("Metric")] == ["Metric macro_f1"]
+
+
 def test_the_last_update_reaches_to_the_end_of_the_run_where_all_charts_end(write_run):
     runs = [open_run(write_run(name)) for name in ("a", "b")]
     data = charts(runs, ["a", "b"])

@@ -28,6 +28,7 @@ def run(tmp_path_factory, kilobatch):
     """A run whose accuracy falls again at the end, so that its best and its newest checkpoint differ."""
     folder = tmp_path_factory.mktemp("run") / "run"
     words = ("--set", "epochs=4", "--set", "batch.global=32", "--set", "model.width=4")
+    words += ("--set", "evaluation.metrics=[{kind: MacroF1}, {kind: TopAccuracy, k: 5}]")
     words += ("--set", "learning_rate.schedule={kind: MultiStep, boundaries: [3], factor: 200}")
     done = kilobatch("train", "digits/baseline", "--no-report", "--out", folder, *words, ranks=2)
     assert done.returncode == 0, done.stderr
@@ -67,10 +68,16 @@ def test_newest_best_and_named_checkpoints_score_what_the_run_wrote(run, kilobat
     for scored, name in zip((by_command, *by_name), (newest, best, best), strict=True):
         assert (scored["checkpoint"], scored["accuracy"], scored["num_samples"]) == (name, accuracy[name], 297)
         assert scored["loss"] == pytest.approx(loss[name], rel=1e-6)
+        names = ("macro_f1", "top5_accuracy")
+        assert scored["metrics"] == {each: scores(run, f"eval_{each}")[name] for each in names}
+        assert scored["metrics"]["top5_accuracy"] == scored["top5_accuracy"]
     done = kilobatch("evaluate", run, "--checkpoint", "best")
     assert done.stdout.startswith(f"{best} (epoch ")
     assert f"): accuracy {100 * accuracy[best]:.2f} %, top-5 " in done.stdout
-    assert done.stdout.endswith(f" %, loss {loss[best]:.4f} over 297 samples\n")
+    f1, top5 = (scores(run, f"eval_{name}")[best] for name in ("macro_f1", "top5_accuracy"))
+    assert done.stdout.endswith(
+        f" %, loss {loss[best]:.4f}, macro_f1 {f1:.4g}, top5_accuracy {top5:.4g} over 297 samples\n"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from trainers.training.extensions.metrics import Metrics
 pytestmark = pytest.mark.mpi
 
 N, UPDATES = 1500, 14
+METRICS = ("eval_top3_accuracy", "eval_macro_f1", "eval_balanced_accuracy")
 SETTINGS = (
     "model={kind: SmallCNN, width: 4}",
     # 96, 128, ..., 224 samples: a straight line over the first epoch, which has 10 updates
@@ -40,7 +41,8 @@ SETTINGS = (
     " weight_decay: {kind: CosineRestarts, first: 0.4}}",
     "augmentation={train: [{kind: RandomCrop, size: 8, padding: 1}, {kind: Normalize, with: digits}],"
     " mix: [{kind: Mixup, alpha: 0.4}], eval: [{kind: Normalize, with: digits}], end: {at: 0.8}}",
-    "evaluation={every: 0.4ep, offset: 0.2ep, flipped: true, norm_statistics: pooled}",
+    "evaluation={every: 0.4ep, offset: 0.2ep, flipped: true, norm_statistics: pooled,"
+    " metrics: [{kind: TopAccuracy, k: 3}, {kind: MacroF1}, {kind: BalancedAccuracy}]}",
     "epochs=2",
 )
 
@@ -61,7 +63,7 @@ def lines_of(run, *keys):
 
 def timeless(run):
     names = ("value", "update", "samples", "learning_rate", "momentum", "global_batch_size")
-    lines = lines_of(run, "train_loss", "eval_accuracy", "eval_loss")
+    lines = lines_of(run, "train_loss", "eval_accuracy", "eval_loss", *METRICS)
     return [{key: line.get(key) for key in names} for line in lines]
 
 
@@ -92,6 +94,7 @@ def test_the_trace_follows_the_formulas_by_hand(alone):
         samples += line["global_batch_size"]
     starts = [line["samples"] / N for line in alone.trace]
     scored = [line["update"] for line in lines_of(alone, "eval_loss")]
+    assert all([line["update"] for line in lines_of(alone, metric)] == scored for metric in METRICS)
     assert scored == [next(n for n, start in enumerate(starts) if start >= at) for at in (0.2, 0.6, 1.0)]
 
 

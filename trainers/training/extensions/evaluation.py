@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -14,10 +14,12 @@ import numpy as np
 from chainer import backend, functions
 from chainer.training import Extension, Trainer
 
+from recipes import schema
+from recipes.errors import InputRefused
 from recipes.planning.timeline import Timeline
-from recipes.schema import StopAt
 from trainers.datasets.loader_workers import LoadedAhead, LoaderWorkers, LoadImages, Loading
-from trainers.runs.errors import EvaluationOutOfMemory
+from trainers.metrics import figures_of
+from trainers.runs.errors import EvaluationOutOfMemory, RankFailed
 from trainers.runs.memory import is_out_of_memory
 from trainers.training.extensions.metrics import Metrics
 
@@ -34,6 +36,7 @@ class Score:
             model takes it for, and its cross-entropy.
         top: of these samples, where asked for: (samples, top), the most probable classes, most probable first, and
             their probabilities.
+        figures: those of the recipe's metrics, by name.
     """
 
     accuracy: float
@@ -42,10 +45,11 @@ class Score:
     first: int = field(default=0, compare=False)
     samples: np.ndarray | None = field(default=None, compare=False, repr=False)
     top: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False, repr=False)
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 class Evaluation(Extension):
-    """Scores the model and writes `eval_accuracy` and `eval_loss`, and `goal` once, where the run reaches it.
+    """Scores the model and writes `eval_accuracy`, `eval_loss` and one of each metric; `goal` where it is reached.
 
     Args:
         score: computes the score, called by all ranks together.
@@ -64,7 +68,7 @@ class Evaluation(Extension):
         score: Callable[[], Score],
         metrics: Metrics,
         *,
-        stop_at: StopAt | None = None,
+        stop_at: schema.StopAt | None = None,
         resumed: dict[str, Any] | None = None,
     ) -> None:
         self._score = score
@@ -89,6 +93,8 @@ class Evaluation(Extension):
         }
         self._metrics.record("eval_accuracy", score.accuracy, **reached)
         self._metrics.record("eval_loss", score.loss, **reached)
+        for name, value in score.figures.items():
+            self._metrics.record(f"eval_{name}", value, **reached)
         if self._stop_at and self.goal is None and self._stop_at.reached(accuracy=score.accuracy, loss=score.loss):
             self.goal = {"accuracy": score.accuracy, "loss": score.loss, **reached}
             self._metrics.record("goal", score.accuracy, loss=score.loss, **reached)
@@ -104,14 +110,15 @@ def score(
     mpi: Any,
     workers: LoaderWorkers | None = None,
     whole_forwards: bool = False,
-    flipped: bool = False,
+    settings: schema.Evaluation | None = None,
     top: int = 0,
 ) -> Score:
     """Score a model over samples 0 ... num_samples - 1, split contiguously over the workers.
 
     Sums over samples are added up over the workers and divided once, so that uneven shares are exact. All workers call
     this together. Bytes on the wire: about 9 a forward and 30 a worker, from each worker to each. If memory runs out on
-    a worker, only its own forwards become smaller.
+    a worker, only its own forwards become smaller. With metrics all logits go to the first worker: 4 bytes for each
+    class of a sample.
 
     Args:
         model: float32 NCHW -> logits, on any device.
@@ -122,16 +129,19 @@ def score(
         workers: load ahead; None loads on the thread that asks.
         whole_forwards: split the samples into the forwards of a single worker and deal these out: the score then has
             the same bits on any number of workers, and some workers score up to 100 samples more than others.
-        flipped: add the logits of the mirror images, left and right exchanged.
+        settings: of the recipe: whether the logits of the mirror images, left and right exchanged, are added, and
+            metrics; None: neither.
         top: how many of the most probable classes of each sample the score names; the softmax is that of the loss.
     Raises:
         EvaluationOutOfMemory: on this worker alone, where its forwards cannot become smaller.
     """
+    flipped, metrics = (settings.flipped, settings.metrics) if settings else (False, ())
     unit = _CHUNK if whole_forwards else 1
     units = -(-num_samples // unit)
     start, stop = (min(unit * (units * rank // mpi.size), num_samples) for rank in (mpi.rank, mpi.rank + 1))
     losses, samples, first, size = [], [np.empty((0, 3))], start, _CHUNK
     tops = [(np.empty((0, top), np.int64), np.empty((0, top), np.float32))]
+    all_logits = []
     ahead = LoadedAhead(
         workers or LoaderWorkers(),
         lambda indices: Loading(load, [(0, index) for index in indices], key="augmentation.eval", finish=_pair),
@@ -143,6 +153,8 @@ def score(
             part, mean_loss, logits = _forward(model, *ahead.take(indices), loss, flipped)
             if top:
                 tops.append(most_probable(logits, top))
+            if metrics:
+                all_logits.append(backend.CpuDevice().send(logits).astype(np.float32, copy=False))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -158,6 +170,7 @@ def score(
     own = np.concatenate(samples)
     corrects, parts = zip(*mpi.allgather((int((own[:, 0] == own[:, 1]).sum()), losses)), strict=True)
     total_loss = math.fsum(chain(*parts))  # exact, so that the order does not matter
+    figures = _figures_together(metrics, all_logits, own[:, 0], mpi) if metrics else {}
     return Score(
         accuracy=sum(corrects) / num_samples,
         loss=total_loss / num_samples,
@@ -165,7 +178,23 @@ def score(
         first=start,
         samples=own,
         top=tuple(map(np.concatenate, zip(*tops, strict=True))) if top else None,
+        figures=figures,
     )
+
+
+def _figures_together(
+    metrics: Sequence[Any], logits: Sequence[np.ndarray], labels: np.ndarray, mpi: Any
+) -> Mapping[str, float]:
+    """The figures of all workers' samples, which the first worker computes for all; `logits` are of each forward."""
+    gathered = mpi.gather((logits, labels.astype(np.int64)), root=0)
+    figures = None
+    if mpi.rank == 0:
+        parts, all_labels = zip(*gathered, strict=True)
+        try:
+            figures = figures_of(metrics, np.concatenate([*chain(*parts)]), np.concatenate(all_labels))
+        except InputRefused as error:
+            raise RankFailed(str(error)) from error
+    return mpi.bcast(figures, root=0)
 
 
 def _pair(images_NCHW: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,26 @@ from recipes.reports.metrics import read_metrics
 from trainers.runs.run_folder import METRICS, MLFLOW_NOTE, write_whole
 
 log = logging.getLogger("kilobatch")
-_EVALUATED = ("eval_accuracy", "eval_loss")
 _UPDATE = ("learning_rate", "momentum", "global_batch_size", "gradient_norm", "image_size", "loss_scale")
 _MISSING = "missing_from"  # in the note of MLflow: the first update whose figures it lacks
 _LOST = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")  # MLflow's codes; deleted: the others
-COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", *_EVALUATED)
+COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second", "eval_accuracy", "eval_loss")
 
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
-    """The figures in a line of the metrics, by their names in `COLUMNS`; none in a line of another kind."""
-    if line["key"] in _EVALUATED:
+    """The figures in a line of the metrics, by their names; none in a line of another kind."""
+    if _is_score(line):
         return {line["key"]: line["value"]}
     if line["key"] != "train_loss":
         return {}
     found = {"loss": line["value"], **{name: line[name] for name in _UPDATE if line.get(name) is not None}}
     seconds = line["update_seconds"]
     return found | ({"samples_per_second": line["global_batch_size"] / seconds} if seconds > 0 else {})
+
+
+def _is_score(line: dict[str, Any]) -> bool:
+    """Whether a line is one of an evaluation, which has the update that it reached."""
+    return line["key"].startswith("eval_") and isinstance(line["value"], int | float)
 
 
 class Logger(Extension):
@@ -84,7 +88,7 @@ class EventFiles:
 
         self._writer = SummaryWriter(str(folder), purge_step=update)
         for _, line in read_metrics(metrics):
-            if line["key"] in _EVALUATED and line["update"] == update:
+            if _is_score(line) and line["update"] == update:
                 self.add(line, figures(line))
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
@@ -188,7 +192,7 @@ class MLflowRun:
         found = []
         for _, line in read_metrics(self._folder / METRICS):
             # The line of an update has the update that it began; that of an evaluation the one that it reached.
-            if (each := figures(line)) and first <= line["update"] < self._begins_at + (line["key"] in _EVALUATED):
+            if (each := figures(line)) and first <= line["update"] < self._begins_at + _is_score(line):
                 found += _mlflow_metrics(line, each)
         return found
 
@@ -213,26 +217,31 @@ def _mlflow_metrics(line: dict[str, Any], found: dict[str, float]) -> list[Any]:
 
 
 class Table:
-    """A CSV file, written row by row; of an earlier session it keeps what was done before `update`."""
+    """A CSV file, written row by row; of an earlier session it keeps what was done before `update`.
 
-    def __init__(self, path: Path, update: int) -> None:
-        kept = []
+    Args:
+        metrics: names of the recipe's metrics, each of which has a column.
+    """
+
+    def __init__(self, path: Path, update: int, *, metrics: Sequence[str] = ()) -> None:
+        kept, columns = [], (*COLUMNS, *(f"eval_{name}" for name in metrics))
         if update and path.is_file():
             with open(path, encoding="utf-8", newline="") as file:
                 # The line of an update has the update that it began; that of an evaluation the one that it reached.
-                rows = filter(_is_whole, csv.DictReader(file))
+                rows = (row for row in csv.DictReader(file) if _is_whole(row, columns))
                 kept = [row for row in rows if int(row["update"]) < update + (not row["loss"])]
         before = io.StringIO(newline="")
-        rows = csv.DictWriter(before, COLUMNS, lineterminator="\n")
+        rows = csv.DictWriter(before, columns, lineterminator="\n")
         rows.writeheader()
         rows.writerows(kept)
         write_whole(path, before.getvalue())
         self._file = open(path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115
-        self._rows = csv.DictWriter(self._file, COLUMNS, restval="", lineterminator="\n")
+        self._rows = csv.DictWriter(self._file, columns, restval="", lineterminator="\n")
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""
-        self._rows.writerow({name: line[name] for name in ("update", "epoch", "samples")} | found)
+        if found.keys() <= {*self._rows.fieldnames}:  # an extension's line may look like a score
+            self._rows.writerow({name: line[name] for name in ("update", "epoch", "samples")} | found)
 
     def flush(self) -> None:
         """Write or send what was taken."""
@@ -243,10 +252,10 @@ class Table:
         self._file.close()
 
 
-def _is_whole(row: dict[str, str | None]) -> bool:
+def _is_whole(row: dict[str, str | None], columns: Sequence[str]) -> bool:
     """Whether a row was not cut off or damaged: it has its number, all its columns, and a figure."""
-    figures = [row[name] for name in COLUMNS if name not in ("update", "epoch", "samples")]
-    return row.keys() == {*COLUMNS} and None not in row.values() and row["update"].isdecimal() and any(figures)
+    figures = [row[name] for name in columns if name not in ("update", "epoch", "samples")]
+    return row.keys() == {*columns} and None not in row.values() and row["update"].isdecimal() and any(figures)
 
 
 def _leaves(folder: Path) -> list[tuple[str, str]]:

@@ -148,9 +148,14 @@ class CSV:
 
     def build(self) -> Extension:
         """The extension; it communicates nothing."""
+        from recipes.schema.vocabulary import metric_name
         from trainers.training.extensions.figure_sinks import Logger, Table
 
-        return Logger(lambda trainer: Table(Path(trainer.out) / self.file, trainer.updater.iteration))
+        def table(trainer: Any) -> Table:
+            names = [metric_name(metric) for metric in trainer.updater.plan.recipe.evaluation.metrics]
+            return Table(Path(trainer.out) / self.file, trainer.updater.iteration, metrics=names)
+
+        return Logger(table)
 
 
 def mlflow_client() -> Any:

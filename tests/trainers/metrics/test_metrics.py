@@ -1,0 +1,99 @@
+"""Each metric against its definition, sample by sample; how one is called and refused."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from recipes.errors import InputRefused, RecipeError
+from recipes.reading.open import open_recipe
+from recipes.schema.vocabulary import metric_name
+from trainers.launch.vocabulary import vocabulary
+from trainers.metrics import BalancedAccuracy, MacroF1, TopAccuracy, figures_of
+
+
+@pytest.fixture(scope="module")
+def scored():
+    """Logits and labels of five classes: one without a sample, one that is never recognised, and equal logits."""
+    rng = np.random.default_rng(5)
+    labels = rng.choice([0, 1, 2, 4], p=[0.6, 0.2, 0.1, 0.1], size=80)
+    logits = rng.normal(size=(80, 5)) + 1.5 * np.eye(5)[labels]
+    logits[:, 4] -= 9
+    logits[:3] = 0
+    return logits.astype(np.float32), labels
+
+
+def test_macro_f1_and_balanced_accuracy_are_their_definitions(scored):
+    logits, labels = scored
+    taken = [max(range(5), key=lambda k: row[k]) for row in logits.tolist()]  # of equal ones the first
+    pairs = list(zip(labels.tolist(), taken, strict=True))
+    recalls, f1 = [], []
+    for k in range(5):
+        hits = sum(pair == (k, k) for pair in pairs)
+        of_class, as_class = (sum(pair[side] == k for pair in pairs) for side in (0, 1))
+        recalls += [Fraction(hits, of_class)] if of_class else []
+        if of_class + as_class:
+            precision, recall = (Fraction(hits, n) if n else Fraction(0) for n in (as_class, of_class))
+            f1.append(2 * precision * recall / (precision + recall) if hits else Fraction(0))
+    assert (len(recalls), len(f1) >= 4) == (4, True)
+    assert BalancedAccuracy()(logits, labels) == pytest.approx(float(sum(recalls) / len(recalls)), rel=1e-12)
+    assert MacroF1()(logits, labels) == pytest.approx(float(sum(f1) / len(f1)), rel=1e-12)
+
+
+def test_top_accuracy_counts_those_before_a_label_and_equal_ones_in_order(scored):
+    logits, labels = scored
+    for k in (1, 2, 4):
+        hits = 0
+        for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+            before = sum(value > row[label] or (value == row[label] and at < label) for at, value in enumerate(row))
+            hits += before < k
+        assert TopAccuracy(k=k)(logits, labels) == hits / len(labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnF2Score:
+    value: object = 0.5
+
+    def __call__(self, logits, labels):
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(OwnF2Score):
+    name: str = "gap"
+
+
+def test_a_metric_is_called_by_its_class_or_its_name():
+    metrics = (MacroF1(), TopAccuracy(k=5), OwnF2Score(), Named())
+    assert [*map(metric_name, metrics)] == ["macro_f1", "top5_accuracy", "own_f2_score", "gap"]
+
+
+def test_only_a_number_is_a_figure(scored):
+    for value in (np.float32(0.25), np.array(0.25), 0.25):
+        assert figures_of([Named(value=value)], *scored) == {"gap": 0.25}
+    for value, gave in ((np.zeros(3), "an array of the shape"), (None, "a NoneType"), ("1", "a str")):
+        with pytest.raises(InputRefused, match=f"the metric Named gave {gave}.*; return one number"):
+            figures_of([Named(value=value)], *scored)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "place", "why"),
+    [
+        ("[{kind: MacroF1}, {kind: MacroF1}]", "1", "is called macro_f1, and so is `evaluation.metrics.0`"),
+        ("[{kind: TopAccuracy, k: 10}]", "0.k", "is 10; must be below the 10 classes"),
+        ("[{kind: TopAccuracy, k: 0}]", "0.k", "is 0; must be a whole number >= 1"),
+        ("[{kind: Macro}]", "0.kind", "MacroF1"),
+    ],
+)
+def test_a_recipe_names_metrics_that_differ_and_fit_the_classes(metrics, place, why):
+    with pytest.raises(RecipeError) as refused:
+        open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[f"evaluation.metrics={metrics}"])
+    (problem,) = str(refused.value).splitlines()
+    assert f"evaluation.metrics.{place}: " in problem
+    assert why in problem
+
+
+def test_without_metrics_a_recipe_has_the_digest_of_before():
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary())
+    assert "metrics" not in opened.tree["evaluation"]
