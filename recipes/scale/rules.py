@@ -27,7 +27,7 @@ from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from recipes.scale.promise import aimed_batch, with_rest
 from recipes.scale.request import Change, Request, rounded
-from recipes.scale.warmup import GOYAL, warmup_change, without_target
+from recipes.scale.warmup import GOYAL, reading_change, warmup_change, without_target
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 _SOURCE = "reference convergence points of MLPerf Training for ResNet-50, as the library has them"
@@ -176,6 +176,8 @@ def linear(request: Request) -> Iterator[Change]:
     yield from linear_rate(request, holds_to=LINEAR_HOLDS_TO)
     warmup = warmup_change(request)
     yield warmup
+    if warmup.moves and warmup.after is not None:
+        yield from reading_change(request, warmup.after["epochs"])
     if warmup.after is not None and request.recipe.learning_rate.rule == "none":
         yield from _start(request)
     if warmup.after is not None:
@@ -400,6 +402,8 @@ def _lamb(request: Request) -> Iterator[Change]:
             )
         reason = "in proportion to the batch: 0.3125 epochs at 512, 20 at 32,768"
         yield request.moved("learning_rate.warmup.epochs", epochs, reason, _LAMB)
+        if request.kappa < 1:
+            yield from reading_change(request, epochs)
         yield from _aim(request, ends=epochs)
         yield from _rest_of_run(request, ends=epochs)
     for key in ("optimizer.beta1", "optimizer.beta2", "optimizer.eps"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from recipes.scale.request import Change, Request, rounded
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
 _WARMUP_EPOCHS = 5
+_FEWEST_READINGS = 5  # of a warmup: torchvision reads one of five epochs once an epoch
 _LOW_START = 0.5  # of the highest factor; lint's no-warmup and short-warmup judge so too
 _SHORTEST_RISE = 1  # epoch, to 0.9 of it
 
@@ -75,6 +77,14 @@ def _why_so_long(request: Request, epochs: float) -> str:
     if epochs == rounded(request.recipe.epochs / 4):
         return f"{words}, a quarter of this run; {_WARMUP_EPOCHS} in a longer one"
     return f"{words}, up to the schedule's first step down; {_WARMUP_EPOCHS} where it comes later"
+
+
+def reading_change(request: Request, epochs: float) -> Iterator[Change]:
+    """The rate is read at every update if it were read too seldom for a new warmup of so many epochs."""
+    every = request.recipe.learning_rate.every
+    if every != "update" and epochs < _FEWEST_READINGS * every:
+        reason = f"read every {every:g} epochs, the rate would jump within the new warmup of {epochs:g}"
+        yield request.moved("learning_rate.every", "update", reason, "arithmetic")
 
 
 def without_target(warmup: dict[str, Any]) -> dict[str, Any]:

@@ -50,3 +50,21 @@ def test_a_new_warmup_does_not_end_at_a_step_up(scale):
     steps = "{kind: SlowStart, boundaries: [2, 60], factors: [0.8, 1, 0.1]}"
     _, opened = scale("mine.yaml", 8192, text=f"{BASE}{{schedule: {steps}}}\n")
     assert opened.recipe.learning_rate.warmup.shape.epochs == 5
+
+
+@pytest.mark.parametrize(("every", "read"), [("5ep", "update"), ("20ep", "update"), ("1ep", 1)])
+def test_a_rate_that_is_read_too_seldom_for_a_new_warmup_is_read_at_every_update(every, read, scale, change_of):
+    made, opened = scale("mine.yaml", 8192, text=f"{BASE}{{every: {every}, schedule: {{kind: Cosine}}}}\n")
+    assert opened.recipe.learning_rate.every == read
+    assert learning_rate_at(opened.recipe, 4.0) == pytest.approx(2.58, rel=0.01)  # 0.1 + 3.1 * 4 / 5
+    if read == "update":
+        assert change_of(made, "learning_rate.every")[1] == "update"
+    assert not lint_recipe(made.file, vocabulary=vocabulary())
+
+
+def test_lambs_shorter_warmup_is_not_read_once(scale):
+    text = "kilobatch: 1\nextends: you2019\nlearning_rate: {every: 1ep}\n"
+    made, opened = scale("mine.yaml", 512, text=text)
+    formula = opened.recipe.learning_rate
+    assert (formula.warmup.shape.epochs, formula.every) == (pytest.approx(0.3125, rel=1e-3), "update")
+    assert not lint_recipe(made.file, vocabulary=vocabulary())
