@@ -48,8 +48,8 @@ def seesaw_recipe(
         name_or_path, vocabulary, out, allow_code, data_root: as for `scale_recipe`.
         batch: the largest batch, which the doublings do not pass.
     Raises:
-        InputRefused: the batch moves already, the schedule rises after the warmup or never halves, no doubling fits,
-            or no rule is known for this optimizer; the new rate is not the promised one.
+        InputRefused: the batch moves already, the schedule rises after the warmup, or within one that
+            multiplies it, or never halves; no doubling fits; no rule is known for this optimizer; the new rate is not the promised one.
         RecipeError: the batch would grow above the number of training samples, or as `scale_recipe`.
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
@@ -179,6 +179,8 @@ def _halvings(request: Request, doublings: int, share: float) -> _Stairs:
     shares = [share_at(epoch) for epoch in grid]
     if any(after > before * (1 + 1e-9) for before, after in zip(shares, shares[1:], strict=False)):
         raise InputRefused(f"{recipe.name}: its rate rises after the warmup; seesaw replaces rates that only fall")
+    if _rises_in_warmup(recipe, shares[0]):
+        raise InputRefused(f"{recipe.name}: its schedule rises within the warmup; seesaw replaces rates that only fall")
     begins, found, is_cut = shares[0], [], False
     for number in count(1):
         limit = begins * 2.0**-number * (1 + 1e-9)  # 0.3 of 0.6 is half, however it was rounded
@@ -209,6 +211,18 @@ def _warmup_ends(recipe: Recipe) -> float:
     if every == "update" or last_multiple(ends, every) == ends:
         return ends
     return min(next_multiple(ends, every), recipe.epochs)
+
+
+def _rises_in_warmup(recipe: Recipe, begins: float) -> bool:
+    """Whether a warmup times `begins`, the factor at its end, is above its product with the schedule anywhere."""
+    warmup, every = recipe.learning_rate.warmup, recipe.learning_rate.every
+    if warmup is None or warmup.joins != "multiply":
+        return False
+    positions = _positions_in_warmup(recipe)
+    if every != "update":
+        positions = [last_multiple(epoch, every) for epoch in positions]
+    schedule = recipe.learning_rate.schedule
+    return any(warmup.shape(at) * (begins - schedule(at)) > _TOLERANCE for at in positions)
 
 
 def _falls_in_warmup(before: Recipe, after: Recipe) -> bool:

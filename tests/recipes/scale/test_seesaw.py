@@ -132,7 +132,7 @@ def test_a_rate_that_is_read_now_and_then_falls_where_the_batch_doubles(seesaw, 
 def test_a_schedule_that_rises_within_the_warmup_is_refused_and_not_raised(seesaw, tmp_path):
     stages = "schedule: {kind: SlowStart, boundaries: [2, 10], factors: [0.1, 1, 0.5]}"
     rate = f"warmup: {{kind: GradualWarmup, epochs: 5, start: 0, joins: multiply}}, {stages}"
-    with pytest.raises(InputRefused, match="epoch 0.0625 the derived rate is 0.000625, and 0 to 6.25e-05 is"):
+    with pytest.raises(InputRefused, match="its schedule rises within the warmup"):
         seesaw(f"kilobatch: 1\nextends: digits/baseline\nlearning_rate: {{{rate}}}\n", 64)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
