@@ -49,7 +49,8 @@ def seesaw_recipe(
         batch: the largest batch, which the doublings do not pass.
     Raises:
         InputRefused: the batch moves already, the schedule rises after the warmup, or within one that
-            multiplies it, or never halves; no doubling fits; no rule is known for this optimizer; the new rate is not the promised one.
+            multiplies it, or never halves; no doubling fits; no rule is known for this optimizer; the new rate is not
+            the promised one.
         RecipeError: the batch would grow above the number of training samples, or as `scale_recipe`.
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
