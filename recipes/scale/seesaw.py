@@ -24,6 +24,7 @@ _FURTHER = 20  # halvings after the batch has stopped growing, to a millionth
 _CURVE_ENDS = 0.99  # of the run: from here on none of these, since a curve to 0 halves without end
 _POSITIONS = 40
 _TOLERANCE = 1e-3  # positions and factors in the file have six digits
+_BY_RATE = ("times_rate", "times_relative_rate")  # forms of weight decay
 _SOURCE = "Meterez et al. 2025, arXiv 2510.14717 (abstract); for SGD Smith et al. 2017, arXiv 1711.00489"
 
 
@@ -76,7 +77,7 @@ def seesaw_recipe(
         rates=(request.rate, full_rate_at(made.recipe, made.recipe.epochs)),
         file=file,
         changes=changes,
-        not_promised=tuple(_not_promised(opened.recipe, made.recipe, stairs)),
+        not_promised=tuple(_not_promised(request, made.recipe, stairs)),
     )
 
 
@@ -99,12 +100,17 @@ class _Stairs:
     is_cut: bool
 
 
-def _not_promised(before: Recipe, after: Recipe, stairs: _Stairs) -> Iterator[str]:
+def _not_promised(request: Request, after: Recipe, stairs: _Stairs) -> Iterator[str]:
     yield "accuracy: nobody has trained this file"
     yield "the same loss: the equivalence holds while the batch is below the noise scale of the gradient"
+    if stairs.share < 1 and request.value("optimizer.weight_decay") and request.value("optimizer.decay") in _BY_RATE:
+        yield (
+            "the same weight decay: it follows the rate, and with each doubling an epoch takes another "
+            f"{stairs.share:.3g} times as much from the weights as the old recipe takes there"
+        )
     if stairs.is_cut:
         yield f"the schedule's last rates: it falls further, and nothing is halved after epoch {stairs.halvings[-1]:g}"
-    if _falls_in_warmup(before, after):
+    if _falls_in_warmup(request.recipe, after):
         yield (
             "the same rate within the warmup: the schedule falls there, and the new rate has its value at the end of "
             f"the warmup from the start, {stairs.begins:.3g} of the full rate"

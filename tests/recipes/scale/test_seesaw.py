@@ -137,6 +137,19 @@ def test_a_schedule_that_rises_within_the_warmup_is_refused_and_not_raised(seesa
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "decay", "says"),
+    [("Adam", "times_rate", True), ("Adam", "coupled", False), ("MomentumSGD", "times_rate", False)],
+)
+def test_decay_by_the_rate_of_adam_is_less_an_epoch_and_the_list_says_so(seesaw, kind, decay, says):
+    optimizer = f"{{kind: {kind}, weight_decay: 0.1, decay: {decay}}}"
+    opened = seesaw(f"kilobatch: 1\nextends: digits/baseline\noptimizer: {optimizer}\n", 128)
+    scaled, at = opened[2], 10.001  # just after the first of the doublings, where a cosine over 20 epochs is a half
+    before, after = (learning_rate_at(it.recipe, at) / batch_size_at(it.recipe, at) for it in opened[:2])
+    assert after / before == pytest.approx(math.sqrt(0.5) if kind == "Adam" else 1, rel=1e-3)
+    assert any("0.707 times as much from the weights" in line for line in scaled.not_promised) == says
+
+
 def test_running_statistics_forget_as_fast_when_the_batch_grows(seesaw):
     _, after, _ = seesaw("kilobatch: 1\nextends: goyal2017/256\n", 2048)
     assert after.recipe.batch.global_.sizes == (256, 2048)
