@@ -403,7 +403,7 @@ def _lamb(request: Request) -> Iterator[Change]:
         reason = "in proportion to the batch: 0.3125 epochs at 512, 20 at 32,768"
         yield request.moved("learning_rate.warmup.epochs", epochs, reason, _LAMB)
         if request.kappa < 1:
-            yield from reading_change(request, epochs)
+            yield from reading_change(request, epochs, fewest=2)  # read once, it would be one jump
         yield from _aim(request, ends=epochs)
         yield from _rest_of_run(request, ends=epochs)
     for key in ("optimizer.beta1", "optimizer.beta2", "optimizer.eps"):

@@ -79,10 +79,10 @@ def _why_so_long(request: Request, epochs: float) -> str:
     return f"{words}, up to the schedule's first step down; {_WARMUP_EPOCHS} where it comes later"
 
 
-def reading_change(request: Request, epochs: float) -> Iterator[Change]:
-    """The rate is read at every update if it were read too seldom for a new warmup of so many epochs."""
+def reading_change(request: Request, epochs: float, *, fewest: int = _FEWEST_READINGS) -> Iterator[Change]:
+    """The rate is read at every update if `every` would read a new warmup of so many epochs fewer times than `fewest`."""
     every = request.recipe.learning_rate.every
-    if every != "update" and epochs < _FEWEST_READINGS * every:
+    if every != "update" and epochs < fewest * every:
         reason = f"read every {every:g} epochs, the rate would jump within the new warmup of {epochs:g}"
         yield request.moved("learning_rate.every", "update", reason, "arithmetic")
 
