@@ -38,8 +38,7 @@ def warmup_change(request: Request) -> Change:
         return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
     if warmup is None and (request.kappa <= 1 or formula.rule not in (*LINEAR, "none")):
         return request.kept(key, "none, as before")
-    rises_until = _rises_until(request)
-    if warmup is None and rises_until is not None:
+    if warmup is None and (rises_until := _rises_until(request)) is not None:
         return request.kept(key, f"none: the schedule rises by itself, until epoch {rises_until:.3g}")
     if warmup is None:
         after = _five_epochs(request)
@@ -80,7 +79,7 @@ def _why_so_long(request: Request, epochs: float) -> str:
 
 
 def reading_change(request: Request, epochs: float, *, fewest: int = _FEWEST_READINGS) -> Iterator[Change]:
-    """The rate is read at every update if `every` would read a new warmup of so many epochs fewer times than `fewest`."""
+    """The rate is read at every update if `every` would read a new warmup of so many epochs too seldom."""
     every = request.recipe.learning_rate.every
     if every != "update" and epochs < fewest * every:
         reason = f"read every {every:g} epochs, the rate would jump within the new warmup of {epochs:g}"
