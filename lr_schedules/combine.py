@@ -38,11 +38,6 @@ class Product:
         if not isinstance(self.factors, tuple) or not self.factors or not all(map(callable, self.factors)):
             raise ValueError(f"Product.factors must be a tuple of at least one schedule, got {self.factors!r}")
 
-    @property
-    def rises_until(self) -> float:
-        """The epoch at which none of its factors rises any more; 0 if none does."""
-        return max(getattr(factor, "rises_until", 0.0) for factor in self.factors)
-
     def __call__(self, epoch: float) -> float:
         return math.prod(factor(epoch) for factor in self.factors)
 

@@ -293,11 +293,6 @@ class PiecewiseLinear:
         for _, factor in points:
             require_number("PiecewiseLinear.points", factor, at_least=0)
 
-    @property
-    def rises_until(self) -> float:
-        """The epoch of the first of its highest points."""
-        return max(self.points, key=lambda point: point[1])[0]
-
     def __call__(self, epoch: float) -> float:
         after = bisect_right(self.points, epoch, key=lambda point: point[0])
         if after == 0:

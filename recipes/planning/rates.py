@@ -152,9 +152,11 @@ def target_inside(ramp: BatchRamp, *, epochs: float, rule: str | float, scale_wi
 
 
 def first_step_of(schedule: Schedule) -> float:
-    """The epoch of a schedule's first step; infinite for a schedule without steps."""
-    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
-    return min((part.boundaries[0] for part in parts if hasattr(part, "boundaries")), default=math.inf)
+    """The epoch of a schedule's first step down; infinite for a schedule without one."""
+    if isinstance(schedule, Product):
+        return min(map(first_step_of, schedule.factors))
+    boundaries = getattr(schedule, "boundaries", ())
+    return next((it for it in boundaries if schedule(it) < schedule(it * _JUST_BEFORE)), math.inf)
 
 
 def largest_linear_batch(recipe: Recipe) -> float:

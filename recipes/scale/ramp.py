@@ -71,7 +71,7 @@ def _stays(opened: OpenedRecipe, measured: Sequence[Measured], by: str, largest:
     gaps = [each.epoch for each in measured if each.batch is None]
     if gaps:
         where = listed((f"{epoch:.2f}" for epoch in gaps), most=8)
-        yield f"a batch where {by} is unresolved, at epoch {where}: it stays there as it was before"
+        yield f"a larger batch where {by} is unresolved, at epoch {where}: the ramp makes no step there"
     twice, num_train = 2 * largest, opened.dataset.num_train
     known = [each.batch for each in measured if each.batch is not None and each.epoch < opened.recipe.epochs]
     if twice > _LARGEST_SHARE * num_train and max(known) >= twice:

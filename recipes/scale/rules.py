@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -17,19 +17,17 @@ from lr_schedules import Product
 from lr_schedules.units import Schedule
 from recipes.errors import InputRefused
 from recipes.planning.rates import (
-    LARGEST_WITHOUT_WARMUP,
     LINEAR,
     LINEAR_HOLDS_TO,
-    first_step_of,
     full_rate,
     largest_linear_batch,
-    momentum_at,
     target_inside,
 )
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
 from recipes.scale.promise import aimed_batch, with_rest
 from recipes.scale.request import Change, Request, rounded
+from recipes.scale.warmup import GOYAL, reading_change, warmup_change, without_target
 from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 _SOURCE = "reference convergence points of MLPerf Training for ResNet-50, as the library has them"
@@ -170,16 +168,16 @@ def _point(name: str, vocabulary: Vocabulary) -> Point:
     )
 
 
-_GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
-_WARMUP_EPOCHS = 5
 ERRORS_BEYOND = "top-1 error 23.74 % at 8,192, 24.79 % at 16,384, 27.55 % at 32,768, 33.96 % at 65,536"
 
 
 def linear(request: Request) -> Iterator[Change]:
     """SGD: k times the batch, k times the rate, a warmup; momentum and decay stay."""
     yield from linear_rate(request, holds_to=LINEAR_HOLDS_TO)
-    warmup = _warmup(request)
+    warmup = warmup_change(request)
     yield warmup
+    if warmup.moves and warmup.after is not None:
+        yield from reading_change(request, warmup.after["epochs"])
     if warmup.after is not None and request.recipe.learning_rate.rule == "none":
         yield from _start(request)
     if warmup.after is not None:
@@ -187,7 +185,7 @@ def linear(request: Request) -> Iterator[Change]:
     else:
         yield from _rest_of_run(request, ends=0.0)
     if request.value("optimizer.momentum") is not None:
-        yield request.kept("optimizer.momentum", "stays, as from batch 64 to 65,536", _GOYAL)
+        yield request.kept("optimizer.momentum", "stays, as from batch 64 to 65,536", GOYAL)
     yield from _decay_with_rate(request)
 
 
@@ -198,19 +196,19 @@ def linear_rate(request: Request, *, holds_to: int) -> Iterator[Change]:
     if formula.rule in (*LINEAR, "none") and reach > holds_to and not request.beyond:
         raise InputRefused(
             f"linear scaling is published up to a batch of {holds_to:,}, this would be {float(reach):,.0f}; "
-            f"`recipes scale --beyond` goes on: {_GOYAL}, figure 3: {ERRORS_BEYOND}"
+            f"`recipes scale --beyond` goes on: {GOYAL}, figure 3: {ERRORS_BEYOND}"
         )
     rule, per = formula.rule, formula.per
     if rule == "none":
         rule, per = "linear", request.recipe.batch.global_.sizes[0]
         yield request.moved(
-            "learning_rate.rule", rule, "the rate was given for one batch: from there it is linear", _GOYAL
+            "learning_rate.rule", rule, "the rate was given for one batch: from there it is linear", GOYAL
         )
         yield request.moved("learning_rate.per", per, "the batch that the rate was given for")
         yield from _constant_over_ramp(request)
     after = full_rate(formula.reference, request.batch, rule=rule, per=per)
     words = {"linear": "k times the batch, k times the rate", "sqrt": "the recipe's own rule, the root of k"}
-    sources = {"linear": f"{_GOYAL}, linear scaling rule", "sqrt": "Hoffer et al. 2017, arXiv 1705.08741"}
+    sources = {"linear": f"{GOYAL}, linear scaling rule", "sqrt": "Hoffer et al. 2017, arXiv 1705.08741"}
     word = words.get(rule, "the recipe's own rule, this power of k")
     reason = f"{word}: the full rate moves from {request.rate:.6g} to {after:.6g}"
     yield request.kept("learning_rate.reference", reason, sources.get(rule, ""))
@@ -220,28 +218,6 @@ def _constant_over_ramp(request: Request) -> Iterator[Change]:
     """A rate without a rule stays constant over a ramp, also when the new recipe has one."""
     if len(request.sizes) > 1 and request.recipe.learning_rate.rule == "none":
         yield request.moved("learning_rate.scale_with", "initial", "the rate does not follow the ramp, as before")
-
-
-def _warmup(request: Request) -> Change:
-    """The warmup: removed up to the reference batch, kept above it; five epochs if a larger batch has none yet."""
-    formula = request.recipe.learning_rate
-    momentum = momentum_at(request.recipe, 0.0) or 0.0
-    step = full_rate(formula.reference, request.batch, rule=formula.rule, per=formula.per) / (1 - momentum)
-    is_reference = formula.rule != "none" and request.batch <= formula.per and step <= LARGEST_WITHOUT_WARMUP
-    key, source = "learning_rate.warmup", f"{_GOYAL}, gradual warmup"
-    warmup, given = request.recipe.learning_rate.warmup, request.value("learning_rate.warmup")
-    if warmup is not None:
-        given = _without_target(given)
-    if is_reference:
-        return Change(key=key, before=given, after=None, reason="none up to the reference batch", source=source)
-    if warmup is None and (request.kappa <= 1 or formula.rule not in (*LINEAR, "none")):
-        return request.kept(key, "none, as before")
-    if warmup is None and getattr(formula.schedule, "rises_until", 0.0) > 0:
-        return request.kept(key, f"none: the schedule rises by itself, until epoch {formula.schedule.rises_until:g}")
-    if warmup is None:
-        after = _five_epochs(request)
-        return request.moved(key, after, _why_so_long(request, after["epochs"]), source)
-    return Change(key=key, before=given, after=given, reason="as many epochs as before, to the new rate", source=source)
 
 
 def _start(request: Request) -> Iterator[Change]:
@@ -302,32 +278,7 @@ def _with_lengths(tree: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
     return {**tree, "epochs": rounded(schedule.epochs)} if "epochs" in tree else tree
 
 
-def _without_target(warmup: dict[str, Any]) -> dict[str, Any]:
-    """A warmup without its `target_batch`, which is a change of its own."""
-    return {name: value for name, value in warmup.items() if name != "target_batch"}
-
-
-def _five_epochs(request: Request) -> dict[str, Any]:
-    epochs = min(_WARMUP_EPOCHS, request.recipe.epochs / 4, first_step_of(request.recipe.learning_rate.schedule))
-    whole = int(epochs) if epochs == int(epochs) else rounded(epochs)
-    made = {"kind": "GradualWarmup", "epochs": whole, "start": "reference", "joins": "multiply"}
-    ramp = replace(request.recipe.batch.global_, sizes=tuple(request.sizes))
-    formula = request.recipe.learning_rate
-    inside = target_inside(ramp, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
-    return made if inside is None else {**made, "target_batch": inside}
-
-
-def _why_so_long(request: Request, epochs: float) -> str:
-    """The reason for the number of `_five_epochs`."""
-    words = f"a rise in a straight line over {epochs:g} epochs"
-    if epochs == _WARMUP_EPOCHS:
-        return words
-    if epochs == rounded(request.recipe.epochs / 4):
-        return f"{words}, a quarter of this run; {_WARMUP_EPOCHS} in a longer one"
-    return f"{words}, up to the schedule's first step; {_WARMUP_EPOCHS} where it comes later"
-
-
-def decay(request: Request, reason: str, source: str = _GOYAL) -> Iterator[Change]:
+def decay(request: Request, reason: str, source: str = GOYAL) -> Iterator[Change]:
     """Weight decay: unchanged unless it is `times_relative_rate`."""
     before = request.value("optimizer.weight_decay")
     if not before:
@@ -357,7 +308,7 @@ def _decay_with_rate(request: Request) -> Iterator[Change]:
     """Weight decay of SGD: coupled it stays, whatever the rule of the rate."""
     share = rate_ratio(request) / float(request.kappa)
     if math.isclose(share, 1):
-        reason, source = "the rate follows the batch, so that an epoch shrinks the weights as much as before", _GOYAL
+        reason, source = "the rate follows the batch, so that an epoch shrinks the weights as much as before", GOYAL
     else:
         reason = f"part of the gradient, which follows the rate: an epoch shrinks the weights {share:.3g} times as much"
         source = ""
@@ -432,7 +383,7 @@ def square_root(request: Request) -> Iterator[Change]:
 def _same_warmup(request: Request, reason: str, source: str) -> Change:
     key, given = "learning_rate.warmup", request.value("learning_rate.warmup")
     if given is not None:
-        given = _without_target(given)
+        given = without_target(given)
     return Change(key=key, before=given, after=given, reason=reason, source=source)
 
 
@@ -451,6 +402,8 @@ def _lamb(request: Request) -> Iterator[Change]:
             )
         reason = "in proportion to the batch: 0.3125 epochs at 512, 20 at 32,768"
         yield request.moved("learning_rate.warmup.epochs", epochs, reason, _LAMB)
+        if request.kappa < 1:
+            yield from reading_change(request, epochs, fewest=2)  # read once, it would be one jump
         yield from _aim(request, ends=epochs)
         yield from _rest_of_run(request, ends=epochs)
     for key in ("optimizer.beta1", "optimizer.beta2", "optimizer.eps"):

@@ -24,6 +24,7 @@ _FURTHER = 20  # halvings after the batch has stopped growing, to a millionth
 _CURVE_ENDS = 0.99  # of the run: from here on none of these, since a curve to 0 halves without end
 _POSITIONS = 40
 _TOLERANCE = 1e-3  # positions and factors in the file have six digits
+_BY_RATE = ("times_rate", "times_relative_rate")  # forms of weight decay
 _SOURCE = "Meterez et al. 2025, arXiv 2510.14717 (abstract); for SGD Smith et al. 2017, arXiv 1711.00489"
 
 
@@ -48,8 +49,9 @@ def seesaw_recipe(
         name_or_path, vocabulary, out, allow_code, data_root: as for `scale_recipe`.
         batch: the largest batch, which the doublings do not pass.
     Raises:
-        InputRefused: the batch moves already, the schedule rises after the warmup or never halves, no doubling fits,
-            or no rule is known for this optimizer; the new rate is not the promised one.
+        InputRefused: the batch moves already, the schedule rises after the warmup, or within one that
+            multiplies it, or never halves; no doubling fits; no rule is known for this optimizer; the new rate is not
+            the promised one.
         RecipeError: the batch would grow above the number of training samples, or as `scale_recipe`.
     """
     options: dict[str, Any] = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
@@ -75,7 +77,7 @@ def seesaw_recipe(
         rates=(request.rate, full_rate_at(made.recipe, made.recipe.epochs)),
         file=file,
         changes=changes,
-        not_promised=tuple(_not_promised(opened.recipe, made.recipe, stairs)),
+        not_promised=tuple(_not_promised(request, made.recipe, stairs)),
     )
 
 
@@ -98,12 +100,17 @@ class _Stairs:
     is_cut: bool
 
 
-def _not_promised(before: Recipe, after: Recipe, stairs: _Stairs) -> Iterator[str]:
+def _not_promised(request: Request, after: Recipe, stairs: _Stairs) -> Iterator[str]:
     yield "accuracy: nobody has trained this file"
     yield "the same loss: the equivalence holds while the batch is below the noise scale of the gradient"
+    if stairs.share < 1 and request.value("optimizer.weight_decay") and request.value("optimizer.decay") in _BY_RATE:
+        yield (
+            "the same weight decay: it follows the rate, and with each doubling an epoch takes another "
+            f"{stairs.share:.3g} times as much from the weights as the old recipe takes there"
+        )
     if stairs.is_cut:
         yield f"the schedule's last rates: it falls further, and nothing is halved after epoch {stairs.halvings[-1]:g}"
-    if _falls_in_warmup(before, after):
+    if _falls_in_warmup(request.recipe, after):
         yield (
             "the same rate within the warmup: the schedule falls there, and the new rate has its value at the end of "
             f"the warmup from the start, {stairs.begins:.3g} of the full rate"
@@ -179,6 +186,8 @@ def _halvings(request: Request, doublings: int, share: float) -> _Stairs:
     shares = [share_at(epoch) for epoch in grid]
     if any(after > before * (1 + 1e-9) for before, after in zip(shares, shares[1:], strict=False)):
         raise InputRefused(f"{recipe.name}: its rate rises after the warmup; seesaw replaces rates that only fall")
+    if _rises_in_warmup(recipe, shares[0]):
+        raise InputRefused(f"{recipe.name}: its schedule rises within the warmup; seesaw replaces rates that only fall")
     begins, found, is_cut = shares[0], [], False
     for number in count(1):
         limit = begins * 2.0**-number * (1 + 1e-9)  # 0.3 of 0.6 is half, however it was rounded
@@ -209,6 +218,18 @@ def _warmup_ends(recipe: Recipe) -> float:
     if every == "update" or last_multiple(ends, every) == ends:
         return ends
     return min(next_multiple(ends, every), recipe.epochs)
+
+
+def _rises_in_warmup(recipe: Recipe, begins: float) -> bool:
+    """Whether a warmup times `begins`, the factor at its end, is above its product with the schedule anywhere."""
+    warmup, every = recipe.learning_rate.warmup, recipe.learning_rate.every
+    if warmup is None or warmup.joins != "multiply":
+        return False
+    positions = _positions_in_warmup(recipe)
+    if every != "update":
+        positions = [last_multiple(epoch, every) for epoch in positions]
+    schedule = recipe.learning_rate.schedule
+    return any(warmup.shape(at) * (begins - schedule(at)) > _TOLERANCE for at in positions)
 
 
 def _falls_in_warmup(before: Recipe, after: Recipe) -> bool:

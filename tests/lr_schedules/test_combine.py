@@ -6,10 +6,8 @@ from lr_schedules import (
     GradualWarmup,
     Joined,
     MultiStep,
-    PiecewiseLinear,
     Polynomial,
     Product,
-    SlowStart,
 )
 
 
@@ -18,12 +16,6 @@ def test_product_multiplies_on_one_clock():
         factors=(Constant(factor=0.5), Exponential(ratio=0.5), MultiStep(boundaries=(2.0,), factor=0.25))
     )
     assert [schedule(epoch) for epoch in (0.0, 1.0, 2.0)] == [0.5, 0.25, 0.03125]
-
-
-def test_a_product_rises_until_none_of_its_factors_does():
-    rising = [PiecewiseLinear(points=((0.0, 0.1), (peak, 1.0), (9.0, 0.0))) for peak in (0.5, 3.0)]
-    assert Product(factors=(Constant(), *rising)).rises_until == 3.0
-    assert Product(factors=(Constant(), SlowStart())).rises_until == 0.0
 
 
 # A warmup of 4 epochs from 0 and a straight line from 1 down to 0: the three ways differ only in the line's clock.

@@ -1,13 +1,16 @@
 """Rates by hand: each rule, each way to join, each way to read; limits that follow from them."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from lr_schedules import Cosine, MultiStep, Product, SlowStart
 from recipes.planning.rates import (
     averaged_samples,
     batch_size_at,
+    first_step_of,
     largest_linear_batch,
     learning_rate_at,
     momentum_at,
@@ -146,3 +149,11 @@ def test_averaged_samples_are_the_mean_age_of_a_sample_with_the_update_that_it_c
 )
 def test_a_weight_decay_that_is_no_number_counts_as_0(written, decay):
     assert written_weight_decay(SimpleNamespace(weight_decay=written)) == decay
+
+
+def test_the_first_step_of_a_schedule_is_one_down():
+    doubled = MultiStep(boundaries=(1.0, 2.0), factor=2.0)
+    stages = SlowStart(boundaries=(3.0, 30.0), factors=(0.1, 1.0, 0.2))
+    assert [first_step_of(it) for it in (Cosine(epochs=9.0), doubled, stages)] == [math.inf, math.inf, 30]
+    inner = Product(factors=(stages, MultiStep(boundaries=(20.0,))))
+    assert first_step_of(Product(factors=(doubled, inner))) == 20

@@ -103,7 +103,7 @@ def test_warmup_of_a_short_run_is_a_quarter_of_it_and_ends_before_the_first_step
     for name, text, epochs, why in (
         ("long", long, 5, ""),
         ("short", short, 4, ", a quarter of this run; 5 in a longer one"),
-        ("early", early, 3, ", up to the schedule's first step; 5 where it comes later"),
+        ("early", early, 3, ", up to the schedule's first step down; 5 where it comes later"),
     ):
         made, opened = scale(f"{name}.yaml", 512, text=text)
         assert opened.recipe.learning_rate.warmup.shape.epochs == epochs

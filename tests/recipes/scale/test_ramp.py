@@ -39,7 +39,7 @@ def test_the_batch_doubles_where_it_may_and_never_falls_nor_passes_a_tenth_of_th
     rates = [learning_rate_at(before.recipe, at) for at in epochs]
     factors = (1, 1, 1, 2, 2, 4, 4)
     assert points(after, epochs) == [(32 * k, pytest.approx(k * rate)) for k, rate in zip(factors, rates, strict=True)]
-    assert "at epoch 4.00: it stays there as it was before" in scaled.not_promised[0]
+    assert "at epoch 4.00: the ramp makes no step there" in scaled.not_promised[0]
     assert scaled.not_promised[1].endswith("the ramp ends at 128, since 256 samples are more than a tenth of 1,500")
     _, _, scaled = ramped("kilobatch: 1\nname: low\nextends: digits/baseline\n", MEASURED[:-1])
     assert not any("a tenth of" in text for text in scaled.not_promised)

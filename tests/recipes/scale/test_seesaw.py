@@ -132,9 +132,22 @@ def test_a_rate_that_is_read_now_and_then_falls_where_the_batch_doubles(seesaw, 
 def test_a_schedule_that_rises_within_the_warmup_is_refused_and_not_raised(seesaw, tmp_path):
     stages = "schedule: {kind: SlowStart, boundaries: [2, 10], factors: [0.1, 1, 0.5]}"
     rate = f"warmup: {{kind: GradualWarmup, epochs: 5, start: 0, joins: multiply}}, {stages}"
-    with pytest.raises(InputRefused, match="epoch 0.0625 the derived rate is 0.000625, and 0 to 6.25e-05 is"):
+    with pytest.raises(InputRefused, match="its schedule rises within the warmup"):
         seesaw(f"kilobatch: 1\nextends: digits/baseline\nlearning_rate: {{{rate}}}\n", 64)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "decay", "says"),
+    [("Adam", "times_rate", True), ("Adam", "coupled", False), ("MomentumSGD", "times_rate", False)],
+)
+def test_decay_by_the_rate_of_adam_is_less_an_epoch_and_the_list_says_so(seesaw, kind, decay, says):
+    optimizer = f"{{kind: {kind}, weight_decay: 0.1, decay: {decay}}}"
+    opened = seesaw(f"kilobatch: 1\nextends: digits/baseline\noptimizer: {optimizer}\n", 128)
+    scaled, at = opened[2], 10.001  # just after the first of the doublings, where a cosine over 20 epochs is a half
+    before, after = (learning_rate_at(it.recipe, at) / batch_size_at(it.recipe, at) for it in opened[:2])
+    assert after / before == pytest.approx(math.sqrt(0.5) if kind == "Adam" else 1, rel=1e-3)
+    assert any("0.707 times as much from the weights" in line for line in scaled.not_promised) == says
 
 
 def test_running_statistics_forget_as_fast_when_the_batch_grows(seesaw):
