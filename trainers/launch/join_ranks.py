@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -87,13 +88,10 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
         raise _with_classes(error, folder, prepared) from None
     if request.resume and request.exact and prepared.plan.cluster.device == "cpu":  # on a GPU see `hold_on_gpu`
         require_same_machine(folder)
-    changed = {}
-    if request.resume and (before := read_identity(folder)) is not None:
-        opened = prepared.opened
-        now = identity_of(opened)
-        require_same_identity(folder, now, accepted=request.accept_changed)
-        changed = changes(before, now)
-    if request.resume and not changed:  # other data or code come to other numbers
+    if not request.resume:
+        return
+    now = partial(identity_of, prepared.opened)
+    if not require_same_identity(folder, now, accepted=request.accept_changed):  # others come to other numbers
         require_another_end(folder)
 
 
