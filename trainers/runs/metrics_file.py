@@ -63,7 +63,7 @@ def truncate_records(folder: Path, update: int) -> list[str]:
     """Drop from metrics and trace all after `update` updates: a resumed run does these again.
 
     Returns:
-        A warning where metrics of the first `update` updates are lost, or may be.
+        Warnings where lines of the first `update` updates are lost, cannot be read or are there twice.
     """
     warnings = []
     for name in (METRICS, TRACE):
@@ -72,36 +72,56 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             if name == METRICS and update:
                 warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
-        end, tail, damaged, dropped, lost = 0, [], 0, False, update  # nearly all that is kept comes before the rest
+        end, tail, damaged, dropped = 0, [], 0, False  # nearly all that is kept comes before the rest
+        lost, last = update, -1
         with path.open("rb") as file:
             for line in file:
-                is_kept = _before(line, update, path)
+                is_kept, number = _before(line, update, path)
+                if is_kept and number is not None and number <= last:  # there twice: no report takes it
+                    is_kept = None
+                elif is_kept and number is not None:
+                    lost, last = lost - 1, number
                 damaged += is_kept is None
-                lost -= bool(is_kept) and b'"train_loss"' in line
                 dropped = dropped or not is_kept
                 if not dropped:
                     end += len(line)
                 elif is_kept:
                     tail.append(line)
-        if name == METRICS and (lost > 0 or damaged):
-            what = f"the metrics of {lost} of the first {update} updates are lost"
-            what = what if lost > 0 else f"{damaged} of its lines cannot be read"
-            warnings.append(f"warning: {path} was cut or damaged: {what}")
+        if lost > 0 or (damaged and name == METRICS):
+            warnings.append(f"warning: {path} {_damage(name, lost, damaged, update)}")
         if dropped:
             _cut(path, end, tail)
     return warnings
 
 
+def _damage(name: str, lost: int, damaged: int, update: int) -> str:
+    """In words what is wrong with a file of records."""
+    if lost > 0 and name == TRACE:
+        return f"lacks {lost} of the first {update} updates: it was cut or damaged, or a session was without --trace"
+    what = f"the metrics of {lost} of the first {update} updates are lost"
+    return f"was cut or damaged: {what if lost > 0 else f'{damaged} of its lines cannot be read or are there twice'}"
+
+
 def _cut(path: Path, end: int, tail: list[bytes]) -> None:
-    """Replace a file by its first `end` bytes and `tail`, whole or not at all."""
+    """Replace a file by its first `end` bytes and `tail`, whole or not at all; without `tail` it takes no space."""
+    if not tail:
+        os.truncate(path, end)
+        return
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # of a killed process, or a stranger's link
-    shutil.copyfile(path, partial)
-    with partial.open("r+b") as file:
-        file.truncate(end)
-        file.seek(end)
-        file.writelines(tail)
-    partial.rename(path)
+    try:
+        shutil.copyfile(path, partial)
+        with partial.open("r+b") as file:
+            file.truncate(end)
+            file.seek(end)
+            file.writelines(tail)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, partial)
+        partial.rename(path)
+    except OSError:  # the disk is full, perhaps
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def session_starts(path: Path) -> frozenset[bytes]:
@@ -113,20 +133,24 @@ def session_starts(path: Path) -> frozenset[bytes]:
         return frozenset()
 
 
-def _before(text: bytes, update: int, path: Path) -> bool | None:
-    """Whether a line is about the first `update` updates; None for a damaged one, or one that a crash cut off."""
+def _before(text: bytes, update: int, path: Path) -> tuple[bool | None, int | None]:
+    """Whether a line is about the first `update` updates, None for a damaged one, or one that a crash cut off.
+
+    With it the number of the update whose own line it is; None for others.
+    """
     try:
         line = json.loads(text.decode())
         key = line.get("key", "train_loss")  # the trace has no others
         if not isinstance(key, str) or not text.endswith(b"\n"):
-            return None
+            return None, None
         # An update's own line carries its number, from 0.
-        kept = line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
+        number = line["update"] if key == "train_loss" else None
+        kept = line.get("update", 0) <= update if number is None else number < update
         if kept and path.name == METRICS:
             _require_figures(path, line)
-        return kept
+        return kept, number
     except (InputRefused, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return None
+        return None, None
 
 
 def _require_figures(path: Path, line: dict[str, Any]) -> None:

@@ -397,9 +397,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # of a killed process, or a stranger's link, which would be written through
-    with open(partial, "xb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-    partial.rename(path)
+    try:
+        with open(partial, "xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave an empty file under the name
+        partial.rename(path)
+    except OSError:  # the disk is full, perhaps
+        partial.unlink(missing_ok=True)
+        raise
 
 
 log = logging.getLogger("kilobatch")

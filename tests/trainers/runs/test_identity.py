@@ -157,6 +157,7 @@ def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path, largest_file):
     with largest_file(20), pytest.raises(OSError, match="File too large"):
         write_identity(tmp_path, made_of, {}, update=7)
     assert read_identity(tmp_path) == {**made_of, "accepted": []}
+    assert [path.name for path in tmp_path.iterdir()] == ["identity.json"]
 
 
 def test_changes_are_said_in_words_and_recorded_with_their_update(tmp_path):
