@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.reports.json_text import parse_json
-from trainers.runs.run_folder import METRICS, TRACE, FolderRefused
+from trainers.runs.run_folder import CHECKPOINTS, METRICS, RUN, TRACE, FolderRefused, is_checkpoint
 
 SESSION_START = b'"run_start"'  # in the first line of a session
 _LONGEST_LINE = 2**20  # bytes of a line: the last one has a number for each rank
+_UPDATE, _CHECKPOINT = re.compile(rb'"key": ?"train_loss"'), re.compile(rb'"key": ?"checkpoint"')
+_TRACED = re.compile(rb'^{"update": ?[0-9]')
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 
 
@@ -57,6 +61,35 @@ def require_another_end(folder: Path) -> None:
             f"the run in {folder} ended because {reason}. "
             "Resumed, the same recipe comes to the same numbers; change it, and start anew in another --out"
         )
+
+
+def why_not_anew(folder: Path, complaints: Sequence[str] = ()) -> str:
+    """Why a run without a whole checkpoint does not begin at update 0 again, which drops its record; else empty.
+
+    Where checkpoints are there, the record holds updates. Where none is, one was written: the metrics name it, or have
+    lost updates that the trace holds, or are gone together with the folder of the checkpoints.
+    """
+    checkpoints = folder / CHECKPOINTS
+    there = sorted(path.name for path in checkpoints.glob("update-*") if is_checkpoint(path))  # links to nothing, too
+    in_metrics, in_trace = _count(folder / METRICS, _UPDATE), _count(folder / TRACE, _TRACED)
+    began = max(in_metrics, in_trace) > 0
+    wrote = _count(folder / METRICS, _CHECKPOINT) > 0 or in_trace > in_metrics + 1  # a kill may fall between the two
+    wrote = wrote or ((folder / RUN).exists() and not last_line(folder) and not checkpoints.is_dir())
+    if not (began if there else wrote):
+        return ""
+    what = f"has {', '.join(there)}, and none is a whole checkpoint" if there else "has lost its checkpoints"
+    return (
+        f"{'; '.join([f'{checkpoints} {what}', *complaints])}. To begin at update 0 would drop the record of the "
+        "updates that are done; bring the checkpoints back (their disk is not mounted, perhaps), or start anew in "
+        "another --out"
+    )
+
+
+def _count(path: Path, pattern: re.Pattern[bytes]) -> int:
+    """How many lines of a file match; 0 where it is not there."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        return sum(pattern.search(line) is not None for line in file)
+    return 0
 
 
 def truncate_records(folder: Path, update: int) -> list[str]:

@@ -79,14 +79,18 @@ def checkpoints_in(folder: Path) -> list[Path]:
         FolderRefused: it is there and cannot be read.
     """
     try:
-        named = [name for name in os.listdir(folder) if name.startswith("update-")]
-        paths = (folder / name for name in named if name.removeprefix("update-").isdecimal())
+        paths = filter(is_checkpoint, map(folder.joinpath, os.listdir(folder)))
         return sorted((path for path in paths if path.is_dir()), key=update_of)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         what = f"{folder} cannot be read: {error.strerror}"
         raise FolderRefused(f"{what}; check whether you may open it") from error
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path has the name of a checkpoint; a user's copies have others, such as update-000030.bak."""
+    return path.name.startswith("update-") and path.name.removeprefix("update-").isdecimal()
 
 
 def update_of(checkpoint: Path) -> int:
