@@ -68,8 +68,8 @@ def _refusal(folder: Path, broken: str) -> str:
 def broken_since(folder: Path) -> str | None:
     """Why a run that is resumed here has other bits than one trained here from its start; None if it has the same.
 
-    It was trained with `--fast`, or where exact mode was not possible, or on another CPU model or with other versions, or
-    its record of these is lost.
+    It was trained with `--fast`, or where exact mode was not possible, or on another CPU model or with other versions,
+    or its record of these is lost.
     """
     if not checkpoints_in(folder / CHECKPOINTS):
         return None  # nothing to resume from
