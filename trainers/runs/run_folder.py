@@ -32,6 +32,7 @@ ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "re
 SOURCES, EVALUATION, MLFLOW_NOTE = "sources", "evaluation", "mlflow.json"
 _WRITTEN_INTO = (LOG, METRICS, TRACE, PROFILE, CHECKPOINTS, EVALUATION, RANKS, SOURCES, CODE)  # the rest is replaced
 _READ = (RUN, METRICS, TRACE, LOG, ENVIRONMENT, "identity.json")
+_OF_THE_LENGTH = ("epochs: ", "learning_rate.schedule.epochs: ", "evaluation.")  # of what a longer run changes
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
 
@@ -332,6 +333,9 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
     if changed:
         what = f"{folder} holds a run of another recipe; {'; '.join(changed)}"
         way_out = f"resume with the recipe it began with, {folder / RECIPE}, or start anew in another --out"
+        newest = newest_by_name(folder)
+        if newest is not None and all(line.startswith(_OF_THE_LENGTH) for line in changed):
+            way_out += f", from its weights with --set {quote(f'init={{weights: {newest}/weights.safetensors}}')}"
         raise FolderRefused(f"{what}; {way_out}")
 
 

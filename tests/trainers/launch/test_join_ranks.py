@@ -246,6 +246,17 @@ def test_a_recipe_with_a_number_as_key_differs(ramp, tmp_path):
         check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
 
 
+@pytest.mark.parametrize(("key", "goes_on"), [("epochs", True), ("seed", False)])
+def test_a_longer_run_is_told_how_to_begin_with_the_weights_of_this_one(ramp, tmp_path, key, goes_on):
+    record = {"recipe": {**ramp.opened.tree, key: 5}, "dataset": dataset_facts(ramp.opened.dataset)}
+    (tmp_path / "run.yaml").write_text(block_text(record))
+    (tmp_path / "checkpoints" / "update-000003").mkdir(parents=True)
+    with pytest.raises(FolderRefused, match=f"another recipe; {key}: 5 in the run, .* or start anew") as refusal:
+        check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+    way_on = f"--set 'init={{weights: {tmp_path}/checkpoints/update-000003/weights.safetensors}}'"
+    assert (way_on in str(refusal.value)) == goes_on
+
+
 def test_a_shell_with_the_variables_of_one_rank_is_told_how_to_start_ranks_all_the_same(tmp_path):
     alone = SimpleNamespace(rank=0, size=1, bcast=lambda value, root: value)
     request = TrainRequest(recipe="digits/ramp", workers=2, out=tmp_path / "run")
