@@ -371,8 +371,12 @@ def write_run(
         if not (folder / INIT).exists() and Path(init["weights"]).exists():
             partial = folder / f".{INIT}.partial"
             partial.unlink(missing_ok=True)  # perhaps a stranger's link
-            shutil.copyfile(init["weights"], partial)
-            partial.rename(folder / INIT)
+            try:
+                shutil.copyfile(init["weights"], partial)
+                partial.rename(folder / INIT)
+            except OSError:  # the disk is full, perhaps
+                partial.unlink(missing_ok=True)
+                raise
     names = folder / SOURCES / "paths.json"  # written last
     if not names.exists():
         names.parent.mkdir(exist_ok=True)
