@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any
@@ -30,7 +31,7 @@ from trainers.runs.errors import (
 )
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import changes, identity_of, read_identity, require_same_identity
-from trainers.runs.metrics_file import require_another_end
+from trainers.runs.metrics_file import require_another_end, why_not_anew
 from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import (
@@ -69,7 +70,7 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
 
     Raises:
         FolderRefused: it is not empty, holds a run of another recipe, or one that ended in numbers that are not finite
-            and whose own code and data are unchanged; or its metrics cannot be read.
+            and whose own code and data are unchanged; or has lost its checkpoints, or its metrics cannot be read.
         IdentityChanged: own code or data are not those of the run, and that was not accepted.
         ExactRefused: in exact mode, it holds one that was trained elsewhere or otherwise.
     """
@@ -87,14 +88,13 @@ def check_folder(request: TrainRequest, folder: Path, prepared: Prepared) -> Non
         raise _with_classes(error, folder, prepared) from None
     if request.resume and request.exact and prepared.plan.cluster.device == "cpu":  # on a GPU see `hold_on_gpu`
         require_same_machine(folder)
-    changed = {}
-    if request.resume and (before := read_identity(folder)) is not None:
-        opened = prepared.opened
-        now = identity_of(opened)
-        require_same_identity(folder, now, accepted=request.accept_changed)
-        changed = changes(before, now)
-    if request.resume and not changed:  # other data or code come to other numbers
+    if not request.resume:
+        return
+    now = partial(identity_of, prepared.opened)
+    if not require_same_identity(folder, now, accepted=request.accept_changed):  # others come to other numbers
         require_another_end(folder)
+    if not checkpoints_in(folder / CHECKPOINTS) and (why := why_not_anew(folder)):
+        raise FolderRefused(why)
 
 
 def lock_for_run(folder: Path, *, resume: bool) -> IO[bytes]:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from recipes.errors import InputRefused
+from recipes.reports.wording import size
 from trainers.runs.run_folder import checkpoints_in, read_file, update_of
 
 _WEIGHTS, _OPTIMIZER, _STATE, _MANIFEST = "weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST"
@@ -131,8 +132,8 @@ def write_checkpoint(
             moved()
     except OSError as error:  # the disk is full, perhaps: free what the partial checkpoint takes
         shutil.rmtree(partial, ignore_errors=True)
-        size = sum(map(len, files.values())) / 1e6
-        raise OSError(error.errno, f"{error.strerror} for a checkpoint of {size:.1f} MB", str(final)) from error
+        what = f"{error.strerror} for a checkpoint of {size(sum(map(len, files.values())))}"
+        raise OSError(error.errno, what, str(final)) from error
     if final.is_dir() and not final.is_symlink():  # only if a resumed run reaches this update again
         shutil.rmtree(final, ignore_errors=True)
     else:

@@ -6,7 +6,8 @@ import ast
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]
     """In words what of `code` and `data` is not as it was; empty where all is."""
     found = {}
     for what in WHATS:
-        was, has = before.get(what) or {}, now.get(what) or {}
-        if not isinstance(was, Mapping):
+        was, has = before.get(what), now.get(what) or {}
+        if not isinstance(was, Mapping):  # not known
             continue
         if what == "code" and isinstance(before.get("installed"), Mapping):  # runs of older versions have none
             was, has = {**was, **before["installed"]}, {**has, **now.get("installed", {})}
@@ -159,13 +160,36 @@ def read_identity(folder: Path) -> dict[str, Any] | None:
     return tree if isinstance(tree, dict) else None
 
 
-def require_same_identity(folder: Path, now: Mapping[str, Any], *, accepted: Sequence[str]) -> None:
+def known_identity(folder: Path) -> tuple[dict[str, Any], str]:
+    """What a run was made of, as far as its folder tells, and in words why that is not all; empty where it is.
+
+    Without the record, the copies of the run's own code tell what its code was.
+    """
+    if (recorded := read_identity(folder)) is not None:
+        return recorded, ""
+    files = {path.relative_to(folder / CODE).as_posix(): path for path in (folder / CODE).rglob("*.py")}
+    copies = sha256_of_files({name: file for name, file in sorted(files.items()) if file.is_file()})
+    why = f"{folder / IDENTITY} is {'damaged' if os.path.lexists(folder / IDENTITY) else 'missing'}"
+    return {"code": copies} if copies else {}, why
+
+
+def require_same_identity(
+    folder: Path, now: Callable[[], Mapping[str, Any]], *, accepted: Sequence[str]
+) -> dict[str, str]:
     """Refuse to resume with other code or other data than the run in `folder` has, unless that is accepted.
 
+    Returns:
+        what has changed, see `changes`.
     Raises:
-        IdentityChanged: names what differs.
+        IdentityChanged: names what differs, or the record is damaged.
     """
-    changed = changes(read_identity(folder) or now, now)
+    before, unknown = known_identity(folder)
+    if os.path.lexists(folder / IDENTITY) and unknown and not set(accepted) >= set(WHATS):
+        raise IdentityChanged(
+            f"{unknown}, so it is not known whether own code or data have changed; put back the run's own file, go on "
+            f"all the same with --accept-changed {','.join(WHATS)}, which is recorded, or start anew in another --out"
+        )
+    changed = changes(before, now()) if before else {}
     refused = [text for what, text in changed.items() if what not in accepted]
     if refused:
         words = ",".join(changed)
@@ -175,13 +199,19 @@ def require_same_identity(folder: Path, now: Mapping[str, Any], *, accepted: Seq
             f"{copy}, go on all the same with --accept-changed {words}, which is recorded, or "
             "start anew in another --out"
         )
+    return changed
 
 
 def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path], *, update: int) -> list[str]:
-    """Record what a run is made of from `update` on, and copy its own code; returns what has changed, in words."""
-    before = read_identity(folder)
-    changed = list(changes(before, now).values()) if before else []
-    accepted = list((before or {}).get("accepted", ()))
+    """Record what a run is made of from `update` on, and copy its own code; returns warnings of what has changed."""
+    before, unknown = known_identity(folder)
+    changed = list(changes(before, now).values())
+    warnings = [f"warning: goes on from update {update} with changed {text}" for text in changed]
+    if unknown and update:
+        lost = " or ".join(what for what in WHATS if what not in before)
+        changed.append(f"{unknown}: it is not known whether {lost} have changed")
+        warnings.append(f"warning: {changed[-1]}")
+    accepted = list(before.get("accepted", ()))
     accepted += [{"from_update": update, "changed": changed}] if changed else []
     text = json.dumps({**now, "accepted": accepted}, indent=1) + "\n"
     for name, file in files.items():
@@ -190,7 +220,7 @@ def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path],
             copy.parent.mkdir(parents=True, exist_ok=True)
             write_whole(copy, file.read_bytes())
     write_whole(folder / IDENTITY, text)
-    return changed
+    return warnings
 
 
 def _named_modules(trees: Iterable[Any]) -> list[str]:

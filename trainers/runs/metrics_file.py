@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.reports.json_text import parse_json
-from trainers.runs.run_folder import METRICS, TRACE, FolderRefused
+from trainers.runs.run_folder import CHECKPOINTS, METRICS, RUN, TRACE, FolderRefused, is_checkpoint
 
 SESSION_START = b'"run_start"'  # in the first line of a session
 _LONGEST_LINE = 2**20  # bytes of a line: the last one has a number for each rank
+_UPDATE, _CHECKPOINT = re.compile(rb'"key": ?"train_loss"'), re.compile(rb'"key": ?"checkpoint"')
+_TRACED = re.compile(rb'^{"update": ?[0-9]')
 _FOREVER = ("NotFinite", "Overflow")  # errors that the same recipe meets again
 
 
@@ -59,11 +63,40 @@ def require_another_end(folder: Path) -> None:
         )
 
 
+def why_not_anew(folder: Path, complaints: Sequence[str] = ()) -> str:
+    """Why a run without a whole checkpoint does not begin at update 0 again, which drops its record; else empty.
+
+    Where checkpoints are there, the record holds updates. Where none is, one was written: the metrics name it, or have
+    lost updates that the trace holds, or are gone together with the folder of the checkpoints.
+    """
+    checkpoints = folder / CHECKPOINTS
+    there = sorted(path.name for path in checkpoints.glob("update-*") if is_checkpoint(path))  # links to nothing, too
+    in_metrics, in_trace = _count(folder / METRICS, _UPDATE), _count(folder / TRACE, _TRACED)
+    began = max(in_metrics, in_trace) > 0
+    wrote = _count(folder / METRICS, _CHECKPOINT) > 0 or in_trace > in_metrics + 1  # a kill may fall between the two
+    wrote = wrote or ((folder / RUN).exists() and not last_line(folder) and not checkpoints.is_dir())
+    if not (began if there else wrote):
+        return ""
+    what = f"has {', '.join(there)}, and none is a whole checkpoint" if there else "has lost its checkpoints"
+    return (
+        f"{'; '.join([f'{checkpoints} {what}', *complaints])}. To begin at update 0 would drop the record of the "
+        "updates that are done; bring the checkpoints back (their disk is not mounted, perhaps), or start anew in "
+        "another --out"
+    )
+
+
+def _count(path: Path, pattern: re.Pattern[bytes]) -> int:
+    """How many lines of a file match; 0 where it is not there."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        return sum(pattern.search(line) is not None for line in file)
+    return 0
+
+
 def truncate_records(folder: Path, update: int) -> list[str]:
     """Drop from metrics and trace all after `update` updates: a resumed run does these again.
 
     Returns:
-        A warning where metrics of the first `update` updates are lost, or may be.
+        Warnings where lines of the first `update` updates are lost, cannot be read or are there twice.
     """
     warnings = []
     for name in (METRICS, TRACE):
@@ -72,36 +105,56 @@ def truncate_records(folder: Path, update: int) -> list[str]:
             if name == METRICS and update:
                 warnings.append(f"warning: {path} is missing: the metrics of the first {update} updates are lost")
             continue
-        end, tail, damaged, dropped, lost = 0, [], 0, False, update  # nearly all that is kept comes before the rest
+        end, tail, damaged, dropped = 0, [], 0, False  # nearly all that is kept comes before the rest
+        lost, last = update, -1
         with path.open("rb") as file:
             for line in file:
-                is_kept = _before(line, update, path)
+                is_kept, number = _before(line, update, path)
+                if is_kept and number is not None and number <= last:  # there twice: no report takes it
+                    is_kept = None
+                elif is_kept and number is not None:
+                    lost, last = lost - 1, number
                 damaged += is_kept is None
-                lost -= bool(is_kept) and b'"train_loss"' in line
                 dropped = dropped or not is_kept
                 if not dropped:
                     end += len(line)
                 elif is_kept:
                     tail.append(line)
-        if name == METRICS and (lost > 0 or damaged):
-            what = f"the metrics of {lost} of the first {update} updates are lost"
-            what = what if lost > 0 else f"{damaged} of its lines cannot be read"
-            warnings.append(f"warning: {path} was cut or damaged: {what}")
+        if lost > 0 or (damaged and name == METRICS):
+            warnings.append(f"warning: {path} {_damage(name, lost, damaged, update)}")
         if dropped:
             _cut(path, end, tail)
     return warnings
 
 
+def _damage(name: str, lost: int, damaged: int, update: int) -> str:
+    """In words what is wrong with a file of records."""
+    if lost > 0 and name == TRACE:
+        return f"lacks {lost} of the first {update} updates: it was cut or damaged, or a session was without --trace"
+    what = f"the metrics of {lost} of the first {update} updates are lost"
+    return f"was cut or damaged: {what if lost > 0 else f'{damaged} of its lines cannot be read or are there twice'}"
+
+
 def _cut(path: Path, end: int, tail: list[bytes]) -> None:
-    """Replace a file by its first `end` bytes and `tail`, whole or not at all."""
+    """Replace a file by its first `end` bytes and `tail`, whole or not at all; without `tail` it takes no space."""
+    if not tail:
+        os.truncate(path, end)
+        return
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # of a killed process, or a stranger's link
-    shutil.copyfile(path, partial)
-    with partial.open("r+b") as file:
-        file.truncate(end)
-        file.seek(end)
-        file.writelines(tail)
-    partial.rename(path)
+    try:
+        shutil.copyfile(path, partial)
+        with partial.open("r+b") as file:
+            file.truncate(end)
+            file.seek(end)
+            file.writelines(tail)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, partial)
+        partial.rename(path)
+    except OSError:  # the disk is full, perhaps
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def session_starts(path: Path) -> frozenset[bytes]:
@@ -113,20 +166,24 @@ def session_starts(path: Path) -> frozenset[bytes]:
         return frozenset()
 
 
-def _before(text: bytes, update: int, path: Path) -> bool | None:
-    """Whether a line is about the first `update` updates; None for a damaged one, or one that a crash cut off."""
+def _before(text: bytes, update: int, path: Path) -> tuple[bool | None, int | None]:
+    """Whether a line is about the first `update` updates, None for a damaged one, or one that a crash cut off.
+
+    With it the number of the update whose own line it is; None for others.
+    """
     try:
         line = json.loads(text.decode())
         key = line.get("key", "train_loss")  # the trace has no others
         if not isinstance(key, str) or not text.endswith(b"\n"):
-            return None
+            return None, None
         # An update's own line carries its number, from 0.
-        kept = line["update"] < update if key == "train_loss" else line.get("update", 0) <= update
+        number = line["update"] if key == "train_loss" else None
+        kept = line.get("update", 0) <= update if number is None else number < update
         if kept and path.name == METRICS:
             _require_figures(path, line)
-        return kept
+        return kept, number
     except (InputRefused, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return None
+        return None, None
 
 
 def _require_figures(path: Path, line: dict[str, Any]) -> None:

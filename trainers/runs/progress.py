@@ -98,7 +98,7 @@ class Tail:
         self._file: IO[bytes] | None = None
         self._rest = b""
         self._followed = False
-        self._ignored: tuple[int, int] | None = None  # inode and size of a file without a line of this session
+        self._ignored: tuple[int, int, int] | None = None  # inode, size and time of a file without this session's lines
 
     def lines(self, *, ended: bool = False) -> list[dict[str, Any]]:
         """The lines since the last call; with `ended` also a last line without newline, if it is complete."""
@@ -129,12 +129,13 @@ class Tail:
     def _open(self) -> bool:
         try:
             state = os.stat(self._path)
-            if (state.st_ino, state.st_size) == self._ignored:
+            seen = (state.st_ino, state.st_size, state.st_mtime_ns)
+            if seen == self._ignored:
                 return False
             self._file = self._path.open("rb")
         except OSError:
             return False
-        self._ignored, self._rest = (state.st_ino, state.st_size), b""
+        self._ignored, self._rest = seen, b""
         return True
 
 

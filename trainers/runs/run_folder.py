@@ -32,6 +32,7 @@ ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "re
 SOURCES, EVALUATION, MLFLOW_NOTE = "sources", "evaluation", "mlflow.json"
 _WRITTEN_INTO = (LOG, METRICS, TRACE, PROFILE, CHECKPOINTS, EVALUATION, RANKS, SOURCES, CODE)  # the rest is replaced
 _READ = (RUN, METRICS, TRACE, LOG, ENVIRONMENT, "identity.json")
+_OF_THE_LENGTH = ("epochs: ", "learning_rate.schedule.epochs: ", "evaluation.")  # of what a longer run changes
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
 
@@ -79,14 +80,18 @@ def checkpoints_in(folder: Path) -> list[Path]:
         FolderRefused: it is there and cannot be read.
     """
     try:
-        named = [name for name in os.listdir(folder) if name.startswith("update-")]
-        paths = (folder / name for name in named if name.removeprefix("update-").isdecimal())
+        paths = filter(is_checkpoint, map(folder.joinpath, os.listdir(folder)))
         return sorted((path for path in paths if path.is_dir()), key=update_of)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         what = f"{folder} cannot be read: {error.strerror}"
         raise FolderRefused(f"{what}; check whether you may open it") from error
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path has the name of a checkpoint; a user's copies have others, such as update-000030.bak."""
+    return path.name.startswith("update-") and path.name.removeprefix("update-").isdecimal()
 
 
 def update_of(checkpoint: Path) -> int:
@@ -328,6 +333,9 @@ def require_same_recipe(folder: Path, recipe: dict[str, Any], dataset: dict[str,
     if changed:
         what = f"{folder} holds a run of another recipe; {'; '.join(changed)}"
         way_out = f"resume with the recipe it began with, {folder / RECIPE}, or start anew in another --out"
+        newest = newest_by_name(folder)
+        if newest is not None and all(line.startswith(_OF_THE_LENGTH) for line in changed):
+            way_out += f", from its weights with --set {quote(f'init={{weights: {newest}/weights.safetensors}}')}"
         raise FolderRefused(f"{what}; {way_out}")
 
 
@@ -363,8 +371,12 @@ def write_run(
         if not (folder / INIT).exists() and Path(init["weights"]).exists():
             partial = folder / f".{INIT}.partial"
             partial.unlink(missing_ok=True)  # perhaps a stranger's link
-            shutil.copyfile(init["weights"], partial)
-            partial.rename(folder / INIT)
+            try:
+                shutil.copyfile(init["weights"], partial)
+                partial.rename(folder / INIT)
+            except OSError:  # the disk is full, perhaps
+                partial.unlink(missing_ok=True)
+                raise
     names = folder / SOURCES / "paths.json"  # written last
     if not names.exists():
         names.parent.mkdir(exist_ok=True)
@@ -397,9 +409,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # of a killed process, or a stranger's link, which would be written through
-    with open(partial, "xb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-    partial.rename(path)
+    try:
+        with open(partial, "xb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave an empty file under the name
+        partial.rename(path)
+    except OSError:  # the disk is full, perhaps
+        partial.unlink(missing_ok=True)
+        raise
 
 
 log = logging.getLogger("kilobatch")

@@ -12,7 +12,7 @@ from recipes.planning.cluster import Cluster
 from trainers import kernels
 from trainers.runs.errors import RunFailed
 from trainers.runs.mpi_ranks import THREADS
-from trainers.runs.run_folder import CHECKPOINTS, checkpoints_in, differences, environment_of
+from trainers.runs.run_folder import CHECKPOINTS, ENVIRONMENT, checkpoints_in, differences, environment_of
 from trainers.training.environment import numerical_environment
 
 _SUMS_LIKE_IT = (None, "Auto", "Direct")  # exact mode's own exchange has the two steps of Direct
@@ -68,11 +68,14 @@ def _refusal(folder: Path, broken: str) -> str:
 def broken_since(folder: Path) -> str | None:
     """Why a run that is resumed here has other bits than one trained here from its start; None if it has the same.
 
-    It was trained with `--fast`, or where exact mode was not possible, or on another CPU model or with other versions.
+    It was trained with `--fast`, or where exact mode was not possible, or on another CPU model or with other versions,
+    or its record of these is lost.
     """
     if not checkpoints_in(folder / CHECKPOINTS):
         return None  # nothing to resume from
     before = environment_of(folder)
+    if not before:
+        return f"{folder / ENVIRONMENT} is missing or damaged, so it is not known where and how it was trained"
     if not before.get("exact"):
         return "its weights so far depend on how it was divided"
     now = numerical_environment()

@@ -334,10 +334,10 @@ class _Run:
             sources=[path for path, _ in chain_of(opened.path)],
         )
         update = self.updater.iteration
-        changed = write_identity(folder, now, files, update=update)
+        warnings = write_identity(folder, now, files, update=update)
         copies = [name for name, file in files.items() if CODE in file.parts]
         notes = [f"own code from the copy of a run: {', '.join(copies)}"] if copies else []
-        return notes + [f"warning: goes on from update {update} with changed {text}" for text in changed]
+        return notes + warnings
 
     def _metrics(self) -> Metrics:
         """The metrics of the run, with the seconds of all ranks; rank 0 writes them."""

@@ -174,6 +174,20 @@ def test_a_folder_in_place_of_a_runs_file_is_refused(ramp, tmp_path, name):
         check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
 
 
+@pytest.mark.parametrize("left", ["nothing", "a link to nothing"])
+def test_a_run_that_has_lost_its_checkpoints_is_refused_before_ranks_are_started(ramp, tmp_path, left):
+    record = {"recipe": ramp.opened.tree, "dataset": dataset_facts(ramp.opened.dataset)}
+    (tmp_path / "run.yaml").write_text(block_text(record))
+    written = '{"key":"checkpoint","value":"update-000001","update":1}\n'
+    (tmp_path / "metrics.jsonl").write_text(UPDATE + "\n" + written)
+    if left == "a link to nothing":
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "update-000001").symlink_to("/mnt/not/there")
+    said = "has lost its checkpoints" if left == "nothing" else "has update-000001, and none is a whole checkpoint"
+    with pytest.raises(FolderRefused, match=f"{said}.*bring the checkpoints back"):
+        check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+
+
 def test_an_exact_run_of_a_gpu_is_compared_once_the_gpu_is_taken(ramp, tmp_path):
     (tmp_path / "checkpoints" / "update-000003").mkdir(parents=True)
     (tmp_path / "environment.json").write_text(json.dumps({"exact": True, "kernels": {"operators": "cudnn"}}))
@@ -230,6 +244,17 @@ def test_a_recipe_with_a_number_as_key_differs(ramp, tmp_path):
     (tmp_path / "run.yaml").write_text(block_text(record))
     with pytest.raises(FolderRefused, match="another recipe; 5: 6 in the run, None now"):
         check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+
+
+@pytest.mark.parametrize(("key", "goes_on"), [("epochs", True), ("seed", False)])
+def test_a_longer_run_is_told_how_to_begin_with_the_weights_of_this_one(ramp, tmp_path, key, goes_on):
+    record = {"recipe": {**ramp.opened.tree, key: 5}, "dataset": dataset_facts(ramp.opened.dataset)}
+    (tmp_path / "run.yaml").write_text(block_text(record))
+    (tmp_path / "checkpoints" / "update-000003").mkdir(parents=True)
+    with pytest.raises(FolderRefused, match=f"another recipe; {key}: 5 in the run, .* or start anew") as refusal:
+        check_folder(TrainRequest(recipe="digits/ramp", out=tmp_path, resume=True), tmp_path, ramp)
+    way_on = f"--set 'init={{weights: {tmp_path}/checkpoints/update-000003/weights.safetensors}}'"
+    assert (way_on in str(refusal.value)) == goes_on
 
 
 def test_a_shell_with_the_variables_of_one_rank_is_told_how_to_start_ranks_all_the_same(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 
 import chainer
 import numpy as np
@@ -123,7 +124,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_nothing_of_it(tmp_path, write, l
     assert sizes["optimizer.safetensors"] > sizes["weights.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == ["update-000003"]
     told = error_text(failure.value)
-    assert told.startswith("a file cannot be written: [Errno 27] File too large for a checkpoint of ")
+    assert re.match(r"a file cannot be written: \[Errno 27\] File too large for a checkpoint of [1-9][.\d]* kB", told)
     assert "/update-" in told
 
 

@@ -22,6 +22,7 @@ from trainers.runs.identity import (
     own_code,
     read_identity,
     require_same_identity,
+    sha256_of_files,
     write_identity,
 )
 
@@ -130,7 +131,7 @@ def test_code_of_an_installed_package_is_what_gives_a_kind_and_what_that_imports
     (tmp_path / "run").mkdir()
     write_identity(tmp_path / "run", before, {}, update=0)
     with pytest.raises(IdentityChanged, match="put back what it had, go on all the same with --accept-changed code"):
-        require_same_identity(tmp_path / "run", now, accepted=[])
+        require_same_identity(tmp_path / "run", lambda: now, accepted=[])
 
 
 def test_an_installed_package_counts_only_where_a_kind_is_its_own(tmp_path, monkeypatch):
@@ -156,6 +157,7 @@ def test_what_a_run_was_made_of_survives_a_full_disk(tmp_path, largest_file):
     with largest_file(20), pytest.raises(OSError, match="File too large"):
         write_identity(tmp_path, made_of, {}, update=7)
     assert read_identity(tmp_path) == {**made_of, "accepted": []}
+    assert [path.name for path in tmp_path.iterdir()] == ["identity.json"]
 
 
 def test_changes_are_said_in_words_and_recorded_with_their_update(tmp_path):
@@ -166,13 +168,52 @@ def test_changes_are_said_in_words_and_recorded_with_their_update(tmp_path):
     many = {"data": {str(number): "1" for number in range(9)}}
     assert changes({"data": {}}, many)["data"].endswith("4 is new and 4 more")
     assert write_identity(tmp_path, before, {}, update=0) == []
-    assert write_identity(tmp_path, now, {}, update=7) == ["code: b.py is gone, c.py is new, a.py has changed"]
+    (warning,) = write_identity(tmp_path, now, {}, update=7)
+    assert warning.endswith("from update 7 with changed code: b.py is gone, c.py is new, a.py has changed")
     assert write_identity(tmp_path, now, {}, update=9) == []
     (accepted,) = read_identity(tmp_path)["accepted"]
     assert accepted["from_update"] == 7
     for damaged in ("", "[]", "{", "[" * 100_000):
         (tmp_path / "identity.json").write_text(damaged)
         assert read_identity(tmp_path) is None
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """A run's folder with its own code, and what the run would be made of now: the file was edited, the data not."""
+    written(tmp_path, mine="x = 1\n")
+    files = {"mine.py": tmp_path / "mine.py"}
+    (tmp_path / "run").mkdir()
+    write_identity(tmp_path / "run", {"code": sha256_of_files(files), "data": {"photos": "3"}}, files, update=0)
+    written(tmp_path, mine="x = 2\n")
+    return tmp_path / "run", {"code": sha256_of_files(files), "data": {"photos": "3"}}, files
+
+
+def test_a_damaged_record_of_what_a_run_was_made_of_is_refused_and_the_acceptance_recorded(edited):
+    run, now, files = edited
+    (run / "identity.json").write_text('{"code"')
+    with pytest.raises(IdentityChanged, match=r"identity\.json is damaged, .*put back .*--accept-changed code,data"):
+        require_same_identity(run, lambda: now, accepted=["code"])
+    changed = require_same_identity(run, lambda: now, accepted=["code", "data"])
+    assert changed == {"code": "code: mine.py has changed"}
+    assert len(write_identity(run, now, files, update=8)) == 2
+    (accepted,) = read_identity(run)["accepted"]
+    assert accepted["from_update"] == 8
+    assert [text.rpartition("/")[2] for text in accepted["changed"]] == [
+        "code: mine.py has changed",
+        "identity.json is damaged: it is not known whether data have changed",
+    ]
+
+
+def test_without_its_record_a_run_knows_its_code_by_its_copies(edited):
+    run, now, files = edited
+    (run / "identity.json").unlink()
+    with pytest.raises(IdentityChanged, match=r"mine\.py has changed; put back .*run/code has .*--accept-changed code"):
+        require_same_identity(run, lambda: now, accepted=[])
+    shutil.rmtree(run / "code")
+    assert require_same_identity(run, lambda: now, accepted=[]) == {}  # a run of an older version
+    (warning,) = write_identity(run, now, files, update=8)
+    assert warning.endswith("identity.json is missing: it is not known whether code or data have changed")
 
 
 def photos(root):

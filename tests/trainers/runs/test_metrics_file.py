@@ -90,9 +90,52 @@ def test_a_line_of_the_metrics_that_cannot_be_read_is_named_where_all_losses_are
     (tmp_path / "metrics.jsonl").write_bytes(good + bad)
     (warning,) = truncate_records(tmp_path, 1)
     assert (tmp_path / "metrics.jsonl").read_bytes() == good
-    assert warning.endswith("metrics.jsonl was cut or damaged: 1 of its lines cannot be read")
+    assert warning.endswith("metrics.jsonl was cut or damaged: 1 of its lines cannot be read or are there twice")
 
 
 def test_lost_metrics_are_named(tmp_path):
     (warning,) = truncate_records(tmp_path, 2)
     assert warning.endswith("metrics.jsonl is missing: the metrics of the first 2 updates are lost")
+
+
+@pytest.mark.parametrize(
+    ("updates", "said"),
+    [
+        ([0, 1, 2, 0, 1, 2], "3 of its lines cannot be read or are there twice"),
+        ([0, 0, 2], "the metrics of 1 of the first 3 updates are lost"),
+        ([0, 2, 1], "the metrics of 1 of the first 3 updates are lost"),
+    ],
+    ids=["twice", "one for another", "order"],
+)
+def test_lines_that_are_there_twice_are_dropped_and_stand_for_no_others(tmp_path, updates, said):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"".join(line_of(UPDATE | {"update": update}) for update in updates))
+    (warning,) = truncate_records(tmp_path, 3)
+    assert warning.endswith(f"was cut or damaged: {said}")
+    kept = [json.loads(line)["update"] for line in path.read_text().splitlines()]
+    assert kept == sorted(set(kept))
+    assert truncate_records(tmp_path, 3) == ([] if len(kept) == 3 else [warning])
+
+
+def test_a_trace_with_a_hole_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(line_of(UPDATE | {"update": update}) for update in range(4)))
+    (tmp_path / "trace.jsonl").write_bytes(b"".join(line_of({"update": update}) for update in (0, 3)) + b'{"upd')
+    (warning,) = truncate_records(tmp_path, 4)
+    assert "trace.jsonl lacks 2 of the first 4 updates" in warning
+
+
+def test_records_are_cut_on_a_full_disk_where_only_their_end_goes(tmp_path, largest_file):
+    path = tmp_path / "metrics.jsonl"
+    lines = [line_of(UPDATE | {"update": update}) for update in range(3)]
+    path.write_bytes(b"".join(lines))
+    with largest_file(1):
+        truncate_records(tmp_path, 2)
+    assert path.read_bytes() == lines[0] + lines[1]
+    damaged = lines[0] + b"?\n" + lines[2]
+    path.write_bytes(damaged)
+    path.chmod(0o640)
+    with largest_file(1), pytest.raises(OSError, match="File too large"):
+        truncate_records(tmp_path, 3)
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (damaged, [path])
+    truncate_records(tmp_path, 3)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (lines[0] + lines[2], 0o640)

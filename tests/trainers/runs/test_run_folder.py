@@ -60,6 +60,14 @@ def test_checkpoints_that_cannot_be_listed_are_refused_and_not_taken_for_none(tm
     assert newest_by_name(tmp_path) is None
 
 
+def test_initial_weights_that_find_no_room_leave_nothing_of_their_copy(tmp_path, largest_file):
+    (tmp_path / "weights").write_bytes(bytes(4096))
+    (tmp_path / "run").mkdir()
+    with largest_file(1024), pytest.raises(OSError, match="File too large"):
+        begun(tmp_path / "run", RECIPE | {"init": {"weights": str(tmp_path / "weights")}})
+    assert not any((tmp_path / "run").iterdir())
+
+
 def test_sources_that_a_kill_cut_off_are_written_by_the_next_session(tmp_path):
     (tmp_path / "sources").mkdir()
     begun(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from trainers.runs.checkpoint import (
     write_checkpoint,
 )
 from trainers.runs.errors import RunFailed
-from trainers.runs.run_folder import CHECKPOINTS, METRICS, FolderRefused
+from trainers.runs.metrics_file import why_not_anew
+from trainers.runs.run_folder import CHECKPOINTS, FolderRefused
 from trainers.training.extensions.evaluation import Evaluation
 from trainers.training.extensions.metrics import Metrics, plain
 
 log = logging.getLogger("kilobatch")
 _KEPT = 2
-_UPDATE, _CHECKPOINT = re.compile(rb'"key": ?"train_loss"'), re.compile(rb'"key": ?"checkpoint"')  # lines of metrics
 
 
 def read_together(run: Path, mpi: Any) -> tuple[Path | None, CheckpointContent | None, dict[str, Any], list[str]]:
@@ -38,14 +37,14 @@ def read_together(run: Path, mpi: Any) -> tuple[Path | None, CheckpointContent |
         on rank 0 the checkpoint's folder; what it holds, and what is this rank's own of it; on rank 0 what is wrong
         with newer ones.
     Raises:
-        RunFailed: on all ranks, where no checkpoint is whole although the metrics name one, or some are there and the
-            metrics hold updates; or they cannot be listed.
+        RunFailed: on all ranks, where no checkpoint is whole and the run does not begin anew, see `why_not_anew`; or
+            they cannot be listed.
     """
     path, content, complaints, refused = None, None, [], ""
     if mpi.rank == 0:
         try:
             path, content, complaints = read_newest(run / CHECKPOINTS)
-            refused = "" if content is not None else _why_not_anew(run, complaints)
+            refused = "" if content is not None else why_not_anew(run, complaints)
         except FolderRefused as error:  # the other ranks wait for a word
             refused = str(error)
     ranks = content.ranks if content is not None else ()
@@ -53,24 +52,6 @@ def read_together(run: Path, mpi: Any) -> tuple[Path | None, CheckpointContent |
     if refused:
         raise RunFailed(refused)
     return path, content, mpi.scatter(shared_out(ranks, mpi.size) if ranks else [{}] * mpi.size, root=0), complaints
-
-
-def _why_not_anew(run: Path, complaints: list[str]) -> str:
-    """Why a run without a whole checkpoint does not begin at update 0 again, which drops its metrics; else empty."""
-    there = sorted(path.name for path in (run / CHECKPOINTS).glob("update-*"))  # also links to what is not there now
-    what = f"has {', '.join(there)}, and none is a whole checkpoint" if there else "has lost its checkpoints"
-    lost = _UPDATE if there else _CHECKPOINT
-    try:
-        with (run / METRICS).open("rb") as file:
-            if not any(lost.search(line) for line in file):  # without both, it was killed before its first checkpoint
-                return ""
-    except FileNotFoundError:
-        return ""
-    what = "; ".join([f"{run / CHECKPOINTS} {what}", *complaints])
-    return (
-        f"{what}. To begin at update 0 would drop the metrics of the updates that are done; bring the checkpoints back "
-        "(their disk is not mounted, perhaps), or start anew in another --out"
-    )
 
 
 class Checkpoints(Extension):

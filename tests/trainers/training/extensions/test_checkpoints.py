@@ -49,10 +49,31 @@ def test_a_run_whose_checkpoints_were_moved_away_does_not_begin_again(resumed, f
         read_together(resumed, MPI.COMM_SELF)
 
 
-@pytest.mark.parametrize("there", ["no checkpoint", "no record"])
+@pytest.mark.parametrize("lost", ["the folder of checkpoints", "updates that the trace has", "all but the trace"])
+def test_a_run_that_has_lost_metrics_with_its_checkpoints_does_not_begin_again(resumed, lost):
+    (resumed / "run.yaml").touch()
+    if lost == "the folder of checkpoints":
+        (resumed / "checkpoints").rmdir()
+    else:
+        (resumed / "trace.jsonl").write_text("".join(f'{{"update":{update}}}\n' for update in range(3)))
+    if lost != "updates that the trace has":
+        (resumed / "metrics.jsonl").unlink()
+    with pytest.raises(RunFailed, match=r"has lost its checkpoints.*bring the checkpoints back"):
+        read_together(resumed, MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("there", ["no checkpoint", "no record", "a trace", "a copy", "nothing"])
 def test_a_run_that_loses_nothing_begins_at_0(resumed, there):
     if there == "no record":
         (resumed / "checkpoints" / "update-000001").mkdir()
+        (resumed / "metrics.jsonl").unlink()
+    elif there == "a trace":  # of a run that was killed before its first checkpoint, and between two lines
+        (resumed / "run.yaml").touch()
+        (resumed / "trace.jsonl").write_text('{"update":0}\n{"update":1}\n')
+    elif there == "a copy":
+        (resumed / "checkpoints" / "update-000001.bak").mkdir()
+    elif there == "nothing":
+        (resumed / "checkpoints").rmdir()
         (resumed / "metrics.jsonl").unlink()
     path, content, own, complaints = read_together(resumed, MPI.COMM_SELF)
     assert (path, content, own) == (None, None, {})
