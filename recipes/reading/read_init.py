@@ -13,6 +13,7 @@ from recipes.reading.read import REFUSED, Path, Reading
 from recipes.schema import Init
 
 _COPY = "init.safetensors"  # in the folder of a run
+_OTHER_FILE = "put the file there that this recipe means (of a run's copy the original), or remove this"
 
 
 def read_init(reading: Reading, raw: Any, path: Path, _: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -41,7 +42,7 @@ def read_init(reading: Reading, raw: Any, path: Path, _: Mapping[str, Any]) -> t
         return reading.refuse((*path, "weights"), what, way_out), tree
     if init.sha256 not in (None, digest):
         what = f"the SHA-256 of {file} is {digest}"
-        return reading.refuse((*path, "sha256"), what, "give the file that this recipe means, or remove this"), tree
+        return reading.refuse((*path, "sha256"), what, _OTHER_FILE), tree
     if init.sha256 is None:
         reading.notes[(*path, "sha256")] = "rule: of the file"
     init = dataclasses.replace(init, weights=file, sha256=digest)

@@ -94,7 +94,7 @@ class _Work:
             self.state.take(line)
         if ended:
             self._tail.close()
-        return any(line["key"].startswith("eval_") for line in lines)
+        return any(line["key"] in ("eval_accuracy", "eval_loss") for line in lines)
 
 
 class Supervisor:

@@ -155,7 +155,7 @@ def test_a_file_that_is_not_here_is_refused_unless_its_hash_is_known(recipe):
     with pytest.raises(RecipeError, match=r"is a folder, and no file of weights; `kilobatch export \S+ --format saf"):
         opened(recipe, f"init.weights={recipe.parent}")
     assert opened(recipe, "init.weights=nothing.safetensors", f"init.sha256={sha256}").recipe.init.sha256 == sha256
-    with pytest.raises(RecipeError, match=r"init.sha256: the SHA-256 of .* is [0-9a-f]{64}; give the file"):
+    with pytest.raises(RecipeError, match=r"init.sha256: the SHA-256 of .* is [0-9a-f]{64}; put the file"):
         opened(recipe, "init.sha256=abc")
     assert "init" not in opened(recipe, "init=null").tree
 

@@ -38,7 +38,7 @@ def figures(line: dict[str, Any]) -> dict[str, float]:
 
 def _is_score(line: dict[str, Any]) -> bool:
     """Whether a line is one of an evaluation, which has the update that it reached."""
-    return line["key"].startswith("eval_") and isinstance(line["value"], int | float)
+    return line["key"].startswith("eval_")
 
 
 class Logger(Extension):
@@ -240,8 +240,7 @@ class Table:
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""
-        if found.keys() <= {*self._rows.fieldnames}:  # an extension's line may look like a score
-            self._rows.writerow({name: line[name] for name in ("update", "epoch", "samples")} | found)
+        self._rows.writerow({name: line[name] for name in ("update", "epoch", "samples")} | found)
 
     def flush(self) -> None:
         """Write or send what was taken."""
