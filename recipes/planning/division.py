@@ -1,6 +1,6 @@
-"""Divisors of batches and norm groups, which a refusal suggests instead.
+"""One update divided over workers: teams, shares, micro-batches. Arithmetic only, all of it exact.
 
-One update divided over workers: teams, shares, micro-batches. Arithmetic only, all of it exact.
+And divisors of batches and norm groups, which a refusal suggests instead.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Division:
         return self.workers - self.team_size * min(self.num_teams, self.num_groups)
 
     @property
-    def num_shares(self) -> int:
+    def num_whole_micro_batches(self) -> int:
         """Micro-batches of an update over all workers; 0 where a team shares a norm group: none holds a whole group."""
         return sum(map(self.num_micro_batches, range(self.workers))) if self.team_size == 1 else 0
 

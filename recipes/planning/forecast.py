@@ -267,7 +267,7 @@ def case_of(plan: Plan, segment: Segment) -> Case:
         norm_channels=plan.model.norm_channels if plan.model else None,
         double_buffering=recipe.updater.double_buffering,
         exact=plan.exact,
-        bent=recipe.updater.why_not_exact,
+        untimed_because=recipe.updater.why_not_exact,
     )
 
 

@@ -31,22 +31,22 @@ class Norms:
     signal: float
 
     @classmethod
-    def of_shares(cls, sizes: Sequence[int], share_norms: Sequence[float], whole_norm: float) -> Norms | None:
-        """The estimates; None from a single share, which says nothing about noise.
+    def of_micro_batches(cls, sizes: Sequence[int], norms: Sequence[float], whole_norm: float) -> Norms | None:
+        """The estimates; None from a single micro-batch, which says nothing about noise.
 
         Args:
-            sizes: samples of each share, at least 1.
-            share_norms: squared norm of the mean gradient over each share.
+            sizes: samples of each micro-batch, at least 1.
+            norms: squared norm of the mean gradient over each micro-batch.
             whole_norm: squared norm of the mean gradient over all samples.
 
-        >>> Norms.of_shares([1, 1], [4.0, 4.0], 0.0)                  # gradients 2 and -2
+        >>> Norms.of_micro_batches([1, 1], [4.0, 4.0], 0.0)           # gradients 2 and -2
         Norms(noise=8.0, signal=-4.0)
         """
         if len(sizes) < 2:
             return None
         batch = sum(sizes)
-        # Rounded once: the same in whatever order the shares come, that is, whoever held which.
-        spread = math.fsum(size / batch * norm for size, norm in zip(sizes, share_norms, strict=True)) - whole_norm
+        # Rounded once: the same in whatever order they come, that is, whoever held which.
+        spread = math.fsum(size / batch * norm for size, norm in zip(sizes, norms, strict=True)) - whole_norm
         noise = spread * batch / (len(sizes) - 1)
         return cls(noise=noise, signal=whole_norm - noise / batch)
 

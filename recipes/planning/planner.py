@@ -222,7 +222,7 @@ class Plan:
         """Where the noise scale cannot be measured, and why."""
         rows = []
         for planned in self.segments:
-            shares, first = planned.division.num_shares, planned.segment.update
+            shares, first = planned.division.num_whole_micro_batches, planned.segment.update
             if shares < 2:
                 why = "each update is one micro-batch" if shares else "each norm group lies on several workers"
                 way_out = "a smaller --micro-batch-size" if shares else "a larger micro-batch or fewer workers"
@@ -264,7 +264,7 @@ class Plan:
             "samples_per_worker": [division.samples_of(rank) for rank in range(self.workers)],
             "micro_batch_size": division.largest,
             "accumulation_steps": division.most_micro_batches,
-            "num_shares": division.num_shares,
+            "num_shares": division.num_whole_micro_batches,
             "learning_rate": [learning_rate_at(self.recipe, self.timeline.epoch_at(u)) for u in ends],
         }
 

@@ -59,7 +59,8 @@ class Case:
         norm_channels: of each batch normalisation of the model; None where nobody counted.
         double_buffering: the gradients cross beside the next update.
         exact: exact mode's sums.
-        bent: the word of a recipe by which gradients do not cross as they are; None where they do.
+        untimed_because: what the recipe makes of gradients, for which there is no formula; None where they cross as
+            they are.
     """
 
     cluster: Cluster
@@ -71,7 +72,7 @@ class Case:
     norm_channels: tuple[int, ...] | None = None
     double_buffering: bool = False
     exact: bool = False
-    bent: str | None = None
+    untimed_because: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +176,8 @@ def timing_of(case: Case, *, micro_batch_size: int, devices: int) -> Timing:
         NoForecast: the cluster has no hardware, or no rate of this model in this precision.
     """
     hardware = case.cluster.hardware
-    if case.bent is not None:
-        raise NoForecast(f"no formula times such an exchange: {case.bent}; train some updates to see it")
+    if case.untimed_because is not None:
+        raise NoForecast(f"no formula times such an exchange: {case.untimed_because}; train some updates to see it")
     if hardware is None:
         way_out = "`kilobatch probe` measures it on this machine or allocation and writes a cluster's file"
         raise NoForecast(f"cluster {case.cluster.name} describes no hardware; {way_out}")

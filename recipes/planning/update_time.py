@@ -140,8 +140,7 @@ def update_time(
     communication = end = 0.0 * np.asarray(devices)
     for bucket in _buckets_of(network, exchange, backward):
         seconds = exchange.all_reduce(bucket.values * exchange.wire_bytes, devices, nodes, links)
-        alone = np.asarray(devices) > 1
-        seconds = np.where(alone, seconds, 0.0)
+        seconds = np.where(np.asarray(devices) > 1, seconds, 0.0)
         communication = communication + seconds
         end = np.maximum(end, total - backward * (1 - bucket.ready)) + seconds
     late = {"double_buffering": communication - total, "none": communication}.get(exchange.overlap, end - total)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from timing import head, parser_of, row, write_json
 
 from recipes import open_cluster, open_recipe
-from recipes.planning.backward import scan
 from recipes.planning.forecast import forecast
 from recipes.planning.planner import plan
+from recipes.planning.scan import scan
 from trainers.launch.vocabulary import vocabulary
 
 DEVICES = 100_000

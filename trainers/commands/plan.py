@@ -24,8 +24,8 @@ from trainers.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from recipes.planning.backward import Choice
     from recipes.planning.planner import Plan
+    from recipes.planning.scan import Choice
     from trainers.launch.planning import Advice, Priced, RecipeChoice
     from trainers.launch.targets import Target
 
@@ -154,7 +154,7 @@ def plan(
 
 def _target(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tuple[dict, str]:
     """The answer to `--target`, for JSON and as text."""
-    from recipes.planning.backward import has_convergence_points
+    from recipes.planning.scan import has_convergence_points
     from trainers.launch import planning
 
     if wanted.top1 is not None and not has_convergence_points(made, wanted.top1):
@@ -355,7 +355,7 @@ def _advice_text(advice: Advice, recipe: str, name: str, *, is_changed: bool) ->
 
 
 def _trials_text(shared: list, trials: int) -> str:
-    from recipes.planning.backward import SEQUENTIAL_ROUNDS, best_sharing
+    from recipes.planning.scan import SEQUENTIAL_ROUNDS, best_sharing
     from recipes.reports.curves import points_text
     from recipes.reports.wording import counted, duration
 

@@ -86,10 +86,10 @@ def read_together(arrays: Sequence[Any]) -> list[Any]:
     return [part.reshape(each.shape) for part, each in zip(np.split(values, ends), arrays, strict=True)]
 
 
-class ShareNorms:
+class MicroBatchNorms:
     """The squared norms of the mean gradients of this worker's micro-batches in one update.
 
-    A share is a micro-batch: whole norm groups, so that it is the same function of its samples as it would be alone.
+    Each micro-batch holds whole norm groups, so that it is the same function of its samples as it would be alone.
 
     Args:
         factor: multiplies the losses, and is not divided out of the gradients that are added.
@@ -130,13 +130,12 @@ class ShareNorms:
             values: the mean gradient of the update, of all parameters in one array.
             mpi: communicator of all workers; all call this together.
         Returns:
-            None where the update is one share.
+            None where the update is one micro-batch.
         """
-        shares = [share for own in mpi.allgather(self._own) for share in own]
-        sizes, norms = zip(*shares, strict=True)
+        sizes, norms = zip(*(one for own in mpi.allgather(self._own) for one in own), strict=True)
         if not all(map(math.isfinite, norms)):
             return None  # the check of the loss or of the weights reports the failure
-        return Norms.of_shares(sizes, norms, squared_norm(values))
+        return Norms.of_micro_batches(sizes, norms, squared_norm(values))
 
 
 class SquaredNorm:

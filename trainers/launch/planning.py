@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipes.errors import InputRefused
-from recipes.planning.backward import (
+from recipes.planning.cluster import Cluster
+from recipes.planning.division import PlanError
+from recipes.planning.forecast import forecast
+from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
+from recipes.planning.phase_times import PHASES
+from recipes.planning.planner import Plan, plan
+from recipes.planning.scan import (
     CONVERGENCE,
     Choice,
     Scan,
@@ -21,12 +27,6 @@ from recipes.planning.backward import (
     scan,
     sharings,
 )
-from recipes.planning.cluster import Cluster
-from recipes.planning.division import PlanError
-from recipes.planning.forecast import forecast
-from recipes.planning.hardware import Hardware, NetworkLink, NodeLink, Rate
-from recipes.planning.phase_times import PHASES
-from recipes.planning.planner import Plan, plan
 from recipes.planning.timing import NoForecast
 from recipes.reading.open import OpenedRecipe, open_cluster, open_recipe
 from recipes.reading.registry import names

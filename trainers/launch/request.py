@@ -70,8 +70,8 @@ def prepare(request: TrainRequest, *, workers: int | None) -> Prepared:
         model=known_model(opened),
     )
     _require_model_for_images(opened)
-    if request.measure_noise and (bent := opened.recipe.updater.why_not_exact):
-        raise refused("--noise-scale", f"{bent}, and compares gradients of no one set of weights", "leave it out")
+    if request.measure_noise and (why_never := opened.recipe.updater.why_not_exact):
+        raise refused("--noise-scale", f"{why_never}, and compares gradients of no one set of weights", "leave it out")
     stop_after = request.stop_after
     return Prepared(
         opened=opened,
@@ -124,8 +124,8 @@ def planned(opened: OpenedRecipe, cluster: Cluster, *, exact: bool | None, **how
     if (word := kernels.asked()) not in (*kernels.KINDS, *kernels.GPU_KINDS):
         raise refused(kernels.VARIABLE, *kernels.missing(word, device=cluster.device))
     how |= {"recipe": opened.recipe, "dataset": opened.dataset, "cluster": cluster}
-    bent = opened.recipe.updater.why_not_exact
-    why = "--fast" if exact is False else bent or why_not_exact(cluster, asked=exact is True)
+    why_never = opened.recipe.updater.why_not_exact
+    why = "--fast" if exact is False else why_never or why_not_exact(cluster, asked=exact is True)
     if why is None:
         try:
             return plan(exact=True, **how)

@@ -21,7 +21,7 @@ from trainers import kernels
 from trainers.datasets.loader import LoadedMicroBatch, UpdateShare
 from trainers.gradients.exchange import ExactExchange, ExactHandle, Exchange, ExchangeHandle
 from trainers.gradients.mixed_precision import LossScale, computing, forward_in
-from trainers.gradients.norms import ShareNorms, SquaredNorm, read_together
+from trainers.gradients.norms import MicroBatchNorms, SquaredNorm, read_together
 from trainers.gradients.sample_by_sample import (
     MixesSamples,
     require_no_parameters,
@@ -54,8 +54,8 @@ class Gradient:
         own_losses: this worker's terms of the mean loss over the global batch, one a micro-batch; in exact mode one a
             norm group.
         values: the flat array that holds it, once it is complete.
-        round: its exchange; None once it is complete.
-        shares: squared norms of its micro-batches, where they are measured, until it is complete.
+        handle: its exchange; None once it is complete.
+        micro_batch_norms: squared norms of its micro-batches, where they are measured, until it is complete.
         norms: of the update, where they are measured, once it is complete.
         ran_out: the error if memory ran out on this worker, and `values` are worthless; else None.
         overflowed: the first parameter whose gradient is not finite on this worker, where that is checked.
@@ -64,8 +64,8 @@ class Gradient:
 
     own_losses: list[float]
     values: np.ndarray
-    round: ExchangeHandle | ExactHandle | None
-    shares: ShareNorms | None
+    handle: ExchangeHandle | ExactHandle | None
+    micro_batch_norms: MicroBatchNorms | None
     norms: Norms | None = None
     ran_out: str | None = None
     overflowed: str | None = None
@@ -126,7 +126,7 @@ class MeanGradient:
         exchange.observe, exchange.range = self.clock.bucket, self.clock.range
 
     def begin(self, share: UpdateShare, *, hold: bool = False, also: Sequence[Any] = ()) -> Gradient:
-        """Compute this worker's part and start its exchange; with `hold` nothing is sent before `round.send_rest`.
+        """Compute this worker's part and start its exchange; with `hold` nothing is sent before `handle.send_rest`.
 
         Losses, flags, norms and the arrays of `also` are read in one transfer: a GPU is waited for once.
 
@@ -136,13 +136,15 @@ class MeanGradient:
         flat, division = self._exchange.flat, share.division
         self._norm_groups.begin_update(division, self._team_of(division))
         factor = 1.0 if self._mixed is None else self._mixed.factor(division)
-        shares = ShareNorms(factor=factor) if self._measures and division.num_shares > 1 else None
+        micro_batch_norms = (
+            MicroBatchNorms(factor=factor) if self._measures and division.num_whole_micro_batches > 1 else None
+        )
         flat.begin_update(check=self._mixed is not None)
-        sent = self._exchange.begin(scale=1.0 / (share.segment.global_batch_size * factor))
+        handle = self._exchange.begin(scale=1.0 / (share.segment.global_batch_size * factor))
         losses: list[tuple[Any, float]] = []
         ran_out = None
         try:
-            losses = self._add_all(share, sent, shares, factor=factor, hold=hold)
+            losses = self._add_all(share, handle, micro_batch_norms, factor=factor, hold=hold)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -151,14 +153,14 @@ class MeanGradient:
                 raise OutOfMemory(update=share.update, samples=size, whole=whole, error=error) from error
             ran_out = one_line(error)
         if ran_out is not None:
-            if shares is not None:
-                shares.fail()
-            sent.fail()
+            if micro_batch_norms is not None:
+                micro_batch_norms.fail()
+            handle.fail()
             self.close()
             release(self._model.device)  # not in `except`: the error's frames would keep their arrays alive
         flat.zero_unwritten()
         if not hold:
-            sent.send_rest()
+            handle.send_rest()
         if share.prefetch is not None and ran_out is None:
             with self.clock("input"):
                 share.prefetch()
@@ -166,18 +168,18 @@ class MeanGradient:
         on_gpu = self._model.device.xp is not np  # which may still run backward
         with self.clock("backward") if on_gpu else contextlib.nullcontext():
             checked = [] if self._mixed is None else [flat.flags]
-            squares = [] if shares is None else shares.unread
+            squares = [] if micro_batch_norms is None else micro_batch_norms.unread
             read = iter(read_together([*checked, *also, *squares, *(loss for loss, _ in losses)]))
         overflowed = flat.first_flagged(next(read)) if checked else None
         also = [next(read) for _ in also]
-        if shares is not None:
-            shares.read([next(read) for _ in squares])
+        if micro_batch_norms is not None:
+            micro_batch_norms.read([next(read) for _ in squares])
         own_losses = [float(mean) * part for mean, (_, part) in zip(read, losses, strict=True)]
         return Gradient(
             own_losses=own_losses,
             values=flat.values,
-            round=sent,
-            shares=shares,
+            handle=handle,
+            micro_batch_norms=micro_batch_norms,
             ran_out=ran_out,
             overflowed=overflowed,
             also=also,
@@ -186,8 +188,8 @@ class MeanGradient:
     def _add_all(
         self,
         share: UpdateShare,
-        sent: ExchangeHandle | ExactHandle,
-        shares: ShareNorms | None,
+        handle: ExchangeHandle | ExactHandle,
+        micro_batch_norms: MicroBatchNorms | None,
         *,
         factor: float,
         hold: bool,
@@ -195,10 +197,10 @@ class MeanGradient:
         """Forward and backward of all micro-batches; of each its mean loss (array) and fraction of the global batch."""
         last = share.division.micro_batches(self._mpi.rank)[-1:]
         losses: list[tuple[Any, float]] = []
-        add = functools.partial(self._add, share, sent, shares, losses, factor=factor)
+        add = functools.partial(self._add, share, handle, micro_batch_norms, losses, factor=factor)
         for micro_batch in self.clock.each("input", share.micro_batches):
             begins = self._exchange.overlaps and (micro_batch.part,) == last and not hold
-            finished = sent.finished if begins else None
+            finished = handle.finished if begins else None
             if not self._group_by_group:
                 try:
                     add(micro_batch, finished)
@@ -216,8 +218,8 @@ class MeanGradient:
     def _add(
         self,
         share: UpdateShare,
-        sent: ExchangeHandle | ExactHandle,
-        shares: ShareNorms | None,
+        handle: ExchangeHandle | ExactHandle,
+        micro_batch_norms: MicroBatchNorms | None,
         losses: list[tuple[Any, float]],
         micro_batch: LoadedMicroBatch,
         finished: Callable[[int], None] | None,
@@ -227,13 +229,13 @@ class MeanGradient:
         """Forward and backward of a micro-batch; appends its losses, each with its fraction of the global batch."""
         part = micro_batch.part
         self._norm_groups.begin_micro_batch(part)
-        with sent.part(part), self.clock.range(f"micro-batch of {part.size}"):
-            own_losses, norm = self._run(micro_batch, factor, finished, measure=shares is not None)
+        with handle.part(part), self.clock.range(f"micro-batch of {part.size}"):
+            own_losses, norm = self._run(micro_batch, factor, finished, measure=micro_batch_norms is not None)
         self._norm_groups.end_micro_batch()
         fraction = part.size / len(own_losses) / share.segment.global_batch_size
         losses += [(loss, fraction) for loss in own_losses]
-        if shares is not None:
-            shares.add(size=part.size, norm=norm)
+        if micro_batch_norms is not None:
+            micro_batch_norms.add(size=part.size, norm=norm)
 
     def close(self) -> None:
         """Free the memory of CUDA graphs."""
@@ -247,12 +249,12 @@ class MeanGradient:
         Returns:
             the figures of the exchange; None if the gradient was complete already.
         """
-        done = gradient.round and gradient.round.finish()
+        done = gradient.handle and gradient.handle.finish()
         self._exchange.flat.assign_to_parameters(gradient.values)
-        if gradient.shares is not None:
+        if gradient.micro_batch_norms is not None:
             with self.clock("waiting"):
-                gradient.norms = gradient.shares.gathered(gradient.values, self._mpi)
-        gradient.round = gradient.shares = None
+                gradient.norms = gradient.micro_batch_norms.gathered(gradient.values, self._mpi)
+        gradient.handle = gradient.micro_batch_norms = None
         return done
 
     def _run(

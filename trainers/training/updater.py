@@ -190,7 +190,7 @@ class RecipeUpdater(StandardUpdater):
         world = self.mpi if self._local is None else MPI.COMM_SELF
         self._norm_groups.update_running_statistics(world, hyperparameters.global_batch_size, **launches)
         if doubled:  # not earlier: small messages would queue behind the gradient
-            gradient.round.send_rest()
+            gradient.handle.send_rest()
         due = [(gradient, hyperparameters)]
         if doubled:
             due = [self.pending] if self.pending is not None else []
@@ -404,7 +404,7 @@ class RecipeUpdater(StandardUpdater):
         if "pending" in kept:
             flat, norms = self.exchange.flat, kept["pending"]["norms"]
             copy_arrays(pending, flat.by_path(flat.values), "pending gradient")
-            gradient = Gradient(own_losses=[], values=flat.values, round=None, shares=None)
+            gradient = Gradient(own_losses=[], values=flat.values, handle=None, micro_batch_norms=None)
             gradient.norms = norms and Norms(**norms)
             self.pending = (gradient, Hyperparameters(**kept["pending"]["moment"]))
             flat.next_array()

@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from recipes.planning.backward import Scan
 from recipes.planning.forecast import PARTS
 from recipes.planning.planner import Plan
+from recipes.planning.scan import Scan
 from recipes.reports.plots.figure import decades, stacked
 from recipes.reports.style import INK, MUTED, SERIES
 from recipes.reports.wording import duration

@@ -30,7 +30,7 @@ def test_every_sample_is_computed_once_within_the_micro_batch(options):
     assert [division.num_micro_batches(rank) for rank in range(len(parts))] == [len(own) for own in parts]
     assert [division.samples_of(rank) for rank in range(len(parts))] == [sum(m.size for m in own) for own in parts]
     assert division.largest == max(m.size for own in parts for m in own)
-    assert division.num_shares == (sum(map(len, parts)) if division.team_size == 1 else 0)
+    assert division.num_whole_micro_batches == (sum(map(len, parts)) if division.team_size == 1 else 0)
     # A norm group is whole on one worker, or one slot of each of a team.
     span = options["norm_span"]
     if division.team_size == 1:

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from recipes import open_cluster
-from recipes.planning import backward
-from recipes.planning.backward import scan
+from recipes.planning import scan as scan_module
 from recipes.planning.division import PlanError
 from recipes.planning.forecast import by_micro_batch, forecast, num_evaluations
 from recipes.planning.hardware import Coordination, Input, MeasuredAllReduce
 from recipes.planning.memory import Bytes, Model, ModelCosts
 from recipes.planning.planner import Plan, plan
+from recipes.planning.scan import scan
 from recipes.planning.timing import timing_of
 from recipes.reading.open import open_recipe
 from trainers.launch.vocabulary import vocabulary
@@ -148,7 +148,7 @@ def test_a_hundred_thousand_devices_are_scanned_as_arrays(planned: Callable, mon
         timed.append(more)
         return timing_of(*given, **more)
 
-    monkeypatch.setattr(backward, "timing_of", timing)
+    monkeypatch.setattr(scan_module, "timing_of", timing)
     times = scan(planned("akiba2017", "mn1", 1024))
     assert 0 < len(timed) < 100
     assert len(times.devices) == 100_000

@@ -8,12 +8,12 @@ from recipes.planning.noise_scale import Norms, noise_scale
 
 def test_two_samples_by_hand():
     """Gradients 3 and 1: mean 2, variance of a sample 2 (over n - 1), so |G|^2 is estimated as 4 - 2/2."""
-    assert Norms.of_shares([1, 1], [9.0, 1.0], 4.0) == Norms(noise=2.0, signal=3.0)
+    assert Norms.of_micro_batches([1, 1], [9.0, 1.0], 4.0) == Norms(noise=2.0, signal=3.0)
 
 
 def test_uneven_shares_by_hand():
     """Three samples 0, 0, 3 in shares of two and one: mean gradients 0, 3 and 1."""
-    result = Norms.of_shares([2, 1], [0.0, 9.0], 1.0)
+    result = Norms.of_micro_batches([2, 1], [0.0, 9.0], 1.0)
     assert result == Norms(noise=(1 / 3 * 9 - 1) * 3, signal=1 - 2.0)
 
 
@@ -21,16 +21,16 @@ def test_the_bits_do_not_depend_on_the_order_of_the_shares():
     norms = np.random.default_rng(0).exponential(size=50).tolist()
     for turned in range(1, 50):
         sizes = [1 + index % 7 for index in range(50)]
-        result = Norms.of_shares(sizes[turned:] + sizes[:turned], norms[turned:] + norms[:turned], 0.5)
-        assert result == Norms.of_shares(sizes, norms, 0.5)
+        result = Norms.of_micro_batches(sizes[turned:] + sizes[:turned], norms[turned:] + norms[:turned], 0.5)
+        assert result == Norms.of_micro_batches(sizes, norms, 0.5)
 
 
 def test_one_share_gives_no_estimate():
-    assert Norms.of_shares([64], [1.0], 1.0) is None
+    assert Norms.of_micro_batches([64], [1.0], 1.0) is None
 
 
 def test_equal_gradients_have_no_noise():
-    result = Norms.of_shares([5, 7, 1], [4.0, 4.0, 4.0], 4.0)
+    result = Norms.of_micro_batches([5, 7, 1], [4.0, 4.0, 4.0], 4.0)
     assert result.noise == pytest.approx(0, abs=1e-12)
     assert result.signal == pytest.approx(4)
 
@@ -50,7 +50,7 @@ def test_the_scale_of_a_quadratic_model_is_recovered(sizes):
         gradients = (w - (mean_x + deviations * generator.normal(size=(sum(sizes), size)))) @ curvature
         shares = [share.mean(axis=0) for share in np.split(gradients, np.cumsum(sizes)[:-1])]
         whole = gradients.mean(axis=0)
-        norms.append(Norms.of_shares(sizes, [share @ share for share in shares], whole @ whole))
+        norms.append(Norms.of_micro_batches(sizes, [share @ share for share in shares], whole @ whole))
         result = noise_scale(norms) if len(norms) >= 20 else None
         assert len(norms) < 20_000
     assert result.value == pytest.approx(true_scale, rel=0.1)

@@ -58,7 +58,7 @@ def test_ada_scale_takes_a_batch_of_one_group_that_is_the_reference():
 )
 def test_the_noise_scale_needs_two_micro_batches_of_whole_groups(workers, micro_batch_size, shares, why):
     made = planned(workers=workers, micro_batch_size=micro_batch_size)
-    assert [planned.division.num_shares for planned in made.segments] == shares
+    assert [planned.division.num_whole_micro_batches for planned in made.segments] == shares
     assert [segment["num_shares"] for segment in made.as_tree()["segments"]] == shares
     assert len(made.without_noise_scale) == len(why)
     for sentence, words in zip(made.without_noise_scale, why, strict=True):
@@ -102,7 +102,8 @@ def test_a_batch_of_any_size_is_planned_by_arithmetic():
         division = replace(division, aligned=aligned)
         assert [division.samples_of(rank) for rank in range(2)] == [500_000_000_000_000] * 2
         assert (division.largest, division.num_micro_batches(0)) == (64, 7_812_500_000_000)
-        assert (division.most_micro_batches, division.num_shares) == (7_812_500_000_000, 2 * 7_812_500_000_000)
+        assert division.most_micro_batches == 7_812_500_000_000
+        assert division.num_whole_micro_batches == 2 * 7_812_500_000_000
 
 
 def test_the_plan_counts_the_forwards_of_the_worker_that_makes_most():

@@ -1,11 +1,11 @@
-"""Clipping, and the norms of shares."""
+"""Clipping, and the norms of micro-batches."""
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from recipes.planning.noise_scale import Norms
-from trainers.gradients.norms import ShareNorms, SquaredNorm, clip, squared_norm
+from trainers.gradients.norms import MicroBatchNorms, SquaredNorm, clip, squared_norm
 
 
 def values(*given):
@@ -37,26 +37,26 @@ def test_nothing_has_no_length():
 
 def test_norms_of_micro_batches_are_those_of_their_mean_gradients():
     """Per-sample gradients 1, 2 | 6 of one weight: means 1.5 and 6, together 3; losses were multiplied by 4."""
-    shares = ShareNorms(factor=4.0)
-    shares.add(size=1, norm=SquaredNorm([np.float64(4.0 * 6.0) ** 2]))
-    shares.add(size=2, norm=SquaredNorm([np.array([100.0, 40.0]), np.float64(4.0)]))  # together (4 * 3)**2
-    shares.read(shares.unread)
-    assert shares.gathered(values(3), MPI.COMM_SELF) == Norms.of_shares([2, 1], [1.5**2, 36.0], 9.0)
+    norms = MicroBatchNorms(factor=4.0)
+    norms.add(size=1, norm=SquaredNorm([np.float64(4.0 * 6.0) ** 2]))
+    norms.add(size=2, norm=SquaredNorm([np.array([100.0, 40.0]), np.float64(4.0)]))  # together (4 * 3)**2
+    norms.read(norms.unread)
+    assert norms.gathered(values(3), MPI.COMM_SELF) == Norms.of_micro_batches([2, 1], [1.5**2, 36.0], 9.0)
 
 
 def test_a_gradient_that_is_not_finite_gives_no_norms():
-    shares = ShareNorms(factor=1.0)
+    norms = MicroBatchNorms(factor=1.0)
     for _ in range(2):
-        shares.add(size=1, norm=SquaredNorm([np.float64(np.inf)]))
-    shares.read(shares.unread)
-    assert shares.gathered(values(3), MPI.COMM_SELF) is None
+        norms.add(size=1, norm=SquaredNorm([np.float64(np.inf)]))
+    norms.read(norms.unread)
+    assert norms.gathered(values(3), MPI.COMM_SELF) is None
 
 
 def test_a_worker_that_fails_at_its_first_micro_batch_gives_no_norms():
-    shares = ShareNorms(factor=1.0)
-    shares.fail()
-    shares.read(shares.unread)
-    assert shares.gathered(values(3), MPI.COMM_SELF) is None
+    norms = MicroBatchNorms(factor=1.0)
+    norms.fail()
+    norms.read(norms.unread)
+    assert norms.gathered(values(3), MPI.COMM_SELF) is None
 
 
 def test_a_gradient_beyond_the_root_of_float32_is_clipped_and_not_lost():

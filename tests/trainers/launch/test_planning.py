@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from recipes.errors import InputRefused
-from recipes.planning.backward import Choice
 from recipes.planning.forecast import forecast
 from recipes.planning.phase_times import PHASES
 from recipes.planning.planner import plan
+from recipes.planning.scan import Choice
 from recipes.reading.open import open_cluster, open_recipe
 from recipes.reports.planning import outcome
 from recipes.reports.record import open_run

@@ -83,7 +83,7 @@ def test_a_forward_is_a_node_of_the_tree(monkeypatch, micro_batch_size, parts):
 
 def test_norms_are_measured_of_single_norm_groups(monkeypatch):
     made = planned(monkeypatch, measure_noise=True, micro_batch_size=192)
-    assert [segment.division.num_shares for segment in made.segments] == [3, 6]
+    assert [segment.division.num_whole_micro_batches for segment in made.segments] == [3, 6]
 
 
 def test_fast_gives_them_up_and_says_so(monkeypatch):

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from recipes.errors import InputRefused
-from recipes.planning.backward import (
+from recipes.planning.division import PlanError, divide
+from recipes.planning.forecast import PARTS, forecast
+from recipes.planning.planner import plan
+from recipes.planning.scan import (
     CONVERGENCE,
     Point,
     Scan,
@@ -18,9 +21,6 @@ from recipes.planning.backward import (
     fullest_shares,
     sharings,
 )
-from recipes.planning.division import PlanError, divide
-from recipes.planning.forecast import PARTS, forecast
-from recipes.planning.planner import plan
 
 
 def scan_of(seconds: dict[int, float]) -> Scan:

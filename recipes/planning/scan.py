@@ -1,4 +1,4 @@
-"""Questions backwards: how many devices for a time, which batch for an accuracy, how to share devices among trials.
+"""The time of a run on every number of devices, and what follows: devices for a time, batch for an accuracy, trials.
 
 Time is not monotone in the devices at a fixed batch (norm groups and samples do not divide evenly), so all numbers of
 devices are computed, in one call on arrays.
@@ -124,14 +124,13 @@ def fullest_shares(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The most micro-batches of a worker, and the size that makes them the most samples of one.
 
-    Returns:
-        the size, then their number; 0 where the workers cannot hold a norm group.
-
     The rules are those of `division.divide` and `forecast.fullest_division`, on an array of numbers of workers.
 
     Args:
         whole_groups: no norm group is shared by workers.
         aligned: as of `Division`.
+    Returns:
+        the size, then their number; 0 where the workers cannot hold a norm group.
     """
     groups = global_batch_size // norm_span
     needed = -(-norm_span // micro_batch_size)
