@@ -319,8 +319,8 @@ def _scaled_by_hand(case: Case) -> float | None:
     same_rule = (formula.rule, formula.per) == (before.rule, before.per)
     growths = (case.first_batch / case.base.recipe.batch.global_.sizes[0], case.growth)
     ratio = formula.reference / before.reference
-    scaled = any(growth != 1 and math.isclose(ratio, growth, rel_tol=0.01) for growth in growths)
-    return ratio if same_rule and scaled else None
+    scaled = any(math.isclose(ratio, growth, rel_tol=0.01) for growth in growths)
+    return ratio if same_rule and scaled and not math.isclose(ratio, 1, rel_tol=0.01) else None
 
 
 def _steps_up_with_batch(case: Case) -> Iterator[float]:

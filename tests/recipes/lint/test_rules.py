@@ -108,6 +108,8 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", OWN_WARMUP % ("AdaScale", "none"), []),
         ("goyal2017", OWN_WARMUP % ("RmspropWarmup", "linear"), []),
         ("goyal2017", OWN_WARMUP % ("AdaScale", "linear"), ["scaled-twice"]),
+        # a batch that hardly differs from the base's
+        ("goyal2017", "batch: {global: 8160}\n", []),
         # a schedule that steps up where the batch does
         ("goyal2017", RAMP + SLOW % ("", "0.5"), ["scaled-twice"]),
         ("goyal2017", RAMP + SLOW % ("", "1.0"), []),
