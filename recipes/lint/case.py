@@ -76,6 +76,12 @@ class Case:
         """The first batch over the batch at which the reference rate holds."""
         return self.first_batch / self.recipe.learning_rate.per
 
+    @property
+    def has_norm(self) -> bool:
+        """Whether the model has batch normalisation; also where that is unknown."""
+        model = self.opened.tree["model"]
+        return model["kind"] != "SimpleCNN" and model.get("batch_norm", True)
+
     @cached_property
     def peak(self) -> tuple[float, float]:
         """The highest rate of the run, and the first epoch at which it is within a tenth of it."""

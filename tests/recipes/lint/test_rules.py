@@ -139,6 +139,11 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (4096, ""), ["warmup-to-other-batch"]),
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ", scale_with: initial"), ["warmup-to-other-batch"]),
         ("mlperf/lars_4096", "learning_rate: {warmup: {target_batch: 32}}\n", []),
+        # models without batch normalisation
+        ("fashion/simple_cnn", "batch: {norm_span: 4}\noptimizer: {weight_decay: 1e-4}\n", []),
+        ("fashion/simple_cnn", "batch: {global: 1024, norm_span: 1024}\nlearning_rate: {per: 1024}\n", []),
+        ("goyal2017", "batch: {norm_span: 1024}\nmodel: {kind: VGG16}\n", []),
+        ("goyal2017", "batch: {norm_span: 1024}\nmodel: {kind: VGG16, batch_norm: true}\n", ["wide-norm-span"]),
         # gradients one update late
         ("goyal2017", RAMP + "updater: {double_buffering: true}\n", ["double-buffering"]),
         ("goyal2017", LATER.replace("16384", "4096") % 30 + "updater: {double_buffering: true}\n", []),
