@@ -13,7 +13,6 @@ from recipes.planning.rates import (
     full_rate_at,
     largest_linear_batch,
     learning_rate_at,
-    momentum_at,
 )
 from recipes.planning.timeline import timeline_of
 from recipes.schema.vocabulary import rate_rule
@@ -178,7 +177,7 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
     """A rate below a millionth of the highest in more than a twentieth of the updates.
 
     These updates move nothing, and the time they take is lost. A schedule that ends before the run, or falls by a ratio
-    that was meant for a longer time, does that.
+    that was meant for a longer time, does that. AdaScale with `clock: gain` reaches its end later and is not reported.
 
     Way out: a schedule that ends with the run: `epochs: null`, or a `ratio` nearer to 1.
     Source: arithmetic; the rates of the library's recipes stay above that but for a few updates.
@@ -187,6 +186,8 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
     Quiet:
         learning_rate: {schedule: {kind: Cosine, epochs: 86}}
     """
+    if case.optimizer.get("clock") == "gain":
+        return
     timeline = timeline_of(case.recipe, case.opened.dataset)
     evenly = range(0, timeline.num_updates, 1 + timeline.num_updates // 1000)
     epochs = [timeline.epoch_at(update) for update in evenly]
@@ -207,7 +208,8 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
 def raised_momentum(case: Case) -> Iterator[Fault]:
     """A momentum of SGD that at least doubles 1 / (1 - m) at the rate of the recipe that this one extends.
 
-    Momentum multiplies a step by 1 / (1 - m): 0.99 in place of 0.9 is ten times the rate.
+    Momentum multiplies a step by 1 / (1 - m): 0.99 in place of 0.9 is ten times the rate. A momentum that moves counts
+    by the longest step, the highest rate / (1 - m).
 
     Way out: divide the rate by as much.
     Source: Smith et al. 2017, arXiv 1711.00489: batch proportional to rate / (1 - momentum).
@@ -219,10 +221,9 @@ def raised_momentum(case: Case) -> Iterator[Fault]:
     """
     if case.base is None or not case.is_sgd:
         return
-    before = 1 / (1 - (momentum_at(case.base.recipe, 0.0) or 0.0))
     formula, others = case.recipe.learning_rate, case.base.recipe.learning_rate
     same_rate = (formula.reference, formula.per, formula.rule) == (others.reference, others.per, others.rule)
-    longer = case.momentum_factor / before
+    longer = case.momentum_factor / Case(opened=case.base, written={}).momentum_factor
     if same_rate and longer >= 1.999:
         yield Fault(
             keys=("optimizer.momentum", "schedules.momentum", "optimizer.kind"),

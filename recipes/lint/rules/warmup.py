@@ -44,7 +44,7 @@ def no_warmup(case: Case) -> Iterator[Fault]:
         what = f"{has}, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
     elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"{has}, with {kind} at a batch of {case.first_batch:,}"
-    elif case.is_sgd and (step := case.first_rate * case.momentum_factor) > 1.001 * LARGEST_WITHOUT_WARMUP:
+    elif case.is_sgd and (step := case.first_rate * case.momentum_factor_at(0.0)) > 1.001 * LARGEST_WITHOUT_WARMUP:
         what = f"{has}, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per", "learning_rate.reference")

@@ -63,6 +63,11 @@ RAMP = "batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\nevalua
 LATER = "batch: {global: [{from: 0, size: 8192}, {from: %s, size: 16384}]}\nevaluation: {norm_momentum: {per: 8192}}\n"
 LARS = "optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}\n"
 OWN_WARMUP = "optimizer: {kind: %s, weight_decay: 1e-4, no_decay: [norm]}\nlearning_rate: {warmup: null, rule: %s}\n"
+CYCLE = """\
+learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, 0.04], [30, 1], [90, 0]]}}
+schedules: {momentum: {kind: PiecewiseLinear, points: [[0, %s], [30, %s], [90, %s]]}}
+"""
+GAIN = "epochs: 20\noptimizer: {clock: %s}\nlearning_rate: {schedule: {epochs: 10}}\n"
 SLOW = "learning_rate: {%sschedule: {kind: SlowStart, boundaries: [30, 60], factors: [%s, 1.0, 0.1]}}\n"
 RISING = "learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, %s], [10, 1], [90, 0]]}}\n"
 WARM = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 2, start: reference, joins: multiply}}\n"
@@ -139,6 +144,12 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (4096, ""), ["warmup-to-other-batch"]),
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ", scale_with: initial"), ["warmup-to-other-batch"]),
         ("mlperf/lars_4096", "learning_rate: {warmup: {target_batch: 32}}\n", []),
+        # a momentum that moves against the rate, and with it
+        ("goyal2017/1024", "optimizer: {momentum: 0.95}\n" + CYCLE % (1, 0.89, 1), []),
+        ("goyal2017/1024", CYCLE % (1, 1.06, 1), ["raised-momentum"]),
+        # a schedule that the gain makes longer
+        ("fashion/adascale_4096", GAIN % "samples", ["rate-near-zero"]),
+        ("fashion/adascale_4096", GAIN % "gain", []),
         # models without batch normalisation
         ("fashion/simple_cnn", "batch: {norm_span: 4}\noptimizer: {weight_decay: 1e-4}\n", []),
         ("fashion/simple_cnn", "batch: {global: 1024, norm_span: 1024}\nlearning_rate: {per: 1024}\n", []),
