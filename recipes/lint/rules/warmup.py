@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from lr_schedules import ConstantWarmup, Product
+from lr_schedules.units import Schedule
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, full_rate, target_inside
 from recipes.schema.positions import next_multiple
@@ -121,11 +123,18 @@ def warmup_to_other_batch(case: Case) -> Iterator[Fault]:
 
 def _rise_over(case: Case) -> str:
     recipe, formula = case.recipe, case.recipe.learning_rate
-    epochs = min(5.0, max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4))
+    epochs = _warmup_epochs(case)
     start = "reference" if formula.rule != "none" and case.growth > 2 else 0
     inside = target_inside(recipe.batch.global_, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     target = "" if inside is None else f", target_batch: {inside}"
     return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
+
+
+def _warmup_epochs(case: Case, latest: float = math.inf) -> float:
+    """A usual length of a warmup, which ends at the latest there; it is not rounded up."""
+    run = case.recipe.epochs
+    length = min(5.0, max(1.0 if run > 1 else 0.0, run / 4), latest)
+    return math.floor(1000 * length) / 1000 or length
 
 
 def warmup_read_once(case: Case) -> Iterator[Fault]:
@@ -181,7 +190,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
                 yield Fault(
                     keys=("epochs", f"{key}.{'factors' if is_product else 'boundaries'}", *shifts),
                     what=f"{key} steps at {steps} of a run of {case.recipe.epochs:g} epochs",
-                    way_out=_boundaries_within(boundaries, case.recipe.epochs - starts),
+                    way_out=_boundaries_within(boundaries, case, starts),
                 )
     ends = clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
     if ends <= case.recipe.epochs:
@@ -195,14 +204,28 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
         )
 
 
-def _boundaries_within(boundaries: Sequence[float], length: float) -> str:
-    """A way out: boundaries at the same shares of so many epochs, with as many digits as keep them apart."""
+def _boundaries(schedule: Schedule) -> list[float]:
+    """The boundaries of a schedule and of its factors, in order."""
+    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
+    return sorted(each for part in parts for each in getattr(part, "boundaries", None) or ())
+
+
+def _boundaries_within(boundaries: Sequence[float], case: Case, starts: float) -> str:
+    """A way out: boundaries at the same shares of the run, with as many digits as keep them apart.
+
+    They count from `starts`. A warmup that ends after the first of them has to be shorter too.
+    """
+    length = case.recipe.epochs - starts
     if length <= 0:
         return "shorten the warmup, which leaves the schedule no time, or lengthen `epochs`"
     shares = [boundary * length / (max(boundaries) * 90 / 80) for boundary in boundaries]
     texts = ([f"{share:.{digits}g}" for share in shares] for digits in range(3, 18))
     apart = next((each for each in texts if len({*each}) == len(each)), [f"{share!r}" for share in shares])
-    return f"write boundaries such as [{', '.join(apart)}]"
+    way_out = f"write boundaries such as [{', '.join(apart)}]"
+    warmup = case.recipe.learning_rate.warmup
+    if warmup is not None and not starts and warmup.shape.epochs > float(apart[0]):
+        way_out += f" and `warmup: {{epochs: {_warmup_epochs(case, float(apart[0])):g}}}`"
+    return way_out
 
 
 def constant_warmup(case: Case) -> Iterator[Fault]:
@@ -231,30 +254,35 @@ def constant_warmup(case: Case) -> Iterator[Fault]:
 
 
 def warmup_past_decay(case: Case) -> Iterator[Fault]:
-    """A warmup that is still rising when the schedule makes its first step down.
+    """A warmup that is still rising when the schedule makes its first step down, or for more than half of the run.
 
-    The run then never reaches the full rate, because the schedule has already lowered it when the warmup ends.
+    The run then never reaches the full rate, because the schedule has already lowered it when the warmup ends, or
+    hardly uses it. A recipe that extends another and shortens the run inherits its warmup.
 
-    Way out: end the warmup before the first step, or let the schedule's clock start after it with `joins: before`.
+    Way out: 5 epochs, in a short run a quarter of it, and not beyond the first step; or let the schedule's clock start
+        after the warmup with `joins: before`, if the steps then still lie within the run.
     Source: Goyal et al. 2017, arXiv 1706.02677: 5 epochs of warmup, the first step at epoch 30.
     Fires:
         learning_rate: {warmup: {epochs: 31}}
     Quiet:
         learning_rate: {warmup: {epochs: 30}}
     """
-    formula = case.recipe.learning_rate
-    first = first_step_of(formula.schedule)
-    if formula.warmup is None or formula.warmup.joins == "before":
+    formula, run = case.recipe.learning_rate, case.recipe.epochs
+    if formula.warmup is None:
         return
-    if formula.warmup.shape.epochs > first:
+    ends, boundaries = formula.warmup.shape.epochs, _boundaries(formula.schedule)
+    first = math.inf if formula.warmup.joins == "before" else first_step_of(formula.schedule)
+    way_out = f"write `warmup: {{epochs: {_warmup_epochs(case, first):g}}}`"
+    if ends > max(1, run / 2):
+        keys = ("learning_rate.warmup.epochs", "epochs")
+        yield Fault(keys=keys, what=f"the warmup takes {ends:g} of {run:g} epochs", way_out=way_out)
+    elif first < ends:
+        what = f"the warmup ends at {ends:g}, the schedule steps down at {first:g}"
+        fits = ends + boundaries[-1] < run
         yield Fault(
-            keys=(
-                "learning_rate.warmup.epochs",
-                "learning_rate.schedule.boundaries",
-                "learning_rate.warmup.joins",
-            ),
-            what=f"the warmup ends at {formula.warmup.shape.epochs:g}, the schedule steps down at {first:g}",
-            way_out=f"end it by {first:g}, or write `joins: before`",
+            keys=("learning_rate.warmup.epochs", "learning_rate.schedule.boundaries", "learning_rate.warmup.joins"),
+            what=what,
+            way_out=f"{way_out}, or `joins: before`" if fits else way_out,
         )
 
 

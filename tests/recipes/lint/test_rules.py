@@ -99,6 +99,9 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: over}}\n", ["warmup-past-decay"]),
         ("goyal2017", "epochs: 85\nlearning_rate: {warmup: {joins: before}}\n", ["decay-after-end"]),
         ("goyal2017", "epochs: 86\nlearning_rate: {warmup: {joins: before}}\n", []),
+        # a warmup of half of the run, and of more
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 45}}\n", []),
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 46}}\n", ["warmup-past-decay"]),
         # a schedule that begins low, and one that begins at 9.6 times the reference rate
         ("goyal2017", RISING % 0.1, []),
         ("goyal2017", RISING % 0.3, ["no-warmup"]),
@@ -233,6 +236,35 @@ def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_ou
 def test_ways_out_are_recipes_that_open(lint, text, rule, way_out):
     (finding,) = (each for each in lint(f"kilobatch: 1\n{text}") if each.rule == rule)
     assert way_out in str(finding), finding
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "way_out", "followed"),
+    [
+        (
+            "epochs: 5\n",
+            "decay-after-end",
+            "write boundaries such as [1.67, 3.33, 4.44] and `warmup: {epochs: 1.25}`",
+            "epochs: 5\nlearning_rate: {schedule: {boundaries: [1.67, 3.33, 4.44]}, warmup: {epochs: 1.25}}\n",
+        ),
+        (
+            "learning_rate: {warmup: {epochs: 31}}\n",
+            "warmup-past-decay",
+            "write `warmup: {epochs: 5}`",
+            "learning_rate: {warmup: {epochs: 5}}\n",
+        ),
+        (
+            "epochs: 120\nlearning_rate: {warmup: {epochs: 31}}\n",
+            "warmup-past-decay",
+            "write `warmup: {epochs: 5}`, or `joins: before`",
+            "epochs: 120\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n",
+        ),
+    ],
+)
+def test_a_way_out_leads_to_a_clean_recipe(changes, rule, way_out, followed, lint):
+    (finding,) = (each for each in lint(f"kilobatch: 1\nextends: goyal2017\n{changes}") if each.rule == rule)
+    assert finding.way_out == way_out
+    assert lint(f"kilobatch: 1\nextends: goyal2017\n{followed}") == []
 
 
 def test_a_recipe_that_begins_with_given_weights_may_make_few_updates(lint):
