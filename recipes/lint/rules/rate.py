@@ -29,7 +29,8 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
     The run makes that many times fewer updates of the same size. It ends before the network is trained. A recipe
     without `per` that has the rate of the one it extends is compared with that one's batch.
 
-    Way out: `rule: linear`, with a warmup; where the rate was found at this batch, give this batch as `per`.
+    Way out: where the rate was found at this batch or scaled by hand, give this batch as `per`; else `rule: linear`
+        with the batch of the rate as `per`, and a warmup.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of scaling rules at batch 8,192: top-1 error 41.67 % at rate
         0.1, 23.74 % at 3.2.
     Fires:
@@ -44,10 +45,12 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
         per = base.batch.global_.sizes[0] if base.learning_rate.reference == formula.reference else per
     growth = case.first_batch / per
     if case.is_sgd and formula.rule == "none" and growth > _LARGEST_UNSCALED:
+        way_out = f"write `per: {case.first_batch}` if this is the rate of that batch"
+        step, largest = _step(case)
         yield Fault(
             keys=("learning_rate.rule", "batch.global", "learning_rate.per", "optimizer.kind"),
             what=f"the rate of batch {per:,} at batch {case.first_batch:,}, {growth:g} times larger",
-            way_out=f"write `rule: linear` with a warmup, or `per: {case.first_batch}` if the rate was found there",
+            way_out=way_out + f", or `rule: linear, per: {per}` and a warmup" * (growth * step <= largest),
         )
 
 
@@ -104,7 +107,8 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
     `reference` that is scaled with the batch, compared with the recipe that this one extends, or by as much as the rule
     scales it; a schedule that steps up by the same factor where a ramp does.
 
-    Way out: leave `reference` and `per` as they were found, or write `rule: none` and scale by hand.
+    Way out: leave `reference` and `per` as they were found, or scale by hand: `rule: none` and as `per`
+        this recipe's batch.
     Source: Goyal et al. 2017, arXiv 1706.02677, linear scaling rule: k times the batch, k times the rate; AdaScale:
         Johnson et al. 2020, arXiv 2007.05105.
     Fires:
@@ -151,9 +155,7 @@ def long_steps(case: Case) -> Iterator[Fault]:
     Quiet:
         learning_rate: {reference: 0.2}
     """
-    rate, epoch = case.peak
-    step = rate * case.momentum_factor / batch_size_at(case.recipe, epoch) * 256
-    largest = _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
+    (rate, _), (step, largest) = case.peak, _step(case)
     if case.is_sgd and case.optimizer["kind"] not in _MEASURE_THEIR_RATE and step > largest:
         yield Fault(
             keys=(
@@ -171,6 +173,13 @@ def long_steps(case: Case) -> Iterator[Fault]:
             what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
             way_out=f"write a rate {step / largest:.2g} times smaller or more, or a smaller momentum",
         )
+
+
+def _step(case: Case) -> tuple[float, float]:
+    """The longest step of SGD, rate / (1 - momentum) for 256 samples, and the longest published one."""
+    rate, epoch = case.peak
+    step = rate * case.momentum_factor / batch_size_at(case.recipe, epoch) * 256
+    return step, _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
 
 
 def rate_near_zero(case: Case) -> Iterator[Fault]:

@@ -79,6 +79,7 @@ learning_rate:
 """
 AIMS = "learning_rate: {warmup: {target_batch: %d}%s}\n"
 UNSCALED = "learning_rate: {rule: none}\n"
+BY_HAND = "batch: {global: 4096}\nlearning_rate: {rule: none, per: %d, reference: 1.6, warmup: {start: {rate: 0.1}}}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
 
@@ -258,6 +259,18 @@ def test_ways_out_are_recipes_that_open(lint, text, rule, way_out):
             "warmup-past-decay",
             "write `warmup: {epochs: 5}`, or `joins: before`",
             "epochs: 120\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n",
+        ),
+        (
+            BY_HAND % 256,
+            "unscaled-rate",
+            "write `per: 4096` if this is the rate of that batch",
+            BY_HAND % 4096,
+        ),
+        (
+            "learning_rate: {rule: none, warmup: null}\n",
+            "unscaled-rate",
+            "write `per: 8192` if this is the rate of that batch, or `rule: linear, per: 256` and a warmup",
+            "learning_rate: {rule: none, per: 8192, warmup: null}\n",
         ),
     ],
 )
