@@ -110,6 +110,12 @@ class Case:
         return {epoch: learning_rate_at(self.recipe, epoch) for epoch in epochs}
 
     @property
+    def clock_starts(self) -> float:
+        """The epoch at which the schedule's clock starts: behind the warmup with `joins: before`, else 0."""
+        warmup = self.recipe.learning_rate.warmup
+        return warmup.shape.epochs if warmup is not None and warmup.joins == "before" else 0.0
+
+    @property
     def ramps(self) -> bool:
         """Whether the batch changes over the run."""
         return len(self.recipe.batch.global_.changes) > 1

@@ -15,7 +15,7 @@ from recipes.planning.rates import (
     learning_rate_at,
 )
 from recipes.planning.timeline import timeline_of
-from recipes.schema.vocabulary import rate_rule
+from recipes.schema.vocabulary import kind_of, rate_rule
 
 _LARGEST_UNSCALED = 8
 _LARGE_DATA = 10**6  # samples, as ImageNet
@@ -188,7 +188,8 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
     These updates move nothing, and the time they take is lost. A schedule that ends before the run, or falls by a ratio
     that was meant for a longer time, does that. AdaScale with `clock: gain` reaches its end later and is not reported.
 
-    Way out: a schedule that ends with the run: `epochs: null`, or a `ratio` nearer to 1.
+    Way out: a schedule that ends with the run: `epochs: null`, or one that falls less: a `ratio` nearer to 1, a smaller
+        `power`, points or factors above 0.
     Source: arithmetic; the rates of the library's recipes stay above that but for a few updates.
     Fires:
         learning_rate: {schedule: {kind: Cosine, epochs: 20}}
@@ -210,8 +211,23 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
             keys=("learning_rate.schedule", "epochs"),
             what=f"below a millionth of the highest rate in {len(low) / len(epochs):.0%} of the updates, "
             f"the first at epoch {low[0]:.3g}",
-            way_out="let the schedule end with the run (`epochs: null`), or fall less (a factor or ratio nearer to 1)",
+            way_out=_fall_less(case),
         )
+
+
+def _fall_less(case: Case) -> str:
+    """A way out for a schedule that falls too far, by its kind."""
+    schedule, run = case.recipe.learning_rate.schedule, case.recipe.epochs
+    if case.clock_starts + getattr(schedule, "epochs", run) < run * (1 - 1e-9):
+        return "write `epochs: null` in `schedule`, which then ends with the run"
+    ways_out = {
+        "Exponential": "write a `ratio` nearer to 1",
+        "MultiStep": "write a `factor` nearer to 1, or fewer `boundaries`",
+        "PiecewiseLinear": "put the point with factor 0 at the end of the run, or write a factor above 0",
+        "Polynomial": "write a smaller `power`, or an `end` above 0",
+        "SlowStart": "write `factors` above 0",
+    }
+    return ways_out.get(kind_of(schedule), "let the schedule fall less")
 
 
 def raised_momentum(case: Case) -> Iterator[Fault]:

@@ -47,7 +47,8 @@ def no_warmup(case: Case) -> Iterator[Fault]:
     elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"{has}, with {kind} at a batch of {case.first_batch:,}"
     elif case.is_sgd and (step := case.first_rate * case.momentum_factor_at(0.0)) > 1.001 * LARGEST_WITHOUT_WARMUP:
-        what = f"{has}, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
+        first = f"the first rate {case.first_rate:.4g} over 1 - momentum is {step:.3g}"
+        what = f"{has}, and {first}, published: 1 at batch 256"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per", "learning_rate.reference")
         keys += ("learning_rate.rule", "learning_rate.schedule", "optimizer.momentum", "optimizer.kind")
@@ -176,8 +177,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
         learning_rate: {schedule: {boundaries: [10, 20, 27]}}
     """
     formula, moving = case.recipe.learning_rate, case.recipe.schedules
-    clock_starts = formula.warmup.shape.epochs if formula.warmup is not None and formula.warmup.joins == "before" else 0
-    schedules = {"learning_rate.schedule": (formula.schedule, clock_starts)}
+    schedules = {"learning_rate.schedule": (formula.schedule, case.clock_starts)}
     schedules |= {f"schedules.{name}": (getattr(moving, name), 0) for name in ("momentum", "weight_decay")}
     for key, (schedule, starts) in schedules.items():
         shifts = ("learning_rate.warmup.epochs", "learning_rate.warmup.joins") if starts else ()
@@ -192,11 +192,11 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
                     what=f"{key} steps at {steps} of a run of {case.recipe.epochs:g} epochs",
                     way_out=_boundaries_within(boundaries, case, starts),
                 )
-    ends = clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
+    ends = case.clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
     if ends <= case.recipe.epochs:
         return
-    left = formula.schedule(case.recipe.epochs - clock_starts)
-    if left > max(0.1, 1.001 * formula.schedule(ends - clock_starts)):
+    left = formula.schedule(case.recipe.epochs - case.clock_starts)
+    if left > max(0.1, 1.001 * formula.schedule(ends - case.clock_starts)):
         yield Fault(
             keys=("epochs", "learning_rate.schedule.epochs"),
             what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: the schedule ends at {ends:g}",

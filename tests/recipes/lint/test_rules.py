@@ -80,6 +80,7 @@ learning_rate:
 AIMS = "learning_rate: {warmup: {target_batch: %d}%s}\n"
 UNSCALED = "learning_rate: {rule: none}\n"
 BY_HAND = "batch: {global: 4096}\nlearning_rate: {rule: none, per: %d, reference: 1.6, warmup: {start: {rate: 0.1}}}\n"
+LINES = "learning_rate: {schedule: {kind: PiecewiseLinear, points: [[0, 1], %s]}}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
 
@@ -232,6 +233,8 @@ def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_ou
             "epochs: 5, start: reference, joins: multiply, target_batch: 1024}",
         ),
         ("extends: digits/baseline\nepochs: 0.01\n", "few-updates", "write more epochs"),
+        ("extends: digits/baseline\nbatch: {global: 160}\n", "batch-over-tenth", "write at most 128"),
+        ("extends: digits/baseline\nepochs: 10\nbatch: {global: 512}\n", "few-updates", "at most 128, or"),
     ],
 )
 def test_ways_out_are_recipes_that_open(lint, text, rule, way_out):
@@ -259,6 +262,19 @@ def test_ways_out_are_recipes_that_open(lint, text, rule, way_out):
             "warmup-past-decay",
             "write `warmup: {epochs: 5}`, or `joins: before`",
             "epochs: 120\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n",
+        ),
+        ("learning_rate: {every: 1run}\n", "idle-after-end", "write `every: update`", "seed: 1\n"),
+        (
+            "learning_rate: {warmup: {joins: before}, schedule: {kind: Polynomial, power: 5}}\n",
+            "rate-near-zero",
+            "write a smaller `power`, or an `end` above 0",
+            "learning_rate: {schedule: {kind: Polynomial, power: 5, end: 0.001}}\n",
+        ),
+        (
+            LINES % "[80, 0], [90, 0]",
+            "rate-near-zero",
+            "put the point with factor 0 at the end of the run, or write a factor above 0",
+            LINES % "[90, 0]",
         ),
         (
             BY_HAND % 256,
