@@ -218,7 +218,7 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
 def _fall_less(case: Case) -> str:
     """A way out for a schedule that falls too far, by its kind."""
     schedule, run = case.recipe.learning_rate.schedule, case.recipe.epochs
-    if case.clock_starts + getattr(schedule, "epochs", run) < run * (1 - 1e-9):
+    if case.clock_starts + (getattr(schedule, "epochs", None) or run) < run * (1 - 1e-9):
         return "write `epochs: null` in `schedule`, which then ends with the run"
     ways_out = {
         "Exponential": "write a `ratio` nearer to 1",

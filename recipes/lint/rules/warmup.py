@@ -139,11 +139,11 @@ def _warmup_epochs(case: Case, latest: float = math.inf) -> float:
 
 
 def warmup_read_once(case: Case) -> Iterator[Fault]:
-    """A warmup that is not longer than `every`, so that it is read only at its start.
+    """A warmup that is read only once or twice, because `every` is at least half of it.
 
-    The rate stays where the warmup begins until `every` has passed, and then jumps.
+    The rate stays where the warmup begins until `every` has passed, and then jumps to half of the full rate or more.
 
-    Way out: `every: update`, or a small part of the warmup, such as `1ep`.
+    Way out: `every: update`, or a small part of the warmup, such as a fifth.
     Source: arithmetic; torchvision reads a warmup of five epochs once an epoch.
     Fires:
         learning_rate: {every: 5ep}
@@ -153,10 +153,12 @@ def warmup_read_once(case: Case) -> Iterator[Fault]:
     formula, end = case.recipe.learning_rate, case.recipe.epochs
     if formula.warmup is None or formula.every == "update" or formula.warmup.shape(0.0) == 1:
         return
-    if formula.warmup.shape.epochs <= formula.every < end:  # beyond, idle-after-end reports it
+    times = math.ceil(formula.warmup.shape.epochs / formula.every * _JUST_BEFORE)
+    if times <= 2 and formula.every < end:  # beyond, idle-after-end reports it
         yield Fault(
             keys=("learning_rate.every", "learning_rate.warmup.epochs"),
-            what=f"every is {formula.every:g} epochs, and the warmup {formula.warmup.shape.epochs:g}: it is read once",
+            what=f"every is {formula.every:g} epochs, and the warmup {formula.warmup.shape.epochs:g}: "
+            f"it is read {'twice' if times > 1 else 'once'}",
             way_out="write `every: update`",
         )
 

@@ -130,6 +130,9 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         # positions at the end of the run, and just before
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 90ep}\n", ["idle-after-end"]),
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 89}\n", ["warmup-read-once"]),
+        # warmups that are read twice and three times
+        ("goyal2017", "learning_rate: {every: 2.5}\n", ["warmup-read-once"]),
+        ("goyal2017", "learning_rate: {every: 2.4}\n", []),
         ("goyal2017/256", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", []),
         ("goyal2017", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", ["idle-after-end"]),
         ("goyal2017", "updater: {local_steps: {every: 4, replicas: 2, from: 1run}}\n", ["idle-after-end"]),
@@ -145,7 +148,7 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ""), []),
         ("goyal2017", RAMP.replace("30", "5") + AIMS % (4096, ""), []),
         ("goyal2017", RAMP.replace("30", "5") + AIMS % (8192, ""), []),
-        ("goyal2017", RAMP.replace("30", "6") + AIMS % (4096, ", every: 3"), []),
+        ("goyal2017", RAMP.replace("30", "6") + AIMS % (4096, ", every: 3"), ["warmup-read-once"]),
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (4096, ""), ["warmup-to-other-batch"]),
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ", scale_with: initial"), ["warmup-to-other-batch"]),
         ("mlperf/lars_4096", "learning_rate: {warmup: {target_batch: 32}}\n", []),
