@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from lr_schedules import ConstantWarmup, Product
+from lr_schedules import ConstantWarmup, CosineRestarts, PiecewiseLinear, Product
 from lr_schedules.units import Schedule
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, full_rate, target_inside
@@ -168,9 +168,11 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
 
     A recipe that extends another and shortens the run inherits the boundaries of the longer one. The rate then falls
     once or never, and the accuracy of the last epochs is missing. With `joins: before` the boundaries count from the
-    end of the warmup. A schedule that falls all the way is reported where a tenth of the full rate is left.
+    end of the warmup. A schedule that falls all the way, in straight lines or again and again too, is reported where
+    more than a tenth of the full rate is left.
 
-    Way out: boundaries at the same shares of the run; `epochs: null` for a schedule that falls all the way.
+    Way out: boundaries or points at the same shares of the run; `epochs: null` for a schedule that falls all the way; a
+        run that ends with a period.
     Source: Goyal et al. 2017, arXiv 1706.02677: steps at 30, 60 and 80 of 90 epochs.
     Fires:
         epochs: 30
@@ -194,16 +196,30 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
                     what=f"{key} steps at {steps} of a run of {case.recipe.epochs:g} epochs",
                     way_out=_boundaries_within(boundaries, case, starts),
                 )
-    ends = case.clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
-    if ends <= case.recipe.epochs:
+    if case.optimizer.get("clock") == "gain":  # how far its schedule gets is not known
         return
-    left = formula.schedule(case.recipe.epochs - case.clock_starts)
-    if left > max(0.1, 1.001 * formula.schedule(ends - case.clock_starts)):
+    key, ends, way_out = _last_fall(formula.schedule, case.recipe.epochs - case.clock_starts)
+    ends_in_run = case.clock_starts + ends
+    left = formula.schedule(max(0.0, case.recipe.epochs - case.clock_starts))
+    if ends_in_run > case.recipe.epochs and left > max(0.1, 1.001 * formula.schedule(ends * _JUST_BEFORE)):
         yield Fault(
-            keys=("epochs", "learning_rate.schedule.epochs"),
-            what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: the schedule ends at {ends:g}",
-            way_out="write `epochs: null` in `schedule`, which then ends with the run",
+            keys=("epochs", f"learning_rate.schedule.{key}"),
+            what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: "
+            f"the schedule falls until {ends_in_run:g}",
+            way_out=way_out,
         )
+
+
+def _last_fall(schedule: Schedule, length: float) -> tuple[str, float, str]:
+    """A key of a schedule, when the fall that it makes at the end of a run of this length is over, and a way out."""
+    if isinstance(schedule, PiecewiseLinear):
+        return "points", schedule.points[-1][0], f"move its points so that the last one is at {length:g}"
+    if isinstance(schedule, CosineRestarts):
+        periods = 1 + schedule.restarts(length * _JUST_BEFORE)
+        ends = sum(schedule.first * schedule.times**period for period in range(periods))
+        return "first", ends, f"write `epochs: {ends:g}`, where a period ends, or another `first`"
+    way_out = "write `epochs: null` in `schedule`, which then ends with the run"
+    return "epochs", getattr(schedule, "epochs", None) or 0.0, way_out
 
 
 def _boundaries(schedule: Schedule) -> list[float]:

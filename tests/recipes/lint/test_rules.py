@@ -81,6 +81,7 @@ AIMS = "learning_rate: {warmup: {target_batch: %d}%s}\n"
 UNSCALED = "learning_rate: {rule: none}\n"
 BY_HAND = "batch: {global: 4096}\nlearning_rate: {rule: none, per: %d, reference: 1.6, warmup: {start: {rate: 0.1}}}\n"
 LINES = "learning_rate: {schedule: {kind: PiecewiseLinear, points: [[0, 1], %s]}}\n"
+RESTARTS = "epochs: %d\nlearning_rate: {schedule: {kind: CosineRestarts, first: 10, times: 2}}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
 
@@ -101,6 +102,14 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: over}}\n", ["warmup-past-decay"]),
         ("goyal2017", "epochs: 85\nlearning_rate: {warmup: {joins: before}}\n", ["decay-after-end"]),
         ("goyal2017", "epochs: 86\nlearning_rate: {warmup: {joins: before}}\n", []),
+        # lines and periods that the run cuts
+        ("goyal2017", "epochs: 20\n" + LINES % "[90, 0]", ["decay-after-end"]),
+        ("goyal2017", "epochs: 80\n" + LINES % "[90, 0.09]", ["decay-after-end"]),
+        ("goyal2017", "epochs: 83\n" + LINES % "[90, 0]", []),
+        ("goyal2017", "epochs: 30\n" + LINES % "[90, 1]", []),
+        ("goyal2017", RESTARTS % 90, ["decay-after-end"]),
+        ("goyal2017", RESTARTS % 70, []),
+        ("goyal2017", RESTARTS % 65, []),
         # a warmup of half of the run, and of more
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 45}}\n", []),
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 46}}\n", ["warmup-past-decay"]),
@@ -158,6 +167,8 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         # a schedule that the gain makes longer
         ("fashion/adascale_4096", GAIN % "samples", ["rate-near-zero"]),
         ("fashion/adascale_4096", GAIN % "gain", []),
+        ("fashion/adascale_4096", GAIN.replace("10", "30") % "samples", ["decay-after-end"]),
+        ("fashion/adascale_4096", GAIN.replace("10", "30") % "gain", []),
         # models without batch normalisation
         ("fashion/simple_cnn", "batch: {norm_span: 4}\noptimizer: {weight_decay: 1e-4}\n", []),
         ("fashion/simple_cnn", "batch: {global: 1024, norm_span: 1024}\nlearning_rate: {per: 1024}\n", []),
