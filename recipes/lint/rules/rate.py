@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
+from recipes.lint.rules.warmup import warmup_to_other_batch
 from recipes.planning.rates import (
     LINEAR,
     LINEAR_HOLDS_TO,
@@ -146,7 +147,7 @@ def long_steps(case: Case) -> Iterator[Fault]:
 
     What counts is the full rate, however it is written, over 1 - momentum, for each 256 samples: 1.0 in Goyal et al.,
     at most 2.3 in the library's recipes for ImageNet and 4 for small data sets. A rate that was scaled twice, or a
-    momentum that was raised at the same rate, is many times that.
+    momentum that was raised at the same rate, is many times that. A warmup to another batch is reported as that.
 
     Way out: the rate and momentum of a published recipe, scaled once.
     Source: Smith et al. 2017, arXiv 1711.00489: the noise of SGD goes as rate / (batch (1 - momentum)); the library.
@@ -156,7 +157,8 @@ def long_steps(case: Case) -> Iterator[Fault]:
         learning_rate: {reference: 0.2}
     """
     (rate, _), (step, largest) = case.peak, _step(case)
-    if case.is_sgd and case.optimizer["kind"] not in _MEASURE_THEIR_RATE and step > largest:
+    measured = case.optimizer["kind"] in _MEASURE_THEIR_RATE
+    if case.is_sgd and not measured and step > largest and not any(warmup_to_other_batch(case)):
         yield Fault(
             keys=(
                 "learning_rate.reference",

@@ -161,6 +161,7 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (4096, ""), ["warmup-to-other-batch"]),
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ", scale_with: initial"), ["warmup-to-other-batch"]),
         ("mlperf/lars_4096", "learning_rate: {warmup: {target_batch: 32}}\n", []),
+        ("goyal2017", "batch: {global: 1024}\n" + AIMS % (8192, ""), ["warmup-to-other-batch"]),
         # a momentum that moves against the rate, and with it
         ("goyal2017/1024", "optimizer: {momentum: 0.95}\n" + CYCLE % (1, 0.89, 1), []),
         ("goyal2017/1024", CYCLE % (1, 1.06, 1), ["raised-momentum"]),
