@@ -14,6 +14,7 @@ from recipes.planning.rates import (
     full_rate_at,
     largest_linear_batch,
     learning_rate_at,
+    weight_decay_at,
 )
 from recipes.planning.timeline import timeline_of
 from recipes.schema.vocabulary import kind_of, rate_rule
@@ -21,6 +22,7 @@ from recipes.schema.vocabulary import kind_of, rate_rule
 _LARGEST_UNSCALED = 8
 _LARGE_DATA = 10**6  # samples, as ImageNet
 _LONGEST_STEPS = (8.0, 3.0)  # rate / (1 - momentum) for 256 samples: of small data sets, of large ones
+_LARGEST_SHARE = 0.1  # of the weights, in an update. Assumed; 0.04 moved and 0.026 shrunk are the most in the library
 _MEASURE_THEIR_RATE = ("AdaScale",)
 
 
@@ -143,13 +145,17 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
 
 
 def long_steps(case: Case) -> Iterator[Fault]:
-    """A rate of SGD that moves the weights further per sample than any published one.
+    """A rate that moves or shrinks the weights further than any published one.
 
-    What counts is the full rate, however it is written, over 1 - momentum, for each 256 samples: 1.0 in Goyal et al.,
+    Of SGD counts the full rate, however it is written, over 1 - momentum, for each 256 samples: 1.0 in Goyal et al.,
     at most 2.3 in the library's recipes for ImageNet and 4 for small data sets. A rate that was scaled twice, or a
-    momentum that was raised at the same rate, is many times that. A warmup to another batch is reported as that.
+    momentum that was raised at the same rate, is many times that. A warmup to another batch is reported as that. An
+    update of Adam moves each weight by about the rate, one of LAMB a layer by that share of its norm, one of LARS by
+    the rate times `trust_coefficient`: at most 0.04 in the library, and a rate of SGD is many times that. Weight decay
+    shrinks the weights by rate times decay, over 1 - momentum where it is part of the gradient. A tenth in an update is
+    reported.
 
-    Way out: the rate and momentum of a published recipe, scaled once.
+    Way out: the rate and momentum of a published recipe with this optimizer, scaled once; a smaller `weight_decay`.
     Source: Smith et al. 2017, arXiv 1711.00489: the noise of SGD goes as rate / (batch (1 - momentum)); the library.
     Fires:
         learning_rate: {reference: 0.4}
@@ -157,8 +163,19 @@ def long_steps(case: Case) -> Iterator[Fault]:
         learning_rate: {reference: 0.2}
     """
     (rate, _), (step, largest) = case.peak, _step(case)
-    measured = case.optimizer["kind"] in _MEASURE_THEIR_RATE
-    if case.is_sgd and not measured and step > largest and not any(warmup_to_other_batch(case)):
+    kind, moved, shrunk = case.optimizer["kind"], _moved_share(case), _shrunk_share(case)
+    if moved > _LARGEST_SHARE:
+        trust = kind == "Lars"
+        yield Fault(
+            keys=("learning_rate.reference", "optimizer.trust_coefficient" if trust else "optimizer.kind"),
+            what=f"rate {rate:.4g} of {kind} moves the weights by {moved:.2g} in an update, published: at most 0.04",
+            way_out="write a smaller rate, or `trust_coefficient: 0.001`"
+            if trust
+            else f"write a rate that was found with {kind}; that of SGD does not carry over",
+        )
+    elif case.is_sgd and kind not in _MEASURE_THEIR_RATE and step > largest:
+        if any(warmup_to_other_batch(case)):
+            return
         yield Fault(
             keys=(
                 "learning_rate.reference",
@@ -175,6 +192,12 @@ def long_steps(case: Case) -> Iterator[Fault]:
             what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
             way_out=f"write a rate {step / largest:.2g} times smaller or more, or a smaller momentum",
         )
+    elif shrunk > _LARGEST_SHARE:
+        yield Fault(
+            keys=("optimizer.weight_decay", "optimizer.decay", "schedules.weight_decay", "learning_rate.reference"),
+            what=f"weight decay at rate {rate:.4g} shrinks the weights by {shrunk:.2g} in an update",
+            way_out="write a smaller `weight_decay`",
+        )
 
 
 def _step(case: Case) -> tuple[float, float]:
@@ -182,6 +205,25 @@ def _step(case: Case) -> tuple[float, float]:
     rate, epoch = case.peak
     step = rate * case.momentum_factor / batch_size_at(case.recipe, epoch) * 256
     return step, _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
+
+
+def _moved_share(case: Case) -> float:
+    """By how much an update of Adam moves each weight, or one of LAMB or LARS a layer, as a share of its norm; else 0.
+
+    Momentum averages the steps of Adam and LAMB. It adds up those of LARS, which is left out here.
+    """
+    if case.optimizer["kind"] == "Lars":
+        return case.peak[0] * case.optimizer["trust_coefficient"]
+    return case.peak[0] if rate_rule(case.recipe.optimizer) == "sqrt" else 0.0
+
+
+def _shrunk_share(case: Case) -> float:
+    """By how much weight decay that follows the rate shrinks the weights in an update."""
+    decay, rate = case.optimizer.get("decay", "coupled"), case.peak[0]
+    shrunk = rate * weight_decay_at(case.recipe, case.peak[1])
+    if decay == "times_rate":
+        return shrunk
+    return shrunk * case.momentum_factor if case.is_sgd and decay == "coupled" else 0.0
 
 
 def rate_near_zero(case: Case) -> Iterator[Fault]:
@@ -297,7 +339,8 @@ def linear_adam(case: Case) -> Iterator[Fault]:
     batch, so at a constant rate the useful part of a step already grows by that root. The square root rule adds the
     other root.
 
-    Way out: `rule: sqrt`; `kilobatch recipes scale` moves the betas and epsilon with it.
+    Way out: `rule: sqrt`, for a rate that was found with this optimizer; `kilobatch recipes scale` moves the betas and
+        epsilon with it.
     Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; the table of rates
         of You et al. 2019, arXiv 1904.00962 (not checked).
     Fires:
@@ -312,7 +355,7 @@ def linear_adam(case: Case) -> Iterator[Fault]:
         yield Fault(
             keys=("learning_rate.rule", "optimizer.kind", "batch.global", "learning_rate.per"),
             what=f"linear scaling by {case.growth:g} for {case.optimizer['kind']}",
-            way_out="write `rule: sqrt`",
+            way_out="write `rule: sqrt`, and a reference rate that was found with this optimizer",
         )
 
 

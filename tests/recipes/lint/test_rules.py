@@ -62,6 +62,7 @@ def test_a_rule_without_a_docstring_has_an_entry_with_empty_texts():
 RAMP = "batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\nevaluation: {norm_momentum: {per: 8192}}\n"
 LATER = "batch: {global: [{from: 0, size: 8192}, {from: %s, size: 16384}]}\nevaluation: {norm_momentum: {per: 8192}}\n"
 LARS = "optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}\n"
+ADAM = "optimizer: {kind: Adam, weight_decay: 0.0}\n"
 OWN_WARMUP = "optimizer: {kind: %s, weight_decay: 1e-4, no_decay: [norm]}\nlearning_rate: {warmup: null, rule: %s}\n"
 CYCLE = """\
 learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, 0.04], [30, 1], [90, 0]]}}
@@ -170,6 +171,14 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("fashion/adascale_4096", GAIN % "gain", []),
         ("fashion/adascale_4096", GAIN.replace("10", "30") % "samples", ["decay-after-end"]),
         ("fashion/adascale_4096", GAIN.replace("10", "30") % "gain", []),
+        # rates of SGD with other optimizers, and a decay that shrinks the weights to nothing
+        ("goyal2017", "learning_rate: {rule: sqrt}\n" + ADAM, ["long-steps"]),
+        ("goyal2017", "learning_rate: {rule: sqrt, reference: 0.01}\n" + ADAM, []),
+        ("goyal2017/256", LARS.replace("{", "{trust_coefficient: 1.1, "), ["long-steps"]),
+        ("goyal2017", "optimizer: {weight_decay: 4e-3}\n", ["long-steps"]),
+        ("goyal2017", "optimizer: {weight_decay: 3e-3}\n", []),
+        ("goyal2017", "optimizer: {weight_decay: 3e-2, decay: times_rate}\n", []),
+        ("goyal2017", "optimizer: {weight_decay: 4e-2, decay: times_rate}\n", ["long-steps"]),
         # models without batch normalisation
         ("fashion/simple_cnn", "batch: {norm_span: 4}\noptimizer: {weight_decay: 1e-4}\n", []),
         ("fashion/simple_cnn", "batch: {global: 1024, norm_span: 1024}\nlearning_rate: {per: 1024}\n", []),
