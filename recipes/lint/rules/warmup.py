@@ -199,13 +199,14 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
     if case.optimizer.get("clock") == "gain":  # how far its schedule gets is not known
         return
     key, ends, way_out = _last_fall(formula.schedule, case.recipe.epochs - case.clock_starts)
-    ends_in_run = case.clock_starts + ends
+    if case.clock_starts + ends <= case.recipe.epochs:
+        return
     left = formula.schedule(max(0.0, case.recipe.epochs - case.clock_starts))
-    if ends_in_run > case.recipe.epochs and left > max(0.1, 1.001 * formula.schedule(ends * _JUST_BEFORE)):
+    if left > max(0.1, 1.001 * formula.schedule(ends * _JUST_BEFORE)):
         yield Fault(
             keys=("epochs", f"learning_rate.schedule.{key}"),
             what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: "
-            f"the schedule falls until {ends_in_run:g}",
+            f"the schedule falls until {case.clock_starts + ends:g}",
             way_out=way_out,
         )
 
