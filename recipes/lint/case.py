@@ -76,22 +76,44 @@ class Case:
         """The first batch over the batch at which the reference rate holds."""
         return self.first_batch / self.recipe.learning_rate.per
 
+    @property
+    def has_norm(self) -> bool:
+        """Whether the model has batch normalisation; also where that is unknown."""
+        model = self.opened.tree["model"]
+        return model["kind"] != "SimpleCNN" and model.get("batch_norm", True)
+
     @cached_property
     def peak(self) -> tuple[float, float]:
         """The highest rate of the run, and the first epoch at which it is within a tenth of it."""
-        epochs = looked_at(self.recipe, self.opened.dataset)
-        rates = [learning_rate_at(self.recipe, epoch) for epoch in epochs]
-        return max(rates), next(e for e, rate in zip(epochs, rates, strict=True) if rate >= 0.9 * max(rates))
+        highest = max(self._rates.values())
+        return highest, next(epoch for epoch, rate in self._rates.items() if rate >= 0.9 * highest)
 
     @property
     def first_rate(self) -> float:
         """The rate of the first update."""
         return learning_rate_at(self.recipe, 0.0)
 
-    @property
+    @cached_property
     def momentum_factor(self) -> float:
-        """By how much momentum multiplies a step of SGD over time, 1 / (1 - m)."""
-        return 1 / (1 - (momentum_at(self.recipe, 0.0) or 0.0))
+        """By how much momentum multiplies the steps of SGD: the highest rate / (1 - m), over the highest rate."""
+        longest = max(rate * self.momentum_factor_at(epoch) for epoch, rate in self._rates.items())
+        return longest / (self.peak[0] or 1.0)
+
+    def momentum_factor_at(self, epoch: float) -> float:
+        """By how much momentum multiplies a step over time, 1 / (1 - m)."""
+        return 1 / (1 - (momentum_at(self.recipe, epoch) or 0.0))
+
+    @cached_property
+    def _rates(self) -> dict[float, float]:
+        """The rates of the run, by the epochs at which updates begin; all of them in a short run."""
+        epochs = looked_at(self.recipe, self.opened.dataset)
+        return {epoch: learning_rate_at(self.recipe, epoch) for epoch in epochs}
+
+    @property
+    def clock_starts(self) -> float:
+        """The epoch at which the schedule's clock starts: behind the warmup with `joins: before`, else 0."""
+        warmup = self.recipe.learning_rate.warmup
+        return warmup.shape.epochs if warmup is not None and warmup.joins == "before" else 0.0
 
     @property
     def ramps(self) -> bool:

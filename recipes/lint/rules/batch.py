@@ -45,8 +45,13 @@ def batch_over_tenth(case: Case) -> Iterator[Fault]:
         yield Fault(
             keys=("batch.global", "dataset"),
             what=f"{case.largest_batch:,} of {num_train:,} training samples in one update",
-            way_out=f"write at most {int(_LARGEST_SHARE * num_train):,}",
+            way_out=f"write at most {_batch_within(int(_LARGEST_SHARE * num_train), case):,}",
         )
+
+
+def _batch_within(most: int, case: Case) -> int:
+    """The largest multiple of the largest `norm_span` up to `most`, or `most` if there is none."""
+    return most - most % max(case.recipe.batch.norm_span.sizes) or most
 
 
 def few_updates(case: Case) -> Iterator[Fault]:
@@ -75,7 +80,7 @@ def few_updates(case: Case) -> Iterator[Fault]:
     """
     updates = timeline_of(case.recipe, case.opened.dataset).num_updates
     if updates < _FEWEST and case.recipe.init is None:
-        fits = int(case.recipe.epochs * case.opened.dataset.num_train / _FEWEST)
+        fits = _batch_within(int(case.recipe.epochs * case.opened.dataset.num_train / _FEWEST), case)
         yield Fault(
             keys=("batch.global", "epochs", "dataset"),
             what=f"{updates} updates in all",
@@ -140,7 +145,7 @@ def idle_after_end(case: Case) -> Iterator[Fault]:
     does, and the rate stays what it was in the first update, which does no harm to a constant schedule without a
     warmup. A recipe that extends another and shortens the run inherits such positions.
 
-    Way out: a position within the run, such as `0.5run`, fewer updates, or remove the key.
+    Way out: a position within the run, such as `0.5run`, fewer updates, or remove the key; `every: update`.
     Source: arithmetic; a run has no update at or after its end.
     Fires:
         weight_average: {keep: 0.9, per: 8192, start: 90}
@@ -154,6 +159,7 @@ def idle_after_end(case: Case) -> Iterator[Fault]:
         "weight_average.start": (getattr(average, "start", 0.0), "the average always equals the weights"),
         "updater.local_steps.from": (getattr(local, "from_", 0.0), "the weights are averaged after every update"),
     }
+    less = f"write less, such as {0.5 * recipe.epochs:.3g}, or remove it"
     for key, (position, effect) in positions.items():
         if position == "update" or position < recipe.epochs:
             continue
@@ -161,7 +167,7 @@ def idle_after_end(case: Case) -> Iterator[Fault]:
             yield Fault(
                 keys=(key, "epochs"),
                 what=f"{key} is {position:g} in a run of {recipe.epochs:g} epochs: {effect}",
-                way_out=f"write less, such as {0.5 * recipe.epochs:.3g}, or remove it",
+                way_out="write `every: update`" if key == "learning_rate.every" else less,
             )
     if local is not None and local.from_ < recipe.epochs:
         timeline = timeline_of(recipe, case.opened.dataset)

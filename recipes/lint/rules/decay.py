@@ -24,7 +24,7 @@ def decay_on_norm(case: Case) -> Iterator[Fault]:
         optimizer: {no_decay: [], weight_decay: 0.0}
     """
     decay, spared = weight_decay_at(case.recipe, 0.0), names_in(case.optimizer.get("no_decay"))
-    if decay > 0 and "norm" not in spared and not is_layerwise(case.recipe.optimizer):
+    if case.has_norm and decay > 0 and "norm" not in spared and not is_layerwise(case.recipe.optimizer):
         yield Fault(
             keys=("optimizer.no_decay", "optimizer.weight_decay", "optimizer.kind"),
             what=f"weight decay {decay:g} reaches the scales and shifts of normalisation",

@@ -15,7 +15,7 @@ def wide_norm_span(case: Case) -> Iterator[Fault]:
     """Statistics shared by more than 512 samples.
 
     The noise of statistics over few samples regularises. If a whole large batch shares its statistics, that noise is
-    gone, and the gap to small batches grows.
+    gone, and the gap to small batches grows. The rules on normalisation are silent for a model that has none.
 
     Way out: 32 to 256 samples, whatever the batch.
     Source: Hoffer et al. 2017, arXiv 1705.08741, ghost batches of 128; Goyal et al. 2017: 32; the widest of MLPerf's
@@ -26,7 +26,7 @@ def wide_norm_span(case: Case) -> Iterator[Fault]:
         batch: {norm_span: 512}
     """
     widest = max(case.recipe.batch.norm_span.sizes)
-    if widest > _WIDEST:
+    if case.has_norm and widest > _WIDEST:
         yield Fault(
             keys=("batch.norm_span", "batch.global"),
             what=f"{widest:,} samples share statistics",
@@ -48,7 +48,7 @@ def narrow_norm_span(case: Case) -> Iterator[Fault]:
         batch: {norm_span: 8}
     """
     narrowest = min(case.recipe.batch.norm_span.sizes)
-    if narrowest < _NARROWEST and case.largest_batch >= _NARROWEST:
+    if case.has_norm and narrowest < _NARROWEST and case.largest_batch >= _NARROWEST:
         way_out = "write 32 to 256"
         if "." in case.opened.tree["model"]["kind"]:  # one's own, maybe without batch normalisation
             way_out += ", or `# lint: ignore narrow-norm-span` where the model has no batch normalisation"
@@ -98,7 +98,7 @@ def lagging_statistics(case: Case) -> Iterator[Fault]:
     batch, span = case.largest_batch, max(case.recipe.batch.norm_span.sizes)
     window = averaged_samples(case.recipe.evaluation, global_batch_size=batch, norm_span=span)
     epoch = max(batch, case.opened.dataset.num_train)
-    if window is not None and window > epoch * (1 + 1e-9):  # 24 / (1 - 0.9) is above 240
+    if case.has_norm and window is not None and window > epoch * (1 + 1e-9):  # 24 / (1 - 0.9) is above 240
         keep = (epoch - batch) * 100 // epoch / 100
         yield Fault(
             keys=(
@@ -127,7 +127,7 @@ def average_per_update(case: Case) -> Iterator[Fault]:
         evaluation: {norm_momentum: {per: 8192}}
     """
     evaluation = case.recipe.evaluation
-    is_averaged = evaluation.norm_statistics in ("moving_average", "pooled")
+    is_averaged = case.has_norm and evaluation.norm_statistics in ("moving_average", "pooled")
     if case.ramps and is_averaged and evaluation.norm_momentum.per == "update":
         yield Fault(
             keys=("evaluation.norm_momentum.per", "batch.global"),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from recipes.lint.case import Case, Fault
+from recipes.lint.rules.warmup import warmup_to_other_batch
 from recipes.planning.rates import (
     LINEAR,
     LINEAR_HOLDS_TO,
@@ -13,14 +14,15 @@ from recipes.planning.rates import (
     full_rate_at,
     largest_linear_batch,
     learning_rate_at,
-    momentum_at,
+    weight_decay_at,
 )
 from recipes.planning.timeline import timeline_of
-from recipes.schema.vocabulary import rate_rule
+from recipes.schema.vocabulary import kind_of, rate_rule
 
 _LARGEST_UNSCALED = 8
 _LARGE_DATA = 10**6  # samples, as ImageNet
 _LONGEST_STEPS = (8.0, 3.0)  # rate / (1 - momentum) for 256 samples: of small data sets, of large ones
+_LARGEST_SHARE = 0.1  # of the weights, in an update. Assumed; 0.04 moved and 0.026 shrunk are the most in the library
 _MEASURE_THEIR_RATE = ("AdaScale",)
 
 
@@ -30,7 +32,8 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
     The run makes that many times fewer updates of the same size. It ends before the network is trained. A recipe
     without `per` that has the rate of the one it extends is compared with that one's batch.
 
-    Way out: `rule: linear`, with a warmup; where the rate was found at this batch, give this batch as `per`.
+    Way out: where the rate was found at this batch or scaled by hand, give this batch as `per`; else `rule: linear`
+        with the batch of the rate as `per`, and a warmup.
     Source: Goyal et al. 2017, arXiv 1706.02677, comparison of scaling rules at batch 8,192: top-1 error 41.67 % at rate
         0.1, 23.74 % at 3.2.
     Fires:
@@ -45,10 +48,12 @@ def unscaled_rate(case: Case) -> Iterator[Fault]:
         per = base.batch.global_.sizes[0] if base.learning_rate.reference == formula.reference else per
     growth = case.first_batch / per
     if case.is_sgd and formula.rule == "none" and growth > _LARGEST_UNSCALED:
+        way_out = f"write `per: {case.first_batch}` if this is the rate of that batch"
+        step, largest = _step(case)
         yield Fault(
             keys=("learning_rate.rule", "batch.global", "learning_rate.per", "optimizer.kind"),
             what=f"the rate of batch {per:,} at batch {case.first_batch:,}, {growth:g} times larger",
-            way_out=f"write `rule: linear` with a warmup, or `per: {case.first_batch}` if the rate was found there",
+            way_out=way_out + f", or `rule: linear, per: {per}` and a warmup" * (growth * step <= largest),
         )
 
 
@@ -105,7 +110,8 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
     `reference` that is scaled with the batch, compared with the recipe that this one extends, or by as much as the rule
     scales it; a schedule that steps up by the same factor where a ramp does.
 
-    Way out: leave `reference` and `per` as they were found, or write `rule: none` and scale by hand.
+    Way out: leave `reference` and `per` as they were found, or scale by hand: `rule: none` and as `per`
+        this recipe's batch.
     Source: Goyal et al. 2017, arXiv 1706.02677, linear scaling rule: k times the batch, k times the rate; AdaScale:
         Johnson et al. 2020, arXiv 2007.05105.
     Fires:
@@ -139,23 +145,37 @@ def scaled_twice(case: Case) -> Iterator[Fault]:
 
 
 def long_steps(case: Case) -> Iterator[Fault]:
-    """A rate of SGD that moves the weights further per sample than any published one.
+    """A rate that moves or shrinks the weights further than any published one.
 
-    What counts is the full rate, however it is written, over 1 - momentum, for each 256 samples: 1.0 in Goyal et al.,
+    Of SGD counts the full rate, however it is written, over 1 - momentum, for each 256 samples: 1.0 in Goyal et al.,
     at most 2.3 in the library's recipes for ImageNet and 4 for small data sets. A rate that was scaled twice, or a
-    momentum that was raised at the same rate, is many times that.
+    momentum that was raised at the same rate, is many times that. A warmup to another batch is reported as that. An
+    update of Adam moves each weight by about the rate, one of LAMB a layer by that share of its norm, one of LARS by
+    the rate times `trust_coefficient`: at most 0.04 in the library, and a rate of SGD is many times that. Weight decay
+    shrinks the weights by rate times decay, over 1 - momentum where it is part of the gradient. A tenth in an update is
+    reported.
 
-    Way out: the rate and momentum of a published recipe, scaled once.
+    Way out: the rate and momentum of a published recipe with this optimizer, scaled once; a smaller `weight_decay`.
     Source: Smith et al. 2017, arXiv 1711.00489: the noise of SGD goes as rate / (batch (1 - momentum)); the library.
     Fires:
         learning_rate: {reference: 0.4}
     Quiet:
         learning_rate: {reference: 0.2}
     """
-    rate, epoch = case.peak
-    step = rate * case.momentum_factor / batch_size_at(case.recipe, epoch) * 256
-    largest = _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
-    if case.is_sgd and case.optimizer["kind"] not in _MEASURE_THEIR_RATE and step > largest:
+    (rate, _), (step, largest) = case.peak, _step(case)
+    kind, moved, shrunk = case.optimizer["kind"], _moved_share(case), _shrunk_share(case)
+    if moved > _LARGEST_SHARE:
+        trust = kind == "Lars"
+        yield Fault(
+            keys=("learning_rate.reference", "optimizer.trust_coefficient" if trust else "optimizer.kind"),
+            what=f"rate {rate:.4g} of {kind} moves the weights by {moved:.2g} in an update, published: at most 0.04",
+            way_out="write a smaller rate, or `trust_coefficient: 0.001`"
+            if trust
+            else f"write a rate that was found with {kind}; that of SGD does not carry over",
+        )
+    elif case.is_sgd and kind not in _MEASURE_THEIR_RATE and step > largest:
+        if any(warmup_to_other_batch(case)):
+            return
         yield Fault(
             keys=(
                 "learning_rate.reference",
@@ -172,21 +192,56 @@ def long_steps(case: Case) -> Iterator[Fault]:
             what=f"rate {rate:.4g} over 1 - momentum is {step:.3g} per 256 samples, published: at most {largest:g}",
             way_out=f"write a rate {step / largest:.2g} times smaller or more, or a smaller momentum",
         )
+    elif shrunk > _LARGEST_SHARE:
+        yield Fault(
+            keys=("optimizer.weight_decay", "optimizer.decay", "schedules.weight_decay", "learning_rate.reference"),
+            what=f"weight decay at rate {rate:.4g} shrinks the weights by {shrunk:.2g} in an update",
+            way_out="write a smaller `weight_decay`",
+        )
+
+
+def _step(case: Case) -> tuple[float, float]:
+    """The longest step of SGD, rate / (1 - momentum) for 256 samples, and the longest published one."""
+    rate, epoch = case.peak
+    step = rate * case.momentum_factor / batch_size_at(case.recipe, epoch) * 256
+    return step, _LONGEST_STEPS[case.opened.dataset.num_train >= _LARGE_DATA]
+
+
+def _moved_share(case: Case) -> float:
+    """By how much an update of Adam moves each weight, or one of LAMB or LARS a layer, as a share of its norm; else 0.
+
+    Momentum averages the steps of Adam and LAMB. It adds up those of LARS, which is left out here.
+    """
+    if case.optimizer["kind"] == "Lars":
+        return case.peak[0] * case.optimizer["trust_coefficient"]
+    return case.peak[0] if rate_rule(case.recipe.optimizer) == "sqrt" else 0.0
+
+
+def _shrunk_share(case: Case) -> float:
+    """By how much weight decay that follows the rate shrinks the weights in an update."""
+    decay, rate = case.optimizer.get("decay", "coupled"), case.peak[0]
+    shrunk = rate * weight_decay_at(case.recipe, case.peak[1])
+    if decay == "times_rate":
+        return shrunk
+    return shrunk * case.momentum_factor if case.is_sgd and decay == "coupled" else 0.0
 
 
 def rate_near_zero(case: Case) -> Iterator[Fault]:
     """A rate below a millionth of the highest in more than a twentieth of the updates.
 
     These updates move nothing, and the time they take is lost. A schedule that ends before the run, or falls by a ratio
-    that was meant for a longer time, does that.
+    that was meant for a longer time, does that. AdaScale with `clock: gain` reaches its end later and is not reported.
 
-    Way out: a schedule that ends with the run: `epochs: null`, or a `ratio` nearer to 1.
+    Way out: a schedule that ends with the run: `epochs: null`, or one that falls less: a `ratio` nearer to 1, a smaller
+        `power`, points or factors above 0.
     Source: arithmetic; the rates of the library's recipes stay above that but for a few updates.
     Fires:
         learning_rate: {schedule: {kind: Cosine, epochs: 20}}
     Quiet:
         learning_rate: {schedule: {kind: Cosine, epochs: 86}}
     """
+    if case.optimizer.get("clock") == "gain":
+        return
     timeline = timeline_of(case.recipe, case.opened.dataset)
     evenly = range(0, timeline.num_updates, 1 + timeline.num_updates // 1000)
     epochs = [timeline.epoch_at(update) for update in evenly]
@@ -200,14 +255,30 @@ def rate_near_zero(case: Case) -> Iterator[Fault]:
             keys=("learning_rate.schedule", "epochs"),
             what=f"below a millionth of the highest rate in {len(low) / len(epochs):.0%} of the updates, "
             f"the first at epoch {low[0]:.3g}",
-            way_out="let the schedule end with the run (`epochs: null`), or fall less (a factor or ratio nearer to 1)",
+            way_out=_fall_less(case),
         )
+
+
+def _fall_less(case: Case) -> str:
+    """A way out for a schedule that falls too far, by its kind."""
+    schedule, run = case.recipe.learning_rate.schedule, case.recipe.epochs
+    if case.clock_starts + (getattr(schedule, "epochs", None) or run) < run * (1 - 1e-9):
+        return "write `epochs: null` in `schedule`, which then ends with the run"
+    ways_out = {
+        "Exponential": "write a `ratio` nearer to 1",
+        "MultiStep": "write a `factor` nearer to 1, or fewer `boundaries`",
+        "PiecewiseLinear": "put the point with factor 0 at the end of the run, or write a factor above 0",
+        "Polynomial": "write a smaller `power`, or an `end` above 0",
+        "SlowStart": "write `factors` above 0",
+    }
+    return ways_out.get(kind_of(schedule), "let the schedule fall less")
 
 
 def raised_momentum(case: Case) -> Iterator[Fault]:
     """A momentum of SGD that at least doubles 1 / (1 - m) at the rate of the recipe that this one extends.
 
-    Momentum multiplies a step by 1 / (1 - m): 0.99 in place of 0.9 is ten times the rate.
+    Momentum multiplies a step by 1 / (1 - m): 0.99 in place of 0.9 is ten times the rate. A momentum that moves counts
+    by the longest step, the highest rate / (1 - m).
 
     Way out: divide the rate by as much.
     Source: Smith et al. 2017, arXiv 1711.00489: batch proportional to rate / (1 - momentum).
@@ -219,10 +290,9 @@ def raised_momentum(case: Case) -> Iterator[Fault]:
     """
     if case.base is None or not case.is_sgd:
         return
-    before = 1 / (1 - (momentum_at(case.base.recipe, 0.0) or 0.0))
     formula, others = case.recipe.learning_rate, case.base.recipe.learning_rate
     same_rate = (formula.reference, formula.per, formula.rule) == (others.reference, others.per, others.rule)
-    longer = case.momentum_factor / before
+    longer = case.momentum_factor / Case(opened=case.base, written={}).momentum_factor
     if same_rate and longer >= 1.999:
         yield Fault(
             keys=("optimizer.momentum", "schedules.momentum", "optimizer.kind"),
@@ -269,7 +339,8 @@ def linear_adam(case: Case) -> Iterator[Fault]:
     batch, so at a constant rate the useful part of a step already grows by that root. The square root rule adds the
     other root.
 
-    Way out: `rule: sqrt`; `kilobatch recipes scale` moves the betas and epsilon with it.
+    Way out: `rule: sqrt`, for a rate that was found with this optimizer; `kilobatch recipes scale` moves the betas and
+        epsilon with it.
     Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule; the table of rates
         of You et al. 2019, arXiv 1904.00962 (not checked).
     Fires:
@@ -284,7 +355,7 @@ def linear_adam(case: Case) -> Iterator[Fault]:
         yield Fault(
             keys=("learning_rate.rule", "optimizer.kind", "batch.global", "learning_rate.per"),
             what=f"linear scaling by {case.growth:g} for {case.optimizer['kind']}",
-            way_out="write `rule: sqrt`",
+            way_out="write `rule: sqrt`, and a reference rate that was found with this optimizer",
         )
 
 
@@ -319,8 +390,8 @@ def _scaled_by_hand(case: Case) -> float | None:
     same_rule = (formula.rule, formula.per) == (before.rule, before.per)
     growths = (case.first_batch / case.base.recipe.batch.global_.sizes[0], case.growth)
     ratio = formula.reference / before.reference
-    scaled = any(growth != 1 and math.isclose(ratio, growth, rel_tol=0.01) for growth in growths)
-    return ratio if same_rule and scaled else None
+    scaled = any(math.isclose(ratio, growth, rel_tol=0.01) for growth in growths)
+    return ratio if same_rule and scaled and not math.isclose(ratio, 1, rel_tol=0.01) else None
 
 
 def _steps_up_with_batch(case: Case) -> Iterator[float]:

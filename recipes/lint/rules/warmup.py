@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
-from lr_schedules import ConstantWarmup, Product
+from lr_schedules import ConstantWarmup, CosineRestarts, PiecewiseLinear, Product
+from lr_schedules.units import Schedule
 from recipes.lint.case import Case, Fault
 from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, full_rate, target_inside
 from recipes.schema.positions import next_multiple
@@ -44,8 +46,9 @@ def no_warmup(case: Case) -> Iterator[Fault]:
         what = f"{has}, and a batch of {case.first_batch:,} is {case.growth:g} times the {formula.per:,} of `per`"
     elif is_layerwise(case.recipe.optimizer) and begins > 0.5 and case.first_batch >= _SMALLEST_PUBLISHED:
         what = f"{has}, with {kind} at a batch of {case.first_batch:,}"
-    elif case.is_sgd and (step := case.first_rate * case.momentum_factor) > 1.001 * LARGEST_WITHOUT_WARMUP:
-        what = f"{has}, and the first rate is {case.first_rate:.4g}: {step:.3g} over 1 - momentum, at batch 256 1"
+    elif case.is_sgd and (step := case.first_rate * case.momentum_factor_at(0.0)) > 1.001 * LARGEST_WITHOUT_WARMUP:
+        first = f"the first rate {case.first_rate:.4g} over 1 - momentum is {step:.3g}"
+        what = f"{has}, and {first}, published: 1 at batch 256"
     if what is not None:
         keys = ("learning_rate.warmup", "batch.global", "learning_rate.per", "learning_rate.reference")
         keys += ("learning_rate.rule", "learning_rate.schedule", "optimizer.momentum", "optimizer.kind")
@@ -121,19 +124,26 @@ def warmup_to_other_batch(case: Case) -> Iterator[Fault]:
 
 def _rise_over(case: Case) -> str:
     recipe, formula = case.recipe, case.recipe.learning_rate
-    epochs = min(5.0, max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4))
+    epochs = _warmup_epochs(case)
     start = "reference" if formula.rule != "none" and case.growth > 2 else 0
     inside = target_inside(recipe.batch.global_, epochs=epochs, rule=formula.rule, scale_with=formula.scale_with)
     target = "" if inside is None else f", target_batch: {inside}"
     return f"write `warmup: {{kind: GradualWarmup, epochs: {epochs:g}, start: {start}, joins: multiply{target}}}`"
 
 
+def _warmup_epochs(case: Case, latest: float = math.inf) -> float:
+    """A usual length of a warmup, which ends at the latest there; it is not rounded up."""
+    run = case.recipe.epochs
+    length = min(5.0, max(1.0 if run > 1 else 0.0, run / 4), latest)
+    return math.floor(1000 * length) / 1000 or length
+
+
 def warmup_read_once(case: Case) -> Iterator[Fault]:
-    """A warmup that is not longer than `every`, so that it is read only at its start.
+    """A warmup that is read only once or twice, because `every` is at least half of it.
 
-    The rate stays where the warmup begins until `every` has passed, and then jumps.
+    The rate stays where the warmup begins until `every` has passed, and then jumps to half of the full rate or more.
 
-    Way out: `every: update`, or a small part of the warmup, such as `1ep`.
+    Way out: `every: update`, or a small part of the warmup, such as a fifth.
     Source: arithmetic; torchvision reads a warmup of five epochs once an epoch.
     Fires:
         learning_rate: {every: 5ep}
@@ -143,10 +153,12 @@ def warmup_read_once(case: Case) -> Iterator[Fault]:
     formula, end = case.recipe.learning_rate, case.recipe.epochs
     if formula.warmup is None or formula.every == "update" or formula.warmup.shape(0.0) == 1:
         return
-    if formula.warmup.shape.epochs <= formula.every < end:  # beyond, idle-after-end reports it
+    times = math.ceil(formula.warmup.shape.epochs / formula.every * _JUST_BEFORE)
+    if times <= 2 and formula.every < end:  # beyond, idle-after-end reports it
         yield Fault(
             keys=("learning_rate.every", "learning_rate.warmup.epochs"),
-            what=f"every is {formula.every:g} epochs, and the warmup {formula.warmup.shape.epochs:g}: it is read once",
+            what=f"every is {formula.every:g} epochs, and the warmup {formula.warmup.shape.epochs:g}: "
+            f"it is read {'twice' if times > 1 else 'once'}",
             way_out="write `every: update`",
         )
 
@@ -156,9 +168,11 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
 
     A recipe that extends another and shortens the run inherits the boundaries of the longer one. The rate then falls
     once or never, and the accuracy of the last epochs is missing. With `joins: before` the boundaries count from the
-    end of the warmup. A schedule that falls all the way is reported where a tenth of the full rate is left.
+    end of the warmup. A schedule that falls all the way, in straight lines or again and again too, is reported where
+    more than a tenth of the full rate is left.
 
-    Way out: boundaries at the same shares of the run; `epochs: null` for a schedule that falls all the way.
+    Way out: boundaries or points at the same shares of the run; `epochs: null` for a schedule that falls all the way; a
+        run that ends with a period.
     Source: Goyal et al. 2017, arXiv 1706.02677: steps at 30, 60 and 80 of 90 epochs.
     Fires:
         epochs: 30
@@ -167,8 +181,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
         learning_rate: {schedule: {boundaries: [10, 20, 27]}}
     """
     formula, moving = case.recipe.learning_rate, case.recipe.schedules
-    clock_starts = formula.warmup.shape.epochs if formula.warmup is not None and formula.warmup.joins == "before" else 0
-    schedules = {"learning_rate.schedule": (formula.schedule, clock_starts)}
+    schedules = {"learning_rate.schedule": (formula.schedule, case.clock_starts)}
     schedules |= {f"schedules.{name}": (getattr(moving, name), 0) for name in ("momentum", "weight_decay")}
     for key, (schedule, starts) in schedules.items():
         shifts = ("learning_rate.warmup.epochs", "learning_rate.warmup.joins") if starts else ()
@@ -181,28 +194,57 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
                 yield Fault(
                     keys=("epochs", f"{key}.{'factors' if is_product else 'boundaries'}", *shifts),
                     what=f"{key} steps at {steps} of a run of {case.recipe.epochs:g} epochs",
-                    way_out=_boundaries_within(boundaries, case.recipe.epochs - starts),
+                    way_out=_boundaries_within(boundaries, case, starts),
                 )
-    ends = clock_starts + (getattr(formula.schedule, "epochs", None) or 0)
-    if ends <= case.recipe.epochs:
+    if case.optimizer.get("clock") == "gain":  # how far its schedule gets is not known
         return
-    left = formula.schedule(case.recipe.epochs - clock_starts)
-    if left > max(0.1, 1.001 * formula.schedule(ends - clock_starts)):
+    key, ends, way_out = _last_fall(formula.schedule, case.recipe.epochs - case.clock_starts)
+    if case.clock_starts + ends <= case.recipe.epochs:
+        return
+    left = formula.schedule(max(0.0, case.recipe.epochs - case.clock_starts))
+    if left > max(0.1, 1.001 * formula.schedule(ends * _JUST_BEFORE)):
         yield Fault(
-            keys=("epochs", "learning_rate.schedule.epochs"),
-            what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: the schedule ends at {ends:g}",
-            way_out="write `epochs: null` in `schedule`, which then ends with the run",
+            keys=("epochs", f"learning_rate.schedule.{key}"),
+            what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: "
+            f"the schedule falls until {case.clock_starts + ends:g}",
+            way_out=way_out,
         )
 
 
-def _boundaries_within(boundaries: Sequence[float], length: float) -> str:
-    """A way out: boundaries at the same shares of so many epochs, with as many digits as keep them apart."""
+def _last_fall(schedule: Schedule, length: float) -> tuple[str, float, str]:
+    """A key of a schedule, when the fall that it makes at the end of a run of this length is over, and a way out."""
+    if isinstance(schedule, PiecewiseLinear):
+        return "points", schedule.points[-1][0], f"move its points so that the last one is at {length:g}"
+    if isinstance(schedule, CosineRestarts):
+        periods = 1 + schedule.restarts(length * _JUST_BEFORE)
+        ends = sum(schedule.first * schedule.times**period for period in range(periods))
+        return "first", ends, f"write `epochs: {ends:g}`, where a period ends, or another `first`"
+    way_out = "write `epochs: null` in `schedule`, which then ends with the run"
+    return "epochs", getattr(schedule, "epochs", None) or 0.0, way_out
+
+
+def _boundaries(schedule: Schedule) -> list[float]:
+    """The boundaries of a schedule and of its factors, in order."""
+    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
+    return sorted(each for part in parts for each in getattr(part, "boundaries", None) or ())
+
+
+def _boundaries_within(boundaries: Sequence[float], case: Case, starts: float) -> str:
+    """A way out: boundaries at the same shares of the run, with as many digits as keep them apart.
+
+    They count from `starts`. A warmup that ends after the first of them has to be shorter too.
+    """
+    length = case.recipe.epochs - starts
     if length <= 0:
         return "shorten the warmup, which leaves the schedule no time, or lengthen `epochs`"
     shares = [boundary * length / (max(boundaries) * 90 / 80) for boundary in boundaries]
     texts = ([f"{share:.{digits}g}" for share in shares] for digits in range(3, 18))
     apart = next((each for each in texts if len({*each}) == len(each)), [f"{share!r}" for share in shares])
-    return f"write boundaries such as [{', '.join(apart)}]"
+    way_out = f"write boundaries such as [{', '.join(apart)}]"
+    warmup = case.recipe.learning_rate.warmup
+    if warmup is not None and not starts and warmup.shape.epochs > float(apart[0]):
+        way_out += f" and `warmup: {{epochs: {_warmup_epochs(case, float(apart[0])):g}}}`"
+    return way_out
 
 
 def constant_warmup(case: Case) -> Iterator[Fault]:
@@ -231,30 +273,35 @@ def constant_warmup(case: Case) -> Iterator[Fault]:
 
 
 def warmup_past_decay(case: Case) -> Iterator[Fault]:
-    """A warmup that is still rising when the schedule makes its first step down.
+    """A warmup that is still rising when the schedule makes its first step down, or for more than half of the run.
 
-    The run then never reaches the full rate, because the schedule has already lowered it when the warmup ends.
+    The run then never reaches the full rate, because the schedule has already lowered it when the warmup ends, or
+    hardly uses it. A recipe that extends another and shortens the run inherits its warmup.
 
-    Way out: end the warmup before the first step, or let the schedule's clock start after it with `joins: before`.
+    Way out: 5 epochs, in a short run a quarter of it, and not beyond the first step; or let the schedule's clock start
+        after the warmup with `joins: before`, if the steps then still lie within the run.
     Source: Goyal et al. 2017, arXiv 1706.02677: 5 epochs of warmup, the first step at epoch 30.
     Fires:
         learning_rate: {warmup: {epochs: 31}}
     Quiet:
         learning_rate: {warmup: {epochs: 30}}
     """
-    formula = case.recipe.learning_rate
-    first = first_step_of(formula.schedule)
-    if formula.warmup is None or formula.warmup.joins == "before":
+    formula, run = case.recipe.learning_rate, case.recipe.epochs
+    if formula.warmup is None:
         return
-    if formula.warmup.shape.epochs > first:
+    ends, boundaries = formula.warmup.shape.epochs, _boundaries(formula.schedule)
+    first = math.inf if formula.warmup.joins == "before" else first_step_of(formula.schedule)
+    way_out = f"write `warmup: {{epochs: {_warmup_epochs(case, first):g}}}`"
+    if ends > max(1, run / 2):
+        keys = ("learning_rate.warmup.epochs", "epochs")
+        yield Fault(keys=keys, what=f"the warmup takes {ends:g} of {run:g} epochs", way_out=way_out)
+    elif first < ends:
+        what = f"the warmup ends at {ends:g}, the schedule steps down at {first:g}"
+        fits = ends + boundaries[-1] < run
         yield Fault(
-            keys=(
-                "learning_rate.warmup.epochs",
-                "learning_rate.schedule.boundaries",
-                "learning_rate.warmup.joins",
-            ),
-            what=f"the warmup ends at {formula.warmup.shape.epochs:g}, the schedule steps down at {first:g}",
-            way_out=f"end it by {first:g}, or write `joins: before`",
+            keys=("learning_rate.warmup.epochs", "learning_rate.schedule.boundaries", "learning_rate.warmup.joins"),
+            what=what,
+            way_out=f"{way_out}, or `joins: before`" if fits else way_out,
         )
 
 

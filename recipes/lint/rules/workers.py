@@ -28,7 +28,7 @@ def span_over_share(case: Case) -> Iterator[Fault]:
     assert case.workers is not None
     for start in case.recipe.batch.global_.boundaries:
         batch, span = case.recipe.batch.global_(start), case.recipe.batch.norm_span(start)
-        if span > batch / case.workers:
+        if case.has_norm and span > batch / case.workers:
             share, most = batch // case.workers, batch // span
             fewer = f"use at most {most:,} worker{'s' if most > 1 else ''}"
             yield Fault(

@@ -62,7 +62,13 @@ def test_a_rule_without_a_docstring_has_an_entry_with_empty_texts():
 RAMP = "batch: {global: [{from: 0, size: 4096}, {from: 30, size: 8192}]}\nevaluation: {norm_momentum: {per: 8192}}\n"
 LATER = "batch: {global: [{from: 0, size: 8192}, {from: %s, size: 16384}]}\nevaluation: {norm_momentum: {per: 8192}}\n"
 LARS = "optimizer: {kind: Lars, weight_decay: 1e-4, no_decay: [norm, bias]}\n"
+ADAM = "optimizer: {kind: Adam, weight_decay: 0.0}\n"
 OWN_WARMUP = "optimizer: {kind: %s, weight_decay: 1e-4, no_decay: [norm]}\nlearning_rate: {warmup: null, rule: %s}\n"
+CYCLE = """\
+learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, 0.04], [30, 1], [90, 0]]}}
+schedules: {momentum: {kind: PiecewiseLinear, points: [[0, %s], [30, %s], [90, %s]]}}
+"""
+GAIN = "epochs: 20\noptimizer: {clock: %s}\nlearning_rate: {schedule: {epochs: 10}}\n"
 SLOW = "learning_rate: {%sschedule: {kind: SlowStart, boundaries: [30, 60], factors: [%s, 1.0, 0.1]}}\n"
 RISING = "learning_rate: {warmup: null, schedule: {kind: PiecewiseLinear, points: [[0, %s], [10, 1], [90, 0]]}}\n"
 WARM = "learning_rate: {warmup: {kind: GradualWarmup, epochs: 2, start: reference, joins: multiply}}\n"
@@ -74,6 +80,9 @@ learning_rate:
 """
 AIMS = "learning_rate: {warmup: {target_batch: %d}%s}\n"
 UNSCALED = "learning_rate: {rule: none}\n"
+BY_HAND = "batch: {global: 4096}\nlearning_rate: {rule: none, per: %d, reference: 1.6, warmup: {start: {rate: 0.1}}}\n"
+LINES = "learning_rate: {schedule: {kind: PiecewiseLinear, points: [[0, 1], %s]}}\n"
+RESTARTS = "epochs: %d\nlearning_rate: {schedule: {kind: CosineRestarts, first: 10, times: 2}}\n"
 LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
 
 
@@ -94,6 +103,17 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", "learning_rate: {warmup: {epochs: 31, joins: over}}\n", ["warmup-past-decay"]),
         ("goyal2017", "epochs: 85\nlearning_rate: {warmup: {joins: before}}\n", ["decay-after-end"]),
         ("goyal2017", "epochs: 86\nlearning_rate: {warmup: {joins: before}}\n", []),
+        # lines and periods that the run cuts
+        ("goyal2017", "epochs: 20\n" + LINES % "[90, 0]", ["decay-after-end"]),
+        ("goyal2017", "epochs: 80\n" + LINES % "[90, 0.09]", ["decay-after-end"]),
+        ("goyal2017", "epochs: 83\n" + LINES % "[90, 0]", []),
+        ("goyal2017", "epochs: 30\n" + LINES % "[90, 1]", []),
+        ("goyal2017", RESTARTS % 90, ["decay-after-end"]),
+        ("goyal2017", RESTARTS % 70, []),
+        ("goyal2017", RESTARTS % 65, []),
+        # a warmup of half of the run, and of more
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 45}}\n", []),
+        ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, warmup: {epochs: 46}}\n", ["warmup-past-decay"]),
         # a schedule that begins low, and one that begins at 9.6 times the reference rate
         ("goyal2017", RISING % 0.1, []),
         ("goyal2017", RISING % 0.3, ["no-warmup"]),
@@ -108,6 +128,8 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", OWN_WARMUP % ("AdaScale", "none"), []),
         ("goyal2017", OWN_WARMUP % ("RmspropWarmup", "linear"), []),
         ("goyal2017", OWN_WARMUP % ("AdaScale", "linear"), ["scaled-twice"]),
+        # a batch that hardly differs from the base's
+        ("goyal2017", "batch: {global: 8160}\n", []),
         # a schedule that steps up where the batch does
         ("goyal2017", RAMP + SLOW % ("", "0.5"), ["scaled-twice"]),
         ("goyal2017", RAMP + SLOW % ("", "1.0"), []),
@@ -118,6 +140,9 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         # positions at the end of the run, and just before
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 90ep}\n", ["idle-after-end"]),
         ("goyal2017", "learning_rate: {schedule: {kind: Cosine}, every: 89}\n", ["warmup-read-once"]),
+        # warmups that are read twice and three times
+        ("goyal2017", "learning_rate: {every: 2.5}\n", ["warmup-read-once"]),
+        ("goyal2017", "learning_rate: {every: 2.4}\n", []),
         ("goyal2017/256", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", []),
         ("goyal2017", "learning_rate: {schedule: {kind: Constant}, every: 1run}\n", ["idle-after-end"]),
         ("goyal2017", "updater: {local_steps: {every: 4, replicas: 2, from: 1run}}\n", ["idle-after-end"]),
@@ -133,10 +158,32 @@ LAGGING = "evaluation: {norm_momentum: {keep: 0.999}, norm_statistics: %s}\n"
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ""), []),
         ("goyal2017", RAMP.replace("30", "5") + AIMS % (4096, ""), []),
         ("goyal2017", RAMP.replace("30", "5") + AIMS % (8192, ""), []),
-        ("goyal2017", RAMP.replace("30", "6") + AIMS % (4096, ", every: 3"), []),
+        ("goyal2017", RAMP.replace("30", "6") + AIMS % (4096, ", every: 3"), ["warmup-read-once"]),
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (4096, ""), ["warmup-to-other-batch"]),
         ("goyal2017", RAMP.replace("30", "2") + AIMS % (8192, ", scale_with: initial"), ["warmup-to-other-batch"]),
         ("mlperf/lars_4096", "learning_rate: {warmup: {target_batch: 32}}\n", []),
+        ("goyal2017", "batch: {global: 1024}\n" + AIMS % (8192, ""), ["warmup-to-other-batch"]),
+        # a momentum that moves against the rate, and with it
+        ("goyal2017/1024", "optimizer: {momentum: 0.95}\n" + CYCLE % (1, 0.89, 1), []),
+        ("goyal2017/1024", CYCLE % (1, 1.06, 1), ["raised-momentum"]),
+        # a schedule that the gain makes longer
+        ("fashion/adascale_4096", GAIN % "samples", ["rate-near-zero"]),
+        ("fashion/adascale_4096", GAIN % "gain", []),
+        ("fashion/adascale_4096", GAIN.replace("10", "30") % "samples", ["decay-after-end"]),
+        ("fashion/adascale_4096", GAIN.replace("10", "30") % "gain", []),
+        # rates of SGD with other optimizers, and a decay that shrinks the weights to nothing
+        ("goyal2017", "learning_rate: {rule: sqrt}\n" + ADAM, ["long-steps"]),
+        ("goyal2017", "learning_rate: {rule: sqrt, reference: 0.01}\n" + ADAM, []),
+        ("goyal2017/256", LARS.replace("{", "{trust_coefficient: 1.1, "), ["long-steps"]),
+        ("goyal2017", "optimizer: {weight_decay: 4e-3}\n", ["long-steps"]),
+        ("goyal2017", "optimizer: {weight_decay: 3e-3}\n", []),
+        ("goyal2017", "optimizer: {weight_decay: 3e-2, decay: times_rate}\n", []),
+        ("goyal2017", "optimizer: {weight_decay: 4e-2, decay: times_rate}\n", ["long-steps"]),
+        # models without batch normalisation
+        ("fashion/simple_cnn", "batch: {norm_span: 4}\noptimizer: {weight_decay: 1e-4}\n", []),
+        ("fashion/simple_cnn", "batch: {global: 1024, norm_span: 1024}\nlearning_rate: {per: 1024}\n", []),
+        ("goyal2017", "batch: {norm_span: 1024}\nmodel: {kind: VGG16}\n", []),
+        ("goyal2017", "batch: {norm_span: 1024}\nmodel: {kind: VGG16, batch_norm: true}\n", ["wide-norm-span"]),
         # gradients one update late
         ("goyal2017", RAMP + "updater: {double_buffering: true}\n", ["double-buffering"]),
         ("goyal2017", LATER.replace("16384", "4096") % 30 + "updater: {double_buffering: true}\n", []),
@@ -210,11 +257,67 @@ def test_what_is_written_against_statistics_that_lag_is_quiet(batch, per, way_ou
             "epochs: 5, start: reference, joins: multiply, target_batch: 1024}",
         ),
         ("extends: digits/baseline\nepochs: 0.01\n", "few-updates", "write more epochs"),
+        ("extends: digits/baseline\nbatch: {global: 160}\n", "batch-over-tenth", "write at most 128"),
+        ("extends: digits/baseline\nepochs: 10\nbatch: {global: 512}\n", "few-updates", "at most 128, or"),
     ],
 )
 def test_ways_out_are_recipes_that_open(lint, text, rule, way_out):
     (finding,) = (each for each in lint(f"kilobatch: 1\n{text}") if each.rule == rule)
     assert way_out in str(finding), finding
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "way_out", "followed"),
+    [
+        (
+            "epochs: 5\n",
+            "decay-after-end",
+            "write boundaries such as [1.67, 3.33, 4.44] and `warmup: {epochs: 1.25}`",
+            "epochs: 5\nlearning_rate: {schedule: {boundaries: [1.67, 3.33, 4.44]}, warmup: {epochs: 1.25}}\n",
+        ),
+        (
+            "learning_rate: {warmup: {epochs: 31}}\n",
+            "warmup-past-decay",
+            "write `warmup: {epochs: 5}`",
+            "learning_rate: {warmup: {epochs: 5}}\n",
+        ),
+        (
+            "epochs: 120\nlearning_rate: {warmup: {epochs: 31}}\n",
+            "warmup-past-decay",
+            "write `warmup: {epochs: 5}`, or `joins: before`",
+            "epochs: 120\nlearning_rate: {warmup: {epochs: 31, joins: before}}\n",
+        ),
+        ("learning_rate: {every: 1run}\n", "idle-after-end", "write `every: update`", "seed: 1\n"),
+        (
+            "learning_rate: {warmup: {joins: before}, schedule: {kind: Polynomial, power: 5}}\n",
+            "rate-near-zero",
+            "write a smaller `power`, or an `end` above 0",
+            "learning_rate: {schedule: {kind: Polynomial, power: 5, end: 0.001}}\n",
+        ),
+        (
+            LINES % "[80, 0], [90, 0]",
+            "rate-near-zero",
+            "put the point with factor 0 at the end of the run, or write a factor above 0",
+            LINES % "[90, 0]",
+        ),
+        (
+            BY_HAND % 256,
+            "unscaled-rate",
+            "write `per: 4096` if this is the rate of that batch",
+            BY_HAND % 4096,
+        ),
+        (
+            "learning_rate: {rule: none, warmup: null}\n",
+            "unscaled-rate",
+            "write `per: 8192` if this is the rate of that batch, or `rule: linear, per: 256` and a warmup",
+            "learning_rate: {rule: none, per: 8192, warmup: null}\n",
+        ),
+    ],
+)
+def test_a_way_out_leads_to_a_clean_recipe(changes, rule, way_out, followed, lint):
+    (finding,) = (each for each in lint(f"kilobatch: 1\nextends: goyal2017\n{changes}") if each.rule == rule)
+    assert finding.way_out == way_out
+    assert lint(f"kilobatch: 1\nextends: goyal2017\n{followed}") == []
 
 
 def test_a_recipe_that_begins_with_given_weights_may_make_few_updates(lint):

@@ -238,7 +238,7 @@ SUBJECTS = {
     "that the square root holds for LAMB": "root",
     "that the gradient's noise": "noise",
     "less time:": "time",
-    "that the network is trained: the new file makes 59 updates in all; write a batch of at most 300": "updates",
+    "that the network is trained: the new file makes 59 updates in all; write a batch of at most 288": "updates",
 }
 DIGITS = "kilobatch: 1\nextends: digits/baseline\n"  # 1,500 samples, batch 32
 LAMB = DIGITS + "optimizer: {kind: Lamb}\n"
