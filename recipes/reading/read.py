@@ -27,7 +27,7 @@ from recipes.reading.other_frameworks import key_here, kind_here, value_here
 from recipes.reading.yaml import OTHER_WORDS, Origin, OverrideSource
 from recipes.schema import Recipe
 from recipes.schema.positions import UNITS
-from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary, kind_of
+from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary, described_in, kind_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -437,7 +437,7 @@ class Reading:
         key = match and match[1].rstrip("_")
         if match and any(field.key == key for field in fields_of(cls)):
             return self.refuse((*path, key), f"is {match[3]}" if match[3] else "is not possible", match[2])
-        return self.refuse(path, str(error), f"see {cls.__name__} in docs/recipes.md")
+        return self.refuse(path, str(error), f"see {cls.__name__} in {described_in(cls)}")
 
 
 def dotted(path: Path) -> str:
