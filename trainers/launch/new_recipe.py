@@ -140,6 +140,9 @@ def write_new_recipe(
         raise
     sides = " x ".join(number(looks[side]["median"]) for side in ("height", "width"))
     chosen = f"{type(made.model).__name__}, {number(made.epochs)} epochs"
+    shorter = looks["shorter"]["median"]
+    if shorter < min(looks["height"]["median"], looks["width"]["median"]):
+        sides += f", of the shorter side {number(shorter)}"
     images = f"{counted(int(counts.sum()), 'training image')}, median height x width {sides}"
     others = f"; passed over: {counted(passed_over, 'other file')}" if passed_over else ""
     larger, batch = typed(recipe.with_name("larger.yaml")), 4 * int(made.batch.global_.sizes[0])
@@ -231,7 +234,7 @@ def _recipe_text(
     weights: str = "",
 ) -> str:
     height, width, num_train = looks["height"], looks["width"], int(counts.sum())
-    side = int(min(height["median"], width["median"]))
+    side = int(looks["shorter"]["median"])
     one_size = height["min"] == height["max"] == width["min"] == width["max"]
     size = 224 if side >= 160 else 96 if side >= _SMALL or known is not None else side
     is_large = side >= _SMALL or known is not None

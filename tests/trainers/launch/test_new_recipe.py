@@ -74,6 +74,16 @@ def test_model_and_crops_follow_from_the_sizes(tmp_path, folder, kinds, model):
     assert type(opened.recipe.model).__name__ == model
 
 
+def test_the_network_follows_from_the_shorter_side_of_each_image(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=40)
+    for file in sorted((folder / "train").rglob("*.png")):
+        upright = int(file.stem) % 2
+        Image.open(file).resize((40, 300) if upright else (300, 40)).save(file)
+    opened, lines = written(folder, tmp_path / "mine.yaml")
+    assert type(opened.recipe.model).__name__ == "CifarResNet"
+    assert "median height x width 170 x 170, of the shorter side 40" in lines[0]
+
+
 def test_without_val_a_tenth_is_scored(tmp_path):
     opened, lines = written(made_folder(tmp_path / "photos", side=32, val=False), tmp_path / "mine.yaml")
     assert (opened.dataset.num_train, opened.dataset.num_eval) == (72, 8)
