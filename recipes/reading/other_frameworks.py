@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import PurePath
+from shlex import quote
 from typing import Any
 
 from recipes.reading.yaml import line_text
+from recipes.schema import Recipe
 
 _RATE = ("learning_rate", "{reference: <0.1>, per: BATCH}")
 _BATCH = ("batch", "{global: <256>}")
@@ -36,7 +40,7 @@ KEYS = {
     "lr_scheduler": _STEPS,
     "sched": _STEPS,
     "warmup": _WARMUP,
-    "warmup_epochs": _WARMUP,
+    "warmup_epochs": ("learning_rate.warmup", _WARMUP[1].replace("5", "<5>")),
     "warmup_lr": _WARMUP,
     "batch_size": _BATCH,
     "bs": _BATCH,
@@ -99,6 +103,14 @@ VALUES = {
     ("precision.compute", "bf16"): "bfloat16",
     ("precision.compute", "fp32"): "float32",
 }
+# Options of training scripts for which a recipe has one value.
+OPTIONS = {
+    **dict.fromkeys(("lr", "base_lr", "learning_rate"), "learning_rate.reference"),
+    **dict.fromkeys(("batch", "batch_size", "bs", "global_batch_size"), "batch.global"),
+    **dict.fromkeys(("weight_decay", "wd", "l2"), "optimizer.weight_decay"),
+    **dict.fromkeys(("label_smoothing", "smoothing"), "loss.label_smoothing"),
+    "momentum": "optimizer.momentum",
+}
 _NUMBERS = {"batch": _BATCH, "learning_rate": _RATE}
 
 # An optimizer's words of PyTorch that `_optimizer_here` translates, and those of its kinds that another kind is here.
@@ -144,6 +156,27 @@ def value_here(path: str, value: Any, tree: Mapping[str, Any]) -> str:
         here = VALUES.get((path, value.lower()))
         return _words(here and (path, here), None, tree)
     return _words(_NUMBERS.get(path) if _is_number(value) else None, value, tree)
+
+
+def option_here(option: str, value: str) -> str:
+    """The `--set` that does what an unknown option such as `--lr` is to do; empty for any other.
+
+    >>> option_here("--epochs", "5"), option_here("--colour", "red")
+    ('--set epochs=5', '')
+    >>> option_here("--lr", "0.1")
+    '--set learning_rate.reference=0.1, the rate at a batch of learning_rate.per'
+    """
+    key = option.removeprefix("--").replace("-", "_").lower()
+    path, form = KEYS.get(key, (key, ""))
+    if path == "augmentation.train":  # which a word of another program says too little of
+        return ""
+    if "{" in form and key not in OPTIONS:
+        return "--set " + quote(f"{path}={advice(('', form), _number_in(value))}")
+    if key not in OPTIONS and key not in KEYS and key not in {field.name.rstrip("_") for field in fields(Recipe)}:
+        return ""
+    path = OPTIONS.get(key, path)
+    setting = "--set " + quote(f"{path}={value}")
+    return f"{setting}, the rate at a batch of learning_rate.per" if path == "learning_rate.reference" else setting
 
 
 def advice(found: tuple[str, str], value: Any = None, tree: Mapping[str, Any] | None = None) -> str:
@@ -204,6 +237,13 @@ def _batch_of(tree: Mapping[str, Any]) -> int | None:
 
 def _whose_batch(tree: Mapping[str, Any]) -> str:
     return "" if _batch_of(tree) else ", where `per` is the batch that this rate is for"
+
+
+def _number_in(text: str) -> int | float | None:
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return None
 
 
 def _is_number(value: Any) -> bool:

@@ -1,12 +1,13 @@
 """The words of other frameworks lead to those of a recipe, and each of these opens."""
 
 import re
+import shlex
 
 import pytest
 
 from recipes.errors import RecipeError
 from recipes.reading.open import open_recipe
-from recipes.reading.other_frameworks import KEYS, KINDS, VALUES, advice
+from recipes.reading.other_frameworks import KEYS, KINDS, OPTIONS, VALUES, advice, option_here
 from trainers.launch.vocabulary import vocabulary
 
 ADVICE = sorted({*KEYS.values(), *KINDS.values(), *((path, value) for (path, _), value in VALUES.items())})
@@ -107,3 +108,17 @@ def test_rmsprop_is_not_called_what_becomes_momentum_sgd():
 def test_one_word_of_an_augmentation_leaves_the_others_alone():
     told = refusal("augmentation.train=[{kind: RandomHorizontalFlip}, {kind: Normalize, with: digits}]")
     assert "here it is `{kind: HorizontalFlip}`" in told
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_a_training_script_is_a_set_that_opens(option):
+    value = "64" if "batch" in OPTIONS[option] else "0.5"
+    first, setting = shlex.split(option_here(f"--{option}", value).partition(", the rate")[0])
+    assert first == "--set"
+    opened(setting)
+
+
+def test_an_option_for_a_mapping_is_one_word_of_the_shell():
+    here = option_here("--label-smoothing", "0.2"), option_here("--warmup-epochs", "3"), option_here("--colour", "red")
+    warmup = "learning_rate.warmup={kind: GradualWarmup, epochs: 3, start: reference, joins: multiply}"
+    assert here == ("--set loss.label_smoothing=0.2", f"--set '{warmup}'", "")
