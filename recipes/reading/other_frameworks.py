@@ -119,6 +119,7 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"kind": "Adam", "decay": "times_rate", "weight_decay": 0.05},
     "rmsprop": {"kind": "Adam", "beta1": 0, "beta2": 0.99},
 }
+_MOMENTUM = "; or CorrectedMomentumSGD, which as in PyTorch scales the whole buffer by the newest rate"
 _RMSPROP = "; this is RMSprop with bias correction, and RmspropWarmup another method: it ends as momentum SGD"
 
 
@@ -137,7 +138,8 @@ def key_here(path: str, section: Mapping[str, Any], tree: Mapping[str, Any]) -> 
         if rate is not None and here == {name: value for name, value in section.items() if name != key}:
             return f"here it is `{advice(_RATE, rate, tree)}`" + _whose_batch(tree)
         if key not in here or here["kind"] != section["kind"]:
-            return _optimizer_in_words(here, rate, tree)
+            way_out = _optimizer_in_words(here, rate, tree)
+            return way_out + (_MOMENTUM if section["kind"] != here["kind"] == "MomentumSGD" else "")
     found = KEYS.get(path) or KEYS.get(key)
     return _words(found, value, tree)
 

@@ -105,6 +105,10 @@ def test_rmsprop_is_not_called_what_becomes_momentum_sgd():
     assert "RmspropWarmup another method" in refusal("optimizer={kind: RMSprop}")
 
 
+def test_momentum_of_sgd_names_the_kind_that_is_pytorchs():
+    assert "or CorrectedMomentumSGD, which as in PyTorch" in refusal("optimizer={kind: SGD, momentum: 0.9}")
+
+
 def test_one_word_of_an_augmentation_leaves_the_others_alone():
     told = refusal("augmentation.train=[{kind: RandomHorizontalFlip}, {kind: Normalize, with: digits}]")
     assert "here it is `{kind: HorizontalFlip}`" in told
