@@ -441,6 +441,20 @@ def test_a_command_that_is_typed_without_its_group_is_named_with_it(run, word, m
     assert (code, errors[-1]) == (2, f"Error: No such command '{word}'. Did you mean {meant}?")
 
 
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (("train", "digits/ramp", "--epochs", "5"), "--set epochs=5"),
+        (("plan", "--batch-size=64", "digits/ramp"), "--set batch.global=64"),
+        (("recipes", "lint", "digits/ramp", "--wd"), "--set optimizer.weight_decay=..."),
+        (("frontier", "digits", "--epochs", "5"), ""),  # whose --set is for its own file
+    ],
+)
+def test_an_option_that_is_a_value_of_the_recipe_is_answered_with_its_set(run, words, setting):
+    code, _, errors = run(*words)
+    assert (code, errors[-1].partition("It is a value of the recipe: ")[2]) == (2, setting)
+
+
 def test_unknown_command_and_missing_argument_end_with_2(tmp_path):
     assert command("recipes", "curv", cwd=tmp_path).returncode == 2
     assert command("recipes", "show", cwd=tmp_path).returncode == 2

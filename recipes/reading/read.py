@@ -24,10 +24,10 @@ from recipes.errors import Problem, nearest
 from recipes.planning.cluster import Cluster
 from recipes.reading.load import Origins, index_in
 from recipes.reading.other_frameworks import key_here, kind_here, value_here
-from recipes.reading.yaml import Origin, OverrideSource
+from recipes.reading.yaml import OTHER_WORDS, Origin, OverrideSource
 from recipes.schema import Recipe
 from recipes.schema.positions import UNITS
-from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary, kind_of
+from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary, described_in, kind_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,10 +141,6 @@ Reader = Callable[[Any, Path, Mapping[str, Any]], tuple[Any, Any]]
 # Stands for a value that was refused: the object around it is not built, and no further problem is noted for it.
 REFUSED: Any = type("Refused", (), {"__repr__": lambda self: "REFUSED"})()
 
-# Words of YAML 1.1, or of YAML 1.2 in capitals, that are text here.
-_OTHER_YAML = {"null": "null", "none": "null"} | dict.fromkeys(("true", "yes", "on"), "true")
-_OTHER_YAML |= dict.fromkeys(("false", "no", "off"), "false")
-
 # What a file may say for a key that it must have.
 _EXAMPLES = {
     "dataset": "imagenet",
@@ -160,7 +156,7 @@ _EXAMPLES = {
 
 def _null_meant(raw: object, optional: bool) -> str:
     """A way out of a word that means null, where null may stand; else empty."""
-    return "write `null`" if optional and isinstance(raw, str) and _OTHER_YAML.get(raw.lower()) == "null" else ""
+    return "write `null`" if optional and isinstance(raw, str) and OTHER_WORDS.get(raw.lower()) == "null" else ""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -178,6 +174,7 @@ class Reading:
         rest_of_run: default length in epochs of a schedule; None if there is no default.
         of_run: the recipe is that of a run that was trained: `refuse_anew` notes warnings.
         copies_in: folders of runs whose copies serve where a file that is named is gone.
+        tree: the whole recipe, for ways out that depend on its batch.
     """
 
     origins: Origins
@@ -189,6 +186,7 @@ class Reading:
     rest_of_run: float | None = None
     of_run: bool = False
     copies_in: tuple[pathlib.Path, ...] = ()
+    tree: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     problems: list[Problem] = dataclasses.field(default_factory=list)
     warnings: list[Problem] = dataclasses.field(default_factory=list)
     notes: dict[Path, str] = dataclasses.field(default_factory=dict)
@@ -248,8 +246,7 @@ class Reading:
             optional: null may stand in its place.
         """
         if not isinstance(raw, dict):
-            way_out = value_here(dotted(path), raw) or f"must be {words(cls)}"
-            way_out = _null_meant(raw, optional) or way_out
+            way_out = _null_meant(raw, optional) or value_here(dotted(path), raw, self.tree) or f"must be {words(cls)}"
             return self.refuse(path, f"is {_shown(raw)}", way_out), raw
         using = using or {}
         fields = fields_of(cls)
@@ -305,9 +302,9 @@ class Reading:
             if isinstance(raw, str) and " or " in expected:
                 guess = nearest(raw, [str(word) for option in options for word in get_args(option)])
                 way_out += f", {guess}" if guess.startswith("did") else ""
-                way_out = value_here(dotted(path), raw) or way_out
-                if bool in options and raw.lower() in _OTHER_YAML:
-                    way_out = f"must be {expected}: write `{_OTHER_YAML[raw.lower()]}`"
+                way_out = value_here(dotted(path), raw, self.tree) or way_out
+                if bool in options and raw.lower() in OTHER_WORDS:
+                    way_out = f"must be {expected}: write `{OTHER_WORDS[raw.lower()]}`"
             elif isinstance(raw, float) and raw.is_integer() and int in options:
                 way_out += f": {int(raw)}"
             elif isinstance(raw, int | float) and str in options:
@@ -341,7 +338,7 @@ class Reading:
         if left_alone and component.group not in ("schedules", "warmups"):
             fields = {key: value for key, value in raw.items() if key != "kind"}
             return Unbuilt(kind=kind, fields=fields), raw
-        cls = self._class_of(component, kind, path)
+        cls = self._class_of(component, raw, path)
         if cls is REFUSED:
             return REFUSED, raw
         given = dict(raw)
@@ -357,21 +354,24 @@ class Reading:
 
     def _kind_meant(self, component: Component, word: str) -> str:
         """A way out of a word in place of a component: `resnet50` is `{kind: ResNet50}`."""
-        if word.lower() in _OTHER_YAML:
+        if word.lower() in OTHER_WORDS:
             return f"give the {component.word} its `kind`"
         known = {kind.lower(): kind for kind in getattr(self.vocabulary, component.group)}
         kind = known.get(word.replace("_", "").lower())
-        return (kind is None and kind_here(word, word=component.word)) or f"write `{{kind: {kind or word}}}`"
+        return (
+            kind is None and kind_here(word, {}, self.tree, word=component.word)
+        ) or f"write `{{kind: {kind or word}}}`"
 
-    def _class_of(self, component: Component, kind: str, path: Path) -> Any:
+    def _class_of(self, component: Component, raw: Mapping[str, Any], path: Path) -> Any:
         group: Mapping[str, type] = getattr(self.vocabulary, component.group)
-        inner = (*path, "kind")
+        kind, inner = raw["kind"], (*path, "kind")
         if "." in kind and not self.allow_code:
             return self.refuse(inner, f"{kind} is code of your own", "pass --allow-code to run it")
         try:
             cls = group[kind]
         except KeyError:
-            way_out = kind_here(kind, word=component.word) or nearest(kind, sorted(group), called="known")
+            way_out = kind_here(kind, raw, self.tree, word=component.word)
+            way_out = way_out or nearest(kind, sorted(group), called="known")
             way_out += " (or name it in `lacks` if it is not built)" if self.may_lack else ""
             return self.refuse(inner, f"there is no {component.word} called {kind}", way_out)
         except (ImportError, AttributeError, TypeError) as error:
@@ -414,9 +414,9 @@ class Reading:
                 inside = [f"{section}.{plain}" for section in sections_with(cls, plain)]
                 way_out = f"it belongs one level down: {' or '.join(inside)}" if inside else ""
                 way_out = way_out or self._of_the_cluster(cls, key, path)
-                guess = nearest(key, known, called="known here")
-                way_out = way_out or (guess if guess.startswith("did") else key_here(dotted((*path, key))) or guess)
-                if "kind" in known and isinstance(kind := raw.get("kind"), str):
+                elsewhere = "" if way_out else key_here(dotted((*path, key)), raw, self.tree)
+                way_out = way_out or elsewhere or nearest(key, known, called="known here")
+                if not elsewhere and "kind" in known and isinstance(kind := raw.get("kind"), str):
                     place = dotted(path)
                     way_out += f"{'' if way_out.endswith('?') else ';'} if it was left by another kind, remove it; "
                     way_out += f"`{place}: {{kind: {kind}}}` begins without it, and so does --set '{place}={{...}}'"
@@ -437,7 +437,7 @@ class Reading:
         key = match and match[1].rstrip("_")
         if match and any(field.key == key for field in fields_of(cls)):
             return self.refuse((*path, key), f"is {match[3]}" if match[3] else "is not possible", match[2])
-        return self.refuse(path, str(error), f"see {cls.__name__} in docs/recipes.md")
+        return self.refuse(path, str(error), f"see {cls.__name__} in {described_in(cls)}")
 
 
 def dotted(path: Path) -> str:

@@ -367,6 +367,7 @@ def read_recipe(
     if "loss" not in given:
         given["loss"] = {"kind": "SoftmaxCrossEntropy"}
         reading.notes[("loss",)] = "default"
+    reading.tree = given
     reading.lacks = names_in(given.get("lacks"))
     evaluation = given.get("evaluation")
     held_out = evaluation.get("held_out") if isinstance(evaluation, dict) else None

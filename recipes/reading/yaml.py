@@ -27,6 +27,9 @@ _NOT_FINITE = re.compile(r"[-+]?\.inf|\.nan", re.IGNORECASE)
 # Escapes in double quotes can produce these: control characters are commands to a terminal, lone surrogates not UTF-8.
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _LARGEST_INT = 2**63 - 1
+# Words of YAML 1.1, or of YAML 1.2 in capitals, that are text here.
+OTHER_WORDS = {"null": "null", "none": "null"} | dict.fromkeys(("true", "yes", "on"), "true")
+OTHER_WORDS |= dict.fromkeys(("false", "no", "off"), "false")
 
 
 class OverrideSource(str):
@@ -268,6 +271,16 @@ def flow_text(value: Any) -> str:
     '{"title": "caf\\\\u00e9 \U0001f600"}'
     """
     return _PAIR.sub(lambda pair: json.loads(f'"{pair[0]}"'), json.dumps(value))
+
+
+def line_text(value: Any) -> str:
+    """A value in a line, as people write it in a recipe.
+
+    >>> line_text({"kind": "Adam", "no_decay": ["norm"], "eps": 1e-08}), line_text(0.1)
+    ('{kind: Adam, no_decay: [norm], eps: 1.0e-08}', '0.1')
+    """
+    text = yaml.dump([value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**9, default_flow_style=True)
+    return text.strip()[1:-1]
 
 
 def block_text(tree: Any) -> str:

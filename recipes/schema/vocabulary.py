@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,18 @@ class Unbuilt:
 def kind_of(component: object) -> str:
     """The `kind` of a component, built or not."""
     return component.kind if isinstance(component, Unbuilt) else type(component).__name__
+
+
+def described_in(cls: type) -> str:
+    """Where a user reads what a component's keys are: the page of ours, or the file of another's code.
+
+    >>> described_in(Unbuilt)
+    'docs/recipes.md'
+    """
+    if cls.__module__.partition(".")[0] in ("lr_schedules", "recipes", "trainers"):
+        return "docs/recipes.md"
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return PurePath(file).name if file else cls.__module__
 
 
 def rate_rule(optimizer: object) -> str | None:

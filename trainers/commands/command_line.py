@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +57,28 @@ class _Commands(TyperGroup):
                 full = " or ".join(f"`kilobatch {name} {args[0]}`" for name in groups)
                 ctx.fail(f"No such command '{args[0]}'. Did you mean {full}?")
         return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Answers `train --lr 0.1`, an option that is a value of the recipe, with the `--set` for it."""
+        words = [*ctx.args]
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter.__base__ as error:
+            option = getattr(error, "option_name", "")
+            if not hasattr(error, "possibilities") or not _takes_values_of_recipes(error.ctx):
+                raise
+            from recipes.reading.other_frameworks import option_here
+
+            value = next((it for before, it in pairwise(words) if before == option and it[:2] != "--"), "...")
+            value = next((it.partition("=")[2] for it in words if it.startswith(f"{option}=")), value)
+            if setting := option_here(option, value):
+                error.ctx.fail(f"No such option: {option}. It is a value of the recipe: {setting}")
+            raise
+
+
+def _takes_values_of_recipes(ctx: Any) -> bool:
+    parameters = {parameter.name for parameter in ctx.command.params}
+    return "overrides" in parameters and not parameters.isdisjoint(("recipe", "recipes"))
 
 
 app = typer.Typer(cls=_Commands, epilog=EXAMPLES, **OPTIONS_OF_GROUPS)

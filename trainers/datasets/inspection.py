@@ -170,11 +170,12 @@ def images_found(samples: Any) -> dict[str, Any]:
     found |= {"types": dict(kinds.most_common()), "modes": dict(modes.most_common())}
     if measured:
         columns = dict(zip(("height", "width", "bytes"), np.array(measured).T, strict=True))
+        columns["shorter"] = np.minimum(columns["height"], columns["width"])
         found |= {
             name: {"min": int(each.min()), "median": float(np.median(each)), "max": int(each.max())}
             for name, each in columns.items()
         }
-        found["histogram"] = _histogram(np.minimum(columns["height"], columns["width"]))
+        found["histogram"] = _histogram(columns["shorter"])
     return found
 
 

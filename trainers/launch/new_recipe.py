@@ -140,16 +140,22 @@ def write_new_recipe(
         raise
     sides = " x ".join(number(looks[side]["median"]) for side in ("height", "width"))
     chosen = f"{type(made.model).__name__}, {number(made.epochs)} epochs"
+    shorter = looks["shorter"]["median"]
+    if shorter < min(looks["height"]["median"], looks["width"]["median"]):
+        sides += f", of the shorter side {number(shorter)}"
     images = f"{counted(int(counts.sum()), 'training image')}, median height x width {sides}"
     others = f"; passed over: {counted(passed_over, 'other file')}" if passed_over else ""
     larger, batch = typed(recipe.with_name("larger.yaml")), 4 * int(made.batch.global_.sizes[0])
     scaled = [f"  kilobatch recipes scale {typed(recipe)} --batch {batch} -o {larger}"]
     unscored = [repr(name) for label, name in enumerate(reader.class_names(folder)) if label not in scored]
+    turned = f"turned by EXIF, which is not applied: {number(looks['turned_by_exif'])}"
+    turned += f" of {counted(looks['looked_at'], 'image')} looked at"
     unused = [name for name in SCORED if reader.eval not in (None, name) and has_folders(folder / name)]
     score = "  kilobatch evaluate RUN --data {} --split all    # once, at the end"
     return [
         f"{number(len(counts))} classes, {images}{others}",
         f"wrote {dataset}, which describes them, and {recipe}: {chosen}",
+        *([turned] if looks["turned_by_exif"] else []),
         *([f"none is scored, for want of images, of {listed(unscored, most=5)}"] if unscored else []),
         "next:",
         f"  kilobatch data sheet {typed(recipe)} -o samples.png        # images as the model gets them",
@@ -208,7 +214,10 @@ def _dataset_text(name: str, root: Path, file: Path, reader: ImageFolder, **meas
             keys[key] = json.dumps(value)
     keys |= {key: getattr(reader, key) for key in ("channels", "others") if getattr(reader, key) != getattr(usual, key)}
     of_reader = ", ".join(["kind: ImageFolder", *(f"{key}: {value}" for key, value in keys.items())])
-    images = counted(measured.pop("measured"), "training image")
+    num_measured = measured.pop("measured")
+    images = counted(num_measured, "training image")
+    if reader.eval is None:
+        images = f"{counted(num_measured, 'image')}, held-out ones too"
     text = _DATASET.format(
         title="Images of class folders",
         name=_as_text(name),
@@ -231,7 +240,7 @@ def _recipe_text(
     weights: str = "",
 ) -> str:
     height, width, num_train = looks["height"], looks["width"], int(counts.sum())
-    side = int(min(height["median"], width["median"]))
+    side = int(looks["shorter"]["median"])
     one_size = height["min"] == height["max"] == width["min"] == width["max"]
     size = 224 if side >= 160 else 96 if side >= _SMALL or known is not None else side
     is_large = side >= _SMALL or known is not None
@@ -263,7 +272,7 @@ def _recipe_text(
         model=model,
         model_name=model_name,
         epochs=epochs,
-        updates=number(epochs * num_train // batch),
+        updates=number(-(-epochs * num_train // batch)),
         batch=batch,
         span=min(32, batch),
         init="" if known is None else _INIT.format(weights=json.dumps(weights)),

@@ -96,6 +96,10 @@ class Counting:
 class Falling:
     by: float
 
+    def __post_init__(self):
+        if self.by < 0:
+            raise ValueError("by must be at least 0")
+
     def __call__(self, epoch):
         return np.float64(1 - self.by * epoch)
 """
@@ -196,3 +200,8 @@ def test_a_rate_below_0_is_refused_where_an_update_takes_it(with_own_schedules):
     with_own_schedules(line_7=RATE % "schedule: {kind: own_schedules.Falling, by: 0.2501}")  # below 0 after the last
     with pytest.raises(RecipeError, match=r"learning_rate: is -0\.\d+ at epoch 3.*, which trains uphill; let its"):
         with_own_schedules(line_7=RATE % "schedule: {kind: own_schedules.Falling, by: 0.3}")
+
+
+def test_an_error_of_own_code_names_its_file(with_own_schedules):
+    with pytest.raises(RecipeError, match="schedule: by must be at least 0; see Falling in own_schedules.py$"):
+        with_own_schedules(line_7=RATE % "schedule: {kind: own_schedules.Falling, by: -1}")

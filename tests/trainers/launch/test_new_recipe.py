@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from recipes.errors import InputRefused
 from recipes.lint import lint_recipe
+from recipes.planning.timeline import timeline_of
 from recipes.reading.open import open_recipe
 from trainers.datasets import ImageFolder
 from trainers.datasets.held_out import open_split
@@ -74,11 +75,39 @@ def test_model_and_crops_follow_from_the_sizes(tmp_path, folder, kinds, model):
     assert type(opened.recipe.model).__name__ == model
 
 
+def test_the_network_follows_from_the_shorter_side_of_each_image(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=40)
+    for file in sorted((folder / "train").rglob("*.png")):
+        upright = int(file.stem) % 2
+        Image.open(file).resize((40, 300) if upright else (300, 40)).save(file)
+    opened, lines = written(folder, tmp_path / "mine.yaml")
+    assert type(opened.recipe.model).__name__ == "CifarResNet"
+    assert "median height x width 170 x 170, of the shorter side 40" in lines[0]
+
+
 def test_without_val_a_tenth_is_scored(tmp_path):
     opened, lines = written(made_folder(tmp_path / "photos", side=32, val=False), tmp_path / "mine.yaml")
     assert (opened.dataset.num_train, opened.dataset.num_eval) == (72, 8)
     assert "72 training images" in lines[0]
+    assert "# of 80 images, held-out ones too, on a scale" in (tmp_path / "photos.yaml").read_text()
     assert np.bincount(open_split(opened.dataset, "eval").labels).tolist() == [4, 4]
+
+
+def test_its_updates_are_those_of_the_plan(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=8, each=9)
+    (folder / "train/day/0.png").unlink()  # 17 images in batches of 16, for 200 epochs
+    opened, _ = written(folder, tmp_path / "mine.yaml")
+    assert timeline_of(opened.recipe, opened.dataset).num_updates == 213
+    assert "# 213 updates" in (tmp_path / "mine.yaml").read_text()
+
+
+def test_images_that_exif_turns_are_counted(tmp_path):
+    folder = made_folder(tmp_path / "photos", side=8, each=9)
+    turned = Image.Exif()
+    turned[0x112] = 6
+    Image.new("RGB", (8, 8)).save(folder / "train/day/0.png", exif=turned)
+    _, lines = written(folder, tmp_path / "mine.yaml")
+    assert lines[2].startswith("turned by EXIF, which is not applied: 1 of 18 images looked at")
 
 
 @pytest.mark.parametrize("name", ["valid", "validation", "test"])
