@@ -10,11 +10,12 @@ from fnmatch import fnmatchcase
 
 import chainer
 import numpy as np
+from chainer import links as L
 
 from recipes.errors import InputRefused, RecipeError, listed
 from recipes.planning.division import divide
 from recipes.reading.read import Reading
-from recipes.schema import Dataset, RateFactor, Recipe
+from recipes.schema import Dataset, Evaluation, RateFactor, Recipe
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in
 from trainers.losses import head_paths
 from trainers.models.batch_norm import NormGroups
@@ -27,6 +28,7 @@ from trainers.training.trial_repeat import differing
 
 _MOST_LAYERS = 16  # in a message; VGG16 has so many
 _MOST_NAMED = 10  # parameters in a warning
+_CHAINERS_DECAY = 0.9  # of a BatchNormalization that is made without one
 _UNREPEATED = (
     "the model, {}, gives other logits of the same images when it is called again, so no run can be repeated; draw by "
     "`F.dropout` alone, whose masks are keyed, and keep nothing between calls but persistent values"
@@ -42,7 +44,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
         is_new: it will begin with its initial weights, not with those of a checkpoint.
     Returns:
-        Warnings, see `not_as_meant`; another is of a forward that gives other logits when it is called again.
+        Warnings, see `not_as_meant` and `other_decays`; another is of a forward that gives other logits when it is
+        called again.
     Raises:
         InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
             gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
@@ -87,7 +90,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
     factors = recipe.learning_rate.factors
-    return warnings + not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
+    warnings += not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
+    return warnings + other_decays(model, recipe.evaluation)
 
 
 def _require_gradients(
@@ -263,6 +267,20 @@ def not_as_meant(
         )
         warnings.append(f"{named} will be neither drawn by the seed, trained nor saved; {way_out}")
     return warnings
+
+
+def other_decays(model: chainer.Link, evaluation: Evaluation) -> list[str]:
+    """A warning of normalisations whose `decay` was set to another value than the recipe's, which a run takes."""
+    keep = evaluation.norm_momentum.keep
+    decays = {path: each.decay for path, each in sorted(model.namedlinks()) if isinstance(each, L.BatchNormalization)}
+    others = [path for path, decay in decays.items() if decay not in (_CHAINERS_DECAY, keep)]
+    if not others or evaluation.norm_statistics == "last_batch":
+        return []
+    named = listed([f"{path} (decay={decays[path]:g})" for path in others], most=_MOST_NAMED)
+    return [
+        f"{named}: a run takes evaluation.norm_momentum.keep of the recipe instead, {keep:g}; if yours is meant, write "
+        f"`evaluation: {{norm_momentum: {{keep: {decays[others[0]]:g}}}}}`; keep is 1 - PyTorch's momentum"
+    ]
 
 
 def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> list[str]:
