@@ -35,7 +35,7 @@ from trainers.training.request import TrainRequest
 __all__ = ["InputRefused", "OpenRecipe", "RecipeError", "Run", "RunFailed", "open", "plan", "runs", "train"]
 
 _MOST_NAMED = 3  # values in a message
-_NO_OPTIONS = ("recipe", "out", "workers", "checked_id")  # arguments of their own, and what only a search gives
+_NO_OPTIONS = ("recipe", "out", "workers", "checked_id", "warnings")  # arguments of their own, and what no user gives
 _OPTIONS = [field.name for field in fields(TrainRequest) if field.name not in _NO_OPTIONS]
 # What the command or `open` calls otherwise, and how it is written for `train`.
 _OTHERWISE = {
