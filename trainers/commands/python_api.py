@@ -202,7 +202,7 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
         raise RunFailed(f"the run failed with exit code {code}; its log is {log}{cause and f': {cause}'}")
     if signal.SIGINT in signals:
         raise KeyboardInterrupt(f"the run was stopped; kilobatch.Run({str(folder)!r}) is what it has trained")
-    return Run(folder)
+    return Run(folder, allow_code=request.allow_code)
 
 
 def _cause_in(log: Path) -> str:

@@ -225,8 +225,10 @@ def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_c
     assert kb.open(run.folder / "recipe.yaml", allow_code=True).values["seed"] == 3
     with pytest.raises(RecipeError, match="'cod' is neither code nor data"):
         kb.train("mine.yaml", out="run", resume=True, accept_changed="data, cod", **here)
-    assert run.evaluate(**here)["accuracy"] == run.accuracy
-    assert run.export("safetensors", out="x.safetensors", allow_code=True) == Path("x.safetensors")
+    assert run.evaluate(data=here["data"])["accuracy"] == run.accuracy  # it keeps what its training allowed
+    with pytest.raises(RecipeError, match="model.kind: api_net.Net is code of your own; pass --allow-code"):
+        kb.Run("run").export("safetensors")
+    assert run.export("safetensors", out="x.safetensors") == Path("x.safetensors")
     assert Path("x.safetensors").stat().st_size > 1000
 
 
