@@ -244,6 +244,11 @@ def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_repl
             "kilobatch: warning: /n (decay=0.99): a run takes evaluation.norm_momentum.keep of the recipe inst",
         ),
         (
+            "mine_sure",
+            "self.fc = L.Linear(64, num_classes); self.out = lambda x: chainer.functions.softmax(self.fc(x))",
+            "kilobatch: warning: the model, Own, returns probabilities: ",
+        ),
+        (
             "mine_normal",
             "self.n = L.BatchNormalization(axis=(0, 2, 3), use_gamma=False, use_beta=False); "
             "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(self.n(x))",
