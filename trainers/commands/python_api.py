@@ -35,7 +35,7 @@ from trainers.training.request import TrainRequest
 __all__ = ["InputRefused", "OpenRecipe", "RecipeError", "Run", "RunFailed", "open", "plan", "runs", "train"]
 
 _MOST_NAMED = 3  # values in a message
-_NO_OPTIONS = ("recipe", "out", "workers", "checked_id")  # arguments of their own, and what only a search gives
+_NO_OPTIONS = ("recipe", "out", "workers", "checked_id", "warnings")  # arguments of their own, and what no user gives
 _OPTIONS = [field.name for field in fields(TrainRequest) if field.name not in _NO_OPTIONS]
 # What the command or `open` calls otherwise, and how it is written for `train`.
 _OTHERWISE = {
@@ -202,7 +202,7 @@ def train(recipe: OpenRecipe | str, *, ranks: int | None = None, out: str | Path
         raise RunFailed(f"the run failed with exit code {code}; its log is {log}{cause and f': {cause}'}")
     if signal.SIGINT in signals:
         raise KeyboardInterrupt(f"the run was stopped; kilobatch.Run({str(folder)!r}) is what it has trained")
-    return Run(folder)
+    return Run(folder, allow_code=request.allow_code)
 
 
 def _cause_in(log: Path) -> str:

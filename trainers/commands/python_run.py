@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,13 @@ class Run:
 
     Args:
         folder: of the run.
+        allow_code: the default of its methods; a run of `train` has that of its training.
     Raises:
         InputRefused: the folder is not that of a run.
     """
 
     folder: Path
+    allow_code: bool = field(default=False, kw_only=True, compare=False)
 
     @refuse_unreachable()
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class Run:
             split: `run`, `test`, or `all` images of the folder `data`.
             data: folder of the data set's files, if they have moved since the run, or of others with the same classes.
             predictions: a .csv that is written: what the model says of each sample.
-            allow_code: as of `train`.
+            allow_code: as of `train`; True for a run that `train` gave with it.
             device: cpu, gpu or auto; None: cpu.
         Raises:
             InputRefused: there is no such checkpoint, split or device, or the data are not there.
@@ -143,6 +145,7 @@ class Run:
         from trainers.launch.score_run import score_run
 
         given = {"checkpoint": checkpoint, "split": split, "data": data, "predictions": predictions}
+        allow_code = allow_code or self.allow_code
         return score_run(self.folder, **as_options(given), allow_code=allow_code, device=device)
 
     def predict(
@@ -166,6 +169,7 @@ class Run:
 
         several = [images] if isinstance(images, str | Path) else images
         given = as_options({"checkpoint": checkpoint, "predictions": predictions})
+        allow_code = allow_code or self.allow_code
         return predict_run(self.folder, list(map(path_of, several)), **given, allow_code=allow_code, device=device)
 
     def export(
@@ -183,7 +187,7 @@ class Run:
         from trainers.launch.export_run import export_run
 
         given = as_options({"out": out, "checkpoint": checkpoint})
-        file, notes, _ = export_run(self.folder, form=form, **given, allow_code=allow_code)
+        file, notes, _ = export_run(self.folder, form=form, **given, allow_code=allow_code or self.allow_code)
         print_warnings(notes)
         return file
 

@@ -355,7 +355,6 @@ def dry_run_text(opened: OpenedFrontier, *, workers: int | None, as_json: bool =
         *(f"tuned, {method}: {', '.join(opened.search_tree(method, None)['space'])}" for method in frontier.branches),
         f"{number(total)} samples; {number(widened)} if each optimum lies on an edge of its ranges and they grow",
         *(["fewer where a trial ends at the goal, or cannot beat the best"] * with_target),
-        f"{f'{side} trials side by side' if side > 1 else '1 trial at a time'}, one point after the other: "
-        f"at 1,000 samples a second each, {duration(total / 1000 / side)}, or {duration(widened / 1000 / side)}",
+        f"{f'{side} trials side by side' if side > 1 else '1 trial at a time'}, one point after the other",
     ]
     return "\n".join(lines)

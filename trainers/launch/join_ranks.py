@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -255,7 +256,8 @@ def _train_checked(
     request: TrainRequest, mpi: Any, threads: int, *, served: bool, checked: bool, orphaned: Callable[[], bool]
 ) -> tuple[int, Path, bool]:
     """The exit code of the run, its folder, and whether its report is due; see `train_together`."""
-    prepared, folder, held, done = _checked_together(request, mpi, checked=checked, alone=not served)
+    prepared, folder, held, done, warnings = _checked_together(request, mpi, checked=checked, alone=not served)
+    request = replace(request, warnings=(*request.warnings, *warnings))
     if done:
         if mpi.rank == 0:
             print(printable(done))
@@ -339,12 +341,14 @@ def _leave(folder: Path, *, leads: bool, code: int, report: bool) -> int:
 
 def _checked_together(
     request: TrainRequest, mpi: Any, *, checked: bool, alone: bool
-) -> tuple[Prepared | None, Path, IO[bytes] | None, str]:
-    """What `prepare` and `lock_folder` return, on rank 0 only, and the run's folder and `nothing_left`, on all ranks.
+) -> tuple[Prepared | None, Path, IO[bytes] | None, str, list[str]]:
+    """What `prepare` and `lock_folder` return, on rank 0, the run's folder and `nothing_left`, on all, and warnings.
+
+    The warnings are those of rank 0, which notes them.
 
     Rank 0 checks everything for all, so that wrong input is reported once; all ranks raise InputRefused.
     """
-    prepared, folder, held, done, complaint = None, None, None, "", None
+    prepared, folder, held, done, warnings, complaint = None, None, None, "", [], None
     if mpi.rank == 0:
         try:
             if request.workers not in (None, mpi.size):
@@ -360,7 +364,7 @@ def _checked_together(
             if not done:
                 if not checked:
                     device = prepared.plan.cluster.device
-                    require_startable(  # others may be elsewhere
+                    warnings = require_startable(  # others may be elsewhere
                         prepared.opened, ranks=1, files=not request.resume, device=device
                     )
                     folder = folder if request.out is not None else claimed(folder)
@@ -378,4 +382,4 @@ def _checked_together(
     folder, refused, done = mpi.bcast((folder, complaint is not None, done), root=0)
     if refused:
         raise complaint or InputRefused("rank 0 says why")
-    return prepared, folder, held, done
+    return prepared, folder, held, done, warnings

@@ -69,13 +69,17 @@ def refuse_folder(dataset: Dataset, folder: Path | None) -> None:
         )
 
 
-def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: str = "cpu") -> None:
+def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: str = "cpu") -> list[str]:
     """Check what depends on this machine and the data, once, before ranks start that would all meet the same error.
+
+    Prints warnings.
 
     Args:
         ranks: on this machine.
         files: the run is new: its files are checked too, and it needs every service that it names.
         device: on which it trains, cpu or gpu.
+    Returns:
+        the warnings that it has printed.
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
@@ -83,7 +87,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             the model does not have, or initial weights do not fit; see `trial_images.py`, `trial_model.py` and
             `trial_update.py` of `trainers/training`.
     """
-    print_warnings(opened.warnings)
+    warnings = print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
         if hasattr(component, "require"):
             try:
@@ -91,7 +95,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
             except ServiceAway as error:
                 if files:
                     raise
-                print_warnings([f"{error.what}; the run goes on without it until it can be used"])
+                warnings += print_warnings([f"{error.what}; the run goes on without it until it can be used"])
     require_data(opened.dataset)
     require_room(opened.dataset, ranks=ranks)
     if files:
@@ -103,14 +107,15 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     if files and (own or getattr(reader, "reads_folder", True) or getattr(reader, "is_own", False)):
         from trainers.training.trial_images import require_images
 
-        print_warnings(require_images(opened.recipe, opened.dataset))
-    require_own_code(opened, on_gpu=device == "gpu", is_new=files)
+        warnings += print_warnings(require_images(opened.recipe, opened.dataset))
+    warnings += require_own_code(opened, on_gpu=device == "gpu", is_new=files)
     if files:
-        require_fit(opened)
+        warnings += require_fit(opened)
+    return warnings
 
 
-def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool = True) -> None:
-    """Try a model, a loss and an optimizer of the user's own on the data, before ranks start; print warnings.
+def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool = True) -> list[str]:
+    """Try a model, a loss and an optimizer of the user's own before ranks start; print and return warnings.
 
     Args:
         on_gpu: it will be trained there.
@@ -120,12 +125,13 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
         InputRefused: see `require_trainable` and `require_update`.
     """
     folder = opened.path.parent
+    warnings: list[str] = []
     was_trained = (folder / HEAD).is_file() and (folder / "runs").is_dir()
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.trial_model import require_trainable  # and Chainer
 
         is_untrained = is_new and not was_trained
-        print_warnings(require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_untrained))
+        warnings += print_warnings(require_trainable(opened.recipe, opened.dataset, on_gpu=on_gpu, is_new=is_untrained))
     if any(map(is_of_the_user, opened.recipe.evaluation.metrics)):
         from trainers.training.trial_metrics import require_metrics
 
@@ -134,16 +140,17 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
         from trainers.training.trial_update import require_update
 
         try:
-            warnings = require_update(opened.recipe, opened.dataset, on_gpu=on_gpu)
+            found = require_update(opened.recipe, opened.dataset, on_gpu=on_gpu)
         except InputRefused as error:
             if not was_trained:
                 raise
-            warnings = [f"{error}. The runs of this pack were trained with it; they are repeated as it is"]
-        print_warnings(warnings)
+            found = [f"{error}. The runs of this pack were trained with it; they are repeated as it is"]
+        warnings += print_warnings(found)
+    return warnings
 
 
-def require_fit(opened: OpenedRecipe) -> None:
-    """Check that the model has what the recipe names of it, and that initial weights fit; print warnings.
+def require_fit(opened: OpenedRecipe) -> list[str]:
+    """Check that the model has what the recipe names of it, and that initial weights fit; print and return warnings.
 
     The data may be elsewhere.
 
@@ -154,7 +161,8 @@ def require_fit(opened: OpenedRecipe) -> None:
     if recipe.init or recipe.learning_rate.factors or getattr(recipe.optimizer, "required_matrices", ()):
         from trainers.training.trial_model import require_parameters
 
-        print_warnings(require_parameters(recipe, opened.dataset, opened.reading))
+        return print_warnings(require_parameters(recipe, opened.dataset, opened.reading))
+    return []
 
 
 def has_data(dataset: Dataset) -> bool:

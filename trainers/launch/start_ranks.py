@@ -85,7 +85,8 @@ def start_or_join(request: TrainRequest, *, on_signal: Callable[[int], None] = l
         print(printable(done))
         return report_run(folder) if request.report and not (folder / REPORT).exists() else 0
     device = prepared.plan.cluster.device
-    require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
+    warnings = require_startable(prepared.opened, ranks=workers, files=not request.resume, device=device)
+    request = replace(request, warnings=tuple(warnings))
     folder = folder if request.out is not None else claimed(folder)
     with lock_for_run(folder, resume=request.resume) as held:
         return _start(request, prepared, folder, held, workers, on_signal)
@@ -146,6 +147,7 @@ def _start(
             total_samples=timeline.samples_at(end),
             num_train=timeline.num_train,
             earlier=earlier,
+            printed=[f"warning: {warning}" for warning in request.warnings],
             verbosity=request.verbosity,
         )
     failure = watch.close()

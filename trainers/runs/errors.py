@@ -35,10 +35,12 @@ class RunFailed(Exception):
     """A run cannot go on, for a reason that the user can act on; printed without a traceback. All ranks raise it."""
 
 
-def print_warnings(warnings: Iterable[str]) -> None:
-    """A line of stderr for each."""
-    for warning in warnings:
+def print_warnings(warnings: Iterable[str]) -> list[str]:
+    """A line of stderr for each; returns them."""
+    printed = list(warnings)
+    for warning in printed:
         print_error(f"kilobatch: warning: {warning}")
+    return printed
 
 
 class RankFailed(Exception):

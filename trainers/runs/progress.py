@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Container
 from contextlib import closing, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -38,6 +39,7 @@ def follow(
     total_samples: int,
     num_train: int,
     earlier: frozenset[bytes] | None,
+    printed: Container[str] = (),
     verbosity: int,
 ) -> int:
     """Shows the progress of a run from its `metrics.jsonl` until its process ends.
@@ -52,6 +54,7 @@ def follow(
         total_samples: up to where it ends or stops: the time left is right while the batch grows.
         num_train: samples of the training set, for the epoch.
         earlier: the `session_starts` before a `--resume`, whose lines are not shown; None: a new run.
+        printed: notes that the user has seen.
         verbosity: -1 shows only notes and how the run ended, 1 a line an update.
     Returns:
         The exit status of the process.
@@ -62,19 +65,22 @@ def follow(
     display = _Bar(console, state) if has_bar and verbosity == 0 else lines
     with closing(Tail(Path(run_folder) / METRICS, earlier)) as tail, display:
         while process.poll() is None:
-            display.take(_with_notes_printed(console, tail.lines(), verbosity))
+            display.take(_with_notes_printed(console, tail.lines(), printed, verbosity))
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=_POLL_SECONDS)
-        display.take(_with_notes_printed(console, tail.lines(ended=True), verbosity))
+        display.take(_with_notes_printed(console, tail.lines(ended=True), printed, verbosity))
     if state.ending:
         _print_line(console, state.ending)
     return process.returncode
 
 
-def _with_notes_printed(console: Console, lines: list[dict[str, Any]], verbosity: int) -> list[dict[str, Any]]:
+def _with_notes_printed(
+    console: Console, lines: list[dict[str, Any]], printed: Container[str], verbosity: int
+) -> list[dict[str, Any]]:
     """Print the notes in the lines, above the bar if there is one; returns the lines unchanged."""
     for line in lines:
-        texts = [*line.get("notes", ()), line.get("note"), line.get("training") if verbosity >= 0 else None]
+        notes = [note for note in line.get("notes", ()) if note not in printed]
+        texts = [*notes, line.get("note"), line.get("training") if verbosity >= 0 else None]
         for text in filter(None, texts):
             _print_line(console, text)
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import logging
 import os
@@ -434,13 +435,16 @@ class _Printable(logging.Formatter):
 def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = False) -> None:
     """From now on rank 0 logs everything, the others their warnings; with `to_file` into the run's log file as well.
 
-    With `quiet` only `ENDING` and warnings are printed; the file has everything.
+    With `quiet` only `ENDING` and warnings are printed; the file has everything. What own code prints is
+    written line by line: unbuffered, a newline comes later, when other ranks may have written into the line.
 
     Raises:
         FolderRefused: on rank 0, as `refuse_links`.
     """
     if rank == 0:
         refuse_links(folder)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     handlers[0].setLevel(ENDING if quiet else logging.NOTSET)
     if to_file and rank == 0:

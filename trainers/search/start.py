@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -13,14 +15,17 @@ import optuna
 from optuna.exceptions import StorageInternalError
 
 from recipes.errors import InputRefused, refuse_unreachable, refused
+from recipes.planning.forecast import forecast
+from recipes.planning.timing import NoForecast
 from recipes.reading.load import load_tree
 from recipes.reading.tree_diff import value_text
 from recipes.reports.wording import counted, duration, number
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, open_search
 from recipes.search_space.ranges import values_text
+from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import require_startable
-from trainers.launch.request import prepare
+from trainers.launch.request import Prepared, prepare
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED, EXIT_STOPPED, print_error, print_warnings
 from trainers.runs.mpi_ranks import LaunchError, launched_rank, launched_ranks
@@ -201,12 +206,13 @@ def _require_proposals(search: Search) -> None:
 def _dry_run_text(
     opened: OpenedSearch, options: SearchRequest, first: Sequence[Mapping[str, Any]], *, groups: int
 ) -> str:
-    """Space, trials, samples and time before anything starts, and what the first trial changes."""
+    """Space, trials, samples and, on a cluster with rates, time before the start; what the first trial changes."""
     search, study = opened.search, new_study(opened.search)
     enqueue(study, first)
     values = next_trial(study, search).params
     each, trials, confirm = search.ranks_per_trial, search.budget.trials, search.confirm
-    timeline = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=each).plan.timeline
+    prepared = prepare(trial_request(opened, 0, values, Path("trial"), options), workers=each)
+    timeline = prepared.plan.timeline
     runs, words = trials * search.seeds_per_trial, "{} runs with all seeds"
     if search.rungs is not None:
         runs, words = search.rungs.whole_runs(trials, reports=search.reports), "at least {} whole runs with rungs"
@@ -224,6 +230,16 @@ def _dry_run_text(
         f"first trial: {values_text(values)}; {timeline.num_updates:,} updates, {timeline.num_samples:,} samples",
         f"{counted(trials, 'trial')}{as_runs}: {number(samples)} samples, if all are as long as the first",
         *([f"confirm: {fresh} of these runs, but none once hours or device_hours are spent"] if fresh else []),
-        f"{side}, {counted(each, 'rank')} each: at 1,000 samples a second each, {duration(samples / 1000 / groups)}",
+        f"{side}, {counted(each, 'rank')} each; time: {_time_text(prepared, rounds=ceil(runs / groups))}",
     ]
     return "\n".join(lines)
+
+
+def _time_text(prepared: Prepared, *, rounds: int) -> str:
+    """The time of so many runs one after the other, by the plan of one, if its cluster has hardware."""
+    plan = prepared.plan
+    try:
+        seconds = forecast(replace(plan, model=model_of(prepared.opened)) if plan.cluster.hardware else plan).seconds
+    except NoForecast as error:
+        return f"not planned: {error}"
+    return f"{duration(rounds * seconds)}, with {duration(seconds)} a run on {plan.cluster.name}"

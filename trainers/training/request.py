@@ -65,6 +65,7 @@ class TrainRequest:
     loader_workers: int | None = None  # of each rank; None: as it pays
     loader: str | None = None  # threads or processes
     checked_id: str | None = None  # `recipe_and_code_id` of what a search has checked before the ranks open it
+    warnings: tuple[str, ...] = ()  # that were printed before the ranks started; they note them in the run's record
 
     def __post_init__(self) -> None:
         """Check what Python gave; numbers of NumPy become Python's, and a cluster's path a text.
@@ -103,7 +104,7 @@ class TrainRequest:
     def from_tree(cls, tree: Mapping[str, Any]) -> TrainRequest:
         """A request of `as_tree`, also after it was JSON."""
         paths = {name: tree[name] and Path(tree[name]) for name in ("out", "data")}
-        lists = {name: tuple(tree.get(name, ())) for name in ("overrides", "accept_changed")}
+        lists = {name: tuple(tree.get(name, ())) for name in ("overrides", "accept_changed", "warnings")}
         return cls(**{**tree, **paths, **lists})
 
 

@@ -255,8 +255,8 @@ class _Run:
         unmeasured = self.plan.without_noise_scale if self.request.measure_noise else ()
         notes += [*self._notes_on_bits(), *notes_on(self.device, self.opened.recipe.precision.compute)]
         late = self.plan.warnings_after(self.updater.iteration)
-        warnings = (*self.heartbeat.warnings, *late, *unmeasured, *filter(None, [self.drifting]))
-        notes += [f"warning: {warning}" for warning in warnings]
+        warnings = (*self.request.warnings, *self.heartbeat.warnings, *late, *unmeasured)
+        notes += [f"warning: {warning}" for warning in (*warnings, self.drifting) if warning]
         if self.leads:
             (folder / CHECKPOINTS).mkdir(exist_ok=True)
             notes += truncate_records(folder, self.updater.iteration)

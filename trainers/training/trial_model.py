@@ -10,11 +10,12 @@ from fnmatch import fnmatchcase
 
 import chainer
 import numpy as np
+from chainer import links as L
 
 from recipes.errors import InputRefused, RecipeError, listed
 from recipes.planning.division import divide
 from recipes.reading.read import Reading
-from recipes.schema import Dataset, RateFactor, Recipe
+from recipes.schema import Dataset, Evaluation, RateFactor, Recipe
 from trainers.gradients.mixed_precision import HALVES, computing, forward_in
 from trainers.losses import head_paths
 from trainers.models.batch_norm import NormGroups
@@ -22,14 +23,20 @@ from trainers.models.keyed_random import KeyedDropout
 from trainers.models.own_models import AsInitialized, require_numbers, require_one_path
 from trainers.optimizers.hyperparameters import parameters_named, patterns_of_layers, words_without_parameters
 from trainers.runs.errors import one_line, own_place
+from trainers.runs.identity import is_of_the_user
 from trainers.training.build import build_model, draw_weights, drawn_model, example_image, loaded_parameters
 from trainers.training.trial_repeat import differing
 
 _MOST_LAYERS = 16  # in a message; VGG16 has so many
 _MOST_NAMED = 10  # parameters in a warning
+_CHAINERS_DECAY = 0.9  # of a BatchNormalization that is made without one
 _UNREPEATED = (
     "the model, {}, gives other logits of the same images when it is called again, so no run can be repeated; draw by "
     "`F.dropout` alone, whose masks are keyed, and keep nothing between calls but persistent values"
+)
+_PROBABILITIES = (
+    "the model, {}, returns probabilities: what it gives of each image is never below 0 and sums to 1. The loss takes "
+    "logits and applies its own softmax or sigmoid to them; leave `F.softmax` out of forward"
 )
 
 Loose = tuple[str, chainer.Link | chainer.Parameter]  # a path, and what is there
@@ -42,7 +49,8 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         on_gpu: it will be trained there: 16 bits, which take minutes on a CPU for large models, are not tried.
         is_new: it will begin with its initial weights, not with those of a checkpoint.
     Returns:
-        Warnings, see `not_as_meant`; another is of a forward that gives other logits when it is called again.
+        Warnings, see `not_as_meant` and `other_decays`; others are of a forward that gives other logits when it is
+        called again, or probabilities.
     Raises:
         InputRefused: its constructor, forward or backward fails, in evaluation or in training, or gives no logits or no
             gradient; it has no parameters, or one without a shape or with two paths, or a persistent value that is no
@@ -70,9 +78,9 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
             "it `chainer.Parameter(array)`, or name a file of weights: `init: {weights: FILE.safetensors}`"
         )
     image_CHW, compute = example_image(recipe, dataset), recipe.precision.compute
-    unreached, foreign = _require_gradients(model, name, image_CHW, dataset.num_classes)
+    unreached, foreign, logits = _require_gradients(model, name, image_CHW, dataset.num_classes)
     if is_new and foreign:
-        _, others = _require_gradients(build_model(recipe, dataset), name, image_CHW, dataset.num_classes)
+        _, others, _ = _require_gradients(build_model(recipe, dataset), name, image_CHW, dataset.num_classes)
         _require_registered(model, name, foreign, others)
     try:
         require_one_path(model)
@@ -83,11 +91,14 @@ def require_trainable(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False,
         raise InputRefused(f"the model, {name}, cannot be trained: {error}") from error
     _require_gradients(model, name, image_CHW, dataset.num_classes, norm_groups=norm_groups)
     warnings = [] if _repeats(model, image_CHW, norm_groups) else [_UNREPEATED.format(name)]
+    if not is_of_the_user(recipe.loss) and are_probabilities(logits):
+        warnings.append(_PROBABILITIES.format(name))
     if compute in HALVES and not on_gpu:
         with computing(compute, model.device):
             _require_gradients(model, name, image_CHW, dataset.num_classes, compute=compute)
     factors = recipe.learning_rate.factors
-    return warnings + not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
+    warnings += not_as_meant(model, unreached=unreached, disabled=initialized.disabled, factors=factors)
+    return warnings + other_decays(model, recipe.evaluation)
 
 
 def _require_gradients(
@@ -98,13 +109,13 @@ def _require_gradients(
     *,
     compute: str = "float32",
     norm_groups: NormGroups | None = None,
-) -> tuple[list[str], list[chainer.Parameter]]:
+) -> tuple[list[str], list[chainer.Parameter], np.ndarray]:
     """Try two images; refused is a model that trains no parameter, or whose logits are not (2, num_classes).
 
     Args:
         norm_groups: of the model: forward is that of training, of one norm group; None: that of evaluation.
     Returns:
-        the paths of the parameters that they give no gradient, and used parameters that are not registered.
+        the paths of the parameters that they give no gradient, used parameters that are not registered, and logits.
     """
     images_NCHW, size = np.stack([image_CHW] * 2), "x".join(map(str, image_CHW.shape))
     how = f" in {compute}" if compute in HALVES else "" if norm_groups is None else " in training"
@@ -133,7 +144,12 @@ def _require_gradients(
     unreached = [path for path, parameter in sorted(model.namedparams()) if parameter.grad is None]
     if len(unreached) == len(list(model.params())):
         raise InputRefused(f"the model, {name}: no gradient reaches its parameters; return the Variable, not its array")
-    return unreached, foreign
+    return unreached, foreign, logits.array
+
+
+def are_probabilities(logits: np.ndarray) -> bool:
+    """Whether each row of (samples, classes) is none below 0 and sums to 1, as a softmax does; not of one class."""
+    return logits.shape[1] > 1 and bool((logits >= 0).all()) and np.allclose(logits.sum(axis=1), 1, atol=1e-4)
 
 
 def _repeats(model: chainer.Chain, image_CHW: np.ndarray, norm_groups: NormGroups) -> bool:
@@ -263,6 +279,20 @@ def not_as_meant(
         )
         warnings.append(f"{named} will be neither drawn by the seed, trained nor saved; {way_out}")
     return warnings
+
+
+def other_decays(model: chainer.Link, evaluation: Evaluation) -> list[str]:
+    """A warning of normalisations whose `decay` was set to another value than the recipe's, which a run takes."""
+    keep = evaluation.norm_momentum.keep
+    decays = {path: each.decay for path, each in sorted(model.namedlinks()) if isinstance(each, L.BatchNormalization)}
+    others = [path for path, decay in decays.items() if decay not in (_CHAINERS_DECAY, keep)]
+    if not others or evaluation.norm_statistics == "last_batch":
+        return []
+    named = listed([f"{path} (decay={decays[path]:g})" for path in others], most=_MOST_NAMED)
+    return [
+        f"{named}: a run takes evaluation.norm_momentum.keep of the recipe instead, {keep:g}; if yours is meant, write "
+        f"`evaluation: {{norm_momentum: {{keep: {decays[others[0]]:g}}}}}`; keep is 1 - PyTorch's momentum"
+    ]
 
 
 def require_parameters(recipe: Recipe, dataset: Dataset, reading: Reading) -> list[str]:

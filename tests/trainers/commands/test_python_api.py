@@ -32,7 +32,7 @@ def test_every_public_name_is_there():
     assert kb.__version__ == version("kilobatch")
     options = {*inspect.signature(kb.train).parameters}
     assert {"resume", "stop_after", "verbosity"} < options
-    assert "checked_id" not in options  # of a search alone
+    assert not {"checked_id", "warnings"} & {*options}  # of kilobatch itself
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         kb.trian  # noqa: B018
 
@@ -215,14 +215,20 @@ def test_a_recipe_by_name_is_opened_with_the_options_of_its_training_and_texts_c
     (tmp_path / "mine.yaml").write_text(f"kilobatch: 1\nextends: digits/baseline\ndataset: own.yaml\nepochs: 1\n{own}")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     here = {"allow_code": True, "data": str(tmp_path / "data")}
-    run = kb.train("mine.yaml", ranks=1, out="run", report=False, verbosity=-2, overrides="seed=3", **here)
-    assert capfd.readouterr().out == ""
+    overrides = ("seed=3", "optimizer={kind: SGD}")
+    run = kb.train("mine.yaml", ranks=1, out="run", report=False, verbosity=-2, overrides=overrides, **here)
+    printed, warned = capfd.readouterr(), "warning: optimizer: another kind replaces the whole mapping"
+    assert (printed.out, warned in printed.err) == ("", True)
+    assert (run.folder / "log.txt").read_text().count(f"rank 0 {warned}") == 1
+    assert sum(note.startswith(warned) for note in run.metrics[0]["notes"]) == 1  # of which the report warns too
     assert run.folder.name == "run"
     assert kb.open(run.folder / "recipe.yaml", allow_code=True).values["seed"] == 3
     with pytest.raises(RecipeError, match="'cod' is neither code nor data"):
         kb.train("mine.yaml", out="run", resume=True, accept_changed="data, cod", **here)
-    assert run.evaluate(**here)["accuracy"] == run.accuracy
-    assert run.export("safetensors", out="x.safetensors", allow_code=True) == Path("x.safetensors")
+    assert run.evaluate(data=here["data"])["accuracy"] == run.accuracy  # it keeps what its training allowed
+    with pytest.raises(RecipeError, match="model.kind: api_net.Net is code of your own; pass --allow-code"):
+        kb.Run("run").export("safetensors")
+    assert run.export("safetensors", out="x.safetensors") == Path("x.safetensors")
     assert Path("x.safetensors").stat().st_size > 1000
 
 

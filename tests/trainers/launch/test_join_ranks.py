@@ -216,7 +216,7 @@ def test_a_rank_shares_the_lock_of_its_parent_and_no_other(tmp_path, monkeypatch
     with pytest.raises(FolderRefused, match=f"a run is being trained in {tmp_path}"):
         join_ranks._checked_together(request, alone, checked=True, alone=True)
     share_lock(parent)
-    *_, held, _ = join_ranks._checked_together(request, alone, checked=True, alone=True)
+    *_, held, _, _ = join_ranks._checked_together(request, alone, checked=True, alone=True)
     for end in (parent, held):
         with pytest.raises(FolderRefused, match=f"a run is being trained in {tmp_path}"):
             lock_for_run(tmp_path, resume=True)

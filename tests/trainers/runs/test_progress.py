@@ -56,7 +56,7 @@ def six_updates():
     return [*lines, stopped(6)]
 
 
-def followed(folder, process, console, *, total_updates=6, total_samples=None, earlier=None, verbosity=0):
+def followed(folder, process, console, *, total_updates=6, total_samples=None, earlier=None, printed=(), verbosity=0):
     return follow(
         folder,
         process,
@@ -65,6 +65,7 @@ def followed(folder, process, console, *, total_updates=6, total_samples=None, e
         total_samples=total_samples or 100 * total_updates,
         num_train=200,
         earlier=earlier,
+        printed=printed,
         verbosity=verbosity,
     )
 
@@ -136,6 +137,11 @@ def test_quiet_shows_how_it_ended_and_verbose_each_update(played):
     assert played(lines, verbosity=-1)[0] == "finished: 3 of 6 updates, epoch 1.50, accuracy 50.00 %\n"
     for terminal in (False, True):
         assert shown_updates(played(lines, verbosity=1, terminal=terminal)[0]) == [1, 2, 3, 3]
+
+
+def test_a_warning_that_was_printed_before_the_ranks_started_is_not_shown_again(played):
+    start = {"key": "run_start", "value": "x", "time_ms": 0, "notes": ["warning: seen", "new"]}
+    assert played([start, stopped(0)], printed=["warning: seen"])[0].startswith("new\n")
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.25])

@@ -1,12 +1,15 @@
 """A run's folder: never overwritten, never resumed with something else."""
 
 import errno
+import io
 import json
 import logging
 import os
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -303,17 +306,40 @@ def test_a_line_that_cannot_be_written_names_its_file():
         lines.close()
 
 
-def test_lines_of_the_log_hold_no_commands_to_a_terminal(tmp_path, capsys):
+@pytest.fixture
+def root_logger():
+    """Restored afterwards."""
     root = logging.getLogger()
     handlers = root.handlers[:]
     root.handlers.clear()  # `force` would close those of others
-    try:
-        configure_logging(tmp_path, rank=0, to_file=True)
-        log.warning("cannot read %s", "\x1b[31mred.jpg\x07")
-    finally:
-        for handler in root.handlers:
-            handler.close()
-        root.handlers[:] = handlers
+    yield root
+    for handler in root.handlers:
+        handler.close()
+    root.handlers[:] = handlers
+
+
+def test_a_line_that_own_code_prints_is_written_at_once_and_whole(tmp_path, root_logger, monkeypatch):
+    """Else lines of several ranks mix in the log."""
+
+    class Unbuffered(io.RawIOBase):
+        written: ClassVar[list[bytes]] = []
+
+        def writable(self):
+            return True
+
+        def write(self, text):
+            self.written.append(bytes(text))
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(Unbuffered(), write_through=True))
+    configure_logging(tmp_path, rank=1, to_file=False)
+    print("hello", 3)
+    assert Unbuffered.written == [b"hello 3\n"]
+
+
+def test_lines_of_the_log_hold_no_commands_to_a_terminal(tmp_path, root_logger, capsys):
+    configure_logging(tmp_path, rank=0, to_file=True)
+    log.warning("cannot read %s", "\x1b[31mred.jpg\x07")
     assert r"cannot read \x1b[31mred.jpg\x07" in (tmp_path / "log.txt").read_text()
     assert "\x1b" not in capsys.readouterr().out
 

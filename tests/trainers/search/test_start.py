@@ -47,8 +47,34 @@ def test_a_dry_run_prints_on_one_rank_the_space_the_first_trial_and_what_it_take
         "fixed: epochs 3, learning_rate.warmup.epochs 1",
         "first trial: optimizer.weight_decay 0.0001, optimizer.kind MomentumSGD; 18 updates, 4,608 samples",
         "6 trials: 27,648 samples, if all are as long as the first",
-        "3 trials side by side, 2 ranks each: at 1,000 samples a second each, 9.2 s",
+        "3 trials side by side, 2 ranks each; time: not planned: cluster laptop describes no hardware; "
+        "`kilobatch probe` measures it on this machine or allocation and writes a cluster's file",
     ]
+
+
+CLUSTER = """\
+name: two
+source: assumed
+nodes: 1
+workers_per_node: 2
+device: cpu
+device_memory_bytes: 8000000000
+hardware:
+  source: assumed
+  device: core
+  node_link: {kind: shared_memory, gb_per_second: 5, source: assumed}
+  rates:
+    - {model: SmallResNet, image_size: 8, precision: float32, micro_batch_size: 256, devices: 1,
+       samples_per_second: 460.8, scored_per_second: 1e9, basis: published, source: assumed}
+"""
+
+
+def test_on_a_cluster_with_rates_a_dry_run_has_the_time_of_the_plan(open_text, capsys):
+    open_text("budget: {trials: 5}\nfixed: {epochs: 3, learning_rate.warmup.epochs: 1}\n" + SPACE)
+    Path("two.yaml").write_text(CLUSTER)
+    assert search(SearchRequest(search="mine.yaml", workers=2, dry_run=True, cluster="two.yaml")) == 0
+    said = "2 trials side by side, 1 rank each; time: 45.0 s, with 15.0 s a run on two\n"  # with 5 s to start
+    assert capsys.readouterr().out.endswith(said)
 
 
 def test_a_dry_run_of_fixed_values_that_need_the_space(open_text, capsys):
@@ -72,7 +98,7 @@ def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_err
     assert "no trial reached the target" in written.out
     dry = SearchRequest(search="mine.yaml", workers=1, dry_run=True)
     assert search(dry) == 0
-    assert "1 trial at a time, 1 rank each: at 1,000 samples" in capsys.readouterr().out
+    assert "1 trial at a time, 1 rank each; time: not planned: " in capsys.readouterr().out
 
 
 def test_the_command_that_trains_the_best_recipe_has_the_options_of_the_search(open_text, tmp_path, capsys):

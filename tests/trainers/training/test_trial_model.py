@@ -9,7 +9,7 @@ import pytest
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
-from recipes.schema import Init, RateFactor
+from recipes.schema import Evaluation, Init, NormMomentum, RateFactor
 from trainers.datasets.image_folder import ImageFolder
 from trainers.launch.model_costs import model_of
 from trainers.launch.preflight import require_startable
@@ -19,7 +19,7 @@ from trainers.launch.vocabulary import vocabulary
 from trainers.models.batch_norm import NormGroups
 from trainers.models.own_models import AsInitialized
 from trainers.training.build import build_model, drawn_model
-from trainers.training.trial_model import not_as_meant, require_parameters, require_trainable
+from trainers.training.trial_model import not_as_meant, other_decays, require_parameters, require_trainable
 
 OWN = """\
 import chainer
@@ -238,6 +238,17 @@ def test_values_of_the_constructor_may_be_those_that_a_file_or_a_checkpoint_repl
             "",
         ),
         (
+            "mine_slow",
+            "self.n, self.fc = L.BatchNormalization(1, decay=0.99), L.Linear(64, num_classes); "
+            "self.out = lambda x: self.fc(self.n(x))",
+            "kilobatch: warning: /n (decay=0.99): a run takes evaluation.norm_momentum.keep of the recipe inst",
+        ),
+        (
+            "mine_sure",
+            "self.fc = L.Linear(64, num_classes); self.out = lambda x: chainer.functions.softmax(self.fc(x))",
+            "kilobatch: warning: the model, Own, returns probabilities: ",
+        ),
+        (
             "mine_normal",
             "self.n = L.BatchNormalization(axis=(0, 2, 3), use_gamma=False, use_beta=False); "
             "self.fc = L.Linear(64, num_classes); self.out = lambda x: self.fc(self.n(x))",
@@ -301,6 +312,25 @@ def test_what_is_frozen_in_vain_or_not_registered_is_named():
     assert "so /b/* are trained; " in frozen
     assert loose.startswith("/scale will be neither drawn by the seed, trained nor saved; ")
     assert not_as_meant(model, factors=[RateFactor(parameters=("/b/*",), factor=0)], **how) == [loose]
+
+
+@pytest.mark.parametrize(
+    ("decay", "evaluation", "is_named"),
+    [
+        (0.99, Evaluation(), True),
+        (0.9, Evaluation(norm_momentum=NormMomentum(keep=0.99)), False),  # Chainer's default
+        (0.99, Evaluation(norm_momentum=NormMomentum(keep=0.99)), False),
+        (0.99, Evaluation(norm_statistics="last_batch"), False),
+    ],
+)
+def test_a_decay_that_the_recipe_overrules_is_named(decay, evaluation, is_named):
+    model = chainer.Sequential(L.Convolution2D(1, 2, 3), L.BatchNormalization(2, decay=decay))
+    NormGroups(evaluation).install(model)
+    warnings = other_decays(model, evaluation)
+    assert len(warnings) == is_named
+    if is_named:
+        assert warnings[0].startswith("/1 (decay=0.99): a run takes evaluation.norm_momentum.keep of the recipe")
+        assert "`evaluation: {norm_momentum: {keep: 0.99}}`" in warnings[0]
 
 
 @pytest.mark.parametrize(("factors", "is_still"), [('["/*"], factor: 0', True), ("[norm], factor: 0", False)])
