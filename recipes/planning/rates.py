@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from fractions import Fraction
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -21,7 +22,11 @@ LINEAR = ("linear", 1.0)  # rules
 LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 LARGEST_WITHOUT_WARMUP = 8  # times the reference batch; rate / (1 - momentum), which is 1 at batch 256. Assumed
 
-_JUST_BEFORE = 1 - 1e-9
+LARGEST_SHARE = Fraction(
+    5120, 50_000
+)  # of the training set: "about a tenth" in Smith et al. 2017, arXiv 1711.00489, whose largest this is
+USUAL_WARMUP = 5.0  # epochs: Goyal et al. 2017, arXiv 1706.02677
+JUST_BEFORE = 1 - 1e-9
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
 _MOMENTUM_NAMES = ("momentum", "mu1", "beta1")
 
@@ -142,7 +147,7 @@ def _factor_at(schedule: Schedule, recipe: Recipe, epoch: float) -> float:
     except Exception:  # of a schedule of the user's own
         if epoch < recipe.epochs:
             raise
-        return float(schedule(recipe.epochs * _JUST_BEFORE))
+        return float(schedule(recipe.epochs * JUST_BEFORE))
 
 
 def target_inside(ramp: BatchRamp, *, epochs: float, rule: str | float, scale_with: str) -> int | None:
@@ -156,7 +161,16 @@ def first_step_of(schedule: Schedule) -> float:
     if isinstance(schedule, Product):
         return min(map(first_step_of, schedule.factors))
     boundaries = getattr(schedule, "boundaries", ())
-    return next((it for it in boundaries if schedule(it) < schedule(it * _JUST_BEFORE)), math.inf)
+    return next((it for it in boundaries if schedule(it) < schedule(it * JUST_BEFORE)), math.inf)
+
+
+def usual_warmup_epochs(recipe: Recipe, *, latest: float = math.inf) -> float:
+    """The length of a new warmup: five epochs, a quarter of a run under 20, but one epoch of a run of several.
+
+    It ends at the schedule's first step down, or at `latest`, at the latest (Goyal et al. 2017, arXiv 1706.02677).
+    """
+    length = max(1.0 if recipe.epochs > 1 else 0.0, recipe.epochs / 4)
+    return min(USUAL_WARMUP, length, latest, first_step_of(recipe.learning_rate.schedule))
 
 
 def largest_linear_batch(recipe: Recipe) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 from recipes.errors import InputRefused, Problem, RecipeError
 from recipes.lint.case import Case
 from recipes.lint.rules.batch import few_updates
-from recipes.planning.rates import LINEAR_HOLDS_TO, largest_linear_batch
+from recipes.planning.rates import LARGEST_SHARE, LINEAR_HOLDS_TO, largest_linear_batch
 from recipes.reading.load import resolved_text
 from recipes.reading.open import OpenedRecipe, leaves, open_recipe
 from recipes.reading.read import dotted, fields_of
@@ -53,7 +53,7 @@ def not_promised(request: Request) -> Iterator[str]:
         )
     if kind == "Lamb":
         yield "that the square root holds for LAMB: it is derived for RMSprop and Adam, whose direction LAMB normalises"
-    if 10 * largest > request.opened.dataset.num_train:
+    if largest > LARGEST_SHARE * request.opened.dataset.num_train:
         yield (
             f"that the gradient's noise is as assumed: {largest:,} is more than a tenth of "
             f"{request.opened.dataset.num_train:,} (Smith et al. 2017, arXiv 1711.00489)"

@@ -8,12 +8,11 @@ from dataclasses import replace
 from lr_schedules import Joined, Product
 from lr_schedules.units import Schedule
 from recipes.errors import InputRefused
-from recipes.planning.rates import full_rate, full_rate_at, learning_rate_at
+from recipes.planning.rates import JUST_BEFORE, full_rate, full_rate_at, learning_rate_at
 from recipes.schema import Recipe
 from recipes.schema.positions import last_multiple
 
 _POSITIONS = 40
-_JUST_BEFORE = 1 - 1e-9
 _TOLERANCE = 1e-4  # values in the file have six digits
 
 
@@ -26,7 +25,7 @@ def aimed_batch(recipe: Recipe, ends: float) -> int:
     formula, ramp = recipe.learning_rate, recipe.batch.global_
 
     def batch_before(end: float) -> int:
-        return ramp(end * _JUST_BEFORE) if formula.scale_with == "current" else ramp.sizes[0]
+        return ramp(end * JUST_BEFORE) if formula.scale_with == "current" else ramp.sizes[0]
 
     if formula.warmup is None or formula.warmup.target_batch == batch_before(formula.warmup.shape.epochs):
         return batch_before(ends)

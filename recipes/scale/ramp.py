@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused, listed
-from recipes.planning.rates import full_rate_at
+from recipes.planning.rates import LARGEST_SHARE, full_rate_at
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.scale.batch import forgetting_by_samples, with_positions
 from recipes.scale.derive import Scaled, derived_text, require_name, write_new
@@ -17,7 +17,6 @@ from recipes.schema.vocabulary import Vocabulary, rate_rule
 
 MERRILL = "Merrill et al. 2025, arXiv 2505.23971 (a summary was read)"
 _MCCANDLISH = "McCandlish et al. 2018, arXiv 1812.06162"
-_LARGEST_SHARE = 0.1024  # of the training set, as in the lint rule batch-over-tenth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ def ramp_recipe(
         why = f"the largest allowed is {max(known):,.0f}" if known else "none of it could be resolved"
         if known and by == "the branches":  # which allow one sample less than the critical batch
             why = f"the critical batch is {max(known) + 1:,.0f}, and a ramp stays below it"
-        if 2 * first > _LARGEST_SHARE * num_train:
+        if 2 * first > LARGEST_SHARE * num_train:
             why = f"{2 * first:,} samples are more than a tenth of {num_train:,}; {why}"
         raise InputRefused(f"{by}: nothing allows twice the batch of {first:,}: {why}; nothing was written")
     source = MERRILL if by == "the branches" else _MCCANDLISH
@@ -74,14 +73,14 @@ def _stays(opened: OpenedRecipe, measured: Sequence[Measured], by: str, largest:
         yield f"a larger batch where {by} is unresolved, at epoch {where}: the ramp makes no step there"
     twice, num_train = 2 * largest, opened.dataset.num_train
     known = [each.batch for each in measured if each.batch is not None and each.epoch < opened.recipe.epochs]
-    if twice > _LARGEST_SHARE * num_train and max(known) >= twice:
+    if twice > LARGEST_SHARE * num_train and max(known) >= twice:
         what = f"{twice:,} samples are more than a tenth of {num_train:,}"
         yield f"the largest batch that is allowed by {by}: the ramp ends at {largest:,}, since {what}"
 
 
 def doublings(opened: OpenedRecipe, measured: Sequence[Measured]) -> list[tuple[float, int]]:
     """Epoch and size of each step: the first batch, doubled as often as the measurements allow."""
-    most = _LARGEST_SHARE * opened.dataset.num_train
+    most = LARGEST_SHARE * opened.dataset.num_train
     steps = [(0.0, opened.recipe.batch.global_.sizes[0])]
     for each in measured:
         size = steps[-1][1]

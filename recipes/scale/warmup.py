@@ -10,15 +10,16 @@ from recipes.planning.looked_at import looked_at
 from recipes.planning.rates import (
     LARGEST_WITHOUT_WARMUP,
     LINEAR,
+    USUAL_WARMUP,
     first_step_of,
     full_rate,
     momentum_at,
     target_inside,
+    usual_warmup_epochs,
 )
 from recipes.scale.request import Change, Request, rounded
 
 GOYAL = "Goyal et al. 2017, arXiv 1706.02677"
-_WARMUP_EPOCHS = 5
 _FEWEST_READINGS = 5  # of a warmup: torchvision reads one of five epochs once an epoch
 _LOW_START = 0.5  # of the highest factor; lint's no-warmup and short-warmup judge so too
 _SHORTEST_RISE = 1  # epoch, to 0.9 of it
@@ -59,7 +60,7 @@ def _rises_until(request: Request) -> float | None:
 
 
 def _five_epochs(request: Request) -> dict[str, Any]:
-    epochs = min(_WARMUP_EPOCHS, request.recipe.epochs / 4, first_step_of(request.recipe.learning_rate.schedule))
+    epochs = usual_warmup_epochs(request.recipe)
     whole = int(epochs) if epochs == int(epochs) else rounded(epochs)
     made = {"kind": "GradualWarmup", "epochs": whole, "start": "reference", "joins": "multiply"}
     ramp = replace(request.recipe.batch.global_, sizes=tuple(request.sizes))
@@ -71,11 +72,13 @@ def _five_epochs(request: Request) -> dict[str, Any]:
 def _why_so_long(request: Request, epochs: float) -> str:
     """The reason for the number of `_five_epochs`."""
     words = f"a rise in a straight line over {epochs:g} epochs"
-    if epochs == _WARMUP_EPOCHS:
+    if epochs == USUAL_WARMUP:
         return words
     if epochs == rounded(request.recipe.epochs / 4):
-        return f"{words}, a quarter of this run; {_WARMUP_EPOCHS} in a longer one"
-    return f"{words}, up to the schedule's first step down; {_WARMUP_EPOCHS} where it comes later"
+        return f"{words}, a quarter of this run; {USUAL_WARMUP:g} in a longer one"
+    if epochs < first_step_of(request.recipe.learning_rate.schedule):
+        return f"{words}, the shortest that lint takes for one; {USUAL_WARMUP:g} in a longer run"
+    return f"{words}, up to the schedule's first step down; {USUAL_WARMUP:g} where it comes later"
 
 
 def reading_change(request: Request, epochs: float, *, fewest: int = _FEWEST_READINGS) -> Iterator[Change]:

@@ -113,4 +113,4 @@ def is_layerwise(optimizer: object) -> bool:
 def metric_name(metric: object) -> str:
     """What a metric is called in the records: its attribute `name`, or its class in small letters, as `macro_f1`."""
     own = getattr(metric, "name", None)
-    return own if isinstance(own, str) else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind_of(metric)).lower()
+    return own if isinstance(own, str) else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metric).__name__).lower()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 
 from recipes.lint.case import Case, Fault
 from recipes.planning.looked_at import looked_at
-from recipes.planning.rates import learning_rate_at, momentum_at
+from recipes.planning.rates import LARGEST_SHARE, learning_rate_at, momentum_at
 from recipes.planning.timeline import timeline_of
 from recipes.schema.positions import written_in_updates
 
-# "About a tenth" in the paper, whose own largest is 5,120 of CIFAR-10's 50,000.
-_LARGEST_SHARE = Fraction(5120, 50_000)
 _LARGEST_MOMENTUM = 0.9
 _FEWEST = 100  # updates of a run
 
@@ -41,11 +38,11 @@ def batch_over_tenth(case: Case) -> Iterator[Fault]:
         learning_rate: {per: 32, reference: 0.05}
     """
     num_train = case.opened.dataset.num_train
-    if case.largest_batch > _LARGEST_SHARE * num_train:
+    if case.largest_batch > LARGEST_SHARE * num_train:
         yield Fault(
             keys=("batch.global", "dataset"),
             what=f"{case.largest_batch:,} of {num_train:,} training samples in one update",
-            way_out=f"write at most {_batch_within(int(_LARGEST_SHARE * num_train), case):,}",
+            way_out=f"write at most {_batch_within(int(LARGEST_SHARE * num_train), case):,}",
         )
 
 

@@ -8,12 +8,18 @@ from collections.abc import Iterator, Sequence
 from lr_schedules import ConstantWarmup, CosineRestarts, PiecewiseLinear, Product
 from lr_schedules.units import Schedule
 from recipes.lint.case import Case, Fault
-from recipes.planning.rates import LARGEST_WITHOUT_WARMUP, first_step_of, full_rate, target_inside
+from recipes.planning.rates import (
+    JUST_BEFORE,
+    LARGEST_WITHOUT_WARMUP,
+    first_step_of,
+    full_rate,
+    target_inside,
+    usual_warmup_epochs,
+)
 from recipes.schema.positions import next_multiple
 from recipes.schema.vocabulary import is_layerwise
 
 _SMALLEST_PUBLISHED = 1632
-_JUST_BEFORE = 1 - 1e-9
 _BRING_THEIR_OWN = ("AdaScale", "RmspropWarmup")
 
 
@@ -105,8 +111,8 @@ def warmup_to_other_batch(case: Case) -> Iterator[Fault]:
     if formula.warmup is None or formula.warmup.shape.epochs >= case.recipe.epochs:
         return
     ends = formula.warmup.shape.epochs
-    left = ends if formula.every == "update" else next_multiple(ends * _JUST_BEFORE, formula.every)
-    sizes = [ramp(ends * _JUST_BEFORE), *(size for start, size in ramp.changes if ends <= start <= left)]
+    left = ends if formula.every == "update" else next_multiple(ends * JUST_BEFORE, formula.every)
+    sizes = [ramp(ends * JUST_BEFORE), *(size for start, size in ramp.changes if ends <= start <= left)]
     if formula.scale_with == "initial":
         sizes = [ramp.sizes[0]]
     target, *after = (
@@ -132,9 +138,8 @@ def _rise_over(case: Case) -> str:
 
 
 def _warmup_epochs(case: Case, latest: float = math.inf) -> float:
-    """A usual length of a warmup, which ends at the latest there; it is not rounded up."""
-    run = case.recipe.epochs
-    length = min(5.0, max(1.0 if run > 1 else 0.0, run / 4), latest)
+    """The length of a new warmup, which ends at the latest there; it is not rounded up."""
+    length = usual_warmup_epochs(case.recipe, latest=latest)
     return math.floor(1000 * length) / 1000 or length
 
 
@@ -153,7 +158,7 @@ def warmup_read_once(case: Case) -> Iterator[Fault]:
     formula, end = case.recipe.learning_rate, case.recipe.epochs
     if formula.warmup is None or formula.every == "update" or formula.warmup.shape(0.0) == 1:
         return
-    times = math.ceil(formula.warmup.shape.epochs / formula.every * _JUST_BEFORE)
+    times = math.ceil(formula.warmup.shape.epochs / formula.every * JUST_BEFORE)
     if times <= 2 and formula.every < end:  # beyond, idle-after-end reports it
         yield Fault(
             keys=("learning_rate.every", "learning_rate.warmup.epochs"),
@@ -202,7 +207,7 @@ def decay_after_end(case: Case) -> Iterator[Fault]:
     if case.clock_starts + ends <= case.recipe.epochs:
         return
     left = formula.schedule(max(0.0, case.recipe.epochs - case.clock_starts))
-    if left > max(0.1, 1.001 * formula.schedule(ends * _JUST_BEFORE)):
+    if left > max(0.1, 1.001 * formula.schedule(ends * JUST_BEFORE)):
         yield Fault(
             keys=("epochs", f"learning_rate.schedule.{key}"),
             what=f"{left:.2g} of the rate is left at the end, {case.recipe.epochs:g}: "
@@ -216,7 +221,7 @@ def _last_fall(schedule: Schedule, length: float) -> tuple[str, float, str]:
     if isinstance(schedule, PiecewiseLinear):
         return "points", schedule.points[-1][0], f"move its points so that the last one is at {length:g}"
     if isinstance(schedule, CosineRestarts):
-        periods = 1 + schedule.restarts(length * _JUST_BEFORE)
+        periods = 1 + schedule.restarts(length * JUST_BEFORE)
         ends = sum(schedule.first * schedule.times**period for period in range(periods))
         return "first", ends, f"write `epochs: {ends:g}`, where a period ends, or another `first`"
     way_out = "write `epochs: null` in `schedule`, which then ends with the run"

@@ -68,3 +68,19 @@ def test_lambs_shorter_warmup_is_not_read_once(scale):
     formula = opened.recipe.learning_rate
     assert (formula.warmup.shape.epochs, formula.every) == (pytest.approx(0.3125, rel=1e-3), "update")
     assert not lint_recipe(made.file, vocabulary=vocabulary())
+
+
+@pytest.mark.parametrize(
+    ("keys", "epochs"),
+    [
+        ("epochs: 2\nlearning_rate: {schedule: {kind: Cosine}}\n", 1),
+        ("learning_rate: {schedule: {boundaries: [3, 60, 80]}}\n", 3),
+    ],
+)
+def test_lint_and_scale_write_the_same_new_warmup(keys, epochs, scale, tmp_path, change_of):
+    made, _ = scale("mine.yaml", 8192, text=f"kilobatch: 1\nextends: goyal2017/256\n{keys}")
+    assert change_of(made, "learning_rate.warmup")[1]["epochs"] == epochs
+    (tmp_path / "large.yaml").write_text("kilobatch: 1\nextends: mine.yaml\nbatch: {global: 8192}\n")
+    findings = {finding.rule: finding.way_out for finding in lint_recipe("large.yaml", vocabulary=vocabulary())}
+    assert f"GradualWarmup, epochs: {epochs}," in findings["no-warmup"]
+    assert not [each.rule for each in lint_recipe(made.file, vocabulary=vocabulary()) if "warmup" in each.rule]

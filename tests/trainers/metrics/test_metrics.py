@@ -94,6 +94,13 @@ def test_a_recipe_names_metrics_that_differ_and_fit_the_classes(metrics, place, 
     assert why in problem
 
 
+def test_a_recipe_with_metrics_of_ones_own_can_be_looked_at_without_their_code():
+    words = "evaluation.metrics=[{kind: nowhere.Calibration}, {kind: nowhere.Calibration, bins: 5}, {kind: MacroF1}]"
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=[words], allow_code=None)
+    kinds = [metric["kind"] for metric in opened.tree["evaluation"]["metrics"]]
+    assert kinds == ["nowhere.Calibration", "nowhere.Calibration", "MacroF1"]
+
+
 def test_without_metrics_a_recipe_has_the_digest_of_before():
     opened = open_recipe("digits/baseline", vocabulary=vocabulary())
     assert "metrics" not in opened.tree["evaluation"]
