@@ -22,9 +22,8 @@ LINEAR = ("linear", 1.0)  # rules
 LINEAR_HOLDS_TO = 8192  # samples: Goyal et al. 2017, arXiv 1706.02677, figure 3
 LARGEST_WITHOUT_WARMUP = 8  # times the reference batch; rate / (1 - momentum), which is 1 at batch 256. Assumed
 
-LARGEST_SHARE = Fraction(
-    5120, 50_000
-)  # of the training set: "about a tenth" in Smith et al. 2017, arXiv 1711.00489, whose largest this is
+# A batch of the training set: "about a tenth" in Smith et al. 2017, arXiv 1711.00489, whose largest this is.
+LARGEST_SHARE = Fraction(5120, 50_000)
 USUAL_WARMUP = 5.0  # epochs: Goyal et al. 2017, arXiv 1706.02677
 JUST_BEFORE = 1 - 1e-9
 _RULES = {"linear": linear_scaling, "sqrt": sqrt_scaling, "none": no_scaling}
