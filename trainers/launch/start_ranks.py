@@ -26,7 +26,7 @@ from trainers.launch.join_ranks import (
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.cores import usable_cores
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error, waited_for
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.metrics_file import last_line, require_another_end, session_starts
 from trainers.runs.mpi_ranks import (
@@ -192,9 +192,9 @@ def _join(request: TrainRequest, ranks: int) -> int:
         with noting_early_signals():
             code = train_together(request, join_world(ranks), threads=threads)
     except InputRefused:
-        if launched_rank() == 0:
+        if launched_rank() == 0 or waited_for():
             raise
-        sys.exit(EXIT_INPUT)
+        sys.exit(EXIT_INPUT)  # rank 0 says why
     return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
 
 

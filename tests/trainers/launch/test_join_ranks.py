@@ -19,6 +19,7 @@ from trainers.launch.join_ranks import check_folder, lock_for_run
 from trainers.launch.request import TrainRequest, prepare
 from trainers.runs.identity import IdentityChanged, identity_of
 from trainers.runs.metrics_file import require_another_end
+from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.runs.run_folder import FolderRefused, dataset_facts, is_locked, share_lock
 from trainers.training.exact_mode import ExactRefused
 
@@ -46,6 +47,17 @@ def test_without_an_mpi_the_way_out_is_named_and_nothing_trained(tmp_path, envir
     assert line.startswith(f"kilobatch: MPI cannot start: {why}")
     assert "pip install mpi4py mpich" in line
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_rank_of_a_foreign_launcher_that_cannot_start_names_itself_and_ends_those_that_wait_for_it(tmp_path):
+    joins = [sys.executable, "-P", "-c", "from mpi4py import MPI"]
+    refused = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--out", str(tmp_path / "run")]
+    both = [*joins, ":", "-n", "1", "-env", "OMP_NUM_THREADS", "abc", *refused]
+    done = subprocess.run([find_mpiexec(), "-n", "1", *both], capture_output=True, text=True, timeout=60)
+    said = f"kilobatch: rank 1 on {socket.gethostname()}: OMP_NUM_THREADS=abc is no number of threads"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_thread_for_the_exchange_is_refused_where_mpi_forbids_it(tmp_path):
