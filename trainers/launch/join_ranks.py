@@ -20,6 +20,7 @@ from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import (
     EXIT_FAILED,
+    EXIT_STOPPED,
     RankFailed,
     RunFailed,
     abort_on_exception,
@@ -320,13 +321,17 @@ def _leave(folder: Path, *, leads: bool, code: int, report: bool) -> int:
     """Leave a run where no parent of ours can draw its report: rank 0 does, and leaves last, with the exit code.
 
     The others leave with 0 at once: when a rank leaves with another code, mpiexec and `srun --kill-on-bad-exit` kill
-    those that are still there, and the job would end with the code of a kill.
+    those that are still there, and the job would end with the code of a kill. The report comes when they have freed their
+    cores; but first after a signal: when a job is cancelled, srun ends, and MPI_Finalize waits for it until Slurm kills.
 
     Returns:
         the exit code of this process; 3 on rank 0 where the report cannot be written.
     """
     from mpi4py import MPI
 
+    report = report and leads
+    if report and code == EXIT_STOPPED:
+        code, report = report_run(folder) or code, False
     MPI.Finalize()
     sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
     if not leads:

@@ -104,6 +104,19 @@ def test_a_report_that_rank_0_cannot_write_is_reported_as_that_of_our_own_ranks(
     )
 
 
+@pytest.mark.parametrize(("code", "order"), [(0, ["left", "drawn"]), (4, ["drawn", "left"])], ids=["end", "signal"])
+def test_the_report_of_a_run_that_was_stopped_is_drawn_before_mpi_is_left(tmp_path, monkeypatch, capsys, code, order):
+    from mpi4py import MPI
+
+    monkeypatch.setattr(MPI, "Finalize", lambda: print("left", file=sys.stderr))
+    monkeypatch.setattr(join_ranks, "_OTHERS_SECONDS", 0)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert join_ranks._leave(tmp_path, leads=True, code=code, report=True) == 3  # the run has no record
+    said = capsys.readouterr().err
+    places = {"left": said.index("left\n"), "drawn": said.index("its report cannot be written")}
+    assert sorted(places, key=places.__getitem__) == order
+
+
 def test_without_the_thread_a_low_level_is_enough(tmp_path):
     words = ("--set", "cluster.exchange.overlap=false", "--set", "updater.double_buffering=true")
     done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized")
