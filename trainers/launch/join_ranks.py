@@ -321,8 +321,8 @@ def _leave(folder: Path, *, leads: bool, code: int, report: bool) -> int:
     """Leave a run where no parent of ours can draw its report: rank 0 does, and leaves last, with the exit code.
 
     The others leave with 0 at once: when a rank leaves with another code, mpiexec and `srun --kill-on-bad-exit` kill
-    those that are still there, and the job would end with the code of a kill. The report comes when they have freed their
-    cores; but first after a signal: when a job is cancelled, srun ends, and MPI_Finalize waits for it until Slurm kills.
+    those that are still there, and the job would end with the code of a kill. The report comes when they have freed
+    their cores, but first after a signal: if the job was cancelled, MPI_Finalize waits for srun until Slurm kills it.
 
     Returns:
         the exit code of this process; 3 on rank 0 where the report cannot be written.
