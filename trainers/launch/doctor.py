@@ -24,6 +24,7 @@ from trainers.augmentations import decoders
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.cores import core_quota, threads_from, usable_cores
 from trainers.runs.mpi_ranks import LOCAL_LAUNCH, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
+from trainers.runs.rank_exits import SHARED_MEMORY_WAY_OUT, shared_memory_fault
 
 _PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
 _SMALL_SHARED_MEMORY = 256 << 20
@@ -140,10 +141,10 @@ def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         what = f"mpiexec -n 2 did not end within {timeout_seconds:g} s"
     except (subprocess.CalledProcessError, OSError, ValueError) as error:
-        output = _last_line(_output_of(error))
-        if getattr(error, "returncode", None) == signal.SIGBUS or "Shared memory error" in output:
-            way_out = "let MPI write to /dev/shm, and make room there; in a container: docker run --shm-size=2g"
-        what = f"mpiexec -n 2 fails: {output}"
+        output = _output_of(error)
+        if getattr(error, "returncode", None) == signal.SIGBUS or shared_memory_fault(output):
+            way_out = SHARED_MEMORY_WAY_OUT
+        what = f"mpiexec -n 2 fails: {_last_line(output)}"
     if facts["thread_level"] not in (None, "multiple"):
         what = f"MPI's thread level is {facts['thread_level']}: several ranks cannot exchange gradients beside backward"
         other = "unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, take an MPI with MPI_THREAD_MULTIPLE (pip install "

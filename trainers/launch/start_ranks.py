@@ -267,7 +267,7 @@ def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, e
         return EXIT_INPUT
     if code != EXIT_FAILED or not errors:
         gone = code == 0 and not (folder / RANKS).is_dir()
-        cause = describe_first_exit(code, ranks.exits.order(), finished, last)
+        cause = describe_first_exit(code, ranks.exits.order(), finished, last, errors)
         print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else cause}")
     print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
     return EXIT_FAILED

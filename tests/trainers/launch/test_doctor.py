@@ -48,9 +48,16 @@ def test_ranks_that_do_not_end_in_time_stop_training():
 
 
 @pytest.mark.mpi
-def test_a_dev_shm_that_mpi_cannot_write_to_is_mended_by_no_other_mpi(tmp_path, monkeypatch):
-    """MPICH's message where /dev/shm is read-only."""
-    error = "MPIDI_UCX_init_worker(86): ucx function returned with failed status (Shared memory error)"
+@pytest.mark.parametrize(
+    "error",
+    [
+        "MPIDI_UCX_init_worker(86): ucx function returned with failed status (Shared memory error)",
+        "MPIDI_POSIX_comm_bootstrap(288).......: Out of memory",
+    ],
+    ids=["UCX", "POSIX"],
+)
+def test_a_dev_shm_that_mpi_cannot_write_to_is_mended_by_no_other_mpi(tmp_path, monkeypatch, error):
+    """MPICH's messages where /dev/shm is read-only."""
     command = tmp_path / "mpiexec"
     command.write_text(f"#!/bin/sh\necho '{error}' >&2\nexit 15\n")
     command.chmod(0o755)
