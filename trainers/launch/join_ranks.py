@@ -32,7 +32,7 @@ from trainers.runs.errors import (
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import changes, identity_of, read_identity, require_same_identity
 from trainers.runs.metrics_file import require_another_end
-from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
+from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone, started_by_srun
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import (
     CHECKPOINTS,
@@ -197,8 +197,7 @@ def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> st
     >>> way_to_join("MPICH Version: 4.3.2", {"SLURM_STEP_ID": "0"})
     'type `export SLURM_MPI_TYPE=pmi2` before the same command (srun --mpi=list says what this Slurm has)'
     """
-    others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # mpiexec in a Slurm step
-    if "SLURM_STEP_ID" not in environment or others:
+    if not started_by_srun(environment):
         return "`kilobatch doctor` shows which MPI this is"
     kind = "pmix" if library.startswith("Open MPI") else "pmi2"
     return f"type `export SLURM_MPI_TYPE={kind}` before the same command (srun --mpi=list says what this Slurm has)"

@@ -76,6 +76,12 @@ def in_slurm_shell(environment: Mapping[str, str] = os.environ) -> bool:
     return "SLURM_PROCID" in environment and environment.get("SLURM_STEP_NUM_TASKS") == "1" and not others
 
 
+def started_by_srun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is a task of a Slurm step, and no rank that mpiexec started in one."""
+    others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)
+    return "SLURM_STEP_ID" in environment and not others
+
+
 def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's rank; 0 without a launcher."""
     return next((int(environment[name]) for name in _RANK_NAMES if environment.get(name, "").isdigit()), 0)
