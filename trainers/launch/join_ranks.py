@@ -59,8 +59,8 @@ from trainers.training.exact_mode import require_same_machine
 
 _OTHERS_SECONDS = 1.0  # for the processes of the other ranks to end, once they have left MPI
 _WAY_OUT_OF_ONE_RANK = (
-    "leave -n out; in a shell that srun started, begin it with `srun --mpi=none --pty bash`, or type "
-    "`unset PMI_RANK PMI_SIZE PMI_FD PMI_JOBID` first"
+    "leave -n out: `srun -n N kilobatch train R` starts N ranks, and without srun `train R -n N` does; in a shell that "
+    "srun started, begin it with `srun --mpi=none --pty bash`, or type `unset PMI_RANK PMI_SIZE PMI_FD PMI_JOBID` first"
 )
 
 
@@ -266,7 +266,7 @@ def _train_checked(
     try:
         heartbeat.start()
         start_watchdog(heartbeat)
-        prepared = prepared or prepare(request, workers=mpi.size)
+        prepared = prepared or _prepare_as_rank_0(request, ranks=mpi.size)
         from trainers.training.train import train_as_rank  # and Chainer
 
         with folder_required(folder):
@@ -292,6 +292,19 @@ def _train_checked(
     if held is not None:
         held.close()
     return code, folder, request.report
+
+
+def _prepare_as_rank_0(request: TrainRequest, *, ranks: int) -> Prepared:
+    """What `prepare` returns on another rank than 0, which was not refused.
+
+    Raises:
+        RankFailed: this rank is; the message names what may differ.
+    """
+    try:
+        return prepare(request, workers=ranks)
+    except InputRefused as error:
+        what = "rank 0 was not refused: all hosts need the same working directory, files and environment"
+        raise RankFailed(f"{error}\n{what}") from error
 
 
 def report_run(folder: Path) -> int:

@@ -17,6 +17,7 @@ from recipes.reading.yaml import block_text
 from trainers.launch import join_ranks
 from trainers.launch.join_ranks import check_folder, lock_for_run
 from trainers.launch.request import TrainRequest, prepare
+from trainers.runs.errors import RankFailed
 from trainers.runs.identity import IdentityChanged, identity_of
 from trainers.runs.metrics_file import require_another_end
 from trainers.runs.mpi_ranks import find_mpiexec
@@ -260,5 +261,11 @@ def test_a_recipe_with_a_number_as_key_differs(ramp, tmp_path):
 def test_a_shell_with_the_variables_of_one_rank_is_told_how_to_start_ranks_all_the_same(tmp_path):
     alone = SimpleNamespace(rank=0, size=1, bcast=lambda value, root: value)
     request = TrainRequest(recipe="digits/ramp", workers=2, out=tmp_path / "run")
-    with pytest.raises(InputRefused, match=r"1 rank was launched; .*srun --mpi=none --pty bash.*unset PMI_RANK"):
+    with pytest.raises(InputRefused, match=r"1 rank was launched; .*srun -n N .*srun --mpi=none --pty.*unset PMI_RANK"):
         join_ranks._checked_together(request, alone, checked=False, alone=True)
+
+
+def test_a_host_without_the_recipe_of_rank_0_is_told_that_all_hosts_need_the_same_files(tmp_path):
+    request = TrainRequest(recipe=str(tmp_path / "own.yaml"))
+    with pytest.raises(RankFailed, match="there is no file .*own.yaml(?s:.*)all hosts need the same working directory"):
+        join_ranks._prepare_as_rank_0(request, ranks=2)
