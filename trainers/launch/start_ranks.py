@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
+from recipes.reports.wording import counted
 from trainers.launch.join_ranks import (
     check_folder,
     join_world,
@@ -26,13 +27,14 @@ from trainers.launch.join_ranks import (
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.cores import usable_cores
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error, waited_for
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error, print_warnings, waited_for
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.metrics_file import last_line, require_another_end, session_starts
 from trainers.runs.mpi_ranks import (
     HYDRA,
     THREADS,
     Ranks,
+    idle_nodes,
     launched_by_us,
     launched_rank,
     launched_ranks,
@@ -129,6 +131,9 @@ def _start(
         )
         from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
+        if request.verbosity >= -1 and (idle := idle_nodes()):
+            what = f"all ranks start on this node, and this job of Slurm has {counted(idle, 'other node')}"
+            print_warnings([f"{what}; `srun kilobatch train R`, without -n, starts them on all"])
         console = Screen()
         console.quiet = request.verbosity < -1
         if not console.is_terminal and request.verbosity >= 0:

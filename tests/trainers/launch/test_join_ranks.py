@@ -118,10 +118,12 @@ def test_the_report_of_a_run_that_was_stopped_is_drawn_before_mpi_is_left(tmp_pa
     assert sorted(places, key=places.__getitem__) == order
 
 
-def test_without_the_thread_a_low_level_is_enough(tmp_path):
+def test_without_the_thread_a_low_level_is_enough_and_idle_nodes_of_a_job_are_warned_of(tmp_path):
     words = ("--set", "cluster.exchange.overlap=false", "--set", "updater.double_buffering=true")
-    done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized")
+    done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized", SLURM_JOB_NUM_NODES="3")
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("kilobatch: warning: all ranks start on this node, ")
+    assert "has 2 other nodes; `srun" in done.stderr
 
 
 def test_a_run_that_diverged_goes_on_only_with_other_data_that_were_accepted(tmp_path):
