@@ -1,11 +1,14 @@
 """The doctor's findings on this machine, and each fault that can be had without breaking it."""
 
 import json
+import socket
+import subprocess
 import sys
 
 import pytest
 
 from trainers.launch import doctor
+from trainers.runs.mpi_ranks import find_mpiexec
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +83,20 @@ def test_a_thread_level_below_multiple_is_named_with_its_way_out(monkeypatch):
     assert not problem.stops_cpu_training
 
 
-def test_under_a_launcher_no_ranks_are_started(monkeypatch):
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("PMI_SIZE", "4")
-    problems = []
-    assert "one of 4 ranks" in doctor._mpi(problems, 60.0)["launcher"]
-    assert problems == []
+@pytest.mark.mpi
+def test_under_a_launcher_its_ranks_join_and_one_of_each_host_prints():
+    program = """
+from trainers.launch import doctor
+problems = []
+facts = doctor._mpi(problems, 60.0)
+print(problems, facts["thread_level"], facts["ranks_joined"], facts["ranks_here"])
+doctor.print_diagnosis(doctor.Diagnosis(sections={"mpi": facts}, patches=[]))
+"""
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("[] multiple 2 of 2 [0, 1]\n") == 2, done.stderr
+    assert done.stdout.count("Training on the CPU works.") == 1
+    assert f"rank 0 of 2 on {socket.gethostname()}" in done.stdout
 
 
 def test_kernels_of_an_unknown_name_are_named_once_and_not_as_packages_to_be_installed_again(monkeypatch):
