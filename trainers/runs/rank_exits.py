@@ -16,7 +16,10 @@ _LOWEST_DESCRIPTOR = 256  # of the exit socket: above those that a rank is start
 _LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec has ended
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
 _SHARED_MEMORY = ("Shared memory error", "MPIDI_POSIX_comm_bootstrap", "MPIDU_Init_shm")  # in MPICH's messages
-SHARED_MEMORY_WAY_OUT = "let MPI write to /dev/shm, and make room there; in a container: docker run --shm-size=2g"
+SHARED_MEMORY_WAY_OUT = (
+    "let MPI write to /dev/shm, and make room there; when no rank is running, rm /dev/shm/mpich_shm_*, left by killed "
+    "ranks; in a container: docker run --shm-size=2g"
+)
 _FIRST_SIGNAL = 4  # a lower status is the exit code of a program, not SIGHUP, SIGINT or SIGQUIT
 EXIT_SOCKET = "KILOBATCH_EXIT_SOCKET"  # environment variable of ranks we started: the socket to connect to
 _LAST = -1, 0  # from `order`, in place of a rank and its process
