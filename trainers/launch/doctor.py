@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -23,17 +24,26 @@ from trainers import compat, kernels
 from trainers.augmentations import decoders
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.cores import core_quota, threads_from, usable_cores
-from trainers.runs.mpi_ranks import LOCAL_LAUNCH, LaunchError, find_mpiexec, launched_ranks, threads_per_rank
+from trainers.runs.mpi_ranks import (
+    LOCAL_LAUNCH,
+    LaunchError,
+    find_mpiexec,
+    launched_rank,
+    launched_ranks,
+    started_by_srun,
+    threads_per_rank,
+)
+from trainers.runs.rank_exits import SHARED_MEMORY_WAY_OUT, shared_memory_fault
 
 _PACKAGES = ("kilobatch", "chainer", "chainermn", "chainercv", "numpy", "mpi4py", "mpich", "cupy", "optuna")
 _SMALL_SHARED_MEMORY = 256 << 20
 _REINSTALL = "install the versions of requirements.lock: ./scripts/setup in a checkout"
 _PROBE = """
-import json
+import json, socket, sys
 from mpi4py import MPI
-ranks = MPI.COMM_WORLD.allgather(MPI.COMM_WORLD.rank)
-if MPI.COMM_WORLD.rank == 0:
-    print(json.dumps([ranks, MPI.Get_library_version(), MPI.Query_thread()]))
+hosts = MPI.COMM_WORLD.allgather(socket.gethostname())
+if MPI.COMM_WORLD.rank == 0 or sys.argv[1:] == ["each"]:
+    print(json.dumps([hosts, MPI.Get_library_version(), MPI.Query_thread()]))
 """
 
 
@@ -122,7 +132,7 @@ def _one_update(problems: list[Problem]) -> None:
 
 def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
     if (launched := launched_ranks()) is not None:
-        return {"launcher": f"this process is one of {launched} ranks already; none started", "ranks_started": None}
+        return _mpi_of_launcher(problems, launched, timeout_seconds)
     facts: dict[str, Any] = {"mpiexec": None, "library": None, "thread_level": None, "ranks_started": 0}
     way_out = "pip install --force-reinstall mpi4py mpich, and use the mpiexec beside this environment's python"
     try:
@@ -130,28 +140,69 @@ def _mpi(problems: list[Problem], timeout_seconds: float) -> dict[str, Any]:
         command = [facts["mpiexec"], "-n", "2", sys.executable, "-m", "mpi4py", "-c", _PROBE]
         here = {**LOCAL_LAUNCH, **os.environ}
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=True, env=here)
-        (ranks, library, level), _ = json.JSONDecoder().raw_decode(done.stdout)
-        facts["library"] = " ".join(library.splitlines()[0].strip("\0").split())
-        facts["thread_level"] = ("single", "funneled", "serialized", "multiple")[level]
-        facts["ranks_started"] = len(ranks)
+        (hosts, library, level), _ = json.JSONDecoder().raw_decode(done.stdout)
+        facts |= _facts_of(library, level) | {"ranks_started": len(hosts)}
         what = "mpiexec -n 2 started two processes of one rank each: it belongs to another MPI than mpi4py"
     except LaunchError as error:
         what = str(error)
     except subprocess.TimeoutExpired:
         what = f"mpiexec -n 2 did not end within {timeout_seconds:g} s"
     except (subprocess.CalledProcessError, OSError, ValueError) as error:
-        output = _last_line(_output_of(error))
-        if getattr(error, "returncode", None) == signal.SIGBUS or "Shared memory error" in output:
-            way_out = "let MPI write to /dev/shm, and make room there; in a container: docker run --shm-size=2g"
-        what = f"mpiexec -n 2 fails: {output}"
-    if facts["thread_level"] not in (None, "multiple"):
-        what = f"MPI's thread level is {facts['thread_level']}: several ranks cannot exchange gradients beside backward"
-        other = "unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, take an MPI with MPI_THREAD_MULTIPLE (pip install "
-        other += "mpich), or train with --set cluster.exchange.overlap=false"
-        problems.append(Problem(what=what, way_out=other))
+        output = _output_of(error)
+        if getattr(error, "returncode", None) == signal.SIGBUS or shared_memory_fault(output):
+            way_out = SHARED_MEMORY_WAY_OUT
+        what = f"mpiexec -n 2 fails: {_last_line(output)}"
+    _require_multiple(problems, facts["thread_level"])
     if facts["ranks_started"] != 2:
         problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
     return facts
+
+
+def _mpi_of_launcher(problems: list[Problem], launched: int, timeout_seconds: float) -> dict[str, Any]:
+    """Whether the ranks that a launcher started join: a process of its own takes the place of each in MPI."""
+    rank, host = launched_rank(), socket.gethostname()
+    facts: dict[str, Any] = {"rank": f"rank {rank} of {launched} on {host}", "library": None, "thread_level": None}
+    connection = os.environ.get("PMI_FD", "")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mpi4py", "-c", _PROBE, "each"],
+            stdout=subprocess.PIPE,  # not stderr: with an MPI that fails the launcher ends this process, too
+            text=True,
+            timeout=timeout_seconds,
+            check=True,
+            pass_fds=[int(connection)] if connection.isdigit() else [],
+        )
+        hosts, library, level = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        late = isinstance(error, subprocess.TimeoutExpired)
+        why = f"no answer within {timeout_seconds:g} s" if late else f"{_output_of(error)}; its message is on stderr"
+        what, way_out = f"MPI does not join the launcher's ranks: {why}", "try `kilobatch doctor` without the launcher"
+        problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+        return facts
+    facts |= _facts_of(library, level) | {"ranks_joined": f"{len(hosts)} of {launched}"}
+    _require_multiple(problems, facts["thread_level"])
+    if len(hosts) != launched:
+        from trainers.launch.join_ranks import way_to_join
+
+        what = f"{launched} ranks were launched, but MPI joins {len(hosts)}"
+        way_out = way_to_join(library) if started_by_srun() else "take the mpiexec of the MPI that mpi4py uses"
+        problems.append(Problem(what=what, way_out=way_out, stops_cpu_training=True))
+    else:
+        facts["ranks_here"] = [number for number, its in enumerate(hosts) if its == host]
+    return facts
+
+
+def _facts_of(library: str, level: int) -> dict[str, Any]:
+    name = " ".join(library.splitlines()[0].strip("\0").split())
+    return {"library": name, "thread_level": ("single", "funneled", "serialized", "multiple")[level]}
+
+
+def _require_multiple(problems: list[Problem], level: str | None) -> None:
+    if level not in (None, "multiple"):
+        what = f"MPI's thread level is {level}: several ranks cannot exchange gradients beside backward"
+        other = "unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, take an MPI with MPI_THREAD_MULTIPLE (pip install "
+        other += "mpich), or train with --set cluster.exchange.overlap=false"
+        problems.append(Problem(what=what, way_out=other))
 
 
 def _output_of(error: Exception) -> str:
@@ -267,7 +318,9 @@ def _shared_memory(problems: list[Problem], folder: Path) -> dict[str, Any]:
 
 
 def print_diagnosis(diagnosis: Diagnosis, *, as_json: bool = False) -> None:
-    """Writes it to the terminal, for a person or as one JSON object."""
+    """Writes it to the terminal, for a person or as one JSON object; under a launcher one rank of each host does."""
+    if launched_rank() not in diagnosis.sections["mpi"].get("ranks_here", [launched_rank()])[:1]:
+        return
     if as_json:
         print(json.dumps(diagnosis.as_dict(), indent=2))
         return
@@ -276,14 +329,18 @@ def print_diagnosis(diagnosis: Diagnosis, *, as_json: bool = False) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     patches = Counter(state for _, state in {(patch.name, patch.state) for patch in diagnosis.patches})
-    for title, values in {**diagnosis.sections, "patches (--json: names and symptoms)": patches}.items():
-        console.print(f"[italic]{title}[/]")
-        for name, value in values.items():
-            console.print(f"{name.replace('_', ' '):<20} {escape(_in_words(name, value))}")
-    for problem in diagnosis.problems:
-        color = "red" if problem.stops_cpu_training else "yellow"
-        console.print(f"[{color}]{escape(problem.what)}[/]\n    {escape(problem.way_out)}")
-    console.print("Training on the CPU works." if diagnosis.trains_on_cpu else "Training does not work here yet.")
+    with console.capture() as shown:  # to be printed at once: ranks of other hosts print, too
+        if rank := diagnosis.sections["mpi"].get("rank"):
+            console.print(escape(rank))
+        for title, values in {**diagnosis.sections, "patches (--json: names and symptoms)": patches}.items():
+            console.print(f"[italic]{title}[/]")
+            for name, value in values.items():
+                console.print(f"{name.replace('_', ' '):<20} {escape(_in_words(name, value))}")
+        for problem in diagnosis.problems:
+            color = "red" if problem.stops_cpu_training else "yellow"
+            console.print(f"[{color}]{escape(problem.what)}[/]\n    {escape(problem.way_out)}")
+        console.print("Training on the CPU works." if diagnosis.trains_on_cpu else "Training does not work here yet.")
+    print(shown.get(), end="", flush=True)
 
 
 def _in_words(name: str, value: Any) -> str:
@@ -295,4 +352,4 @@ def _in_words(name: str, value: Any) -> str:
         return ", ".join(f"{number} for {ranks}" for ranks, number in value.items())
     if name.endswith("_bytes"):
         return f"{value / 2**30:.1f} GiB"
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

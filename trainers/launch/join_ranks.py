@@ -22,6 +22,7 @@ from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.errors import (
     EXIT_FAILED,
+    EXIT_STOPPED,
     RankFailed,
     RunFailed,
     abort_on_exception,
@@ -33,7 +34,7 @@ from trainers.runs.errors import (
 from trainers.runs.heartbeat import Heartbeat, clear_heartbeats
 from trainers.runs.identity import changes, identity_of, read_identity, require_same_identity
 from trainers.runs.metrics_file import require_another_end, why_not_anew
-from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone
+from trainers.runs.mpi_ranks import LaunchError, launched_by_us, parent_is_gone, started_by_srun
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import (
     CHECKPOINTS,
@@ -60,8 +61,8 @@ from trainers.training.exact_mode import require_same_machine
 
 _OTHERS_SECONDS = 1.0  # for the processes of the other ranks to end, once they have left MPI
 _WAY_OUT_OF_ONE_RANK = (
-    "leave -n out; in a shell that srun started, begin it with `srun --mpi=none --pty bash`, or type "
-    "`unset PMI_RANK PMI_SIZE PMI_FD PMI_JOBID` first"
+    "leave -n out: `srun -n N kilobatch train R` starts N ranks, and without srun `train R -n N` does; in a shell that "
+    "srun started, begin it with `srun --mpi=none --pty bash`, or type `unset PMI_RANK PMI_SIZE PMI_FD PMI_JOBID` first"
 )
 
 
@@ -197,8 +198,7 @@ def way_to_join(library: str, environment: Mapping[str, str] = os.environ) -> st
     >>> way_to_join("MPICH Version: 4.3.2", {"SLURM_STEP_ID": "0"})
     'type `export SLURM_MPI_TYPE=pmi2` before the same command (srun --mpi=list says what this Slurm has)'
     """
-    others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)  # mpiexec in a Slurm step
-    if "SLURM_STEP_ID" not in environment or others:
+    if not started_by_srun(environment):
         return "`kilobatch doctor` shows which MPI this is"
     kind = "pmix" if library.startswith("Open MPI") else "pmi2"
     return f"type `export SLURM_MPI_TYPE={kind}` before the same command (srun --mpi=list says what this Slurm has)"
@@ -268,7 +268,7 @@ def _train_checked(
     try:
         heartbeat.start()
         start_watchdog(heartbeat)
-        prepared = prepared or prepare(request, workers=mpi.size)
+        prepared = prepared or _prepare_as_rank_0(request, ranks=mpi.size)
         from trainers.training.train import train_as_rank  # and Chainer
 
         with folder_required(folder):
@@ -294,6 +294,19 @@ def _train_checked(
     if held is not None:
         held.close()
     return code, folder, request.report
+
+
+def _prepare_as_rank_0(request: TrainRequest, *, ranks: int) -> Prepared:
+    """What `prepare` returns on another rank than 0, which was not refused.
+
+    Raises:
+        RankFailed: this rank is; the message names what may differ.
+    """
+    try:
+        return prepare(request, workers=ranks)
+    except InputRefused as error:
+        what = "rank 0 was not refused: all hosts need the same working directory, files and environment"
+        raise RankFailed(f"{error}\n{what}") from error
 
 
 def report_run(folder: Path) -> int:
@@ -322,13 +335,17 @@ def _leave(folder: Path, *, leads: bool, code: int, report: bool) -> int:
     """Leave a run where no parent of ours can draw its report: rank 0 does, and leaves last, with the exit code.
 
     The others leave with 0 at once: when a rank leaves with another code, mpiexec and `srun --kill-on-bad-exit` kill
-    those that are still there, and the job would end with the code of a kill.
+    those that are still there, and the job would end with the code of a kill. The report comes when they have freed
+    their cores, but first after a signal: if the job was cancelled, MPI_Finalize waits for srun until Slurm kills it.
 
     Returns:
         the exit code of this process; 3 on rank 0 where the report cannot be written.
     """
     from mpi4py import MPI
 
+    report = report and leads
+    if report and code == EXIT_STOPPED:
+        code, report = report_run(folder) or code, False
     MPI.Finalize()
     sys.excepthook = sys.__excepthook__  # there are no ranks left to abort
     if not leads:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from recipes.errors import InputRefused, printable
 from recipes.planning.planner import Plan
+from recipes.reports.wording import counted
 from trainers.launch.join_ranks import (
     check_folder,
     join_world,
@@ -26,13 +27,14 @@ from trainers.launch.join_ranks import (
 from trainers.launch.preflight import require_startable
 from trainers.launch.request import Prepared, TrainRequest, prepare
 from trainers.runs.cores import usable_cores
-from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error
+from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED, print_error, print_warnings, waited_for
 from trainers.runs.heartbeat import clear_heartbeats, read_heartbeat
 from trainers.runs.metrics_file import last_line, require_another_end, session_starts
 from trainers.runs.mpi_ranks import (
     HYDRA,
     THREADS,
     Ranks,
+    idle_nodes,
     launched_by_us,
     launched_rank,
     launched_ranks,
@@ -130,6 +132,9 @@ def _start(
         )
         from trainers.runs.progress import Screen, follow  # while the ranks load theirs
 
+        if request.verbosity >= -1 and (idle := idle_nodes()):
+            what = f"all ranks start on this node, and this job of Slurm has {counted(idle, 'other node')}"
+            print_warnings([f"{what}; `srun kilobatch train R`, without -n, starts them on all"])
         console = Screen()
         console.quiet = request.verbosity < -1
         if not console.is_terminal and request.verbosity >= 0:
@@ -194,9 +199,9 @@ def _join(request: TrainRequest, ranks: int) -> int:
         with noting_early_signals():
             code = train_together(request, join_world(ranks), threads=threads)
     except InputRefused:
-        if launched_rank() == 0:
+        if launched_rank() == 0 or waited_for():
             raise
-        sys.exit(EXIT_INPUT)
+        sys.exit(EXIT_INPUT)  # rank 0 says why
     return 0 if launched_by_us() else code  # mpiexec calls any other code a failure; our parent reads the last line
 
 
@@ -269,7 +274,7 @@ def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, e
         return EXIT_INPUT
     if code != EXIT_FAILED or not errors:
         gone = code == 0 and not (folder / RANKS).is_dir()
-        cause = describe_first_exit(code, ranks.exits.order(), finished, last)
+        cause = describe_first_exit(code, ranks.exits.order(), finished, last, errors)
         print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else cause}")
     print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
     return EXIT_FAILED

@@ -29,6 +29,9 @@ _ABORT_SECONDS = 5.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk, in a quota, below the limit of a file's size
 _failure_log: Path | None = None  # see `log_failures`
 _DRAIN_SECONDS = 2.0  # how long `print_and_drain` waits for the launcher to read the message
+_FIRST_SECONDS = 1.0  # for rank 0 to report what all ranks have met, and to end them
+_PMI_SECONDS = 1.0  # for a launcher to answer
+_has_joined = False  # whether this process has joined the other ranks in MPI
 
 
 class RunFailed(Exception):
@@ -170,6 +173,8 @@ def abort_on_exception(rank: int) -> None:
     Plain Python would leave the other ranks waiting in a collective call forever. The message names rank and host. A
     `RunFailed`, which all ranks raise together, is printed once; it and a `RankFailed` have no traceback.
     """
+    global _has_joined
+    _has_joined = True
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         from mpi4py import MPI
@@ -236,6 +241,24 @@ def abort_all_ranks() -> None:
     os._exit(EXIT_FAILED)
 
 
+def waited_for() -> bool:
+    """Whether the other ranks of a foreign launcher still wait for this one to join them."""
+    return not (_has_joined or launched_by_us() or launched_ranks() in (None, 1))
+
+
+def _abort_launch(code: int) -> None:
+    """Ask the launcher by PMI to end all ranks, with this exit code under mpiexec; this one has not joined them.
+
+    If a rank only exits, MPICH's mpiexec and srun let the others wait in MPI_Init. Nothing happens without PMI-1.
+    """
+    with suppress(OSError, ValueError), socket.socket(fileno=int(os.environ.get("PMI_FD", ""))) as launcher:
+        launcher.settimeout(_PMI_SECONDS)
+        launcher.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\n")
+        launcher.recv(1024)
+        launcher.sendall(b"cmd=abort exitcode=%d\n" % code)
+        launcher.recv(1024)  # ends when the launcher ends this process
+
+
 def remove_shared_memory() -> None:
     """Unlink the shared memory files of this job's ranks; the memory lives on while they have it mapped.
 
@@ -254,10 +277,15 @@ def exit_on_error(error: Exception) -> None:
     Refused input: one line a problem, exit code 2; a package of an extra is not installed, or the working directory was
     removed: one line, exit code 2. Data cannot be read, or stdout cannot be written, such as on a full disk: one line,
     exit code 3. Broken pipe of stdout: no message, exit code 1. On a rank, `abort_on_exception` handles an error in
-    printing, and data that cannot be read, and ends all ranks.
+    printing, and data that cannot be read, and ends all ranks. A rank that refuses before it has joined the others
+    names itself, and ends all.
     """
     if isinstance(error, InputRefused):
-        if launched_rank() == 0 or launched_by_us():  # the other ranks of a foreign launcher have met the same
+        if waited_for():
+            time.sleep(_FIRST_SECONDS if launched_rank() else 0)
+            print_and_drain(f"kilobatch: rank {launched_rank()} on {socket.gethostname()}: {error}")
+            _abort_launch(EXIT_INPUT)
+        elif launched_rank() == 0 or launched_by_us():  # the other ranks of a foreign launcher have met the same
             print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")
         sys.exit(EXIT_INPUT)
     if isinstance(error, RankFailed) and launched_ranks() is None:

@@ -76,6 +76,22 @@ def in_slurm_shell(environment: Mapping[str, str] = os.environ) -> bool:
     return "SLURM_PROCID" in environment and environment.get("SLURM_STEP_NUM_TASKS") == "1" and not others
 
 
+def started_by_srun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is a task of a Slurm step, and no rank that mpiexec started in one."""
+    others = any(name.startswith(("HYDI_", "OMPI_COMM_WORLD_")) for name in environment)
+    return "SLURM_STEP_ID" in environment and not others
+
+
+def idle_nodes(environment: Mapping[str, str] = os.environ) -> int:
+    """How many more nodes a job of Slurm has than this one, where its script starts the ranks without srun.
+
+    >>> idle_nodes({"SLURM_JOB_NUM_NODES": "2"}), idle_nodes({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_ID": "0"})
+    (1, 0)
+    """
+    nodes = environment.get("SLURM_JOB_NUM_NODES", "")
+    return int(nodes) - 1 if nodes.isdigit() and "SLURM_STEP_ID" not in environment else 0
+
+
 def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
     """This process's rank; 0 without a launcher."""
     return next((int(environment[name]) for name in _RANK_NAMES if environment.get(name, "").isdigit()), 0)

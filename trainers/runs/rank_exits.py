@@ -15,6 +15,11 @@ from typing import Any
 _LOWEST_DESCRIPTOR = 256  # of the exit socket: above those that a rank is started with; less under a low ulimit -n
 _LAST_SECONDS = 2.0  # for the system to report the last rank's end once mpiexec has ended
 _CAUSES = {signal.SIGKILL: " (is the memory full?)", signal.SIGBUS: " (is /dev/shm full?)"}
+_SHARED_MEMORY = ("Shared memory error", "MPIDI_POSIX_comm_bootstrap", "MPIDU_Init_shm")  # in MPICH's messages
+SHARED_MEMORY_WAY_OUT = (
+    "let MPI write to /dev/shm, and make room there; when no rank is running, rm /dev/shm/mpich_shm_*, left by killed "
+    "ranks; in a container: docker run --shm-size=2g"
+)
 _FIRST_SIGNAL = 4  # a lower status is the exit code of a program, not SIGHUP, SIGINT or SIGQUIT
 EXIT_SOCKET = "KILOBATCH_EXIT_SOCKET"  # environment variable of ranks we started: the socket to connect to
 _LAST = -1, 0  # from `order`, in place of a rank and its process
@@ -107,7 +112,15 @@ def hold_exit_socket(rank: int) -> None:
         _exit_socket = held
 
 
-def describe_first_exit(code: int, order: list[tuple[int, int]], finished: set[int], last: dict[str, Any]) -> str:
+def shared_memory_fault(output: str) -> str:
+    """That MPI could not make shared memory when it started, in its words and with the way out; else empty."""
+    found = (line.strip() for line in output.splitlines() if any(words in line for words in _SHARED_MEMORY))
+    return next((f"MPI cannot start: {line}; {SHARED_MEMORY_WAY_OUT}" for line in found), "")
+
+
+def describe_first_exit(
+    code: int, order: list[tuple[int, int]], finished: set[int], last: dict[str, Any], errors: str = ""
+) -> str:
     """Which rank left a run that did not end as it should, in words.
 
     Args:
@@ -116,6 +129,7 @@ def describe_first_exit(code: int, order: list[tuple[int, int]], finished: set[i
         order: in which the ranks ended, (rank, process).
         finished: ranks that did their part of the run.
         last: the last line of the metrics.
+        errors: what the ranks wrote to stderr.
     """
     known = list(signal.Signals)
     if code < 0:
@@ -124,6 +138,8 @@ def describe_first_exit(code: int, order: list[tuple[int, int]], finished: set[i
     status = f"mpiexec ended with {code}"
     if code >= _FIRST_SIGNAL and code in known:
         status += f", as for {signal.Signals(code).name}{_CAUSES.get(code, '')}"
+    if fault := shared_memory_fault(errors):
+        return f"{fault}; {status}"
     left = [(rank, process) for rank, process in order if rank not in finished]
     if not left:
         return f"a rank left before the run ended, without an error of its own; {status}"

@@ -422,7 +422,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 log = logging.getLogger("kilobatch")
-ENDING = (logging.INFO + logging.WARNING) // 2  # level of the line that says how a run ended
+ENDING = (logging.INFO + logging.WARNING) // 2  # level of the lines that say how a run ended
 
 
 class _Printable(logging.Formatter):
@@ -454,6 +454,13 @@ def configure_logging(folder: Path, *, rank: int, to_file: bool, quiet: bool = F
         handler.setFormatter(_Printable(f"%(asctime)s rank {rank} %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+
+
+def log_end(folder: Path, ending: str) -> None:
+    """Log how a run ended, its folder and its newest checkpoint."""
+    newest = newest_by_name(folder)
+    for line in (*ending.splitlines(), f"run: {folder}{f'; newest checkpoint: {newest.name}' if newest else ''}"):
+        log.log(ENDING, "%s", line)
 
 
 def write_report(folder: Path) -> None:

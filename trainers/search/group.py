@@ -23,6 +23,7 @@ from typing import Any, Literal
 from trainers.launch.request import TrainRequest
 from trainers.runs.errors import EXIT_FAILED, EXIT_INPUT
 from trainers.runs.mpi_ranks import HYDRA, Ranks
+from trainers.runs.rank_exits import shared_memory_fault
 from trainers.runs.run_folder import LOG
 from trainers.search.placement import Placement
 
@@ -196,6 +197,8 @@ class Group:
         """By the launcher's exit code: of a signal mpiexec returns the number, srun 128 more, as a shell does."""
         lines = [line for line in dict.fromkeys(self._job.errors().splitlines()) if line.strip()]
         if not self.joined:
+            if fault := shared_memory_fault("\n".join(lines)):
+                return RunEnd(how="not_started", reason=fault)
             lines = [line for line in lines if not line.startswith(HYDRA)] or lines
             ours = [line for line in lines if line.startswith(_OWN)][:1]
             said = ours or [line for line in lines if _LAUNCHERS.match(line)] or lines or [_SILENT]

@@ -22,6 +22,7 @@ from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.datasets.fingerprints import sha256_of_parts
 from trainers.runs.cores import core_quota, usable_cores, within_quotas
+from trainers.runs.mpi_ranks import started_by_srun
 from trainers.runs.run_folder import environment_of
 
 _CHOOSE_KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES")  # override the choice by CPU features
@@ -181,9 +182,12 @@ def crowded_warnings(mpi: Any, threads: int) -> list[str]:
         cores = within_quotas(set().union(*(cores for cores, _ in each)), (quota for _, quota in each))
         if len(each) * threads > cores:
             of = f" of {threads} threads" if threads > 1 else ""
+            fit = max(1, cores // threads)
+            way_out = f"{fit} would fit: -n, or `mpiexec -n`"
+            if started_by_srun():
+                way_out = f"ask Slurm for more cores with --cpus-per-task, or for {fit} ranks: --ntasks-per-node={fit}"
             warnings.append(
-                f"warning: {len(each)} ranks{of} share the {cores} cores of {host} and take turns on them; "
-                f"{max(1, cores // threads)} would fit: -n, or `mpiexec -n`"
+                f"warning: {len(each)} ranks{of} share the {cores} cores of {host} and take turns on them; {way_out}"
             )
     return warnings
 

@@ -45,12 +45,12 @@ from trainers.runs.phase_clock import RankSeconds
 from trainers.runs.progress_lines import EVERY_SECONDS, ProgressLines, RunState
 from trainers.runs.run_folder import (
     CHECKPOINTS,
-    ENDING,
     METRICS,
     PROFILE,
     TRACE,
     configure_logging,
     dataset_facts,
+    log_end,
     write_run,
 )
 from trainers.runs.stop_request import StopRequest
@@ -347,8 +347,8 @@ class _Run:
         samples = timeline.samples_at(self.end_update)
         state = RunState(total_updates=timeline.num_updates, total_samples=samples, num_train=timeline.num_train)
         lines = ProgressLines(log.info, state, every_seconds=EVERY_SECONDS[self.request.verbosity])
-        file, observe = self.folder / METRICS, lambda line: lines.take([line])
-        return Metrics(file, writes=self.leads, ranks=ranks, memory=self._peaks, observe=observe)
+        self.state, observe = state, lambda line: lines.take([line])  # on rank 0
+        return Metrics(self.folder / METRICS, writes=self.leads, ranks=ranks, memory=self._peaks, observe=observe)
 
     def _trainer(self, resumed: dict[str, Any] | None) -> Trainer:
         folder, timeline = self.folder, self.plan.timeline
@@ -464,7 +464,7 @@ class _Run:
         more = self._peaks() | ({} if goal is None else {"goal": goal})
         self._write_samples()
         self.metrics.record("run_stop", how, reason=reason, best=self.checkpoints.best, **self._reached, **more)
-        log.log(ENDING, "%s at update %d; run: %s", how, self.updater.iteration, self.folder)
+        log_end(self.folder, self.state.ending)
         return EXIT_STOPPED if stopped else 0
 
     def _write_samples(self) -> None:

@@ -1,11 +1,14 @@
 """The doctor's findings on this machine, and each fault that can be had without breaking it."""
 
 import json
+import socket
+import subprocess
 import sys
 
 import pytest
 
 from trainers.launch import doctor
+from trainers.runs.mpi_ranks import find_mpiexec
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +51,16 @@ def test_ranks_that_do_not_end_in_time_stop_training():
 
 
 @pytest.mark.mpi
-def test_a_dev_shm_that_mpi_cannot_write_to_is_mended_by_no_other_mpi(tmp_path, monkeypatch):
-    """MPICH's message where /dev/shm is read-only."""
-    error = "MPIDI_UCX_init_worker(86): ucx function returned with failed status (Shared memory error)"
+@pytest.mark.parametrize(
+    "error",
+    [
+        "MPIDI_UCX_init_worker(86): ucx function returned with failed status (Shared memory error)",
+        "MPIDI_POSIX_comm_bootstrap(288).......: Out of memory",
+    ],
+    ids=["UCX", "POSIX"],
+)
+def test_a_dev_shm_that_mpi_cannot_write_to_is_mended_by_no_other_mpi(tmp_path, monkeypatch, error):
+    """MPICH's messages where /dev/shm is read-only."""
     command = tmp_path / "mpiexec"
     command.write_text(f"#!/bin/sh\necho '{error}' >&2\nexit 15\n")
     command.chmod(0o755)
@@ -73,12 +83,20 @@ def test_a_thread_level_below_multiple_is_named_with_its_way_out(monkeypatch):
     assert not problem.stops_cpu_training
 
 
-def test_under_a_launcher_no_ranks_are_started(monkeypatch):
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("PMI_SIZE", "4")
-    problems = []
-    assert "one of 4 ranks" in doctor._mpi(problems, 60.0)["launcher"]
-    assert problems == []
+@pytest.mark.mpi
+def test_under_a_launcher_its_ranks_join_and_one_of_each_host_prints():
+    program = """
+from trainers.launch import doctor
+problems = []
+facts = doctor._mpi(problems, 60.0)
+print(problems, facts["thread_level"], facts["ranks_joined"], facts["ranks_here"])
+doctor.print_diagnosis(doctor.Diagnosis(sections={"mpi": facts}, patches=[]))
+"""
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("[] multiple 2 of 2 [0, 1]\n") == 2, done.stderr
+    assert done.stdout.count("Training on the CPU works.") == 1
+    assert f"rank 0 of 2 on {socket.gethostname()}" in done.stdout
 
 
 def test_kernels_of_an_unknown_name_are_named_once_and_not_as_packages_to_be_installed_again(monkeypatch):

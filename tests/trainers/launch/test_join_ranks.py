@@ -17,8 +17,10 @@ from recipes.reading.yaml import block_text
 from trainers.launch import join_ranks
 from trainers.launch.join_ranks import check_folder, lock_for_run
 from trainers.launch.request import TrainRequest, prepare
+from trainers.runs.errors import RankFailed
 from trainers.runs.identity import IdentityChanged, identity_of
 from trainers.runs.metrics_file import require_another_end
+from trainers.runs.mpi_ranks import find_mpiexec
 from trainers.runs.run_folder import FolderRefused, dataset_facts, is_locked, share_lock
 from trainers.training.exact_mode import ExactRefused
 
@@ -46,6 +48,17 @@ def test_without_an_mpi_the_way_out_is_named_and_nothing_trained(tmp_path, envir
     assert line.startswith(f"kilobatch: MPI cannot start: {why}")
     assert "pip install mpi4py mpich" in line
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_rank_of_a_foreign_launcher_that_cannot_start_names_itself_and_ends_those_that_wait_for_it(tmp_path):
+    joins = [sys.executable, "-P", "-c", "from mpi4py import MPI"]
+    refused = [sys.executable, "-P", "-m", "kilobatch", "train", "digits/ramp", "--out", str(tmp_path / "run")]
+    both = [*joins, ":", "-n", "1", "-env", "OMP_NUM_THREADS", "abc", *refused]
+    done = subprocess.run([find_mpiexec(), "-n", "1", *both], capture_output=True, text=True, timeout=60)
+    said = f"kilobatch: rank 1 on {socket.gethostname()}: OMP_NUM_THREADS=abc is no number of threads"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_thread_for_the_exchange_is_refused_where_mpi_forbids_it(tmp_path):
@@ -92,10 +105,25 @@ def test_a_report_that_rank_0_cannot_write_is_reported_as_that_of_our_own_ranks(
     )
 
 
-def test_without_the_thread_a_low_level_is_enough(tmp_path):
+@pytest.mark.parametrize(("code", "order"), [(0, ["left", "drawn"]), (4, ["drawn", "left"])], ids=["end", "signal"])
+def test_the_report_of_a_run_that_was_stopped_is_drawn_before_mpi_is_left(tmp_path, monkeypatch, capsys, code, order):
+    from mpi4py import MPI
+
+    monkeypatch.setattr(MPI, "Finalize", lambda: print("left", file=sys.stderr))
+    monkeypatch.setattr(join_ranks, "_OTHERS_SECONDS", 0)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert join_ranks._leave(tmp_path, leads=True, code=code, report=True) == 3  # the run has no record
+    said = capsys.readouterr().err
+    places = {"left": said.index("left\n"), "drawn": said.index("its report cannot be written")}
+    assert sorted(places, key=places.__getitem__) == order
+
+
+def test_without_the_thread_a_low_level_is_enough_and_idle_nodes_of_a_job_are_warned_of(tmp_path):
     words = ("--set", "cluster.exchange.overlap=false", "--set", "updater.double_buffering=true")
-    done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized")
+    done = train(tmp_path / "run", *words, MPI4PY_RC_THREAD_LEVEL="serialized", SLURM_JOB_NUM_NODES="3")
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("kilobatch: warning: all ranks start on this node, ")
+    assert "has 2 other nodes; `srun" in done.stderr
 
 
 def test_a_run_that_diverged_goes_on_only_with_other_data_that_were_accepted(tmp_path):
@@ -260,5 +288,11 @@ def test_a_longer_run_is_told_how_to_begin_with_the_weights_of_this_one(ramp, tm
 def test_a_shell_with_the_variables_of_one_rank_is_told_how_to_start_ranks_all_the_same(tmp_path):
     alone = SimpleNamespace(rank=0, size=1, bcast=lambda value, root: value)
     request = TrainRequest(recipe="digits/ramp", workers=2, out=tmp_path / "run")
-    with pytest.raises(InputRefused, match=r"1 rank was launched; .*srun --mpi=none --pty bash.*unset PMI_RANK"):
+    with pytest.raises(InputRefused, match=r"1 rank was launched; .*srun -n N .*srun --mpi=none --pty.*unset PMI_RANK"):
         join_ranks._checked_together(request, alone, checked=False, alone=True)
+
+
+def test_a_host_without_the_recipe_of_rank_0_is_told_that_all_hosts_need_the_same_files(tmp_path):
+    request = TrainRequest(recipe=str(tmp_path / "own.yaml"))
+    with pytest.raises(RankFailed, match="there is no file .*own.yaml(?s:.*)all hosts need the same working directory"):
+        join_ranks._prepare_as_rank_0(request, ranks=2)

@@ -412,11 +412,11 @@ def test_mpiexec_shows_the_folder_at_once_then_lines_and_scores_as_the_log_does(
     words = [*SMALL, "--out", folder, "--no-report", "--stop-after", "8up", "--set", "evaluation.every=0.25ep"]
     done = typed("train", *words, before=(MPIEXEC, "-n", "2"))
     assert done.returncode == 0, done.stderr
-    said = [line.split(" rank 0 ")[1] for line in done.stdout.splitlines()]
-    assert said[0] == f"run: {folder}"
-    assert said[1].startswith("training digits-ramp on 2 workers")
-    without_scores = [line.split("  ")[0] for line in said[2:] if "accuracy" not in line]
-    assert without_scores == ["update 1/165", f"stopped at update 8; run: {folder}"]
+    first, training, *said, ending, peak, where = [line.split(" rank 0 ")[1] for line in done.stdout.splitlines()]
+    assert (first, training[:32]) == (f"run: {folder}", "training digits-ramp on 2 worker")
+    assert [line.split("  ")[0] for line in said if "accuracy" not in line] == ["update 1/165"]
+    assert re.fullmatch(r"stopped: 8 of 165 updates, epoch 0\.\d+, accuracy .* %; --stop-after", ending)
+    assert (peak[:8], where) == ("peak mem", f"run: {folder}; newest checkpoint: update-000008")
     assert sum("accuracy" in line for line in said) == 2
     assert (folder / "log.txt").read_text() == done.stdout
 

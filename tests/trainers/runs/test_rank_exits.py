@@ -102,3 +102,9 @@ def test_mpiexec_that_was_killed_itself_is_no_ranks_fault(code, number):
 def test_where_no_exit_was_seen_the_status_is_reported():
     text = describe_first_exit(1, [], set(), {})
     assert text.startswith("a rank left before the run ended, without an error of its own; mpiexec ended with 1")
+
+
+def test_an_mpi_without_shared_memory_is_no_ranks_fault():
+    errors = "Abort(6) on node 0: Fatal error\nMPIDI_POSIX_comm_bootstrap(288)...: Out of memory\n"
+    text = describe_first_exit(15, [(0, 10)], set(), {}, errors)
+    assert text.startswith("MPI cannot start: MPIDI_POSIX_comm_bootstrap(288)...: Out of memory; let MPI write to ")

@@ -10,6 +10,7 @@ import pytest
 from recipes.errors import RecipeError
 from trainers.launch.request import TrainRequest
 from trainers.runs.mpi_ranks import LaunchError
+from trainers.runs.rank_exits import SHARED_MEMORY_WAY_OUT
 from trainers.search.group import ANSWERS, ORDERS, Group, MessageReader, RunEnd, cause_of, write_message
 from trainers.search.placement import Placement, hosts_named, place, placements, require_ssh
 
@@ -84,6 +85,7 @@ def test_only_ends_of_runs_are_results(started):
         ("[mpiexec@a] error; No module named kilobatch", "No module named kilobatch"),
         ("[mpiexec@a] error", "[mpiexec@a] error"),
         ("kilobatch: MPI joins 1; srun: error", "kilobatch: MPI joins 1"),
+        ("Abort; MPIDU_Init_shm: no; x", f"MPI cannot start: MPIDU_Init_shm: no; {SHARED_MEMORY_WAY_OUT}"),
         ("", "the ranks ended without a message"),
     ],
 )

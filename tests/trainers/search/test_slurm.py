@@ -140,7 +140,7 @@ def test_a_run_is_trained_by_ranks_that_srun_started(slurm, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "on 2 workers" in done.stdout
-    assert "success at update 36; run: " in done.stdout
+    assert "finished: 36 of 36 updates, " in done.stdout
     job = json.loads((tmp_path / "out" / "environment.json").read_text())["slurm"]
     assert job == {"job": job["job"], "step": "0", "nodes": "node1"}
     assert (tmp_path / "out" / "log.txt").read_text().splitlines()[0].endswith(f"out, job {job['job']} of Slurm")
