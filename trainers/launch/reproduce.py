@@ -139,6 +139,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
             if verdict != UNDECIDED:
                 margin = claimed.margin if verdict == SAME_RUN else 0.0
                 wrong = _wrong_accuracy(recorded[seed], run, rerun.part, margin=margin)
+                wrong = wrong or (_wrong_figure(recorded[seed], run, rerun.part) if verdict == SAME_BITS else "")
                 words += f", of one of the pack's {len(recorded)} runs" if len(recorded) > 1 else ""
             if wrong:
                 verdict = UNDECIDED
@@ -374,7 +375,7 @@ def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, part: float
         if part != 1:
             return SAME_BITS, f"{SAME_BITS}: every loss is equal{so_far}"
         if sha256_of(last_weights(run.folder).read_bytes()) == facts.get("weights_sha256"):
-            return SAME_BITS, f"{SAME_BITS}: every loss, every weight and every accuracy are equal"
+            return SAME_BITS, f"{SAME_BITS}: every loss, weight, accuracy and metric is equal"
     if has_samples := (before.folder / SAMPLES).is_file():
         recorded = (before.folder / SAMPLES).read_bytes().splitlines()[:number]
         if samples_of(run.folder / TRACE).splitlines()[:number] != recorded:
@@ -408,6 +409,26 @@ def _wrong_accuracy(before: Run, run: Run, part: float, *, margin: float) -> str
         if not np.isclose(recorded, reached, rtol=0, atol=margin or 1e-9, equal_nan=True):
             return f"accuracy: the pack records {_accuracy(recorded)}, and the same training has {_accuracy(reached)}"
     return ""
+
+
+def _wrong_figure(before: Run, run: Run, part: float) -> str:
+    """Which recorded loss or metric of an evaluation the run has not in its bits, in words; empty if it has all."""
+    last = math.inf if part == 1 else max(run.evaluations.epoch, default=0.0)
+    were, are = _figures(before), _figures(run)
+    for name, recorded in were.items():
+        for epoch, value in recorded:
+            if epoch <= last and (epoch, value) not in are.get(name, ()):
+                reached = next((f"{has:.6g}" for at, has in are.get(name, ()) if at == epoch), "none")
+                what = f"evaluation's {name} at epoch {epoch:.4g}"
+                return f"{what}: the pack records {value:.6g}, and the same training has {reached}"
+    return ""
+
+
+def _figures(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """Epochs and values of the loss and of each metric of a run's evaluations; an epoch may have two values."""
+    columns = {"loss": (run.evaluations.epoch, run.evaluations.loss), **run.metrics}
+    pairs = {name: zip(*(column.tolist() for column in both), strict=True) for name, both in columns.items()}
+    return {name: [(epoch, value) for epoch, value in found if math.isfinite(value)] for name, found in pairs.items()}
 
 
 def _accuracy(value: float) -> str:
