@@ -31,6 +31,7 @@ from recipes.reports.json_text import finite
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
+from recipes.sharing.evidence import others_text
 from recipes.sharing.pack_file import HEAD, claims_of, runs_of
 from trainers import kernels
 from trainers.launch.identity import made_of
@@ -148,7 +149,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         if verdict == UNDECIDED:
             judgement = judge(claimed, values, level=level_of_look(len(values), looks=len(seeds)))
             verdict = judgement.verdict
-            words = _words(judgement, len(values), more_seeds(claimed, values), rerun.part)
+            words = _words(judgement, len(values), more_seeds(claimed, values), rerun.part, others_text(differ))
         if verdict != UNDECIDED:
             break
     evidence = {
@@ -451,12 +452,12 @@ def _number(value: float, part: float) -> str:
     return f"{100 * value:.2f} points" if part == 1 else f"{value:.4f}"
 
 
-def _words(judgement: Judgement, number: int, more: int | None, part: float) -> str:
-    """The verdict of statistics on a number of runs, with its numbers."""
+def _words(judgement: Judgement, number: int, more: int | None, part: float, others: str) -> str:
+    """The verdict of statistics on a number of runs, with its numbers; `others` is of `others_text`."""
     verdict, so_far = judgement.verdict, "" if part == 1 else f", after {percent(part, digits=0)} of it"
     low, high = (_signed(bound, part) for bound in (judgement.lower, judgement.upper))
     difference = _signed(judgement.difference, part)
-    words = f"{verdict}{so_far}: the difference is {difference}, its one-sided bounds {low} and {high}"
+    words = f"{verdict}{so_far}{others}: the difference is {difference}, its one-sided bounds {low} and {high}"
     if verdict != UNDECIDED:
         return words
     return words + (

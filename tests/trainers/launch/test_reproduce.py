@@ -157,6 +157,12 @@ def test_a_pack_with_other_metrics_or_evaluation_losses_has_not_the_same_bits(re
     assert words is None or any(re.search(words, line) for line in evidence["differs"])
 
 
+def test_a_rerun_with_other_code_says_so_in_its_verdict(rerun):
+    evidence = rerun(TRUE, TRUE, ids={"code": "a" * 64})
+    assert evidence["differs"][0] == "code: aaaaaaaaaaaa in the pack, not found here"
+    assert evidence["words"].startswith("undecided, with other code: the difference is")
+
+
 @pytest.mark.parametrize("runs", [7, [3], None])
 def test_a_pack_whose_head_has_no_runs_is_judged_by_its_losses(rerun, runs):
     assert rerun(TRUE, TRUE, runs=runs)["verdict"] == "the same run"
