@@ -55,9 +55,9 @@ def _warnings(search: Search, known: Sequence[Mapping[str, Any]], own: Mapping[s
     """Where the known recipes are no measure for this search: keys of its space that none has, another optimizer."""
     if unknown := [path for path in search.space if not any(_has(recipe, path) for recipe in known)]:
         yield f"the prior knows nothing of {listed(unknown)}: the sampler draws the first values too"
-    kinds = dict.fromkeys(recipe["optimizer"]["kind"] for recipe in known)
-    if _OPTIMIZER not in search.space and own["optimizer"]["kind"] not in kinds:
-        what = f"the prior has {listed(kinds)}, and this search {own['optimizer']['kind']}"
+    kinds, kind = dict.fromkeys(recipe["optimizer"]["kind"] for recipe in known), own["optimizer"]["kind"]
+    if _OPTIMIZER not in search.space and (others := [other for other in kinds if other != kind]):
+        what = f"the prior has the optimizer {listed(others)}, and this search {kind}"
         yield f"{what}: a rate that is good for one optimizer is seldom good for another"
 
 

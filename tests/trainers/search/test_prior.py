@@ -129,7 +129,8 @@ TRUST = "  optimizer.trust_coefficient: {kind: Float, low: 0.001, high: 0.1}\n"
 KINDS = "  optimizer.kind: {kind: Categorical, choices: [Lars, MomentumSGD]}\n"
 UNKNOWN = [
     "the prior knows nothing of optimizer.trust_coefficient: the sampler draws the first values too",
-    "the prior has MomentumSGD, and this search Lars: a rate that is good for one optimizer is seldom good for another",
+    "the prior has the optimizer MomentumSGD, and this search Lars: a rate that is good for one optimizer is seldom "
+    "good for another",
 ]
 
 
