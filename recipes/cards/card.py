@@ -55,7 +55,8 @@ def card_facts(name: str, opened: OpenedRecipe, *, claims: Sequence[Claim] = ())
     Args:
         name: what the library calls it.
         opened: the recipe.
-        claims: what its runs have reached, in place of what it claims itself; empty if it has no runs.
+        claims: what its runs have reached, in place of what it claims itself; empty if it has no runs. Their status
+            is "by its runs", whatever they say.
     """
     recipe, source = opened.recipe, opened.recipe.source
     parts = [source.get("authors"), source.get("title"), source.get("year")]
@@ -65,7 +66,10 @@ def card_facts(name: str, opened: OpenedRecipe, *, claims: Sequence[Claim] = ())
         source=", ".join(str(part) for part in parts if part),
         url=str(source.get("url", "")),
         card=recipe.card,
-        claims=tuple((claim_text(claim), claim.on, claim.status, claim.source) for claim in claims or recipe.claims),
+        claims=tuple(
+            (claim_text(claim), claim.on, "by its runs" if claims else claim.status, claim.source)
+            for claim in claims or recipe.claims
+        ),
         values=tuple(_values(opened)),
         obstacles=opened.obstacles,
         has_own_code=_has_own_code([opened.tree, opened.dataset_tree]),

@@ -28,7 +28,7 @@ from recipes.reports.wording import counted, number, percent
 from recipes.schema import Claim
 from recipes.schema.vocabulary import Vocabulary
 from recipes.sharing.canonical import mapping_in
-from recipes.sharing.evidence import GOOD, instant_of, verdict_text
+from recipes.sharing.evidence import GOOD, instant_of, others_text, verdict_text
 from recipes.sharing.pack_file import claims_of
 from recipes.sharing.registries import FACTS, Entry, Registry
 
@@ -182,9 +182,10 @@ def _checked(one: Listed) -> object:
 
 
 def _verdict(rerun: Mapping[str, Any]) -> Markup:
-    """A badge; green only for a rerun of whole runs."""
+    """A badge; green only for a rerun of whole runs, and without a colour for one with other code or data."""
     good = rerun["verdict"] in GOOD and rerun.get("part", 1) == 1
     kind = "success" if good else "failed" if rerun["verdict"] == "worse" else ""
+    kind = "" if others_text(rerun.get("differs")) else kind
     return tag("span", verdict_text(rerun), class_=f"badge {kind}".strip())
 
 

@@ -54,11 +54,23 @@ def instant_of(evidence: Mapping[str, Any]) -> datetime:
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).astimezone(UTC)
 
 
+def others_text(differs: object) -> str:
+    """Whether a rerun was with other code or other data than the pack's, by the lines of what differed.
+
+    >>> others_text(["code: 1a2b in the pack, 3c4d here", "libc: 2.35 in the pack, 2.39 here"])
+    ', with other code'
+    """
+    lines = differs if isinstance(differs, list) else []
+    found = [what for what in ("code", "data") if any(str(line).startswith(f"{what}: ") for line in lines)]
+    return f", with other {' and '.join(found)}" if found else ""
+
+
 def verdict_text(evidence: Mapping[str, Any]) -> str:
-    """The verdict, with the share of each run that was trained where it was not all.
+    """The verdict, with what limits it: the share of each run that was trained, and other code or data.
 
     >>> verdict_text({"verdict": "the same bits", "part": 0.05})
     'the same bits, after 5 % of it'
     """
     part = evidence.get("part", 1)
-    return str(evidence["verdict"]) + ("" if part == 1 else f", after {100 * part:.3g} % of it")
+    so_far = "" if part == 1 else f", after {100 * part:.3g} % of it"
+    return f"{evidence['verdict']}{so_far}{others_text(evidence.get('differs'))}"

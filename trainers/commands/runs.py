@@ -222,21 +222,34 @@ def remove(
 
 def _folders(name: str) -> list[Path]:
     """The folder of a run, or those of all runs in a pack."""
+    from os.path import relpath
+
     from recipes.errors import InputRefused
     from recipes.reading.registry import path_of_pack
     from recipes.reports.wording import counted
     from trainers.commands.python_run import runs
-    from trainers.runs.run_folder import RECIPE
+    from trainers.runs.run_folder import RECIPE, REPORT
 
     path = path_of_pack(name)
     if path == name:
         with refuse_unreachable():
             is_run = not Path(name).is_dir() or Path(name, RECIPE).is_file()
+        if not is_run and (kind := _kind_with_page(Path(name))):
+            raise InputRefused(f"{name} is the folder of a {kind}, not of a run; its page is {Path(name, REPORT)}")
         if not is_run and (found := runs(name)):
-            some = " ".join(str(run.folder) for run in found[:8])
+            some = " ".join(str(Path(name, relpath(run.folder, name))) for run in found[:8])
             raise InputRefused(f"{name} holds {counted(len(found), 'run')}, and is none; type: kilobatch report {some}")
         return [Path(name)]
     folders = sorted(Path(path).parent.glob("runs/*"), key=lambda folder: int(folder.name))
     if not folders:
         raise InputRefused(f"{name} is the pack of a recipe, and has no runs; see: kilobatch recipes card {name}")
     return folders
+
+
+@refuse_unreachable()
+def _kind_with_page(folder: Path) -> str | None:
+    """`search` or `frontier` for the folder of one that has drawn its page; None for any other."""
+    from trainers.runs.run_folder import REPORT
+
+    kinds = (kind for kind in ("search", "frontier") if (folder / f"{kind}.yaml").is_file())
+    return next(kinds, None) if (folder / REPORT).is_file() else None

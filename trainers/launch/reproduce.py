@@ -31,6 +31,7 @@ from recipes.reports.json_text import finite
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted, percent
 from recipes.sharing.canonical import canonical_json, mapping_in, sha256_of
+from recipes.sharing.evidence import others_text
 from recipes.sharing.pack_file import HEAD, claims_of, runs_of
 from trainers import kernels
 from trainers.launch.identity import made_of
@@ -139,6 +140,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
             if verdict != UNDECIDED:
                 margin = claimed.margin if verdict == SAME_RUN else 0.0
                 wrong = _wrong_accuracy(recorded[seed], run, rerun.part, margin=margin)
+                wrong = wrong or (_wrong_figure(recorded[seed], run, rerun.part) if verdict == SAME_BITS else "")
                 words += f", of one of the pack's {len(recorded)} runs" if len(recorded) > 1 else ""
             if wrong:
                 verdict = UNDECIDED
@@ -147,7 +149,7 @@ def reproduce(rerun: Rerun, *, tell: Callable[[str], None]) -> dict[str, Any]:
         if verdict == UNDECIDED:
             judgement = judge(claimed, values, level=level_of_look(len(values), looks=len(seeds)))
             verdict = judgement.verdict
-            words = _words(judgement, len(values), more_seeds(claimed, values), rerun.part)
+            words = _words(judgement, len(values), more_seeds(claimed, values), rerun.part, others_text(differ))
         if verdict != UNDECIDED:
             break
     evidence = {
@@ -374,7 +376,7 @@ def _same(before: Run, head: Mapping[str, Any], run: Run, seed: int, part: float
         if part != 1:
             return SAME_BITS, f"{SAME_BITS}: every loss is equal{so_far}"
         if sha256_of(last_weights(run.folder).read_bytes()) == facts.get("weights_sha256"):
-            return SAME_BITS, f"{SAME_BITS}: every loss, every weight and every accuracy are equal"
+            return SAME_BITS, f"{SAME_BITS}: every loss, weight, accuracy and metric is equal"
     if has_samples := (before.folder / SAMPLES).is_file():
         recorded = (before.folder / SAMPLES).read_bytes().splitlines()[:number]
         if samples_of(run.folder / TRACE).splitlines()[:number] != recorded:
@@ -410,6 +412,26 @@ def _wrong_accuracy(before: Run, run: Run, part: float, *, margin: float) -> str
     return ""
 
 
+def _wrong_figure(before: Run, run: Run, part: float) -> str:
+    """Which recorded loss or metric of an evaluation the run has not in its bits, in words; empty if it has all."""
+    last = math.inf if part == 1 else max(run.evaluations.epoch, default=0.0)
+    were, are = _figures(before), _figures(run)
+    for name, recorded in were.items():
+        for epoch, value in recorded:
+            if epoch <= last and (epoch, value) not in are.get(name, ()):
+                reached = next((f"{has:.6g}" for at, has in are.get(name, ()) if at == epoch), "none")
+                what = f"evaluation's {name} at epoch {epoch:.4g}"
+                return f"{what}: the pack records {value:.6g}, and the same training has {reached}"
+    return ""
+
+
+def _figures(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """Epochs and values of the loss and of each metric of a run's evaluations; an epoch may have two values."""
+    columns = {"loss": (run.evaluations.epoch, run.evaluations.loss), **run.metrics}
+    pairs = {name: zip(*(column.tolist() for column in both), strict=True) for name, both in columns.items()}
+    return {name: [(epoch, value) for epoch, value in found if math.isfinite(value)] for name, found in pairs.items()}
+
+
 def _accuracy(value: float) -> str:
     return percent(value) if math.isfinite(value) else "none"
 
@@ -430,12 +452,12 @@ def _number(value: float, part: float) -> str:
     return f"{100 * value:.2f} points" if part == 1 else f"{value:.4f}"
 
 
-def _words(judgement: Judgement, number: int, more: int | None, part: float) -> str:
-    """The verdict of statistics on a number of runs, with its numbers."""
+def _words(judgement: Judgement, number: int, more: int | None, part: float, others: str) -> str:
+    """The verdict of statistics on a number of runs, with its numbers; `others` is of `others_text`."""
     verdict, so_far = judgement.verdict, "" if part == 1 else f", after {percent(part, digits=0)} of it"
     low, high = (_signed(bound, part) for bound in (judgement.lower, judgement.upper))
     difference = _signed(judgement.difference, part)
-    words = f"{verdict}{so_far}: the difference is {difference}, its one-sided bounds {low} and {high}"
+    words = f"{verdict}{so_far}{others}: the difference is {difference}, its one-sided bounds {low} and {high}"
     if verdict != UNDECIDED:
         return words
     return words + (

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from recipes.errors import InputRefused
+from recipes.errors import InputRefused, listed
 from recipes.planning.random_bits import draws
 from recipes.planning.rates import full_rate
 from recipes.reading.open import open_recipe
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, value_in
 from recipes.search_space.ranges import Categorical, active_values
+from trainers.runs.errors import print_warnings
 from trainers.runs.run_folder import RECIPE
 from trainers.search.folder import SEARCH, read_record, read_study, run_folders
 from trainers.search.study import finished, ranked_trials
 
+_OPTIMIZER = "optimizer.kind"
 _RATE, _WARMUP = "learning_rate.reference", "learning_rate.warmup.epochs"
 _MOMENTUM = ("optimizer.momentum", "optimizer.mu1", "optimizer.beta1")
 _LEAST_BEST = 3  # known trials at the least, where there are as many
@@ -29,6 +31,8 @@ _KEEP = 0.8  # how often a known choice is kept. Assumed.
 
 def first_values(opened: OpenedSearch, *, enqueued: int = 0) -> list[dict[str, Any]]:
     """The values of the trials that a search tries first: those of `enqueue`, and what is drawn from its prior.
+
+    A warning is printed if the prior lacks values of the space or has another optimizer.
 
     Args:
         enqueued: trials that the study has. If nothing more is to be drawn, the prior need not be there any more.
@@ -41,9 +45,28 @@ def first_values(opened: OpenedSearch, *, enqueued: int = 0) -> list[dict[str, A
         if any(path == "batch" or path.startswith("batch.") for path in search.space):
             raise InputRefused("prior: the batch is searched, and a prior needs one batch; give it in `fixed`")
         known = _known_recipes(opened)
+        print_warnings(_warnings(search, known, opened.base.tree))
         for index in range(search.prior.draws):
             first.append(drawn_values(search, known[index % len(known)], opened.base.tree, index=index))
     return first[: search.budget.trials]
+
+
+def _warnings(search: Search, known: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Iterator[str]:
+    """Where the known recipes are no measure for this search: keys of its space that none has, another optimizer."""
+    if unknown := [path for path in search.space if not any(_has(recipe, path) for recipe in known)]:
+        yield f"the prior knows nothing of {listed(unknown)}: the sampler draws the first values too"
+    kinds, kind = dict.fromkeys(recipe["optimizer"]["kind"] for recipe in known), own["optimizer"]["kind"]
+    if _OPTIMIZER not in search.space and (others := [other for other in kinds if other != kind]):
+        what = f"the prior has the optimizer {listed(others)}, and this search {kind}"
+        yield f"{what}: a rate that is good for one optimizer is seldom good for another"
+
+
+def _has(recipe: Mapping[str, Any], path: str) -> bool:
+    try:
+        value_in(recipe, path)
+    except LookupError:
+        return False
+    return True
 
 
 def drawn_values(search: Search, known: Mapping[str, Any], own: Mapping[str, Any], *, index: int) -> dict[str, Any]:

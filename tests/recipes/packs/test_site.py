@@ -82,13 +82,22 @@ def test_a_rerun_of_a_part_is_no_success(listed, tmp_path):
             assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("verdict", ["worse", "the same run"])
+def test_a_rerun_with_other_code_speaks_neither_for_nor_against_a_pack(listed, verdict, tmp_path):
+    rerun = {"date": "2026-11-25T10:00:00+0000", "verdict": verdict, "differs": ["code: 1a in the pack, 2b here"]}
+    write_site([replace(listed, reruns=[rerun])], tmp_path)
+    for name in ("index.html", "recipe-team~net@1.html"):
+        assert f'"badge">{verdict}, with other code<' in (tmp_path / name).read_text()
+
+
 def test_claims_of_the_runs_take_the_place_of_the_recipes(listed, tmp_path):
     claim = Claim(metric="top1", kind="accuracy", value=0.7138, on="1 x Z80", status="reproduced")
     write_site([replace(listed, claims=[claim])], tmp_path)
     cells = Page((tmp_path / "recipe-team~net@1.html").read_text()).cells
     claims = [cell for cell in cells if cell.startswith("top-1")]
     assert [cell.replace("\xa0", " ") for cell in claims] == ["top-1 71.38 %"]
-    assert "1 x Z80" in cells
+    assert {"1 x Z80", "by its runs"} <= set(cells)
+    assert "reproduced" not in cells
 
 
 def test_other_names_have_other_pages(listed, tmp_path):

@@ -9,8 +9,10 @@ import typer
 
 from recipes.errors import InputRefused
 from recipes.reports.metrics import RunError
-from trainers.commands.runs import list_runs, remove, show
+from trainers.commands.runs import list_runs, remove, report, show
+from trainers.frontier.run import FRONTIER
 from trainers.runs.run_folder import FolderRefused, lock_folder
+from trainers.search.folder import SEARCH
 
 
 @pytest.fixture
@@ -152,3 +154,16 @@ def test_files_that_a_running_run_removes_meanwhile_are_left_out_of_its_size(run
     list_runs(run.parent, as_json=True)
     (row,) = json.loads(capsys.readouterr().out)
     assert row["bytes"] == len(text)
+
+
+@pytest.mark.parametrize(("kind", "file"), [("search", SEARCH), ("frontier", FRONTIER)])
+def test_a_report_on_a_search_or_frontier_names_its_page(run, kind, file, monkeypatch):
+    folder = run.parent
+    monkeypatch.chdir(folder.parent)
+    (run / "metrics.jsonl").touch()
+    (folder / "report.html").touch()
+    with pytest.raises(InputRefused, match=f"holds 1 run, and is none; type: kilobatch report {folder.name}/run$"):
+        report([folder.name])
+    (folder / file).touch()
+    with pytest.raises(InputRefused, match=f"folder of a {kind}, not of a run; its page is {folder}/report.html"):
+        report([str(folder)])

@@ -87,7 +87,7 @@ def test_a_pack_of_runs_holds_their_record_and_claims_what_they_reached(runs, tm
     assert claim["value"] == pytest.approx(sum(accuracies) / 2)
     assert (claim["runs"], claim["status"]) == (2, "reproduced")
     shown = f"top-1 {100 * claim['value']:.2f} % ± {100 * claim['deviation']:.2f} (2 runs)"
-    assert f"| {shown} | {claim['on']} | reproduced |" in (opened.folder / "card.md").read_text()
+    assert f"| {shown} | {claim['on']} | by its runs |" in (opened.folder / "card.md").read_text()
     assert claim_text(*claims_of_runs(opened.folder / "recipe.yaml")) == shown
     assert claims_of_runs(runs / "0" / "recipe.yaml") == []
     assert opened.head["facts"]["batch"] == 512

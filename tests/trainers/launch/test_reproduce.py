@@ -72,12 +72,17 @@ def test_a_registration_that_finds_no_room_is_made_by_the_next_call(tmp_path, la
     assert _registered(tmp_path, settings, True) == _registered(tmp_path, settings, False)
 
 
-def write_run(folder, opened, accuracies, *, exact, traced):
-    """A folder as a run of three updates leaves it, with an evaluation after each."""
+def write_run(folder, opened, accuracies, *, exact, traced, figures=()):
+    """A folder as a run of three updates leaves it, with an evaluation after each.
+
+    Args:
+        figures: keys and values of lines after the first update.
+    """
     rates = dict.fromkeys(("learning_rate", "momentum", "update_seconds"), 0.1)
     at = [{"update": n, "epoch": n / 3, "samples": 512 * n, "time_ms": n} for n in range(4)]
     lines = [{"key": "train_loss", "value": 2.0 - n, "global_batch_size": 512, **rates, **at[n]} for n in range(3)]
     lines += [{"key": "eval_accuracy", "value": accuracy, **at[n + 1]} for n, accuracy in enumerate(accuracies)]
+    lines += [{"key": key, "value": value, **at[1]} for key, value in figures]
     lines += [{"key": "run_stop", "value": "success", "time_ms": 4}]
     weights = folder / "checkpoints" / "update-000003" / "weights.safetensors"
     weights.parent.mkdir(parents=True)
@@ -98,9 +103,9 @@ def rerun(tmp_path, monkeypatch):
     known = vocabulary()
     opened = open_recipe("digits/large_batch", vocabulary=known)
 
-    def compare(recorded, reached, *, exact=True, traced=True, part=1.0, **head):
-        write_run(tmp_path / "run", opened, recorded, exact=exact, traced=traced)
-        write_run(tmp_path / "out" / "seed-0", opened, reached, exact=exact, traced=True)
+    def compare(recorded, reached, *, exact=True, traced=True, part=1.0, figures=((), ()), **head):
+        write_run(tmp_path / "run", opened, recorded, exact=exact, traced=traced, figures=figures[0])
+        write_run(tmp_path / "out" / "seed-0", opened, reached, exact=exact, traced=True, figures=figures[1])
         how = {"ids": ids_of(opened), "made_of": made_of(opened), "lock": "", "own_code": {}, "vocabulary": known}
         packed, files = pack_contents(opened, runs=[(opened, tmp_path / "run")], **how)
         path = tmp_path / "a.kilobatch"
@@ -116,7 +121,7 @@ TRUE = [0.3, 0.6, 0.52]
 @pytest.mark.parametrize(
     ("recorded", "exact", "traced", "verdict", "words"),
     [
-        (TRUE, True, True, "the same bits", "the same bits: every loss, every weight and every accuracy are equal"),
+        (TRUE, True, True, "the same bits", "the same bits: every loss, weight, accuracy and metric is equal"),
         ([0.3, 0.6, 0.999], True, True, "undecided", "the pack records 99.90 %, and the same training has 52.00 %"),
         ([0.3, 0.999, 0.52], True, True, "undecided", "the pack records 99.90 %, and the same training has 60.00 %"),
         ([0.3, 0.6], True, True, "undecided", "the pack records none, and the same training has 52.00 %"),
@@ -130,6 +135,32 @@ def test_a_pack_is_the_same_run_only_with_its_recorded_accuracy(rerun, recorded,
     evidence = rerun(recorded, TRUE, exact=exact, traced=traced)
     assert evidence["verdict"] == verdict
     assert words in evidence["words"] or any(words in line for line in evidence["differs"])
+
+
+HONEST = [("eval_loss", 1.5), ("eval_macro_f1", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        ([("eval_loss", 1.5), ("eval_macro_f1", 0.9)], "macro_f1 at epoch 0.3333: the pack records 0.9, .* has 0.5"),
+        ([("eval_loss", 1.4), ("eval_macro_f1", 0.5)], "loss at epoch 0.3333: the pack records 1.4, .* has 1.5"),
+        ([("eval_macro_f1", 0.9), *HONEST], "macro_f1 .* 0.9, and the same training has 0.5"),
+        ([("eval_top5", 0.9), *HONEST], "top5 .* 0.9, and the same training has none"),
+        (HONEST, None),
+        ([], None),
+    ],
+)
+def test_a_pack_with_other_metrics_or_evaluation_losses_has_not_the_same_bits(rerun, recorded, words):
+    evidence = rerun(TRUE, TRUE, figures=(recorded, HONEST))
+    assert evidence["verdict"] == ("undecided" if words else "the same bits")
+    assert words is None or any(re.search(words, line) for line in evidence["differs"])
+
+
+def test_a_rerun_with_other_code_says_so_in_its_verdict(rerun):
+    evidence = rerun(TRUE, TRUE, ids={"code": "a" * 64})
+    assert evidence["differs"][0] == "code: aaaaaaaaaaaa in the pack, not found here"
+    assert evidence["words"].startswith("undecided, with other code: the difference is")
 
 
 @pytest.mark.parametrize("runs", [7, [3], None])

@@ -123,3 +123,21 @@ BATCHES = TEXT.replace("fixed:\n  batch.global: 512\n", BATCHES)
 def test_a_prior_that_is_not_there_or_has_no_one_batch_is_refused(open_text, text, prior, message):
     with pytest.raises(ValueError, match=message):
         first_values(open_text(f"{text}prior: {{{prior}}}\n"))
+
+
+TRUST = "  optimizer.trust_coefficient: {kind: Float, low: 0.001, high: 0.1}\n"
+KINDS = "  optimizer.kind: {kind: Categorical, choices: [Lars, MomentumSGD]}\n"
+UNKNOWN = [
+    "the prior knows nothing of optimizer.trust_coefficient: the sampler draws the first values too",
+    "the prior has the optimizer MomentumSGD, and this search Lars: a rate that is good for one optimizer is seldom "
+    "good for another",
+]
+
+
+@pytest.mark.parametrize(
+    ("space", "fixed", "warnings"), [("", "", []), (TRUST, "  optimizer.kind: Lars\n", UNKNOWN), (KINDS, "", [])]
+)
+def test_a_prior_that_is_no_measure_for_the_search_is_named(open_text, capsys, space, fixed, warnings):
+    text = TEXT.replace("fixed:\n", f"{space}fixed:\n{fixed}")
+    first_values(open_text(f"{text}prior: {{recipe: digits/baseline}}\n"))
+    assert capsys.readouterr().err.splitlines() == [f"kilobatch: warning: {warning}" for warning in warnings]
