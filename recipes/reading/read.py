@@ -59,7 +59,7 @@ def fields_of(cls: type) -> tuple[Field, ...]:
     """The keys of a dataclass, in its order."""
     hints = get_type_hints(cls, include_extras=True)
     fields_ = []
-    for field in dataclasses.fields(cls):
+    for field in filter(lambda each: each.init, dataclasses.fields(cls)):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()

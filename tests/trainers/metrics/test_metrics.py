@@ -1,6 +1,6 @@
 """Each metric against its definition, sample by sample; how one is called and refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -62,6 +62,25 @@ class OwnF2Score:
 @dataclass(frozen=True, kw_only=True)
 class Named(OwnF2Score):
     name: str = "gap"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubled:
+    scale: float = 2.0
+    twice: float = field(init=False, default=0.0)
+
+    def __post_init__(self):
+        object.__setattr__(self, "twice", 2 * self.scale)
+
+    def __call__(self, logits, labels):
+        return self.twice
+
+
+def test_a_field_that_no_constructor_takes_is_no_key():
+    names = replace(vocabulary(), metrics={"Doubled": Doubled})
+    opened = open_recipe("digits/baseline", vocabulary=names, overrides=["evaluation.metrics=[{kind: Doubled}]"])
+    assert opened.tree["evaluation"]["metrics"] == [{"kind": "Doubled", "scale": 2.0}]
+    assert opened.recipe.evaluation.metrics == (Doubled(),)
 
 
 def test_a_metric_is_called_by_its_class_or_its_name():
