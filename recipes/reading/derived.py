@@ -1,0 +1,130 @@
+"""Values that a rule filled in when this program wrote the file of a recipe: of a run, a pack or a search's best trial.
+
+They follow what they came from: where a file that extends this one, or an option, changes that and does not give them,
+they count as left out, and the rule fills them in anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import RecipeError
+from recipes.reading.registry import PACKED
+from recipes.reading.yaml import Node, Origin, flow_text, parse_yaml
+
+_Keys = tuple[str | int, ...]
+
+UNSURE = "unsure"  # in place of a rule: the file does not say whether one filled the value in
+# Last key of a value that a rule fills in -> what the rule reads.
+_SOURCES: dict[object, tuple[_Keys, ...]] = {
+    "epochs": (("epochs",), ("learning_rate", "warmup")),
+    "target_batch": (("batch", "global"),),
+    "per": (("batch", "global"),),
+    "norm_span": (("batch", "global"),),
+    "sha256": (("init", "weights"),),
+}
+_COMMENT = re.compile(r"\s# (rule: [^\"']*|\S[^\"'#]*:\d+)$")
+# An origin in a file that this program wrote, before such files kept the rules of the file that they were made from.
+_IN_A_WRITTEN_FILE = re.compile(r"(.*/)?(\d+-)?(recipe|best|trial-\d+)\.yaml:\d+")
+
+
+def with_rules(root: Node, path: Path, data: bytes) -> Node:
+    """The tree of a recipe's file, in which the origins of values that a rule filled in name it.
+
+    Recorded are rules in `origins.json` of a pack, in `run.yaml` of a run, and in the comments of any other file. A
+    value that is not what the rule makes of the file was edited since, and is the user's own.
+    """
+    beside, lines = _recorded_beside(path), data.decode("utf-8-sig").split("\n")
+
+    def rule_of(keys: _Keys, node: Node) -> str:
+        if keys[-1] not in _SOURCES or (keys[-1] == "epochs" and "schedule" not in keys and keys[0] != "schedules"):
+            return ""
+        if beside is not None:
+            text = str(beside.get(".".join(map(str, keys))))
+        else:
+            found = _COMMENT.search(lines[node.origin.line - 1].rstrip())
+            text = found[1] if found else ""
+        if text.startswith("rule: "):
+            return text if _by_rule(root, keys) in (None, node.value) else ""
+        return UNSURE if keys[-1] in ("epochs", "target_batch") and _IN_A_WRITTEN_FILE.fullmatch(text) else ""
+
+    return _marked(root, (), rule_of)
+
+
+def outdated(origins: Mapping[_Keys, Origin]) -> list[_Keys]:
+    """The values that a rule filled in, where a later layer than theirs has changed what it reads."""
+    return [
+        keys for keys, origin in origins.items() if origin.rule and _files_of_sources(keys, origins) != {origin.file}
+    ]
+
+
+def unsure(tree: Mapping[str, Any], origins: Mapping[_Keys, Origin]) -> Iterator[str]:
+    """A line for each value that may have to follow a later layer, and stays, since no file says so."""
+    for keys in outdated(origins):
+        value: Any = tree
+        for key in keys:
+            value = value[key]
+        name, came_from = ".".join(map(str, keys)), _SOURCES[keys[-1]][0]
+        what = (
+            f"stays {flow_text(value)}, as {origins[keys]} has it, and does not follow {'.'.join(map(str, came_from))}"
+        )
+        way_out = f"{name}=null derives it anew, {name}={flow_text(value)} keeps it"
+        yield f"{name}: {what}: that file does not say whether it was derived; {way_out}"
+
+
+def _files_of_sources(keys: _Keys, origins: Mapping[_Keys, Origin]) -> set[str]:
+    """The files and options that give what a rule reads; empty where it was removed."""
+    sources = _SOURCES[keys[-1]]
+    return {origin.file for at, origin in origins.items() if any(at[: len(source)] == source for source in sources)}
+
+
+def _recorded_beside(path: Path) -> Mapping[str, Any] | None:
+    """The origins of a pack's or a run's recipe, by dotted path; None for any other file."""
+    if path.name != PACKED:
+        return None
+    with suppress(OSError, ValueError, RecursionError):
+        origins = json.loads((path.parent / "origins.json").read_bytes())
+        return origins if isinstance(origins, dict) else {}
+    with suppress(OSError, RecipeError):
+        run = parse_yaml((path.parent / "run.yaml").read_bytes(), file="run.yaml")
+        origins = _value(run, "origins")
+        return {key: node.value for key, node in origins.items()} if isinstance(origins, dict) else {}
+    return None
+
+
+def _by_rule(root: Node, keys: _Keys) -> Any:
+    """What a rule makes of a resolved file; None where that takes more than the file."""
+    if keys[-1] in ("per", "target_batch"):
+        batch = _value(root, "batch", "global")
+        return _value(batch[0], "size") if isinstance(batch, list) and batch else batch
+    if keys[-1] != "epochs":
+        return None
+    epochs, warmup = _value(root, "epochs"), ("learning_rate", "warmup")
+    if keys[0] == "learning_rate" and _value(root, *warmup, "joins") == "before":
+        with suppress(TypeError):  # not as it was written
+            return epochs - _value(root, *warmup, "epochs")
+    return epochs
+
+
+def _value(node: Node, *keys: str) -> Any:
+    value = node.value
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return None
+        value = value[key].value
+    return value
+
+
+def _marked(node: Node, keys: _Keys, rule_of: Any) -> Node:
+    if isinstance(node.value, dict):
+        return replace(node, value={key: _marked(inner, (*keys, key), rule_of) for key, inner in node.value.items()})
+    if isinstance(node.value, list):
+        return replace(node, value=[_marked(inner, (*keys, at), rule_of) for at, inner in enumerate(node.value)])
+    rule = rule_of(keys, node) if keys else ""
+    return replace(node, origin=replace(node.origin, rule=rule)) if rule else node
