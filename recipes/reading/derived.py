@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -59,29 +61,24 @@ def with_rules(root: Node, path: Path, data: bytes) -> Node:
 
 def outdated(origins: Mapping[_Keys, Origin]) -> list[_Keys]:
     """The values that a rule filled in, where a later layer than theirs has changed what it reads."""
-    return [
-        keys for keys, origin in origins.items() if origin.rule and _files_of_sources(keys, origins) != {origin.file}
-    ]
+    return [keys for keys, origin in origins.items() if origin.rule and _is_outdated(keys, origins)]
 
 
 def unsure(tree: Mapping[str, Any], origins: Mapping[_Keys, Origin]) -> Iterator[str]:
-    """A line for each value that may have to follow a later layer, and stays, since no file says so."""
+    """A line for each value that may have to follow a later layer, and stays, since its file does not say so."""
     for keys in outdated(origins):
-        value: Any = tree
-        for key in keys:
-            value = value[key]
-        name, came_from = ".".join(map(str, keys)), _SOURCES[keys[-1]][0]
-        what = (
-            f"stays {flow_text(value)}, as {origins[keys]} has it, and does not follow {'.'.join(map(str, came_from))}"
-        )
-        way_out = f"{name}=null derives it anew, {name}={flow_text(value)} keeps it"
-        yield f"{name}: {what}: that file does not say whether it was derived; {way_out}"
+        name, value = ".".join(map(str, keys)), flow_text(reduce(getitem, keys, tree))
+        what = f"stays {value}, from {origins[keys]}, which does not say whether a rule gave it"
+        yield f"{name} {what}; {name}=null derives it anew, {name}={value} keeps it"
 
 
-def _files_of_sources(keys: _Keys, origins: Mapping[_Keys, Origin]) -> set[str]:
-    """The files and options that give what a rule reads; empty where it was removed."""
-    sources = _SOURCES[keys[-1]]
-    return {origin.file for at, origin in origins.items() if any(at[: len(source)] == source for source in sources)}
+def _is_outdated(keys: _Keys, origins: Mapping[_Keys, Origin]) -> bool:
+    """Whether anything that the rule reads is of another file or of an option, or was removed by one."""
+    for source in _SOURCES[keys[-1]]:
+        files = {origin.file for inner, origin in origins.items() if inner[: len(source)] == source}
+        if files != {origins[keys].file}:
+            return True
+    return False
 
 
 def _recorded_beside(path: Path) -> Mapping[str, Any] | None:
@@ -121,7 +118,7 @@ def _value(node: Node, *keys: str) -> Any:
     return value
 
 
-def _marked(node: Node, keys: _Keys, rule_of: Any) -> Node:
+def _marked(node: Node, keys: _Keys, rule_of: Callable[[_Keys, Node], str]) -> Node:
     if isinstance(node.value, dict):
         return replace(node, value={key: _marked(inner, (*keys, key), rule_of) for key, inner in node.value.items()})
     if isinstance(node.value, list):
