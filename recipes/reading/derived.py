@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def with_rules(root: Node, path: Path, data: bytes) -> Node:
     Recorded are rules in `origins.json` of a pack, in `run.yaml` of a run, and in the comments of any other file. A
     value that is not what the rule makes of the file was edited since, and is the user's own.
     """
-    beside, lines = _recorded_beside(path), data.decode("utf-8-sig").split("\n")
+    beside, lines = _recorded_beside(path), data.decode("utf-8-sig").splitlines()
 
     def rule_of(keys: _Keys, node: Node) -> str:
         if keys[-1] not in _SOURCES or (keys[-1] == "epochs" and "schedule" not in keys and keys[0] != "schedules"):
@@ -67,9 +67,11 @@ def outdated(origins: Mapping[_Keys, Origin]) -> list[_Keys]:
 def unsure(tree: Mapping[str, Any], origins: Mapping[_Keys, Origin]) -> Iterator[str]:
     """A line for each value that may have to follow a later layer, and stays, since its file does not say so."""
     for keys in outdated(origins):
-        name, value = ".".join(map(str, keys)), flow_text(reduce(getitem, keys, tree))
-        what = f"stays {value}, from {origins[keys]}, which does not say whether a rule gave it"
-        yield f"{name} {what}; {name}=null derives it anew, {name}={value} keeps it"
+        value = reduce(getitem, keys, tree)
+        if value != _by_rule(tree, keys):
+            name, shown = ".".join(map(str, keys)), flow_text(value)
+            what = f"stays {shown}, from {origins[keys]}, which does not say whether a rule gave it"
+            yield f"{name} {what}; {name}=null derives it anew, {name}={shown} keeps it"
 
 
 def _is_outdated(keys: _Keys, origins: Mapping[_Keys, Origin]) -> bool:
@@ -89,14 +91,18 @@ def _recorded_beside(path: Path) -> Mapping[str, Any] | None:
         origins = json.loads((path.parent / "origins.json").read_bytes())
         return origins if isinstance(origins, dict) else {}
     with suppress(OSError, RecipeError):
-        run = parse_yaml((path.parent / "run.yaml").read_bytes(), file="run.yaml")
-        origins = _value(run, "origins")
-        return {key: node.value for key, node in origins.items()} if isinstance(origins, dict) else {}
+        return _origins_of_run((path.parent / "run.yaml").read_bytes())
     return None
 
 
-def _by_rule(root: Node, keys: _Keys) -> Any:
-    """What a rule makes of a resolved file; None where that takes more than the file."""
+@lru_cache(maxsize=4)  # a search opens its recipe hundreds of times
+def _origins_of_run(data: bytes) -> Mapping[str, Any]:
+    origins = _value(parse_yaml(data, file="run.yaml"), "origins")
+    return {key: node.value for key, node in origins.items()} if isinstance(origins, dict) else {}
+
+
+def _by_rule(root: Any, keys: _Keys) -> Any:
+    """What a rule makes of the tree of a resolved recipe; None where that takes more than the tree."""
     if keys[-1] in ("per", "target_batch"):
         batch = _value(root, "batch", "global")
         return _value(batch[0], "size") if isinstance(batch, list) and batch else batch
@@ -109,13 +115,14 @@ def _by_rule(root: Node, keys: _Keys) -> Any:
     return epochs
 
 
-def _value(node: Node, *keys: str) -> Any:
-    value = node.value
+def _value(tree: Any, *keys: str) -> Any:
+    """The value at a path of mappings of a tree, plain or of nodes; None if there is none."""
     for key in keys:
-        if not isinstance(value, dict) or key not in value:
+        children = tree.value if isinstance(tree, Node) else tree
+        if not isinstance(children, dict) or key not in children:
             return None
-        value = value[key].value
-    return value
+        tree = children[key]
+    return tree.value if isinstance(tree, Node) else tree
 
 
 def _marked(node: Node, keys: _Keys, rule_of: Callable[[_Keys, Node], str]) -> Node:
