@@ -31,7 +31,8 @@ _SOURCES: dict[object, tuple[_Keys, ...]] = {
     "norm_span": (("batch", "global"),),
     "sha256": (("init", "weights"),),
 }
-_COMMENT = re.compile(r"\s# (rule: [^\"']*|\S[^\"'#]*:\d+)$")
+_COMMENT = re.compile(r"\s# ([^\"'#]+)$")
+_RESOLVED = {"assumed", "claims", "lacks", "open"}  # which a file that this program wrote has all of, also where empty
 # An origin in a file that this program wrote, before such files kept the rules of the file that they were made from.
 _IN_A_WRITTEN_FILE = re.compile(r"(.*/)?(\d+-)?(recipe|best|trial-\d+)\.yaml:\d+")
 
@@ -48,13 +49,14 @@ def with_rules(root: Node, path: Path, data: bytes) -> Node:
         if keys[-1] not in _SOURCES or (keys[-1] == "epochs" and "schedule" not in keys and keys[0] != "schedules"):
             return ""
         if beside is not None:
-            text = str(beside.get(".".join(map(str, keys))))
+            text = str(beside.get(".".join(map(str, keys)), ""))
         else:
             found = _COMMENT.search(lines[node.origin.line - 1].rstrip())
             text = found[1] if found else ""
         if text.startswith("rule: "):
             return text if _by_rule(root, keys) in (None, node.value) else ""
-        return UNSURE if keys[-1] in ("epochs", "target_batch") and _IN_A_WRITTEN_FILE.fullmatch(text) else ""
+        is_unsure = _IN_A_WRITTEN_FILE.fullmatch(text) if text else root.value.keys() >= _RESOLVED
+        return UNSURE if is_unsure and keys[-1] in ("epochs", "target_batch") else ""
 
     return _marked(root, (), rule_of)
 

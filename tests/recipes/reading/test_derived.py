@@ -1,5 +1,7 @@
 """Values that a rule filled in, in the recipe of a run, a pack or a search: they follow what changes them."""
 
+from hashlib import sha256
+
 import pytest
 
 from recipes.reading.identity import recipe_id
@@ -141,3 +143,33 @@ def test_a_recipe_scaled_from_that_of_a_run_is_that_scaled_from_its_file(written
     results = [run("scale", name, "--batch", "192", "-o", f"{number}.yaml") for number, name in enumerate(names)]
     assert [code for code, _ in results] == [0, 0], results
     assert recipe_id(opened_from("0.yaml")) == recipe_id(opened_from("1.yaml"))
+
+
+def test_other_weights_to_begin_with_bring_their_own_digest(written_as, opened, tmp_path):
+    recipe_folder = tmp_path / "weights"
+    recipe_folder.mkdir()
+    for name in ("first", "other"):
+        (recipe_folder / name).write_text(name)
+    path = written_as("run", opened(line_10="init: {weights: weights/first}"))
+    first, other = opened_from(path), opened_from(path, "init.weights=weights/other")
+    assert first.recipe.init.sha256 != other.recipe.init.sha256
+    assert other.recipe.init.sha256 == sha256(b"other").hexdigest()
+
+
+def test_the_record_of_a_file_with_other_ends_of_lines_is_read(opened, write):
+    recipe = opened(line_7=RATE)
+    text = resolved_text(recipe.tree, recipe.origins)
+    for end in ("\r\n", "\r", "\x85", "\u2028"):
+        assert followed(opened_from(write(text.replace("\n", end), "best.yaml"), *LATER)) == FOLLOWED
+
+
+@pytest.mark.parametrize("record", [None, "", "{", "[" * 200, "[1]", "origins: [", "origins: {epochs: !!python/x 1}"])
+def test_where_the_record_is_lost_or_damaged_a_warning_names_the_value(written_as, opened, record):
+    path = written_as("run", opened(line_7=RATE))
+    (path.parent / "run.yaml").unlink()
+    for name in ("run.yaml", "origins.json") if record is not None else ():
+        (path.parent / name).write_text(record)
+    assert opened_from(path, "seed=7").warnings == ()
+    changed = opened_from(path, *LATER[1:])
+    assert followed_epochs(changed) == 15
+    assert [line.partition(" stays ")[0] for line in changed.warnings] == ["learning_rate.schedule.epochs"]
