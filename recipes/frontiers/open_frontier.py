@@ -158,7 +158,8 @@ def open_frontier(
             if batch is None:
                 bases[method] = base
             else:
-                checks.ends(point)
+                unsure = dict.fromkeys((*bases[method].unsure, *base.unsure, *checks.ends(point)))
+                bases[method] = replace(bases[method], unsure=tuple(unsure))
             if reading.problems:
                 raise RecipeError(reading.problems)
     if not of_run:

@@ -9,11 +9,13 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
+from recipes.reading.derived import UNSURE, outdated, with_rules
 from recipes.reading.registry import UnknownNameError, find, is_of_library, is_of_pack, require_possible, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 from recipes.sharing.pack_file import HEAD, SUFFIX
@@ -53,7 +55,7 @@ def load_tree(
             three must say `kilobatch: 1`, or a later version up to `VERSION`.
     Returns:
         Plain dicts, lists and scalars, and the origin of every value in them by its path of keys and indices; the empty
-        path stands for the file itself.
+        path stands for the file itself. Values that a rule filled in are left out where they are to be derived anew.
     Raises:
         RecipeError: a file is missing, is not the YAML we read, is of another kind, extends itself, or an override
             cannot be applied.
@@ -66,6 +68,10 @@ def load_tree(
     origins: Origins = {}
     tree = _flatten(root, (), origins)
     assert isinstance(tree, dict)
+    for keys in outdated(origins):
+        if origins[keys].rule != UNSURE:
+            del reduce(getitem, keys[:-1], tree)[keys[-1]]
+            del origins[keys]
     return tree, origins
 
 
@@ -126,7 +132,7 @@ def _load(path: Path, *, kind: str | None, chain: tuple[Path, ...] = ()) -> Node
         root = _at_this_version(root, kind)
     root = _with_absolute_weights(root, path)
     if "extends" not in root.value:
-        return root
+        return with_rules(root, path, data) if kind == "recipe" else root
     link, root = root.value["extends"], _without(root, "extends")
     chain = (*chain, path.resolve())
     base = _base(link, path)

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.planning.cluster import Cluster
+from recipes.reading.derived import UNSURE, unsure
 from recipes.reading.load import Origins, chain_of, load_tree, not_taken_over
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
@@ -47,6 +48,7 @@ class OpenedRecipe:
         reading: with the origins of its values, for later checks that refuse one.
         code_folders: where own code is looked for, first to last.
         not_taken_over: a line for each mapping that another `kind` on the command line replaced.
+        unsure: a line for each value that may have to follow what was changed, and stays, see `derived.py`.
     """
 
     recipe: Recipe
@@ -58,11 +60,12 @@ class OpenedRecipe:
     reading: Reading
     code_folders: tuple[Path, ...]
     not_taken_over: tuple[str, ...] = ()
+    unsure: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a new run with this recipe would be refused for, if a run was trained with it, and `not_taken_over`."""
-        return (*map(str, self.reading.warnings), *self.not_taken_over)
+        """What a new run would be refused for, if a run was trained with this recipe; `not_taken_over` and `unsure`."""
+        return (*map(str, self.reading.warnings), *self.not_taken_over, *self.unsure)
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -136,6 +139,7 @@ def open_recipe(
         reading=reading,
         code_folders=folders,
         not_taken_over=tuple(lost),
+        unsure=tuple(unsure(tree, origins)),
     )
 
 
@@ -323,5 +327,6 @@ def _origin(leaf: tuple[str | int, ...], origins: Origins, notes: Mapping[tuple[
         if path in notes:
             return notes[path]
         if path in origins and (length or not leaf):
-            return str(origins[path])
+            rule = origins[path].rule
+            return rule if rule not in ("", UNSURE) else str(origins[path])
     return "default"

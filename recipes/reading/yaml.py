@@ -44,6 +44,7 @@ class Origin:
         file: as a user would open it; a `OverrideSource` for a value that is in no file.
         line, column: of the value, counted from 1.
         key_line, key_column: of its key in a mapping; of the value itself in a list.
+        rule: that filled the value in when this program wrote the file, see `derived.py`; empty if none did.
     """
 
     file: str
@@ -51,6 +52,7 @@ class Origin:
     column: int
     key_line: int
     key_column: int
+    rule: str = ""
 
     def __str__(self) -> str:
         return str(self.file) if isinstance(self.file, OverrideSource) else f"{self.file}:{self.line}"

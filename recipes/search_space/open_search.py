@@ -106,7 +106,7 @@ def open_search(
     checks = SearchChecks(reading=reading, search=search, recipe=recipe, options=options)
     base, point = checks.base()
     checks.constraints(base)
-    checks.ends(point)
+    unsure = dict.fromkeys((*base.unsure, *checks.ends(point)))
     enqueued = checks.enqueued(base, point)
     if reading.problems:
         raise RecipeError(reading.problems)
@@ -114,7 +114,7 @@ def open_search(
         search=search,
         tree={"kilobatch": 1, **resolved},
         enqueued=enqueued,
-        base=base,
+        base=replace(base, unsure=tuple(unsure)),
         valid_point=active_values(search.space, point.__getitem__),
         path=path,
         options=options,
@@ -205,14 +205,19 @@ class SearchChecks:
             self.reading.refuse(("recipe",), "ends at its `stop_at`, where trials cannot be compared", way_out)
         return base, point
 
-    def ends(self, point: Mapping[str, Any]) -> None:
-        """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions."""
+    def ends(self, point: Mapping[str, Any]) -> tuple[str, ...]:
+        """Opens the recipe with each end of each range; of a conditional one, under each combination of conditions.
+
+        Returns:
+            What is then `unsure` of the recipe.
+        """
+        unsure: list[str] = []
         for path, range_ in self.search.space.items():
             problems = {}
             for index, value in range_.ends.items():
                 for given in condition_values(self.search.space, path):
                     try:
-                        self._opened({**point, **given, path: value})
+                        unsure += self._opened({**point, **given, path: value}).unsure
                     except RecipeError as error:
                         first, with_ = error.problems[0], f" with {values_text(given)}" if given else ""
                         problems[index] = replace(first, what=first.what + with_)
@@ -222,6 +227,7 @@ class SearchChecks:
             else:
                 for index, problem in problems.items():
                     self._pass_on(("space", path, *index), problem)
+        return tuple(unsure)
 
     def constraints(self, base: OpenedRecipe) -> None:
         """Every path of a constraint is in the space, or has a number in the recipe."""

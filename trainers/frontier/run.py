@@ -101,6 +101,7 @@ def frontier(
     if shown is None:
         _require_same(opened, folder)
     if request.dry_run:
+        print_warnings(dict.fromkeys(line for base in opened.bases.values() for line in base.warnings))
         print(dry_run_text(opened, workers=request.workers, as_json=as_json))
         return 0
     code = 0

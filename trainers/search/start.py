@@ -79,6 +79,7 @@ def search(request: SearchRequest) -> int:
     own = trial_request(opened, 0, opened.valid_point, Path("trial"), request)  # as the recipe is
     device = prepare(own, workers=each).plan.cluster.device
     if request.dry_run:
+        print_warnings(opened.base.warnings)
         print(_dry_run_text(opened, request, first, groups=len(groups)))
         return 0
     record = folder_record(folder, opened, resume=request.resume, storage=request.storage)

@@ -87,6 +87,23 @@ def test_a_dry_run_of_fixed_values_that_need_the_space(open_text, capsys):
     assert "\nconfirm: 10 of these runs, " in output
 
 
+def test_a_dry_run_warns_of_values_of_its_recipe_that_may_have_to_follow(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    warmup = "  warmup:\n    kind: GradualWarmup\n    epochs: 2\n    target_batch: 64  # team/best.yaml:30\n"
+    rate = f"learning_rate:\n  reference: 0.05\n  per: 32\n{warmup}  schedule:\n    kind: Cosine\n"
+    head = "kilobatch: 1\ndataset: digits\nmodel: {kind: SmallResNet}\nepochs: 6\nbatch: {global: 64}\n"
+    optimizer = "optimizer: {kind: MomentumSGD, momentum: 0.9}\n"
+    Path("best.yaml").write_text(f"{head}{optimizer}{rate}    epochs: 6  # pack 0123456789ab/recipe.yaml:32\n")
+    space = "space: {batch.global: {kind: Categorical, choices: [64, 128]}}\n"
+    text = f"kilobatch: 1\nrecipe: best.yaml\n{space}budget: {{trials: 2}}\n"
+    names = ["learning_rate.schedule.epochs", "learning_rate.warmup.target_batch"]
+    for fixed, number in ((3, 0), (6, 1)):  # six epochs are those that it has
+        Path("mine.yaml").write_text(f"{text}fixed: {{epochs: {fixed}}}\n")
+        assert search(SearchRequest(search="mine.yaml", workers=1, dry_run=True)) == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split()[2] for line in lines] == names[number:]
+
+
 def test_a_search_of_which_no_trial_reached_its_target_says_so_and_prints_no_error(open_text, tmp_path, capsys):
     text = "objective: {metric: updates_to, target: 0.9}\nbudget: {trials: 1}\n"
     opened = open_text(text + SPACE)
