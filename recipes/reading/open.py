@@ -30,6 +30,7 @@ from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
 _RUN = "run.yaml"  # of a run, beside its recipe
+_SEARCH = "search.yaml"  # in the folder of a search
 CODE = "code"  # in the folder of a run or a pack: its own modules
 
 
@@ -142,13 +143,13 @@ def open_recipe(
 
 def _code_folders(path: Path, copies_in: Sequence[Path]) -> tuple[Path, ...]:
     """The working directory, the folder of a recipe's file, then the copies in runs and packs, also in one that it
-    extends. For the recipe of a pack its own code comes first.
+    extends. For the recipe of a pack, and for those that a search has written, the copies come first.
     """
     beside = [] if path.parent.resolve() == Path.cwd() else [path.parent]
     copies = [folder / CODE for folder in (*(file.parent for file, _ in chain_of(path)), *copies_in)]
     copies = [folder for folder in copies if folder.is_dir()]
-    of_pack = [path.parent / CODE] if is_of_pack(path) else []
-    first = [folder for folder in copies if folder in of_pack]
+    of_search = any((folder / _SEARCH).is_file() for folder in path.absolute().parents[:2])
+    first = [folder for folder in copies if folder.parent == path.parent and (is_of_pack(path) or of_search)]
     return (*first, Path.cwd(), *beside, *(folder for folder in copies if folder not in first))
 
 
