@@ -22,9 +22,9 @@ from recipes.packs.make import pack_contents
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import CODE, OpenedRecipe, leaves, open_recipe
 from recipes.reading.read import dotted
-from recipes.reading.registry import SHOWN_PACK, can_name_folder, is_of_pack
+from recipes.reading.registry import SHOWN_PACK, can_name_folder, is_of_pack, shown
 from recipes.sharing.pack_file import SUFFIX, write_pack, write_pack_of_layout
-from trainers.launch.identity import made_of
+from trainers.launch.identity import made_of, missing_modules
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import own_code, read_identity, sha256_of_files
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of
@@ -38,7 +38,8 @@ def pack(
 
     Raises:
         InputRefused: the runs do not belong together, have not ended or were changed; the weights to begin with are no
-            safetensors, or a stranger's pack names own code that it does not hold; the file cannot be written.
+            safetensors, own code is not here, or a stranger's pack names own code that it does not hold; the file
+            cannot be written.
     """
     known = vocabulary(allow_code=allow_code)
 
@@ -62,6 +63,9 @@ def pack(
         folders = (runs[0][1] / CODE, *folders)
     else:
         _require_code_of_packs(opened)
+        if missing := missing_modules(opened):
+            what = f"{shown(opened.path)}: names code that is not here: {', '.join(missing)}"
+            raise InputRefused(f"{what}; put the files beside the recipe or into the working directory")
         parts = made_of(opened)
     code = own_code([opened.tree, opened.dataset_tree], folders)
     if runs and sha256_of_files(code) != parts["code"]:

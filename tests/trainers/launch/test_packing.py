@@ -280,6 +280,17 @@ def test_a_pack_computes_with_its_own_code_beside_a_file_of_the_same_name(tmp_pa
     assert ids_of(opened)["code"] == open_pack(path).head["ids"]["code"]
 
 
+def test_a_recipe_whose_code_is_not_here_is_not_packed_and_its_digest_is_unknown(tmp_path, cache):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: digits/large_batch\nloss: {kind: no_such_module.Loss}\n")
+    with pytest.raises(InputRefused, match="mine.yaml: names code that is not here: no_such_module; put the files"):
+        packed(tmp_path / "a.kilobatch", mine)
+    said = CliRunner().invoke(kilobatch_app, ["recipes", "id", str(mine)]).stdout
+    assert "code    unknown: not found here: no_such_module\n" in said
+    mine.write_text(mine.read_text().replace("no_such_module", "safetensors"))  # code of a package is not own code
+    packed(tmp_path / "a.kilobatch", mine)
+
+
 def test_a_pack_with_a_schedule_of_its_own_is_written_named_with_its_option_and_left_out_of_a_site(
     tmp_path, cache, monkeypatch
 ):
