@@ -8,6 +8,7 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.reading.open import OpenedRecipe
+from recipes.reading.registry import SHOWN_PACK
 from recipes.schema import Dataset, Recipe
 from recipes.sharing.pack_file import HEAD
 from trainers import models
@@ -96,7 +97,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
                 if files:
                     raise
                 warnings += print_warnings([f"{error.what}; the run goes on without it until it can be used"])
-    require_data(opened.dataset)
+    require_data(opened.dataset, of_pack=opened.origins.get("dataset", "").startswith(SHOWN_PACK))
     require_room(opened.dataset, ranks=ranks)
     if files:
         require_readable(opened.dataset)
@@ -174,9 +175,11 @@ def has_data(dataset: Dataset) -> bool:
     return True
 
 
-def require_data(dataset: Dataset) -> None:
+def require_data(dataset: Dataset, *, of_pack: bool = False) -> None:
     """Let the reader count the data.
 
+    Args:
+        of_pack: the data set's file lies in a pack, and cannot be corrected.
     Raises:
         DataRefused: the data cannot be read, are not as the data set's file says (see `contradictions`), or have over a
             million classes and fewer training samples.
@@ -186,9 +189,10 @@ def require_data(dataset: Dataset) -> None:
     except (LookupError, OSError, ValueError) as error:
         raise refused_data(dataset, error) from error
     if wrong is not None:
-        raise DataRefused(
-            f"data set {dataset.name}: its file says {wrong}; correct it there, or give the right folder with --data"
-        )
+        here, way_out = "its file says", "correct it there, or give the right folder with --data"
+        if of_pack:
+            here, way_out = "this is not the data of the pack, which says", "give the right folder with --data"
+        raise DataRefused(f"data set {dataset.name}: {here} {wrong}; {way_out}")
     if dataset.num_classes > max(_MOST_CLASSES, dataset.num_train):
         what = f"{dataset.num_classes:,} classes of {dataset.num_train:,} training samples"
         raise DataRefused(
