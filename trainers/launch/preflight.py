@@ -15,6 +15,7 @@ from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import contradictions, open_split
 from trainers.datasets.samples import evenly
+from trainers.launch.code_of_packs import require_code_of_packs
 from trainers.runs.errors import ServiceAway, print_warnings
 from trainers.runs.identity import is_of_the_user
 from trainers.runs.memory import installed_bytes
@@ -84,9 +85,9 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
-            trained, a loss or an optimizer of one's own cannot train it in a new run, the recipe names parameters that
-            the model does not have, or initial weights do not fit; see `trial_images.py`, `trial_model.py` and
-            `trial_update.py` of `trainers/training`.
+            trained, a loss or an optimizer of one's own cannot train it in a new run, a file would take the place of a
+            pack's code there, the recipe names parameters that the model does not have, or initial weights do not fit;
+            see `trial_images.py`, `trial_model.py` and `trial_update.py` of `trainers/training`.
     """
     warnings = print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
@@ -123,8 +124,10 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
         is_new: it will begin with its initial weights: loss and optimizer are tried too. Where they trained the runs of
             a pack, a refusal is a warning: its rule may be younger than they.
     Raises:
-        InputRefused: see `require_trainable` and `require_update`.
+        InputRefused: see `require_trainable`, `require_update` and `require_code_of_packs`.
     """
+    if is_new:
+        require_code_of_packs(opened)
     folder = opened.path.parent
     warnings: list[str] = []
     was_trained = (folder / HEAD).is_file() and (folder / "runs").is_dir()

@@ -25,6 +25,7 @@ from recipes.sharing.pack_file import claims_of_runs, files_of, open_pack, write
 from recipes.sharing.registries import add_registry
 from trainers.launch.identity import ids_of
 from trainers.launch.packing import pack
+from trainers.launch.preflight import require_own_code
 from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
@@ -252,9 +253,15 @@ def test_own_code_is_found_beside_a_recipe_in_a_run_and_in_a_pack_also_one_that_
         assert typed("recipes", "diff", recipe, "team/c@1", "--allow-code").exit_code == 1
     assert typed("plan", "team/c", "--allow-code").exit_code == 0
     assert typed("recipes", "pack", "d.yaml", "-o", "d.kilobatch").exit_code == 0
+    Path("own_c.py").write_text(OWN)  # as its author has it
+    assert packed(Path("e.kilobatch"), "d.yaml")[1] == open_pack(Path("d.kilobatch")).digest
+    Path("e.kilobatch").unlink()
     Path("own_c.py").write_text("TOKEN = 1\n")  # not what the pack's author has, and not to be given away
-    with pytest.raises(InputRefused, match=r"pack \w+/recipe.yaml:\d+.*: names code that would put your .*own_c.py"):
+    named = r"pack \w+/recipe.yaml:\d+.*: names code of the pack, and your .*own_c.py would take its place"
+    with pytest.raises(InputRefused, match=named):
         packed(Path("e.kilobatch"), "d.yaml")
+    with pytest.raises(InputRefused, match=named):  # before a run has it, which could be packed
+        require_own_code(open_recipe("d.yaml", vocabulary=vocabulary(), allow_code=None))
     assert not Path("e.kilobatch").exists()
 
 
