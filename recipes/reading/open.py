@@ -22,6 +22,7 @@ from recipes.reading.registry import (
     can_name_folder,
     find,
     find_or_refuse,
+    is_of_pack,
     obtained_folder,
     require_possible,
 )
@@ -30,6 +31,7 @@ from recipes.schema.dataset import url_of
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary
 
 _RUN = "run.yaml"  # of a run, beside its recipe
+_SEARCH = "search.yaml"  # in the folder of a search
 CODE = "code"  # in the folder of a run or a pack: its own modules
 
 
@@ -105,8 +107,8 @@ def open_recipe(
     path = find_or_refuse("recipes", str(name_or_path))
     tree, origins = load_tree(path, overrides=overrides, overrides_from=overrides_from)
     folders = _code_folders(path, copies_in)
-    if allow_code:  # at the end of Python's path: a folder `recipes` of the user's must not hide ours
-        sys.path += [text for folder in folders if (text := str(folder.resolve())) not in sys.path]
+    if allow_code:
+        _add_to_python_path(folders)
     of_run = path.name == PACKED and (path.parent / _RUN).is_file() if of_run is None else of_run
     how = {"allow_code": allow_code, "of_run": of_run, "copies_in": tuple(copies_in)}
     reading = Reading(origins=origins, vocabulary=vocabulary, **how)
@@ -145,11 +147,26 @@ def open_recipe(
 
 def _code_folders(path: Path, copies_in: Sequence[Path]) -> tuple[Path, ...]:
     """The working directory, the folder of a recipe's file, then the copies in runs and packs, also in one that it
-    extends.
+    extends. For the recipe of a pack, and for those that a search has written, the copies come first.
     """
     beside = [] if path.parent.resolve() == Path.cwd() else [path.parent]
     copies = [folder / CODE for folder in (*(file.parent for file, _ in chain_of(path)), *copies_in)]
-    return (Path.cwd(), *beside, *(folder for folder in copies if folder.is_dir()))
+    copies = [folder for folder in copies if folder.is_dir()]
+    of_search = any((folder / _SEARCH).is_file() for folder in path.absolute().parents[:2])
+    first = [folder for folder in copies if folder.parent == path.parent and (is_of_pack(path) or of_search)]
+    return (*first, Path.cwd(), *beside, *(folder for folder in copies if folder not in first))
+
+
+def _add_to_python_path(folders: Sequence[Path]) -> None:
+    """Append the folders of own code: a folder `recipes` of the user's must not hide ours.
+
+    If the working directory is already in the path, folders that come before it are put before it.
+    """
+    here = Path.cwd()
+    texts = [str(folder.resolve()) for folder in folders]
+    place = next((n for n, entry in enumerate(sys.path) if Path(entry).resolve() == here), len(sys.path))
+    sys.path[place:place] = [text for text in texts[: folders.index(here)] if text not in sys.path]
+    sys.path += [text for text in texts if text not in sys.path]
 
 
 def open_dataset(

@@ -155,10 +155,13 @@ def show_id(
     All three equal: the same training. Spelling does not count: order of keys, units, files that it extends, defaults.
     Nor do name, title, claims and card.
     """
-    from trainers.launch.identity import ids_of
+    from trainers.launch.identity import ids_of, missing_modules
 
-    ids = ids_of(opened_recipe(recipe, overrides, data, allow_code, looks=True))
+    opened = opened_recipe(recipe, overrides, data, allow_code, looks=True)
+    ids = ids_of(opened)
     missing = {"code": "none: the recipe names no code of your own", "data": "unknown: the data are not here"}
+    if modules := missing_modules(opened):
+        missing["code"] = f"unknown: not found here: {', '.join(modules)}"
     if as_json:
         print_json(ids)
     else:

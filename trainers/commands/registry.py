@@ -233,7 +233,8 @@ def _print_entries(entries: list, as_json: bool, *, none: str = _EMPTY) -> None:
         return
     rows = [{"name": entry.name, **{key: _short(entry.facts.get(key)) for key in FACTS}} for entry in entries]
     for row, entry in zip(rows, entries, strict=True):
-        row["accuracy"] = percent(row["accuracy"]) + (f" ({entry.unmeasured})" if entry.unmeasured else "")
+        if row["accuracy"] is not None:
+            row["accuracy"] = percent(row["accuracy"]) + (f" ({entry.unmeasured})" if entry.unmeasured else "")
     print(printable(points_text(rows)) if rows else none)
 
 

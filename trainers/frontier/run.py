@@ -31,6 +31,7 @@ from trainers.frontier.report import dry_run_text, frontier_text, planned_time
 from trainers.frontier.results import MOST_PARTS, Part, Point, point_folder, read_point, trials_beyond_edge
 from trainers.launch.vocabulary import search_vocabulary
 from trainers.runs.errors import EXIT_FAILED, print_error, print_warnings
+from trainers.runs.identity import copy_code
 from trainers.runs.mpi_ranks import LaunchError, launched_ranks
 from trainers.runs.run_folder import (
     LOG,
@@ -42,7 +43,7 @@ from trainers.runs.run_folder import (
     without_texts,
     write_whole,
 )
-from trainers.search.folder import SEARCH, code_changes, code_of, opened_or_begun_before, read_study
+from trainers.search.folder import SEARCH, code_changes, code_of, files_of_code, opened_or_begun_before, read_study
 from trainers.search.outcome import SearchRequest
 from trainers.search.results import BEST, confirmed_in, confirmed_text, recipe_text
 from trainers.search.start import search
@@ -250,6 +251,7 @@ def _write_best(opened: OpenedFrontier, part: Part) -> None:
     with read_study(part.folder) as study:
         confirmed, _ = confirmed_in(part.folder, search.search, study)
     own = [confirmed_text(search.search, one) for one in confirmed if one.trial == part.best.number]
+    copy_code(part.folder, files_of_code(search.base, search.search.space))
     write_whole(part.folder / BEST, recipe_text(search, part.best, own))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +17,8 @@ from trainers.runs.identity import WHATS, code_digests, identity_of, own_code, r
 
 
 def ids_of(opened: OpenedRecipe) -> dict[str, str | None]:
-    """The digests of recipe, own code and data; the last is None where the data are not here."""
-    return identity_ids(opened, made_of(opened))
+    """The digests of recipe, own code and data; None for data that are not here and code that is not all here."""
+    return identity_ids(opened, made_of(opened)) | ({"code": None} if missing_modules(opened) else {})
 
 
 def made_of(opened: OpenedRecipe) -> dict[str, Any]:
@@ -34,6 +35,19 @@ def made_of(opened: OpenedRecipe) -> dict[str, Any]:
 def code_of(opened: OpenedRecipe) -> dict[str, str | None]:
     """SHA-256 of each own file, and None at a module that has none here; nothing is run."""
     return code_digests([opened.tree, opened.dataset_tree], opened.code_folders)
+
+
+def missing_modules(opened: OpenedRecipe) -> list[str]:
+    """Modules that the recipe names and that are neither own code nor installed here; nothing is run."""
+    unseen = [module for module, digest in code_of(opened).items() if digest is None]
+    return [module for module in unseen if not _is_installed(module)]
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module.partition(".")[0]) is not None
+    except ValueError:  # `__main__`, or no name
+        return False
 
 
 def classes_of(run: Path, dataset: Dataset) -> list[str]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import filecmp
-import operator
 import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import reduce
 from importlib.metadata import distributions
 from pathlib import Path
 from shlex import quote
@@ -20,11 +18,11 @@ from safetensors.numpy import save
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.packs.make import pack_contents
 from recipes.reading.identity import identity_ids
-from recipes.reading.open import CODE, OpenedRecipe, leaves, open_recipe
-from recipes.reading.read import dotted
-from recipes.reading.registry import SHOWN_PACK, can_name_folder, is_of_pack
+from recipes.reading.open import CODE, OpenedRecipe, open_recipe
+from recipes.reading.registry import can_name_folder, shown
 from recipes.sharing.pack_file import SUFFIX, write_pack, write_pack_of_layout
-from trainers.launch.identity import made_of
+from trainers.launch.code_of_packs import require_code_of_packs
+from trainers.launch.identity import made_of, missing_modules
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import own_code, read_identity, sha256_of_files
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of
@@ -38,7 +36,8 @@ def pack(
 
     Raises:
         InputRefused: the runs do not belong together, have not ended or were changed; the weights to begin with are no
-            safetensors, or a stranger's pack names own code that it does not hold; the file cannot be written.
+            safetensors, own code is not here, or a stranger's pack names own code that it does not hold; the file
+            cannot be written.
     """
     known = vocabulary(allow_code=allow_code)
 
@@ -61,7 +60,10 @@ def pack(
         parts = {what: recorded.get(what) or {} for what in ("code", "data")}
         folders = (runs[0][1] / CODE, *folders)
     else:
-        _require_code_of_packs(opened)
+        require_code_of_packs(opened)
+        if missing := missing_modules(opened):
+            what = f"{shown(opened.path)}: names code that is not here: {', '.join(missing)}"
+            raise InputRefused(f"{what}; put the files beside the recipe or into the working directory")
         parts = made_of(opened)
     code = own_code([opened.tree, opened.dataset_tree], folders)
     if runs and sha256_of_files(code) != parts["code"]:
@@ -92,21 +94,6 @@ def pack(
     )
     path = file_of_pack(out, head["name"])
     return path, written_once(path, lambda part: write_pack(part, head, files)), head
-
-
-def _require_code_of_packs(opened: OpenedRecipe) -> None:
-    """Refuse to give away own files whose modules a stranger's pack names, which the recipe extends."""
-    named = [(opened.origins.get("dataset", ""), opened.dataset_tree)]
-    for leaf in leaves(opened.tree):
-        if leaf[-1:] == ("kind",):
-            kind = reduce(operator.getitem, leaf, opened.tree)
-            named.append((opened.origins[dotted(leaf)], {"kind": kind}))
-    for origin, tree in named:
-        files = own_code([tree], opened.code_folders) if origin.startswith(SHOWN_PACK) else {}
-        for name, file in files.items():
-            if not is_of_pack(file):
-                what = f"{origin}: names code that would put your {file} into the pack, as {name}"
-                raise InputRefused(f"{what}; name it in a recipe of your own if you mean it, or move it away")
 
 
 def _require_weights(file: Path) -> None:

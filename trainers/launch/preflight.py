@@ -8,12 +8,14 @@ from typing import Any
 
 from recipes.errors import InputRefused
 from recipes.reading.open import OpenedRecipe
+from recipes.reading.registry import SHOWN_PACK
 from recipes.schema import Dataset, Recipe
 from recipes.sharing.pack_file import HEAD
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import contradictions, open_split
 from trainers.datasets.samples import evenly
+from trainers.launch.code_of_packs import require_code_of_packs
 from trainers.runs.errors import ServiceAway, print_warnings
 from trainers.runs.identity import is_of_the_user
 from trainers.runs.memory import installed_bytes
@@ -83,9 +85,9 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     Raises:
         DataRefused: see `require_data`, `require_room` and `require_readable`.
         InputRefused: an extension lacks its package, images cannot be computed together, a model of one's own cannot be
-            trained, a loss or an optimizer of one's own cannot train it in a new run, the recipe names parameters that
-            the model does not have, or initial weights do not fit; see `trial_images.py`, `trial_model.py` and
-            `trial_update.py` of `trainers/training`.
+            trained, a loss or an optimizer of one's own cannot train it in a new run, a file would take the place of a
+            pack's code there, the recipe names parameters that the model does not have, or initial weights do not fit;
+            see `trial_images.py`, `trial_model.py` and `trial_update.py` of `trainers/training`.
     """
     warnings = print_warnings(opened.warnings)
     for component in opened.recipe.extensions:
@@ -96,7 +98,7 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
                 if files:
                     raise
                 warnings += print_warnings([f"{error.what}; the run goes on without it until it can be used"])
-    require_data(opened.dataset)
+    require_data(opened.dataset, of_pack=opened.origins.get("dataset", "").startswith(SHOWN_PACK))
     require_room(opened.dataset, ranks=ranks)
     if files:
         require_readable(opened.dataset)
@@ -122,8 +124,10 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
         is_new: it will begin with its initial weights: loss and optimizer are tried too. Where they trained the runs of
             a pack, a refusal is a warning: its rule may be younger than they.
     Raises:
-        InputRefused: see `require_trainable` and `require_update`.
+        InputRefused: see `require_trainable`, `require_update` and `require_code_of_packs`.
     """
+    if is_new:
+        require_code_of_packs(opened)
     folder = opened.path.parent
     warnings: list[str] = []
     was_trained = (folder / HEAD).is_file() and (folder / "runs").is_dir()
@@ -174,9 +178,11 @@ def has_data(dataset: Dataset) -> bool:
     return True
 
 
-def require_data(dataset: Dataset) -> None:
+def require_data(dataset: Dataset, *, of_pack: bool = False) -> None:
     """Let the reader count the data.
 
+    Args:
+        of_pack: the data set's file lies in a pack, and cannot be corrected.
     Raises:
         DataRefused: the data cannot be read, are not as the data set's file says (see `contradictions`), or have over a
             million classes and fewer training samples.
@@ -186,9 +192,10 @@ def require_data(dataset: Dataset) -> None:
     except (LookupError, OSError, ValueError) as error:
         raise refused_data(dataset, error) from error
     if wrong is not None:
-        raise DataRefused(
-            f"data set {dataset.name}: its file says {wrong}; correct it there, or give the right folder with --data"
-        )
+        here, way_out = "its file says", "correct it there, or give the right folder with --data"
+        if of_pack:
+            here, way_out = "this is not the data of the pack, which says", "give the right folder with --data"
+        raise DataRefused(f"data set {dataset.name}: {here} {wrong}; {way_out}")
     if dataset.num_classes > max(_MOST_CLASSES, dataset.num_train):
         what = f"{dataset.num_classes:,} classes of {dataset.num_train:,} training samples"
         raise DataRefused(

@@ -39,6 +39,7 @@ from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.train_command import train_words
 from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
+from trainers.runs.errors import EXIT_INPUT
 from trainers.runs.identity import changes, installed_code, read_identity
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.mpi_ranks import without_launcher
@@ -63,7 +64,8 @@ class RerunFailed(RuntimeError):
     """A training did not end well; `code` is its exit code."""
 
     def __init__(self, folder: Path, code: int) -> None:
-        super().__init__(f"the run in {folder} ended with exit code {code}; the same command goes on with it")
+        then = "its input was refused, see above" if code == EXIT_INPUT else "the same command goes on with it"
+        super().__init__(f"the run in {folder} ended with exit code {code}; {then}")
         self.code = code
 
 

@@ -214,13 +214,18 @@ def write_identity(folder: Path, now: dict[str, Any], files: Mapping[str, Path],
     accepted = list(before.get("accepted", ()))
     accepted += [{"from_update": update, "changed": changed}] if changed else []
     text = json.dumps({**now, "accepted": accepted}, indent=1) + "\n"
+    copy_code(folder, files)
+    write_whole(folder / IDENTITY, text)
+    return warnings
+
+
+def copy_code(folder: Path, files: Mapping[str, Path]) -> None:
+    """Copy own code into `code/` of a run or a search; `files` as of `own_code`."""
     for name, file in files.items():
         copy = folder / CODE / name
         if file.resolve() != copy.resolve():
             copy.parent.mkdir(parents=True, exist_ok=True)
             write_whole(copy, file.read_bytes())
-    write_whole(folder / IDENTITY, text)
-    return warnings
 
 
 def _named_modules(trees: Iterable[Any]) -> list[str]:

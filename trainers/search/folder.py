@@ -100,9 +100,14 @@ def _compared(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def code_of(base: OpenedRecipe, space: Space) -> dict[str, str]:
-    """SHA-256 of each file of the user's own code that a recipe or a choice of its space names."""
+    """SHA-256 of each file of `files_of_code`."""
+    return sha256_of_files(files_of_code(base, space))
+
+
+def files_of_code(base: OpenedRecipe, space: Space) -> dict[str, Path]:
+    """The files of the user's own code that a recipe or a choice of its space names, see `own_code`."""
     choices = [{path.rpartition(".")[2]: it} for path, range_ in space.items() for it in range_.ends.values()]
-    return sha256_of_files(own_code([base.tree, base.dataset_tree, *choices], base.code_folders))
+    return own_code([base.tree, base.dataset_tree, *choices], base.code_folders)
 
 
 def code_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

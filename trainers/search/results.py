@@ -19,10 +19,12 @@ from recipes.reports.wording import number, percent
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.launch.verdict import t_quantile
+from trainers.runs.identity import copy_code
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.progress_lines import RunState
 from trainers.runs.run_folder import write_whole
 from trainers.search import study as studies
+from trainers.search.folder import files_of_code
 from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
 from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_trials, reason_of, state_of
 
@@ -133,6 +135,7 @@ def write_best(
 ) -> list[tuple[FrozenTrial, Path]]:
     """Write the recipe of the best trial, or those of the Pareto front, each in a file of its number; returns both.
 
+    Own code that they name is copied into `code` beside them.
     `confirmed` as by `confirmed_in`; `note` goes into the head of the file too.
     """
     notes = [confirmed_text(opened.search, one) for one in confirmed[:1]] + [note] * bool(note)
@@ -141,6 +144,7 @@ def write_best(
     written = [(trial, front / f"trial-{trial.number:04d}.yaml" if several else folder / BEST) for trial in best]
     for trial, path in written:
         path.parent.mkdir(exist_ok=True)
+        copy_code(path.parent, files_of_code(opened.base, opened.search.space))
         write_whole(path, recipe_text(opened, trial, notes))
     for path in set(front.glob("trial-*.yaml")) - {path for _, path in written}:
         path.unlink()

@@ -109,6 +109,10 @@ def test_a_registry_is_added_where_its_folder_can_be_listed_and_removed(tmp_path
         json.dumps({"entry": entry | {"version": 2, "claims": [claim]}})
     )
     assert "100.00 % (not run)" in typed("list")
+    (tmp_path / "team" / "names" / "net" / "3.json").write_text(
+        json.dumps({"entry": entry | {"version": 3, "facts": {"dataset": "digits"}}})
+    )
+    assert typed("list", "team").splitlines()[-1].split() == ["team/net@3", "digits", *"------"]
     assert typed("remove", "team") == f"removed team: {tmp_path}/team\n"
     assert (tmp_path / "team" / "names" / "net" / "1.json").is_file()
     assert typed("list").startswith("nothing;")

@@ -23,7 +23,9 @@ from recipes.reports.record import open_run
 from recipes.sharing.canonical import sha256_of
 from recipes.sharing.pack_file import claims_of_runs, files_of, open_pack, write_pack
 from recipes.sharing.registries import add_registry
+from trainers.launch.identity import ids_of
 from trainers.launch.packing import pack
+from trainers.launch.preflight import require_own_code
 from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
@@ -251,10 +253,49 @@ def test_own_code_is_found_beside_a_recipe_in_a_run_and_in_a_pack_also_one_that_
         assert typed("recipes", "diff", recipe, "team/c@1", "--allow-code").exit_code == 1
     assert typed("plan", "team/c", "--allow-code").exit_code == 0
     assert typed("recipes", "pack", "d.yaml", "-o", "d.kilobatch").exit_code == 0
+    Path("own_c.py").write_text(OWN)  # as its author has it
+    assert packed(Path("e.kilobatch"), "d.yaml")[1] == open_pack(Path("d.kilobatch")).digest
+    Path("e.kilobatch").unlink()
     Path("own_c.py").write_text("TOKEN = 1\n")  # not what the pack's author has, and not to be given away
-    with pytest.raises(InputRefused, match=r"pack \w+/recipe.yaml:\d+.*: names code that would put your .*own_c.py"):
+    named = r"pack \w+/recipe.yaml:\d+.*: names code of the pack, and your .*own_c.py would take its place"
+    with pytest.raises(InputRefused, match=named):
         packed(Path("e.kilobatch"), "d.yaml")
+    with pytest.raises(InputRefused, match=named):  # before a run has it, which could be packed
+        require_own_code(open_recipe("d.yaml", vocabulary=vocabulary(), allow_code=None))
     assert not Path("e.kilobatch").exists()
+
+
+def test_a_pack_computes_with_its_own_code_beside_a_file_of_the_same_name(tmp_path, cache, monkeypatch):
+    code = (
+        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Same:\n"
+        "    def __call__(self, epoch):\n        return %s\n"
+    )
+    before = [*sys.path]
+    for folder, factor in (("a", 0.5), ("b", 0.25)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "pack_factor.py").write_text(code % factor)
+    mine = tmp_path / "a" / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: digits/large_batch\nlearning_rate: {schedule: {kind: pack_factor.Same}}\n")
+    monkeypatch.setattr(sys, "path", [*before])
+    path, *_ = packed(tmp_path / "a.kilobatch", mine, allow_code=True)
+    del sys.modules["pack_factor"]
+    monkeypatch.chdir(tmp_path / "b")
+    monkeypatch.setattr(sys, "path", [*before, str(tmp_path / "b")])
+    opened = open_recipe(path, vocabulary=vocabulary(allow_code=True), allow_code=True)
+    del sys.modules["pack_factor"]
+    assert opened.recipe.learning_rate.schedule(1) == 0.5
+    assert ids_of(opened)["code"] == open_pack(path).head["ids"]["code"]
+
+
+def test_a_recipe_whose_code_is_not_here_is_not_packed_and_its_digest_is_unknown(tmp_path, cache):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("kilobatch: 1\nextends: digits/large_batch\nloss: {kind: no_such_module.Loss}\n")
+    with pytest.raises(InputRefused, match="mine.yaml: names code that is not here: no_such_module; put the files"):
+        packed(tmp_path / "a.kilobatch", mine)
+    said = CliRunner().invoke(kilobatch_app, ["recipes", "id", str(mine)]).stdout
+    assert "code    unknown: not found here: no_such_module\n" in said
+    mine.write_text(mine.read_text().replace("no_such_module", "safetensors"))  # code of a package is not own code
+    packed(tmp_path / "a.kilobatch", mine)
 
 
 def test_a_pack_with_a_schedule_of_its_own_is_written_named_with_its_option_and_left_out_of_a_site(

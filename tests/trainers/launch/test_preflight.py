@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import kilobatch
 import trainers.compat  # noqa: F401
 from recipes.errors import InputRefused
+from trainers.launch.packing import pack
 from trainers.launch.preflight import DataRefused, require_room, require_startable
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.score_run import score_run
@@ -52,6 +53,16 @@ def own(tmp_path, monkeypatch):
         Path("own.yaml").write_text(DATASET + "".join(f"{key}: {value}\n" for key, value in facts.items()))
 
     return written
+
+
+def test_other_data_than_those_of_a_pack_are_refused_as_such(own, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    own()
+    pack(["mine.yaml"], out=Path("mine.kilobatch"), weights=False, data=None, allow_code=False)
+    Path("own/train/no/1.png").unlink()
+    said = refusal(recipe="mine.kilobatch", data=Path("own"))
+    words = "this is not the data of the pack, which says num_train: 4, and there are 3; give the right folder with"
+    assert said == f"data set own: {words} --data"
 
 
 def refusal(**request):

@@ -18,6 +18,7 @@ from trainers.launch.packing import pack
 from trainers.launch.reproduce import (
     PACK,
     Rerun,
+    RerunFailed,
     _differences,
     _other_environment,
     _registered,
@@ -63,6 +64,11 @@ def reproduce(tmp_path, monkeypatch):
         return done.returncode, done.stdout.splitlines() + done.stderr.splitlines(), evidence
 
     return run
+
+
+@pytest.mark.parametrize(("code", "way_on"), [(2, "its input was refused, see above"), (3, "the same command goes on")])
+def test_only_a_run_that_may_go_on_is_said_to(code, way_on):
+    assert way_on in str(RerunFailed("out/seed-0", code))
 
 
 def test_a_registration_that_finds_no_room_is_made_by_the_next_call(tmp_path, largest_file):

@@ -1,13 +1,17 @@
 """The recipes that a search leaves, and the best trials once more: intervals by hand."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from recipes.reading.open import open_recipe
 from recipes.reading.registry import find
 from recipes.schema import Confirm, Objective
+from recipes.search_space.open_search import open_search
 from recipes.search_space.ranges import Categorical
+from trainers.launch.vocabulary import search_vocabulary, vocabulary
 from trainers.search.results import confirmed_in, confirmed_text, to_confirm, write_best
 from trainers.search.study import new_study, next_trial
 
@@ -40,6 +44,28 @@ def test_the_recipe_of_a_trial_says_how_a_data_set_file_goes_with_it(open_text):
     assert head.startswith("# accuracy 50.00 % in trial 0 of the search mine; confirmation: 3 of 6 runs (")
     assert note.startswith("# `dataset` is a path of this machine; `kilobatch recipes pack` ")
     assert len(note) <= 120
+
+
+def test_the_best_recipe_takes_its_own_code_along(open_text, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code = "@__import__('dataclasses').dataclass(frozen=True)\nclass Same:\n    def __call__(self, epoch):\n"
+    Path("best_factor.py").write_text(f"{code}        return 0.5\n")
+    schedule = "learning_rate: {schedule: {kind: best_factor.Same}}\n"
+    Path("net.yaml").write_text(f"kilobatch: 1\nextends: digits/batch_256\n{schedule}")
+    head = "kilobatch: 1\nname: mine\nrecipe: net.yaml\nsampler: {kind: RandomSampler}\n"
+    Path("mine.yaml").write_text(head + TEXT.replace(", {metric: device_hours}", ""))
+    opened = open_search("mine.yaml", vocabulary=search_vocabulary(allow_code=True), allow_code=True)
+    Path("out").mkdir()
+    Path("out/search.yaml").touch()
+    write_best(Path("out"), opened, study_of(opened.search, values=(0.5,)))
+    Path("best_factor.py").write_text(f"{code}        return 0.25\n")
+    for _ in ("beside a file of the same name", "elsewhere"):
+        del sys.modules["best_factor"]
+        monkeypatch.setattr(sys, "path", [each for each in sys.path if not each.startswith(str(Path.cwd()))])
+        best = open_recipe("out/best.yaml", vocabulary=vocabulary(allow_code=True), allow_code=True)
+        assert best.recipe.learning_rate.schedule(1) == 0.5
+        Path("best_factor.py").unlink(missing_ok=True)
+    del sys.modules["best_factor"]
 
 
 def study_of(search, values=(0.5,) * 11 + (0.9, 0.99)):

@@ -61,6 +61,8 @@ def test_four_trials_on_four_ranks_in_two_groups_then_fresh_seeds_and_the_best_a
     text = (search.folder / "best.yaml").read_text()
     assert "by 2 fresh seeds" in text.splitlines()[0]
     assert f"# search mine trial {best.number}\n" in text
+    (packed,) = re.findall(r"to share it with its mean: kilobatch recipes pack (.*)/seed-\*", output)
+    assert packed == str(search.folder / "confirm" / f"trial-{best.number:04d}")
     alone = search.folder / "alone"
     words = shlex.split(re.search(r"to train it: kilobatch (.*)", output)[1])
     assert words == ["train", str(search.folder / "best.yaml"), "-n", "2", "--cluster", "laptop"]
