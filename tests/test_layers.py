@@ -26,6 +26,7 @@ FLOORS = {
         {"datasets", "gradients", "losses", "metrics", "models", "optimizers"},
         {"training"},
         {"launch"},
+        {"tasks"},
         {"search"},
         {"frontier"},
         {"commands"},

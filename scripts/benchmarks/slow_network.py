@@ -283,7 +283,7 @@ class Trained:
     def probe(self) -> Any:
         """The probe of `kilobatch probe` for such updates."""
         from trainers.communicators import Ring
-        from trainers.launch.probe_ranks import RankProbe, silent_updater
+        from trainers.tasks.probe_ranks import RankProbe, silent_updater
 
         whole = self.exchange.flat.values.nbytes
         sizes = tuple(whole // 4**power // 4 * 4 for power in (4, 3, 2, 1))
@@ -294,8 +294,8 @@ class Trained:
         """Seconds of an update by a plan on the cluster of a file."""
         from recipes import open_cluster
         from recipes.planning.forecast import forecast
-        from trainers.launch.probe import cluster_text
         from trainers.launch.vocabulary import vocabulary
+        from trainers.tasks.probe import cluster_text
 
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "probed.yaml")
@@ -371,7 +371,7 @@ def hidden(seconds: Sequence[float], none: Sequence[float], compute: Sequence[fl
 
 def measure(options: argparse.Namespace, world: Any) -> list[dict[str, Any]]:
     """Times of every way at every ratio on the ranks that were launched; all of them call this together."""
-    from trainers.launch.probe import with_ranks
+    from trainers.tasks.probe import with_ranks
 
     take_core(world.rank, world.size)  # hosts share none
     gradient_bytes, communication, compute = calibrate(world)

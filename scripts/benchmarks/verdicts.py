@@ -7,7 +7,7 @@ import argparse
 
 import numpy as np
 
-from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look
+from trainers.tasks.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look
 
 
 def shares_of_verdicts(difference, *, seeds, runs, deviation, rerun_deviation, samples, margin, number):

@@ -48,8 +48,8 @@ def branch(
     """
     from recipes.errors import printable
     from recipes.scale import parse_batch
-    from trainers.launch.branch import Branching, branches_text, grown_recipe, measure_branches
-    from trainers.launch.reproduce import RerunFailed
+    from trainers.tasks.branch import Branching, branches_text, grown_recipe, measure_branches
+    from trainers.tasks.reproduce import RerunFailed
 
     asked = Branching(
         run=run,
@@ -92,7 +92,7 @@ def ramp(
     The batch doubles where they allow it, up to a tenth of the data; the rate follows.
     """
     from recipes.scale import scaled_text
-    from trainers.launch.branch import measured_ramp
+    from trainers.tasks.branch import measured_ramp
 
     scaled = measured_ramp(source, out=out, data=data, allow_code=allow_code)
     print(scaled_text(scaled, as_json, allow_code=allow_code), end="")

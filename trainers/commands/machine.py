@@ -25,13 +25,13 @@ from trainers.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from trainers.launch.probe import ProbeRequest
+    from trainers.tasks.probe import ProbeRequest
 
 
 def doctor(as_json: Json = False) -> None:
     """What is installed here, what is broken, and what to do. Exit code 3 where nothing trains."""
-    from trainers.launch.doctor import examine, print_diagnosis
     from trainers.runs.errors import EXIT_FAILED
+    from trainers.tasks.doctor import examine, print_diagnosis
 
     diagnosis = examine()
     print_diagnosis(diagnosis, as_json=as_json)
@@ -61,8 +61,8 @@ def probe(
     if ranks is not None:
         limit_threads(kernels_share_cores=True)  # before NumPy is imported
     from recipes.errors import InputRefused
-    from trainers.launch.probe import ProbeRequest, cluster_text
-    from trainers.launch.probe import probe as measure
+    from trainers.tasks.probe import ProbeRequest, cluster_text
+    from trainers.tasks.probe import probe as measure
 
     request = ProbeRequest(
         recipe=recipe,
@@ -110,8 +110,8 @@ def _add_ranks(file: Path, request: ProbeRequest, ranks: int) -> None:
     from recipes.errors import InputRefused
     from recipes.reports.wording import counted
     from trainers.launch.join_ranks import join_world
-    from trainers.launch.probe import cluster_text, measure_as_rank, with_ranks
     from trainers.runs.errors import EXIT_INPUT
+    from trainers.tasks.probe import cluster_text, measure_as_rank, with_ranks
 
     world = join_world(ranks)
     before, refusal = {}, None
@@ -156,7 +156,7 @@ def probe_ranks(asked: str) -> None:
 
     limit_threads(kernels_share_cores=True)  # before NumPy is imported
     from trainers.launch.join_ranks import join_world
-    from trainers.launch.probe import ProbeRequest, measure_as_rank
+    from trainers.tasks.probe import ProbeRequest, measure_as_rank
 
     tree = json.loads(asked)
     tree["data"] = tree["data"] and Path(tree["data"])

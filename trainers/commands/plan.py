@@ -26,8 +26,8 @@ from trainers.commands.options import (
 if TYPE_CHECKING:
     from recipes.planning.planner import Plan
     from recipes.planning.scan import Choice
-    from trainers.launch.planning import Advice, Priced, RecipeChoice
-    from trainers.launch.targets import Target
+    from trainers.tasks.planning import Advice, Priced, RecipeChoice
+    from trainers.tasks.targets import Target
 
 _LEFT_OUT = "(without the statistics that workers share)"
 EXAMPLES = """\b
@@ -83,13 +83,13 @@ def plan(
     from recipes.reports.planning import forecast_text
     from recipes.reports.record import open_run
     from recipes.reports.terminal import plan_text
-    from trainers.launch import planning
     from trainers.launch.model_costs import model_of
     from trainers.launch.preflight import refuse_folder
     from trainers.launch.request import cluster_of, planned
-    from trainers.launch.targets import parse_targets
-    from trainers.launch.timed_plan import timed_plan
     from trainers.launch.vocabulary import vocabulary
+    from trainers.tasks import planning
+    from trainers.tasks.targets import parse_targets
+    from trainers.tasks.timed_plan import timed_plan
 
     if devices is not None and trials is None:
         raise typer.BadParameter("is for --trials: give both", param_hint="--devices")
@@ -155,7 +155,7 @@ def plan(
 def _target(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tuple[dict, str]:
     """The answer to `--target`, for JSON and as text."""
     from recipes.planning.scan import has_convergence_points
-    from trainers.launch import planning
+    from trainers.tasks import planning
 
     if wanted.top1 is not None and not has_convergence_points(made, wanted.top1):
         reaching = planning.recipes_reaching(made, wanted, made.workers, words)
@@ -173,7 +173,7 @@ def _target(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tup
 
 def _within(made: Plan, wanted: Target, words: Any, *, named: str | None) -> tuple[dict, str]:
     """Devices, micro-batches and clusters on which a plan's recipe takes at most a time."""
-    from trainers.launch import planning
+    from trainers.tasks import planning
 
     times, fewest, cheapest = planning.devices_within(made, wanted.seconds)
     clusters = planning.cheapest_clusters(made, cheapest or fewest, wanted.seconds, named=named, words=words)
@@ -292,7 +292,7 @@ def _recipes_text(made: Plan, wanted: Target, found: list[RecipeChoice]) -> str:
 def _choices_text(made: Plan, wanted: Target, found: list[Choice]) -> str:
     from recipes.reports.curves import points_text
     from recipes.reports.wording import duration, percent
-    from trainers.launch.planning import best_choice
+    from trainers.tasks.planning import best_choice
 
     goal = f"{percent(wanted.top1, digits=1)} top-1" + (f" within {_asked(wanted.seconds)}" if wanted.seconds else "")
     if not found:

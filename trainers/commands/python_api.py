@@ -25,11 +25,11 @@ from trainers.launch.own_modules import open_with_its_code
 from trainers.launch.preflight import refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
 from trainers.launch.start_ranks import start_or_join
-from trainers.launch.timed_plan import timed_plan
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_STOPPED, RunFailed, print_warnings
 from trainers.runs.mpi_ranks import HYDRA, launched_ranks
 from trainers.runs.run_folder import LOG, claimed, default_folder
+from trainers.tasks.timed_plan import timed_plan
 from trainers.training.request import TrainRequest
 
 __all__ = ["InputRefused", "OpenRecipe", "RecipeError", "Run", "RunFailed", "open", "plan", "runs", "train"]

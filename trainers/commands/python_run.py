@@ -142,7 +142,7 @@ class Run:
         Raises:
             InputRefused: there is no such checkpoint, split or device, or the data are not there.
         """
-        from trainers.launch.score_run import score_run
+        from trainers.tasks.score_run import score_run
 
         given = {"checkpoint": checkpoint, "split": split, "data": data, "predictions": predictions}
         allow_code = allow_code or self.allow_code
@@ -165,7 +165,7 @@ class Run:
         Raises:
             InputRefused: there is no such checkpoint, device or image, or none of them can be used.
         """
-        from trainers.launch.predict_run import predict_run
+        from trainers.tasks.predict_run import predict_run
 
         several = [images] if isinstance(images, str | Path) else images
         given = as_options({"checkpoint": checkpoint, "predictions": predictions})
@@ -184,7 +184,7 @@ class Run:
         Raises:
             InputRefused: there is no such format or checkpoint, the model cannot be exported, or the file is there.
         """
-        from trainers.launch.export_run import export_run
+        from trainers.tasks.export_run import export_run
 
         given = as_options({"out": out, "checkpoint": checkpoint})
         file, notes, _ = export_run(self.folder, form=form, **given, allow_code=allow_code or self.allow_code)

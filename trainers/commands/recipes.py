@@ -197,9 +197,9 @@ def pack(
     from recipes.reports.wording import counted
     from recipes.schema.dataset import url_of
     from recipes.sharing.pack_file import open_pack
-    from trainers.launch.packing import pack as pack_into
     from trainers.launch.vocabulary import vocabulary
     from trainers.runs.run_folder import DATASET
+    from trainers.tasks.packing import pack as pack_into
 
     path, digest, head = pack_into(names, out=out, weights=weights, data=data, allow_code=allow_code)
     print(f"wrote {path}: {head['name']}, {counted(len(head['runs']), 'run')}, digest {digest[:12]}")
@@ -339,7 +339,7 @@ def new(
 
     from recipes.errors import printable
     from trainers.datasets.progress_bar import showing_progress
-    from trainers.launch.new_recipe import write_new_recipe
+    from trainers.tasks.new_recipe import write_new_recipe
 
     lines = write_new_recipe(
         folder, file, weights=weights, showing=partial(showing_progress, unit="images", after_seconds=1.0)

@@ -143,7 +143,7 @@ def pull(
     from recipes.errors import InputRefused
     from recipes.sharing.pack_file import files_of, write_pack
     from recipes.sharing.registries import registry_of
-    from trainers.launch.packing import file_of_pack, written_once
+    from trainers.tasks.packing import file_of_pack, written_once
 
     def copy(part: Path) -> None:
         if write_pack(part, opened.head, files_of(opened)) != entry.digest:

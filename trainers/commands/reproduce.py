@@ -41,8 +41,8 @@ def reproduce(
 
     ask_for(kernels)
     from recipes.errors import printable
-    from trainers.launch.reproduce import EXIT_CODES, Rerun, RerunFailed
-    from trainers.launch.reproduce import reproduce as rerun_pack
+    from trainers.tasks.reproduce import EXIT_CODES, Rerun, RerunFailed
+    from trainers.tasks.reproduce import reproduce as rerun_pack
 
     if not 0 < part <= 1:
         raise typer.BadParameter("write a share above 0 and up to 1", param_hint="--part")

@@ -38,7 +38,7 @@ def evaluate(
     --data may be other data with the run's classes: in the form of the run's own, or with --split all any folder of
     class folders, such as new photos.
     """
-    from trainers.launch.score_run import score_run, scored_text
+    from trainers.tasks.score_run import score_run, scored_text
 
     scored = score_run(
         run,
@@ -65,7 +65,7 @@ def predict(
 
     Images need no labels; they get the evaluation transforms of the run's recipe.
     """
-    from trainers.launch.predict_run import predict_run, predicted_text
+    from trainers.tasks.predict_run import predict_run, predicted_text
 
     predicted = predict_run(
         run, images, checkpoint=checkpoint, predictions=predictions, allow_code=allow_code, device=device
@@ -85,8 +85,8 @@ def export(
     The weights of a ResNet get torchvision's names; see docs/weights.md.
     """
     from recipes.errors import printable
-    from trainers.launch.export_run import export_run
     from trainers.runs.errors import print_warnings
+    from trainers.tasks.export_run import export_run
 
     file, notes, is_written = export_run(run, form=form.value, out=out, checkpoint=checkpoint, allow_code=allow_code)
     print_warnings(notes)

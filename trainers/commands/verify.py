@@ -20,8 +20,8 @@ def verify(
     from rich.console import Console
     from rich.markup import escape
 
-    from trainers.launch.verify import Check
-    from trainers.launch.verify import verify as run
+    from trainers.tasks.verify import Check
+    from trainers.tasks.verify import verify as run
 
     console = Console(stderr=as_json, highlight=False)
 

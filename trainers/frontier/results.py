@@ -18,12 +18,12 @@ from recipes.frontiers.fit import Fit, fit, interval, middle
 from recipes.frontiers.open_frontier import RATE, OpenedFrontier
 from recipes.frontiers.proposals import Optimum, at_edge
 from recipes.search_space.ranges import Space
-from trainers.launch.verdict import Claimed, judge
 from trainers.runs.metrics_file import has_diverged
 from trainers.search.folder import SEARCH, read_study, run_folders
 from trainers.search.outcome import evaluations, metrics_lines
 from trainers.search.results import BEST, FRESH_SEED, ended_confirmations
 from trainers.search.study import DIVERGED, distinct, finished, state_of
+from trainers.tasks.verdict import Claimed, judge
 
 FEWEST = 10  # updates of the smallest batch that a curve is drawn for. Assumed.
 MOST_PARTS = 3  # searches of a point: the first, and two beyond an edge of its ranges

@@ -18,7 +18,6 @@ from recipes.reading.open import open_recipe
 from recipes.reports.wording import number, percent
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch, plain_path
-from trainers.launch.verdict import t_quantile
 from trainers.runs.identity import copy_code
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.progress_lines import RunState
@@ -27,6 +26,7 @@ from trainers.search import study as studies
 from trainers.search.folder import files_of_code
 from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
 from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_trials, reason_of, state_of
+from trainers.tasks.verdict import t_quantile
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives

@@ -12,10 +12,10 @@ from recipes.errors import InputRefused, RecipeError
 from recipes.lint.check import lint_recipe
 from recipes.reading.open import open_recipe
 from trainers.commands.options import opened_recipe
-from trainers.launch.export_run import export_run
 from trainers.launch.request import TrainRequest, open_request
-from trainers.launch.score_run import score_run
 from trainers.launch.vocabulary import vocabulary
+from trainers.tasks.export_run import export_run
+from trainers.tasks.score_run import score_run
 
 OWN = """\
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ import pytest
 
 from recipes.sharing.canonical import canonical_json
 from recipes.sharing.evidence import GOOD, VERDICTS, evidence_in, verdict_text
-from trainers.launch.reproduce import EXIT_CODES
+from trainers.tasks.reproduce import EXIT_CODES
 
 TRUE = {"verdict": "the same run", "date": "2026-11-25T10:00:00+0100", "part": 0.5}
 

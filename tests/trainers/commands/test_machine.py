@@ -8,7 +8,8 @@ import pytest
 
 from recipes.errors import InputRefused
 from trainers.commands import machine
-from trainers.launch import join_ranks, probe
+from trainers.launch import join_ranks
+from trainers.tasks import probe
 
 CLUSTER = "name: a\nnodes: 1\nworkers_per_node: 1\ndevice: cpu\ndevice_memory_bytes: 1000000000\n"
 

@@ -17,8 +17,8 @@ from recipes.planning.timing import NoForecast
 from recipes.reports.record import open_run
 from recipes.scale import Change
 from trainers.commands.plan import _advice_text, _fewest_text
-from trainers.launch.planning import Advice
-from trainers.launch.targets import Target, parse_targets
+from trainers.tasks.planning import Advice
+from trainers.tasks.targets import Target, parse_targets
 
 LIBRARY = Path(__file__).parents[3] / "configs" / "clusters"
 

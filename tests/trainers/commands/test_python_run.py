@@ -7,10 +7,10 @@ from recipes.errors import InputRefused
 from recipes.reports import metrics
 from trainers.commands import python_run
 from trainers.commands.python_run import Run, runs
-from trainers.launch.export_run import export_run
-from trainers.launch.predict_run import predict_run
-from trainers.launch.score_run import score_run
 from trainers.runs.run_folder import lock_folder
+from trainers.tasks.export_run import export_run
+from trainers.tasks.predict_run import predict_run
+from trainers.tasks.score_run import score_run
 
 SCORED = '{"key": "eval_accuracy", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}'
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from trainers.launch.score_run import score_run
+from trainers.tasks.score_run import score_run
 
 pytestmark = pytest.mark.mpi
 

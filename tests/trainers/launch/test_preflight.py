@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 import kilobatch
 import trainers.compat  # noqa: F401
 from recipes.errors import InputRefused
-from trainers.launch.packing import pack
 from trainers.launch.preflight import DataRefused, require_room, require_startable
 from trainers.launch.request import TrainRequest, prepare
-from trainers.launch.score_run import score_run
 from trainers.launch.start_ranks import start_or_join
 from trainers.runs.errors import RankFailed
 from trainers.runs.memory import installed_bytes
 from trainers.search.outcome import SearchRequest
 from trainers.search.start import search
+from trainers.tasks.packing import pack
+from trainers.tasks.score_run import score_run
 from trainers.training.build import build
 from trainers.training.trial_images import require_images
 

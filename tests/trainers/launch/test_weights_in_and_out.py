@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, safe_open, save_file
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
 from trainers.datasets.augmented import augmented_samples
-from trainers.launch.export_run import export_run
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import write_checkpoint
+from trainers.tasks.export_run import export_run
 from trainers.training.build import drawn_model
 
 pytestmark = pytest.mark.mpi

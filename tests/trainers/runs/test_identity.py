@@ -13,7 +13,6 @@ from PIL import Image
 
 from recipes.errors import InputRefused
 from trainers.datasets import ImageFolder
-from trainers.launch.export_run import export_run
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import (
     IdentityChanged,
@@ -25,6 +24,7 @@ from trainers.runs.identity import (
     sha256_of_files,
     write_identity,
 )
+from trainers.tasks.export_run import export_run
 
 KILOBATCH = [sys.executable, "-P", "-m", "kilobatch"]
 NET = """\

@@ -8,8 +8,8 @@ import pytest
 from recipes.planning.stream import held_out
 from recipes.reading.open import open_recipe
 from trainers.datasets import Digits
-from trainers.launch.score_run import score_run
 from trainers.launch.vocabulary import vocabulary
+from trainers.tasks.score_run import score_run
 from trainers.training.build import build
 
 pytestmark = pytest.mark.mpi

@@ -18,10 +18,10 @@ from recipes.planning.stream import Stream
 from recipes.reading.open import open_recipe
 from recipes.schema import StopAt
 from trainers.datasets import Digits
-from trainers.launch.score_run import score_run
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint
 from trainers.runs.phase_clock import PhaseClock, RankSeconds
+from trainers.tasks.score_run import score_run
 from trainers.training.build import build
 from trainers.training.extensions.evaluation import Evaluation, Score
 from trainers.training.extensions.metrics import Metrics

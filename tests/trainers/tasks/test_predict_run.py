@@ -11,9 +11,9 @@ from PIL import Image
 
 from recipes.errors import InputRefused
 from trainers.commands.python_run import Run
-from trainers.launch.predict_run import predict_run, predicted_text
-from trainers.launch.score_run import score_run, scored_text
 from trainers.runs.run_folder import write_whole
+from trainers.tasks.predict_run import predict_run, predicted_text
+from trainers.tasks.score_run import score_run, scored_text
 
 pytestmark = pytest.mark.mpi
 

@@ -17,9 +17,9 @@ from recipes.planning.scan import Choice
 from recipes.reading.open import open_cluster, open_recipe
 from recipes.reports.planning import outcome
 from recipes.reports.record import open_run
-from trainers.launch.planning import _cheapest, advise, best_choice, devices_within, learned, noise_of_run, rates_of
-from trainers.launch.targets import Target
 from trainers.launch.vocabulary import vocabulary
+from trainers.tasks.planning import _cheapest, advise, best_choice, devices_within, learned, noise_of_run, rates_of
+from trainers.tasks.targets import Target
 
 SEGMENT = {"update": 0, "num_updates": 40, "image_size": None, "micro_batch_size": 32, "accumulation_steps": 4}
 PARTS = ("compute", "waiting_for_input", "communication", "exposed", "straggling", "coordination")

@@ -12,7 +12,6 @@ from recipes.schema import Recipe
 from trainers import kernels
 from trainers.augmentations import decoders
 from trainers.launch.preflight import refuse_folder
-from trainers.launch.scored_data import scored_data, scored_folder
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import (
     CheckpointContent,
@@ -24,6 +23,7 @@ from trainers.runs.checkpoint import (
 )
 from trainers.runs.errors import RankFailed, print_warnings
 from trainers.runs.run_folder import CHECKPOINTS, EVALUATION, RECIPE, environment_of, require_run
+from trainers.tasks.scored_data import scored_data, scored_folder
 from trainers.training.device import require_asked, settled, take_device
 from trainers.training.predictions import TOP, require_table, write_predictions
 

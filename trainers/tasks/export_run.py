@@ -14,11 +14,11 @@ from recipes.reading.open import CODE, OpenedRecipe, open_recipe
 from recipes.schema.image_size import evaluated_size
 from trainers.datasets.augmented import augmented_samples
 from trainers.launch.identity import classes_of
-from trainers.launch.score_run import checkpoint_called
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint, refuse_foreign, weights_of
 from trainers.runs.identity import changes, own_code, read_identity, sha256_of_files
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, require_run, write_whole
+from trainers.tasks.score_run import checkpoint_called
 
 
 @refuse_unreachable()

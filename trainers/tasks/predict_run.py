@@ -18,10 +18,10 @@ from trainers.datasets.augmented import augmented_samples
 from trainers.datasets.inspection import class_called
 from trainers.datasets.samples import IMAGE_SUFFIXES, ImageFiles, UnreadableImage
 from trainers.launch.identity import classes_of
-from trainers.launch.score_run import give_weights, read_scored
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import UnfitImage, print_warnings
 from trainers.runs.run_folder import RECIPE, require_run
+from trainers.tasks.score_run import give_weights, read_scored
 from trainers.training.predictions import OF_TOP, TOP, require_table, write_table
 
 _TOGETHER = 32  # images of a forward

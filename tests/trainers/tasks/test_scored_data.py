@@ -16,11 +16,11 @@ from safetensors import safe_open
 from recipes.errors import InputRefused
 from trainers.datasets import ImageFolder
 from trainers.datasets.conversion import Conversion, SourceImages, convert, names_of_classes
-from trainers.launch.export_run import export_run
-from trainers.launch.score_run import score_run, scored_text
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import installed_code
 from trainers.runs.run_folder import write_whole
+from trainers.tasks.export_run import export_run
+from trainers.tasks.score_run import score_run, scored_text
 
 pytestmark = pytest.mark.mpi
 

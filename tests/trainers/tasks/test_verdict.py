@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look, more_seeds, t_quantile
+from trainers.tasks.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look, more_seeds, t_quantile
 
 CLAIM = Claimed(value=0.985, deviation=0.006, runs=10, margin=0.01, resolution=1 / 297)
 

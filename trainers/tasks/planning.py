@@ -37,8 +37,8 @@ from recipes.schema import Dataset, Recipe
 from recipes.schema.image_size import sides_by_size
 from recipes.schema.vocabulary import Vocabulary, kind_of
 from trainers.launch.model_costs import known_model
-from trainers.launch.targets import Target
 from trainers.launch.vocabulary import vocabulary
+from trainers.tasks.targets import Target
 
 _FEWEST_UPDATES = 5  # for the median of a rate
 _SHARED_MEMORY = 5.0  # 10^9 bytes a second of an all-reduce in one machine's memory, where nobody measured it

@@ -14,8 +14,9 @@ from recipes.reading.yaml import block_text
 from recipes.reports.record import open_run
 from recipes.sharing.pack_file import files_of, open_pack, write_pack
 from trainers.launch.identity import ids_of, made_of
-from trainers.launch.packing import pack
-from trainers.launch.reproduce import (
+from trainers.launch.vocabulary import vocabulary
+from trainers.tasks.packing import pack
+from trainers.tasks.reproduce import (
     PACK,
     Rerun,
     RerunFailed,
@@ -25,8 +26,7 @@ from trainers.launch.reproduce import (
     _require_pack,
     _require_same_training,
 )
-from trainers.launch.reproduce import reproduce as rerun_pack
-from trainers.launch.vocabulary import vocabulary
+from trainers.tasks.reproduce import reproduce as rerun_pack
 
 
 def trains(test):

@@ -26,7 +26,6 @@ from recipes.reports.wording import percent
 from recipes.scale import Measured, Scaled, ramp_recipe, step_changes, stepped_recipe
 from recipes.scale.ramp import MERRILL, required_rule
 from recipes.schema.positions import typed_position
-from trainers.launch.reproduce import train_apart
 from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.train_command import train_words
 from trainers.launch.vocabulary import vocabulary
@@ -46,6 +45,7 @@ from trainers.runs.run_folder import (
     update_of,
     write_whole,
 )
+from trainers.tasks.reproduce import train_apart
 
 BRANCHES = "branches.json"
 EPSILON = 0.01  # of the loss: Merrill et al. 2025

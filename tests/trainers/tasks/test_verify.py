@@ -16,10 +16,10 @@ from PIL import Image
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import names
-from trainers.launch import verify
 from trainers.launch.train_command import train_words
-from trainers.launch.verify import _small, _Trials
 from trainers.launch.vocabulary import vocabulary
+from trainers.tasks import verify
+from trainers.tasks.verify import _small, _Trials
 
 pytestmark = pytest.mark.mpi
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from trainers.launch import doctor
 from trainers.runs.mpi_ranks import find_mpiexec
+from trainers.tasks import doctor
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_thread_level_below_multiple_is_named_with_its_way_out(monkeypatch):
 @pytest.mark.mpi
 def test_under_a_launcher_its_ranks_join_and_one_of_each_host_prints():
     program = """
-from trainers.launch import doctor
+from trainers.tasks import doctor
 problems = []
 facts = doctor._mpi(problems, 60.0)
 print(problems, facts["thread_level"], facts["ranks_joined"], facts["ranks_here"])

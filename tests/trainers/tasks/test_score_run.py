@@ -13,9 +13,9 @@ from PIL import Image
 
 from recipes.errors import InputRefused
 from recipes.reading.open import open_recipe
-from trainers.launch.score_run import score_run
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.checkpoint import load_into, read_checkpoint
+from trainers.tasks.score_run import score_run
 from trainers.training.build import build
 from trainers.training.device import has_gpu
 from trainers.training.extensions.evaluation import score

@@ -30,14 +30,14 @@ from recipes.planning.hardware import MeasuredAllReduce, Rate
 from recipes.reading.open import OpenedRecipe
 from recipes.reports.record import Run, open_run
 from recipes.reports.wording import counted
-from trainers.launch.planning import rates_of
-from trainers.launch.timed_plan import BY_CHANCE
 from trainers.launch.train_command import train_words
 from trainers.runs.errors import EXIT_STOPPED
 from trainers.runs.memory import installed_bytes
 from trainers.runs.mpi_ranks import find_mpiexec, killed_with_parent, users_environment
 from trainers.runs.run_folder import METRICS
 from trainers.runs.stop_request import handling_signals
+from trainers.tasks.planning import rates_of
+from trainers.tasks.timed_plan import BY_CHANCE
 
 _WANTED_UPDATES = 8
 _FEWEST_UPDATES = 2  # after the first, which warms up, where an update takes long
@@ -374,8 +374,8 @@ def _measured_by_ranks(request: ProbeRequest, samples: int | None) -> dict[str, 
 def measure_as_rank(request: ProbeRequest, mpi: Any) -> dict[str, Any]:
     """What the ranks of `mpi` reach together, all of which call this; see `RankProbe.as_tree`."""
     import trainers.compat  # noqa: F401  isort: skip
-    from trainers.launch.probe_ranks import RankProbe, silent_updater
     from trainers.launch.request import TrainRequest, prepare
+    from trainers.tasks.probe_ranks import RankProbe, silent_updater
 
     updater = None
     if request.device != "gpu":

@@ -16,11 +16,11 @@ from recipes.planning.timeline import timeline_of
 from recipes.reading.open import open_recipe
 from trainers.datasets import ImageFolder
 from trainers.datasets.held_out import open_split
-from trainers.launch.new_recipe import write_new_recipe
 from trainers.launch.vocabulary import vocabulary
 from trainers.models import ResNet18
 from trainers.models.weight_names import to_torch
 from trainers.runs.checkpoint import weights_of
+from trainers.tasks.new_recipe import write_new_recipe
 from trainers.training.trial_model import require_parameters
 
 COLOURS = {"night": (40, 80, 120), "day": (200, 180, 160)}

@@ -110,8 +110,8 @@ def _require_weights(file: Path) -> None:
 
 def _scored_weights(folder: Path) -> bytes:
     """What evaluation scores of a run's newest checkpoint: the averages where it has them, else the weights."""
-    from trainers.launch.score_run import checkpoint_called  # and Chainer
     from trainers.runs.checkpoint import read_checkpoint
+    from trainers.tasks.score_run import checkpoint_called  # and Chainer
 
     return save(read_checkpoint(checkpoint_called("newest", folder / CHECKPOINTS)).scored().weights)
 

@@ -18,7 +18,8 @@ from recipes.reading.open import open_recipe
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import open_run
 from recipes.scale import step_changes
-from trainers.launch.branch import (
+from trainers.launch.vocabulary import vocabulary
+from trainers.tasks.branch import (
     Branch,
     Branches,
     Branching,
@@ -30,7 +31,6 @@ from trainers.launch.branch import (
     measured_ramp,
     steps_of,
 )
-from trainers.launch.vocabulary import vocabulary
 
 
 def branches(losses, epsilon=0.01, batch=32, epoch=4.0, run="a", folders=("runs/b",)):

@@ -24,9 +24,9 @@ from recipes.sharing.canonical import sha256_of
 from recipes.sharing.pack_file import claims_of_runs, files_of, open_pack, write_pack
 from recipes.sharing.registries import add_registry
 from trainers.launch.identity import ids_of
-from trainers.launch.packing import pack
 from trainers.launch.preflight import require_own_code
 from trainers.launch.vocabulary import vocabulary
+from trainers.tasks.packing import pack
 
 pytestmark = pytest.mark.mpi
 ROOT = Path(__file__).parents[3]

@@ -17,10 +17,10 @@ from recipes import open_cluster, open_recipe
 from recipes.errors import InputRefused
 from recipes.planning.all_reduce import Links, ring
 from recipes.planning.hardware import MeasuredAllReduce, Rate
-from trainers.launch import probe as module
-from trainers.launch.probe import ProbeRequest, cluster_text, contradiction, fitted_link, probe, with_ranks
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.mpi_ranks import killed_with_parent
+from trainers.tasks import probe as module
+from trainers.tasks.probe import ProbeRequest, cluster_text, contradiction, fitted_link, probe, with_ranks
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])

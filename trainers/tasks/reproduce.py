@@ -37,13 +37,13 @@ from trainers import kernels
 from trainers.launch.identity import made_of
 from trainers.launch.preflight import refuse_folder, refuse_unbuilt
 from trainers.launch.train_command import train_words
-from trainers.launch.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.errors import EXIT_INPUT
 from trainers.runs.identity import changes, installed_code, read_identity
 from trainers.runs.metrics_file import has_diverged
 from trainers.runs.mpi_ranks import without_launcher
 from trainers.runs.run_folder import METRICS, TRACE, differences, environment_of, write_whole
+from trainers.tasks.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, Judgement, judge, level_of_look, more_seeds
 
 SAME_BITS, SAME_RUN = "the same bits", "the same run"
 _UNEXPLAINED = "samples or losses, and nothing else: the pack's run had another recipe, code or machine"
