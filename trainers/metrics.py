@@ -1,15 +1,16 @@
 """Metrics: each a frozen dataclass that is called with the logits and labels of a whole evaluation, and gives a number.
 
-    metric(logits, labels) -> float        float32 (samples, classes) and int64 (samples,), in the order of the samples
+    metric(logits, labels) -> float        float32 (samples, classes) and int64 (samples,), in the order of the samples,
+                                           both read-only
 
 Its name is its attribute `name`, or that of its class in small letters, such as `macro_f1`.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -97,16 +98,27 @@ def _confusion(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def figures_of(metrics: Sequence[Any], logits: np.ndarray, labels: np.ndarray) -> Mapping[str, float]:
-    """The number of each metric, by its name.
+    """The number of each metric, by its name; none can change the arrays.
 
     Raises:
-        InputRefused: one gives no number; names its class.
+        InputRefused: one fails, or gives no number; names its class.
     """
-    found = {}
-    for metric in metrics:
+    logits, labels = logits.view(), labels.view()
+    logits.flags.writeable = labels.flags.writeable = False
+    return {metric_name(metric): _number(metric, logits, labels) for metric in metrics}
+
+
+def _number(metric: Any, logits: np.ndarray, labels: np.ndarray) -> float:
+    what = f"the metric {type(metric).__name__}"
+    try:
         value = metric(logits, labels)
-        if not isinstance(value, Real) and getattr(value, "shape", None) != ():
-            gave = f"an array of the shape {value.shape}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-            raise InputRefused(f"the metric {type(metric).__name__} gave {gave}; return one number")
-        found[metric_name(metric)] = float(value)
-    return found
+    except Exception as error:  # of one's own code
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}:{last.lineno}: {type(error).__name__}: {error}"
+        arrays = f"logits, float32 {logits.shape}, and labels, int64 {labels.shape}, both read-only"
+        raise InputRefused(f"{what} failed with {arrays}: {where}") from error
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        gave = f"an array of the shape {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+        raise InputRefused(f"{what} gave {gave}; return one number, such as float(x)") from error

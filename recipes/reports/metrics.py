@@ -150,12 +150,17 @@ def evaluations_of(path: Path, lines: Lines) -> Evaluations:
     return _columns(Evaluations, [rows[update] for update in sorted(rows)])
 
 
+def is_score(line: dict[str, Any]) -> bool:
+    """Whether a line is one of an evaluation: accuracy, loss or a metric. A line of an extension has no `samples`."""
+    return line["key"] in ("eval_accuracy", "eval_loss") or (line["key"].startswith("eval_") and "samples" in line)
+
+
 def figures_of(lines: Lines) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Epochs and values of each metric of the evaluations, by its name; what is no number is left out."""
     found: dict[str, list[tuple[float, float]]] = {}
     for _, line in lines:
         name = line["key"].removeprefix("eval_")
-        is_metric = name != line["key"] and name not in ("accuracy", "loss")
+        is_metric = is_score(line) and name not in ("accuracy", "loss")
         pair = (line.get("epoch"), line["value"])
         if is_metric and all(isinstance(each, int | float) and math.isfinite(each) for each in pair):
             found.setdefault(name, []).append(pair)

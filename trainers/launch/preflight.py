@@ -139,7 +139,7 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
     if any(map(is_of_the_user, opened.recipe.evaluation.metrics)):
         from trainers.training.trial_metrics import require_metrics
 
-        require_metrics(opened.recipe, opened.dataset)
+        warnings += print_warnings(require_metrics(opened.recipe, opened.dataset))
     if is_new and (is_of_the_user(opened.recipe.loss) or is_of_the_user(opened.recipe.optimizer)):
         from trainers.training.trial_update import require_update
 

@@ -283,7 +283,8 @@ def exit_on_error(error: Exception) -> None:
     if isinstance(error, InputRefused):
         if waited_for():
             time.sleep(_FIRST_SECONDS if launched_rank() else 0)
-            print_and_drain(f"kilobatch: rank {launched_rank()} on {socket.gethostname()}: {error}")
+            who = f"rank {launched_rank()} on {socket.gethostname()}: " if launched_rank() else ""
+            print_and_drain(str(error) if isinstance(error, RecipeError) and not who else f"kilobatch: {who}{error}")
             _abort_launch(EXIT_INPUT)
         elif launched_rank() == 0 or launched_by_us():  # the other ranks of a foreign launcher have met the same
             print_error(str(error) if isinstance(error, RecipeError) else f"kilobatch: {error}")

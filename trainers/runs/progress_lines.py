@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from recipes.reports.metrics import is_score
 from recipes.reports.wording import duration, memory_words, number, percent
 
 _RECENT = 16  # updates over which the displayed loss and samples per second are averaged
@@ -46,7 +47,7 @@ class RunState:
             self.accuracy, self.epoch = value, line.get("epoch", self.epoch)
         elif key == "eval_loss":
             self.epoch = line.get("epoch", self.epoch)
-        elif key.startswith("eval_"):
+        elif is_score(line):
             self.metrics[key.removeprefix("eval_")] = value
         elif key == "run_stop":
             words = {"success": "finished"}.get(value, value)
@@ -133,10 +134,10 @@ class ProgressLines:
     def take(self, lines: list[dict[str, Any]]) -> None:
         """Take the next lines of the metrics."""
         for line in lines:
-            if not line["key"].startswith("eval_") or line["key"] in self._evaluated:
+            if not is_score(line) or line["key"] in self._evaluated:
                 self._write_evaluation()
             self._state.take(line)
-            if line["key"].startswith("eval_"):
+            if is_score(line):
                 self._evaluated.add(line["key"])
             elif line["key"] == "train_loss" and line["time_ms"] / 1000 - self._last >= self._every_seconds:
                 self._write_state()

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import random
 import shutil
 import sys
 import time
@@ -33,7 +34,9 @@ ENVIRONMENT, CHECKPOINTS, REPORT, RANKS = "environment.json", "checkpoints", "re
 SOURCES, EVALUATION, MLFLOW_NOTE = "sources", "evaluation", "mlflow.json"
 _WRITTEN_INTO = (LOG, METRICS, TRACE, PROFILE, CHECKPOINTS, EVALUATION, RANKS, SOURCES, CODE)  # the rest is replaced
 _READ = (RUN, METRICS, TRACE, LOG, ENVIRONMENT, "identity.json")
-_OF_THE_LENGTH = ("epochs: ", "learning_rate.schedule.epochs: ", "evaluation.")  # of what a longer run changes
+_LOCK_TRIES = 5
+# What a longer run changes, or one that is scored elsewhere.
+_OF_THE_LENGTH = ("epochs: ", "learning_rate.schedule.epochs: ", "evaluation.every: ", "evaluation.offset: ")
 _WORDS_ONLY = tuple(key for key in WORDS if key != "name")  # the name identifies the folder's run
 
 
@@ -237,13 +240,19 @@ def share_lock(held: IO[bytes]) -> None:
 
 def _lock(file: IO[bytes], kind: int) -> bool:
     """Lock a file against others; false if another has locked it. Without locks of the file system it is true."""
-    for attempt in range(2):
+    try:
+        return _locked_soon(file, kind)
+    except OSError:  # no locks here
+        return True
+
+
+def _locked_soon(file: IO[bytes], kind: int) -> bool:
+    """Whether a file could be locked, within several tries: whoever asks `is_locked` holds it for an instant."""
+    for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(0.05 if attempt == 0 else 0)  # `is_locked` holds it for an instant
-        except OSError:  # no locks here
-            return True
+            time.sleep(random.uniform(0.005, 0.03))
         else:
             return True
     return False
@@ -252,11 +261,7 @@ def _lock(file: IO[bytes], kind: int) -> bool:
 def is_locked(folder: Path) -> bool | None:
     """Whether a run is being trained in a folder; None where the file system has no locks."""
     with suppress(OSError), open(folder / LOG, "rb", opener=_without_waiting) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+        return not _locked_soon(file, fcntl.LOCK_EX)
     return False if not (folder / LOG).exists() else None
 
 

@@ -91,9 +91,26 @@ def test_a_metric_is_called_by_its_class_or_its_name():
 def test_only_a_number_is_a_figure(scored):
     for value in (np.float32(0.25), np.array(0.25), 0.25):
         assert figures_of([Named(value=value)], *scored) == {"gap": 0.25}
-    for value, gave in ((np.zeros(3), "an array of the shape"), (None, "a NoneType"), ("1", "a str")):
+    for value, gave in ((np.zeros(3), "an array of the shape"), (None, "a NoneType"), ({}, "a dict")):
         with pytest.raises(InputRefused, match=f"the metric Named gave {gave}.*; return one number"):
             figures_of([Named(value=value)], *scored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InPlace:
+    def __call__(self, logits, labels):
+        logits -= 1
+        return 0.0
+
+
+def test_a_metric_that_works_in_place_is_refused_with_its_line_and_changes_nothing_of_the_next_one(scored):
+    before = MacroF1()(*scored)
+    with pytest.raises(
+        InputRefused, match=rf"the metric InPlace failed with .* both read-only: {__file__}:\d+: ValueError"
+    ):
+        figures_of([InPlace(), MacroF1()], *scored)
+    assert MacroF1()(*scored) == before
+    assert scored[0].flags.writeable
 
 
 @pytest.mark.parametrize(

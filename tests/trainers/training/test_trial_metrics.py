@@ -21,9 +21,12 @@ class Own:
             self.seen.append(1)
         return {
             "mean": lambda: logits.mean(),
+            "draws": np.random.random,
+            "nan": lambda: np.nan,
+            "297 samples": lambda: float(len(labels)) if len(labels) == 297 else None,
             "remembers": lambda: 0.0,
             "shape": lambda: logits.mean(axis=0),
-            "fails": lambda: logits[labels + 100],
+            "fails": lambda: logits[labels + 1000],
             "each class": lambda: float(np.bincount(labels).min() > 0),
         }[self.how]()
 
@@ -31,12 +34,22 @@ class Own:
 def require(how):
     opened = open_recipe("digits/baseline", vocabulary=vocabulary())
     evaluation = replace(opened.recipe.evaluation, metrics=(Own(how=how),))
-    require_own_code(replace(opened, recipe=replace(opened.recipe, evaluation=evaluation)))
+    return require_own_code(replace(opened, recipe=replace(opened.recipe, evaluation=evaluation)))
 
 
-@pytest.mark.parametrize("how", ["mean", "each class"])
-def test_one_that_gives_a_number_is_fine(how):
-    require(how)
+@pytest.mark.parametrize("how", ["mean", "each class", "297 samples"])
+def test_one_that_gives_a_number_for_as_many_samples_as_are_scored_is_fine(how):
+    assert require(how) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [("draws", "for the same logits: no run can be repeated"), ("nan", "gives nan for random logits")]
+)
+def test_one_that_gives_another_number_or_none_is_warned_of(how, why, capsys):
+    (warning,) = require(how)
+    assert warning.startswith("the metric Own gives ")
+    assert why in warning
+    assert warning in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -45,7 +58,7 @@ def test_one_that_gives_a_number_is_fine(how):
         ("shape", r"the metric Own gave an array of the shape \(10,\); return one number"),
         (
             "fails",
-            r"the metric Own is called with logits, float32 \(64, 10\), and labels, .* of 10 classes: ",
+            r"the metric Own failed with logits, float32 \(297, 10\), and labels, .*: IndexError",
         ),
         ("remembers", "the metric Own changes its own field seen"),
     ],

@@ -15,7 +15,7 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
-from recipes.reports.metrics import read_metrics
+from recipes.reports.metrics import is_score, read_metrics
 from trainers.runs.run_folder import METRICS, MLFLOW_NOTE, write_whole
 
 log = logging.getLogger("kilobatch")
@@ -27,18 +27,13 @@ COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second",
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
     """The figures in a line of the metrics, by their names; none in a line of another kind."""
-    if _is_score(line):
+    if is_score(line):
         return {line["key"]: line["value"]}
     if line["key"] != "train_loss":
         return {}
     found = {"loss": line["value"], **{name: line[name] for name in _UPDATE if line.get(name) is not None}}
     seconds = line["update_seconds"]
     return found | ({"samples_per_second": line["global_batch_size"] / seconds} if seconds > 0 else {})
-
-
-def _is_score(line: dict[str, Any]) -> bool:
-    """Whether a line is one of an evaluation, which has the update that it reached."""
-    return line["key"].startswith("eval_")
 
 
 class Logger(Extension):
@@ -88,7 +83,7 @@ class EventFiles:
 
         self._writer = SummaryWriter(str(folder), purge_step=update)
         for _, line in read_metrics(metrics):
-            if _is_score(line) and line["update"] == update:
+            if is_score(line) and line["update"] == update:
                 self.add(line, figures(line))
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
@@ -192,7 +187,7 @@ class MLflowRun:
         found = []
         for _, line in read_metrics(self._folder / METRICS):
             # The line of an update has the update that it began; that of an evaluation the one that it reached.
-            if (each := figures(line)) and first <= line["update"] < self._begins_at + _is_score(line):
+            if (each := figures(line)) and first <= line["update"] < self._begins_at + is_score(line):
                 found += _mlflow_metrics(line, each)
         return found
 

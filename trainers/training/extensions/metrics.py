@@ -164,13 +164,13 @@ class Metrics(Extension):
         """Append a line of an extension, with the updates and epochs done if `more` has none.
 
         Args:
-            key: none of kilobatch's own, nor one that begins with `eval_`, as the scores of an evaluation do.
+            key: none of kilobatch's own.
             value, more: plain data, or numbers and arrays of NumPy.
         Raises:
-            ValueError: the key is such a one; a value is no such data.
+            ValueError: the key is one of kilobatch's own; a value is no such data.
         """
-        if key in _OWN_KEYS or key.startswith("eval_") or "time_ms" in more:
-            word = "time_ms" if "time_ms" in more else key
+        if key in _OWN_KEYS or "time_ms" in more:
+            word = key if key in _OWN_KEYS else "time_ms"
             raise ValueError(f"{word} is a name of kilobatch's own in the metrics; write under another")
         if self._updater is not None:
             more = {"update": self._updater.iteration, "epoch": self._updater.epoch_detail} | more

@@ -53,7 +53,6 @@ def test_a_line_of_an_extension_says_when_it_was_written_in_plain_data(of_an_ext
     ("key", "value", "message"),
     [
         ("eval_accuracy", 1.0, "^eval_accuracy is a name of kilobatch's own in the metrics; write under another"),
-        ("eval_mine", 1.0, "^eval_mine is a name of kilobatch's own"),
         ("mine", object(), "^the metric mine has a value, which holds a object; a run's files take numbers, texts"),
         (
             "mine",
