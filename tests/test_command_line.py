@@ -444,9 +444,9 @@ def test_a_command_that_is_typed_without_its_group_is_named_with_it(run, word, m
 @pytest.mark.parametrize(
     ("words", "setting"),
     [
-        (("train", "digits/ramp", "--epochs", "5"), "--set epochs=5"),
-        (("plan", "--batch-size=64", "digits/ramp"), "--set batch.global=64"),
-        (("recipes", "lint", "digits/ramp", "--wd"), "--set optimizer.weight_decay=..."),
+        (("train", "digits/ramp", "--epochs", "5"), "`--set epochs=5`"),
+        (("plan", "--batch-size=64", "digits/ramp"), "`--set batch.global=64`"),
+        (("recipes", "lint", "digits/ramp", "--wd"), "`--set optimizer.weight_decay=...`"),
         (("frontier", "digits", "--epochs", "5"), ""),  # whose --set is for its own file
     ],
 )

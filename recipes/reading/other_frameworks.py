@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import PurePath
 from shlex import quote
 from typing import Any
 
 from recipes.reading.yaml import line_text
-from recipes.schema import Recipe
 
 _RATE = ("learning_rate", "{reference: <0.1>, per: BATCH}")
 _BATCH = ("batch", "{global: <256>}")
@@ -24,7 +22,7 @@ _DECAY = ("optimizer.weight_decay", "<1e-4>")
 _EPOCHS = ("epochs", "<90>")
 _SMOOTHING = ("loss", "{kind: SoftmaxCrossEntropy, label_smoothing: <0.1>}")
 _CLIP = ("gradient.clip_norm", "<1.0>")
-_WARMUP = ("learning_rate.warmup", "{kind: GradualWarmup, epochs: 5, start: reference, joins: multiply}")
+_WARMUP = ("learning_rate.warmup", "{kind: GradualWarmup, epochs: 5, start: 0, joins: multiply}")
 _ONE_CYCLE = ("learning_rate.schedule", "{kind: PiecewiseLinear, points: [[0, 0.04], [0.3run, 1], [1run, 0]]}")
 _HALF = ("precision", "{compute: mixed16}")
 _AVERAGE = ("weight_average", "{keep: 0.9999, per: 4096}")
@@ -111,6 +109,7 @@ OPTIONS = {
     **dict.fromkeys(("label_smoothing", "smoothing"), "loss.label_smoothing"),
     "momentum": "optimizer.momentum",
 }
+_SINGLE_VALUES = ("dataset", "epochs", "image_size", "seed")  # keys of a recipe that hold no mapping
 _NUMBERS = {"batch": _BATCH, "learning_rate": _RATE}
 
 # An optimizer's words of PyTorch that `_optimizer_here` translates, and those of its kinds that another kind is here.
@@ -164,21 +163,23 @@ def option_here(option: str, value: str) -> str:
     """The `--set` that does what an unknown option such as `--lr` is to do; empty for any other.
 
     >>> option_here("--epochs", "5"), option_here("--colour", "red")
-    ('--set epochs=5', '')
+    ('`--set epochs=5`', '')
     >>> option_here("--lr", "0.1")
-    '--set learning_rate.reference=0.1, the rate at a batch of learning_rate.per'
+    '`--set learning_rate.reference=0.1`, the rate at a batch of `learning_rate.per`'
     """
     key = option.removeprefix("--").replace("-", "_").lower()
     path, form = KEYS.get(key, (key, ""))
     if path == "augmentation.train":  # which a word of another program says too little of
         return ""
     if "{" in form and key not in OPTIONS:
-        return "--set " + quote(f"{path}={advice(('', form), _number_in(value))}")
-    if key not in OPTIONS and key not in KEYS and key not in {field.name.rstrip("_") for field in fields(Recipe)}:
+        number = _number_in(value)
+        setting = quote(f"{path}={advice(('', form), number)}")
+        return "" if number is None and value != "..." else f"`--set {setting}`"  # a text means another form
+    if key not in (*OPTIONS, *KEYS, *_SINGLE_VALUES):
         return ""
     path = OPTIONS.get(key, path)
-    setting = "--set " + quote(f"{path}={value}")
-    return f"{setting}, the rate at a batch of learning_rate.per" if path == "learning_rate.reference" else setting
+    setting = f"`--set {quote(f'{path}={value}')}`"
+    return f"{setting}, the rate at a batch of `learning_rate.per`" if path == "learning_rate.reference" else setting
 
 
 def advice(found: tuple[str, str], value: Any = None, tree: Mapping[str, Any] | None = None) -> str:

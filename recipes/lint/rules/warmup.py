@@ -230,8 +230,9 @@ def _last_fall(schedule: Schedule, length: float) -> tuple[str, float, str]:
 
 def _boundaries(schedule: Schedule) -> list[float]:
     """The boundaries of a schedule and of its factors, in order."""
-    parts = schedule.factors if isinstance(schedule, Product) else (schedule,)
-    return sorted(each for part in parts for each in getattr(part, "boundaries", None) or ())
+    if isinstance(schedule, Product):
+        return sorted(each for part in schedule.factors for each in _boundaries(part))
+    return [*(getattr(schedule, "boundaries", None) or ())]
 
 
 def _boundaries_within(boundaries: Sequence[float], case: Case, starts: float) -> str:

@@ -117,12 +117,14 @@ def test_one_word_of_an_augmentation_leaves_the_others_alone():
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_of_a_training_script_is_a_set_that_opens(option):
     value = "64" if "batch" in OPTIONS[option] else "0.5"
-    first, setting = shlex.split(option_here(f"--{option}", value).partition(", the rate")[0])
+    first, setting = shlex.split(option_here(f"--{option}", value).partition(", the rate")[0].strip("`"))
     assert first == "--set"
     opened(setting)
 
 
 def test_an_option_for_a_mapping_is_one_word_of_the_shell():
     here = option_here("--label-smoothing", "0.2"), option_here("--warmup-epochs", "3"), option_here("--colour", "red")
-    warmup = "learning_rate.warmup={kind: GradualWarmup, epochs: 3, start: reference, joins: multiply}"
-    assert here == ("--set loss.label_smoothing=0.2", f"--set '{warmup}'", "")
+    warmup = "learning_rate.warmup={kind: GradualWarmup, epochs: 3, start: 0, joins: multiply}"
+    assert here == ("`--set loss.label_smoothing=0.2`", f"`--set '{warmup}'`", "")
+    texts = (("--scheduler", "cosine"), ("--optimizer", "adam"), ("--model", "resnet"))
+    assert [option_here(*words) for words in texts] == ["", "", ""]
