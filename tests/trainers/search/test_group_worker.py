@@ -1,5 +1,8 @@
 """A search whose ranks a foreign launcher has started, on one host or on several."""
 
+import subprocess
+import sys
+
 import pytest
 from optuna.trial import TrialState
 
@@ -32,9 +35,10 @@ def test_a_fault_ends_all_and_the_same_command_goes_on(searching, ranks, each):
     assert output.count("trials are done, 2 side by side, ") == 1
 
 
-def test_an_error_is_printed_by_one_rank(searching, kilobatch):
+def test_an_error_is_printed_by_one_rank(searching):
     search = searching(TEXT + "budget: {trials: 4}\nranks_per_trial: 3\n")
-    done = kilobatch(*search.words, ranks=2)
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-P", "-m", "kilobatch", *map(str, search.words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert (done.stdout + done.stderr).count("2 ranks are fewer than the 3 of a trial") == 1
     assert not search.folder.exists()
