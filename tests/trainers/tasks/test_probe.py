@@ -181,7 +181,7 @@ def test_where_an_update_takes_long_the_probe_makes_it_smaller_and_says_so() -> 
     opened = open_recipe("digits/large_batch", overrides=large, vocabulary=vocabulary())
     said: list[str] = []
     request = ProbeRequest(
-        recipe="digits/large_batch", overrides=large, seconds=3.0, limit_seconds=8.0, tell=said.append
+        recipe="digits/large_batch", overrides=large, seconds=3.0, limit_seconds=3.0, tell=said.append
     )
     began = time.monotonic()
     rates = probe(request, opened)["hardware"]["rates"]
