@@ -1,23 +1,25 @@
-"""Checks before a run for what may be missing: methods that kilobatch does not have yet, and the data."""
+"""Checks before a run: methods that kilobatch does not have yet, the data, and own code, that of packs too."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
-from recipes.reading.open import OpenedRecipe
-from recipes.reading.registry import SHOWN_PACK
+from recipes.reading.open import OpenedRecipe, leaves
+from recipes.reading.read import dotted
+from recipes.reading.registry import SHOWN_PACK, is_of_pack
 from recipes.schema import Dataset, Recipe
 from recipes.sharing.pack_file import HEAD
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import contradictions, open_split
 from trainers.datasets.samples import evenly
-from trainers.launch.code_of_packs import require_code_of_packs
 from trainers.runs.errors import ServiceAway, print_warnings
-from trainers.runs.identity import is_of_the_user
+from trainers.runs.identity import is_of_the_user, own_code
 from trainers.runs.memory import installed_bytes
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
@@ -151,6 +153,30 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
             found = [f"{error}. The runs of this pack were trained with it; they are repeated as it is"]
         warnings += print_warnings(found)
     return warnings
+
+
+def require_code_of_packs(opened: OpenedRecipe) -> None:
+    """Refuse files of the user's for modules that a pack names: they would be trained, and packed, in place of its own.
+
+    A file with the bytes of the pack's own is none.
+
+    Raises:
+        InputRefused: names the line of the pack and the file.
+    """
+    named = [(opened.origins.get("dataset", ""), opened.dataset_tree)]
+    for leaf in leaves(opened.tree):
+        if leaf[-1:] == ("kind",):
+            kind = reduce(operator.getitem, leaf, opened.tree)
+            named.append((opened.origins[dotted(leaf)], {"kind": kind}))
+    of_packs = [folder for folder in opened.code_folders if is_of_pack(folder)]
+    for origin, tree in named:
+        if not origin.startswith(SHOWN_PACK):
+            continue
+        theirs = {name: file.read_bytes() for name, file in own_code([tree], of_packs).items()}
+        for name, file in own_code([tree], opened.code_folders).items():
+            if not is_of_pack(file) and file.read_bytes() != theirs.get(name):
+                what = f"{origin}: names code of the pack, and your {file} would take its place as {name}"
+                raise InputRefused(f"{what}; name it in a recipe of your own if you mean it, or move it away")
 
 
 def require_fit(opened: OpenedRecipe) -> list[str]:

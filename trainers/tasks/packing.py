@@ -21,8 +21,8 @@ from recipes.reading.identity import identity_ids
 from recipes.reading.open import CODE, OpenedRecipe, open_recipe
 from recipes.reading.registry import can_name_folder, shown
 from recipes.sharing.pack_file import SUFFIX, write_pack, write_pack_of_layout
-from trainers.launch.code_of_packs import require_code_of_packs
 from trainers.launch.identity import made_of, missing_modules
+from trainers.launch.preflight import require_code_of_packs
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import own_code, read_identity, sha256_of_files
 from trainers.runs.run_folder import CHECKPOINTS, RECIPE, environment_of
