@@ -116,6 +116,20 @@ def check_metrics(reading: Reading, recipe: Recipe, dataset: Dataset) -> None:
                 metric.require_classes(dataset.num_classes)
             except ValueError as error:
                 reading.refuse_error(error, type(metric), path)
+    if any(isinstance(metric, Unbuilt) for metric in recipe.evaluation.metrics):
+        return
+    goals = (recipe.stop_at and recipe.stop_at.metrics) or ()
+    asked = {("evaluation", "best"): recipe.evaluation.best, **{("stop_at", "metrics", name): name for name in goals}}
+    for path, name in asked.items():
+        if name not in names:
+            what, way_out = unknown_score(name, names)
+            reading.refuse(path, what, way_out, at_key=path[0] == "stop_at")
+
+
+def unknown_score(name: str, known: Iterable[str]) -> tuple[str, str]:
+    """What is wrong with a score that an evaluation does not have, and the way out."""
+    way_out = f"write one of {', '.join(known)}, or add a metric to `evaluation.metrics`"
+    return f"{name!r} is no score of an evaluation", way_out
 
 
 def check_extensions(reading: Reading, recipe: Recipe) -> None:

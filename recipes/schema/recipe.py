@@ -5,7 +5,7 @@ Each class checks its own values; `recipes.reading.read_recipe` checks them agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs
 from recipes.arguments import younger
 from recipes.schema.batch_and_rate import Batch, LearningRate, Schedules, require
-from recipes.schema.vocabulary import Component
+from recipes.schema.vocabulary import Component, lower_is_better
 
 __all__ = [
     "Augmentation",
@@ -45,21 +45,30 @@ class StopAt:
     Args:
         accuracy: evaluated accuracy of at least this, above 0 and up to 1; null for none.
         loss: evaluated loss of at most this, above 0, label smoothing included; null for none.
+        metrics: name of a metric of `evaluation` -> value of at least this, or of at most this where lower is better;
+            null for none.
     """
 
     accuracy: float | None = None
     loss: float | None = None
+    metrics: Mapping[str, float] | None = younger(None)
 
     def __post_init__(self) -> None:
         in_range = self.accuracy is None or 0 < self.accuracy <= 1
         require(in_range, f"StopAt.accuracy must be above 0 and at most 1, got {self.accuracy}")
         require(self.loss is None or self.loss > 0, f"StopAt.loss must be above 0, got {self.loss}")
-        require((self.accuracy, self.loss) != (None, None), "StopAt.accuracy must be given, or loss")
+        require(bool(self.goals), "StopAt.accuracy must be given, or loss, or metrics")
 
-    def reached(self, *, accuracy: float, loss: float) -> bool:
-        """Whether an evaluation reaches the goal."""
-        is_accurate = self.accuracy is None or accuracy >= self.accuracy
-        return is_accurate and (self.loss is None or loss <= self.loss)
+    @property
+    def goals(self) -> dict[str, float]:
+        """Each score that has a goal, by its name."""
+        given = {"accuracy": self.accuracy, "loss": self.loss}
+        return {name: goal for name, goal in given.items() if goal is not None} | dict(self.metrics or {})
+
+    def reached(self, scores: Mapping[str, float], *, metrics: Iterable[object]) -> bool:
+        """Whether an evaluation, whose scores have names, reaches the goal; `metrics` are those of `evaluation`."""
+        lower = {name: lower_is_better(name, metrics) for name in self.goals}
+        return all(scores[name] <= goal if lower[name] else scores[name] >= goal for name, goal in self.goals.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +166,8 @@ class Evaluation:
             With `every: update`, none before it. The end of the run is evaluated in any case.
         flipped: whether the logits of an image and of its mirror image are added; loss and accuracy are of the sum.
         metrics: what is worked out of all logits beside accuracy and loss, such as `[{kind: TopAccuracy, k: 5}]`.
+        best: by which score the best checkpoint is chosen: `accuracy`, `loss`, or the name of one of the metrics, such
+            as `macro_f1`.
     """
 
     every: Literal["update"] | Epochs = 1.0
@@ -166,6 +177,7 @@ class Evaluation:
     offset: Epochs = younger(0.0)
     flipped: bool = younger(False)
     metrics: tuple[Annotated[object, Component("metrics")], ...] = younger(())
+    best: str = younger("accuracy")
 
     def __post_init__(self) -> None:
         require(self.offset >= 0, f"Evaluation.offset must be at least 0, got {self.offset}")

@@ -16,8 +16,13 @@ from recipes.schema.vocabulary import Component, Unbuilt
 
 __all__ = ["Budget", "Confirm", "Constraint", "Objective", "Prior", "Rungs", "Search"]
 
-Metric = Literal["accuracy", "loss", "train_loss", "device_hours"]
-Goal = Literal["updates_to", "epochs_to", "hours_to"]
+_LOWER_IS_BETTER = ("loss", "train_loss", "device_hours")
+_GOALS = ("updates_to", "epochs_to", "hours_to")
+
+
+def is_of_recipe(metric: str) -> bool:
+    """Whether a metric is none that each search has, so that the recipe must have it."""
+    return metric not in ("accuracy", *_LOWER_IS_BETTER, *_GOALS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +30,12 @@ class Objective:
     """What makes one trial better than another.
 
     Args:
-        metric: `accuracy` or `loss` on the evaluation samples at the end of the run; `train_loss`, the mean training
-            loss between the last two reports; `device_hours`, ranks times hours of training; or what it takes to reach
-            the accuracy `target`: `updates_to`, `epochs_to`, or `hours_to`, in device-hours. They are read at the first
-            report that reaches it, and the trial ends there.
+        metric: `accuracy` or `loss` on the evaluation samples at the end of the run, or the name of a metric of the
+            recipe's `evaluation`, such as `macro_f1`; `train_loss`, the mean training loss between the last two
+            reports; `device_hours`, ranks times hours of training; or what it takes to reach the accuracy `target`:
+            `updates_to`, `epochs_to`, or `hours_to`, in device-hours. They are read at the first report that reaches
+            it, and the trial ends there.
+        higher_is_better: of a metric of the recipe; null: as its class says. null for the others.
         target: accuracy to reach, in (0, 1]; null for a metric without one.
         spacing: of `updates_to`, in place of `reports`: a trial is evaluated whenever it has made this part of the
             updates that the best trial took, in (0, 1), and ends where it cannot be better; null: at `reports`.
@@ -36,13 +43,16 @@ class Objective:
             target, at least 1; null: the updates of the whole run.
     """
 
-    metric: Metric | Goal = "accuracy"
+    metric: str = "accuracy"
+    higher_is_better: bool | None = younger(None)
     target: float | None = None
     spacing: float | None = younger(None)
     at_most: int | None = younger(None)
 
     def __post_init__(self) -> None:
-        needed = "an accuracy in (0, 1]" if self.metric.endswith("_to") else "null"
+        possible = self.higher_is_better is None or is_of_recipe(self.metric)
+        require(possible, f"Objective.higher_is_better must be null for {self.metric}, got {self.higher_is_better}")
+        needed = "an accuracy in (0, 1]" if self.metric in _GOALS else "null"
         possible = self.target is None if needed == "null" else self.target is not None and 0 < self.target <= 1
         require(possible, f"Objective.target must be {needed} for {self.metric}, got {self.target}")
         possible = self.spacing is None or (self.metric == "updates_to" and 0 < self.spacing < 1)
@@ -52,13 +62,16 @@ class Objective:
 
     @property
     def direction(self) -> Literal["maximize", "minimize"]:
-        """Which values are better: higher ones of accuracy, lower ones of all others."""
-        return "maximize" if self.metric == "accuracy" else "minimize"
+        """Which values are better: higher ones of accuracy and of most metrics of recipes, lower ones of all others."""
+        is_lower = self.metric in (*_LOWER_IS_BETTER, *_GOALS) or self.higher_is_better is False
+        return "minimize" if is_lower else "maximize"
 
     @property
     def worst(self) -> float:
         """The value of a trial that diverged."""
-        return 0.0 if self.metric == "accuracy" else math.inf
+        if self.metric == "accuracy":
+            return 0.0
+        return -math.inf if self.direction == "maximize" else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +87,14 @@ class Constraint:
         at_least: lower bound; null for none. At least one of the two bounds is needed.
     """
 
-    metric: Metric | None = None
+    metric: str | None = None
     value: str | None = None
     at_most: float | None = None
     at_least: float | None = None
 
     def __post_init__(self) -> None:
         require((self.metric is None) != (self.value is None), "give either `metric` or `value`")
+        require(self.metric not in _GOALS, f"Constraint.metric must be a score or device_hours, got {self.metric}")
         require(self.at_most is not None or self.at_least is not None, "give `at_most` or `at_least`")
         ordered = None in (self.at_least, self.at_most) or self.at_least < self.at_most
         require(ordered, f"Constraint.at_least must be below at_most, got {self.at_least}")
@@ -266,7 +280,10 @@ class Search:
         trials = self.budget.trials
         require(trials >= least, f"Search.budget must be {least} trials or more to pass all rungs, got {trials}")
         alone = len(self.objectives) == 1 and not self.has_goal and self.objectives[0].metric != "device_hours"
-        require(alone, "Search.rungs must be null unless the objective is one score at the end: accuracy or a loss")
+        require(
+            alone,
+            "Search.rungs must be null unless the objective is one score at the end: accuracy, a loss or a metric",
+        )
         plain = self.seeds_per_trial == 1 and self.budget.patience is None
         require(plain, "Search.rungs must be null where there are several seeds a trial, or `patience`")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -114,3 +114,12 @@ def metric_name(metric: object) -> str:
     """What a metric is called in the records: its attribute `name`, or its class in small letters, as `macro_f1`."""
     own = getattr(metric, "name", None)
     return own if isinstance(own, str) else re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metric).__name__).lower()
+
+
+def lower_is_better(score: str, metrics: Iterable[object]) -> bool:
+    """Whether the lower one of two scores is the better one, by the name of the score.
+
+    So it is of the loss, and of a metric whose attribute `higher_is_better` is False.
+    """
+    own = (metric for metric in metrics if metric_name(metric) == score)
+    return score == "loss" or any(not getattr(metric, "higher_is_better", True) for metric in own)

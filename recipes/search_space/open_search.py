@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError, refuse_unreachable
+from recipes.reading.checks import unknown_score
 from recipes.reading.load import load_tree
 from recipes.reading.open import OpenedRecipe, open_recipe
 from recipes.reading.read import REFUSED, Reading, value_at
@@ -17,7 +18,8 @@ from recipes.reading.registry import UnknownNameError, can_name_folder, find, fi
 from recipes.reading.yaml import flow_text
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
-from recipes.schema.vocabulary import Component, SearchVocabulary
+from recipes.schema.search import is_of_recipe
+from recipes.schema.vocabulary import Component, SearchVocabulary, lower_is_better, metric_name
 from recipes.search_space.ranges import active_values, condition_values, is_active, refuse_conditions, values_text
 
 _COMPLEMENT = "1 - "  # before a path: the range is that of what its value lacks of 1
@@ -106,6 +108,7 @@ def open_search(
     checks = SearchChecks(reading=reading, search=search, recipe=recipe, options=options)
     base, point = checks.base()
     checks.constraints(base)
+    search = replace(search, objective=checks.objectives(base))
     unsure = dict.fromkeys((*base.unsure, *checks.ends(point)))
     enqueued = checks.enqueued(base, point)
     if reading.problems:
@@ -228,6 +231,23 @@ class SearchChecks:
                 for index, problem in problems.items():
                     self._pass_on(("space", path, *index), problem)
         return tuple(unsure)
+
+    def objectives(self, base: OpenedRecipe) -> Objective | tuple[Objective, ...]:
+        """The objectives, told by the recipe's metrics which values are better; notes metrics that it does not have."""
+        metrics, several = base.recipe.evaluation.metrics, isinstance(self.search.objective, tuple)
+        named = {("objective", at, "metric"): it for at, it in enumerate(self.search.objectives)}
+        named |= {("constraints", at, "metric"): it for at, it in enumerate(self.search.constraints) if it.metric}
+        known = ("accuracy", "loss", *map(metric_name, metrics), "train_loss", "device_hours")
+        for (key, at, _), it in named.items():
+            if is_of_recipe(it.metric) and it.metric not in known:
+                place = (key, at, "metric") if several or key == "constraints" else (key, "metric")
+                self.reading.refuse(place, *unknown_score(it.metric, known))
+        lower = [is_of_recipe(it.metric) and lower_is_better(it.metric, metrics) for it in self.search.objectives]
+        own = tuple(
+            replace(objective, higher_is_better=False) if is_lower and objective.higher_is_better is None else objective
+            for objective, is_lower in zip(self.search.objectives, lower, strict=True)
+        )
+        return own if several else own[0]
 
     def constraints(self, base: OpenedRecipe) -> None:
         """Every path of a constraint is in the space, or has a number in the recipe."""

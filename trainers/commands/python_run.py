@@ -127,6 +127,7 @@ class Run:
         split: str = "run",
         data: str | Path | None = None,
         predictions: str | Path | None = None,
+        metrics: Sequence[str] = (),
         allow_code: bool = False,
         device: str | None = None,
     ) -> dict[str, Any]:
@@ -137,6 +138,7 @@ class Run:
             split: `run`, `test`, or `all` images of the folder `data`.
             data: folder of the data set's files, if they have moved since the run, or of others with the same classes.
             predictions: a .csv that is written: what the model says of each sample.
+            metrics: beside those of the recipe, such as `["MacroF1", "{kind: TopAccuracy, k: 3}"]`.
             allow_code: as of `train`; True for a run that `train` gave with it.
             device: cpu, gpu or auto; None: cpu.
         Raises:
@@ -146,7 +148,7 @@ class Run:
 
         given = {"checkpoint": checkpoint, "split": split, "data": data, "predictions": predictions}
         allow_code = allow_code or self.allow_code
-        return score_run(self.folder, **as_options(given), allow_code=allow_code, device=device)
+        return score_run(self.folder, **as_options(given), metrics=metrics, allow_code=allow_code, device=device)
 
     def predict(
         self,

@@ -30,6 +30,12 @@ def evaluate(
     predictions: Annotated[
         Path | None, typer.Option(metavar="F.csv", help="Write there what the model says of each sample.")
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND", help="Beside the recipe's metrics: MacroF1, '{kind: TopAccuracy, k: 3}'; repeatable."
+        ),
+    ] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
@@ -46,6 +52,7 @@ def evaluate(
         split=split,
         data=data,
         predictions=predictions,
+        metrics=metric or (),
         allow_code=allow_code,
         device=device,
     )

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from recipes.reading.read import value_at
-from recipes.reports.metrics import read_metrics
+from recipes.reports.metrics import is_score, read_metrics
 from recipes.schema import Objective, Search
 from recipes.schema.constraints import Expression
 from recipes.schema.positions import last_multiple
@@ -120,8 +120,8 @@ def evaluations(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             found.append({"update": line.get("update"), "epoch": line.get("epoch"), "hours": hours})
             found[-1] |= {"accuracy": line["value"], **({"train_loss": fmean(losses)} if losses else {})}
             losses = []
-        elif key == "eval_loss" and found:
-            found[-1]["loss"] = line["value"]
+        elif is_score(line) and found:
+            found[-1][key.removeprefix("eval_")] = line["value"]
     return found
 
 

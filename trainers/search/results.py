@@ -17,6 +17,7 @@ from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.reports.wording import number, percent
 from recipes.schema import Search
+from recipes.schema.search import is_of_recipe
 from recipes.search_space.open_search import OpenedSearch, plain_path
 from trainers.runs.identity import copy_code
 from trainers.runs.metrics_file import has_diverged
@@ -212,8 +213,9 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> tuple[lis
         mean, half = fmean(values), math.inf
         if all(map(math.isfinite, values)):
             half = t_quantile(0.975, least - 1) * stdev(values) / math.sqrt(least)
-        most = 1.0 if objective.metric == "accuracy" else math.inf
-        low, high = max(0.0, mean - half), min(most, mean + half)
+        lowest = -math.inf if is_of_recipe(objective.metric) else 0.0
+        highest = 1.0 if objective.metric == "accuracy" else math.inf
+        low, high = max(lowest, mean - half), min(highest, mean + half)
         one = Confirmed(trial=trial.number, values=values, mean=mean, low=low, high=high, broken=broken)
         confirmed.append(one)
     sign = -1 if objective.direction == "maximize" else 1

@@ -14,6 +14,7 @@ from typing import Any
 import optuna
 from optuna.trial import FixedTrial, TrialState
 
+from recipes.reports.metrics import is_score
 from recipes.reports.wording import counted
 from recipes.schema import Search
 from recipes.search_space.open_search import OpenedSearch
@@ -94,7 +95,7 @@ class _Work:
             self.state.take(line)
         if ended:
             self._tail.close()
-        return any(line["key"] in ("eval_accuracy", "eval_loss") for line in lines)
+        return any(map(is_score, lines))
 
 
 class Supervisor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reading.open import open_recipe
+from recipes.reading.yaml import flow_text
 from recipes.reports.wording import number, percent
 from recipes.schema import Recipe
 from trainers import kernels
@@ -39,6 +41,7 @@ def score_run(
     split: str = "run",
     data: Path | None = None,
     predictions: Path | None = None,
+    metrics: Sequence[str] = (),
     allow_code: bool = False,
     device: str | None = None,
 ) -> Any:
@@ -52,6 +55,7 @@ def score_run(
             folders, whatever the run's data are.
         data: folder of the data set's files, if they have moved since the run, or of others with the same classes.
         predictions: a .csv that is written: what the model says of each sample.
+        metrics: beside those of the recipe, each a `kind`, or a text with its keys: `{kind: TopAccuracy, k: 3}`.
         allow_code: as for `train`.
         device: cpu, gpu or auto; None: cpu.
     Returns:
@@ -70,14 +74,13 @@ def score_run(
         raise InputRefused("--split all: scores a folder of class folders; name it with --data")
     if predictions is not None:
         require_table(predictions)
-    opened = open_recipe(
-        folder / RECIPE,
-        vocabulary=vocabulary(allow_code=allow_code),
-        overrides=() if split == "run" else ["evaluation.held_out=null"],
-        allow_code=allow_code,
-        data_root=data,
-        of_run=True,
-    )
+    changes = [] if split == "run" else ["evaluation.held_out=null"]
+    options = {"vocabulary": vocabulary(allow_code=allow_code), "allow_code": allow_code, "data_root": data}
+    opened = open_recipe(folder / RECIPE, overrides=changes, of_run=True, **options)
+    if metrics:
+        both = [*map(flow_text, opened.tree["evaluation"].get("metrics", [])), *map(_with_kind, metrics)]
+        changes.append(f"evaluation.metrics=[{', '.join(both)}]")
+        opened = open_recipe(folder / RECIPE, overrides=changes, of_run=True, **options)
     print_warnings(opened.warnings)
     if split == "test" and opened.dataset.validation is not None:
         what = f"data set {opened.dataset.name} has no test split: it scores samples of its training split"
@@ -146,6 +149,14 @@ def score_run(
         "num_samples": result.num_samples,
         "differences": scored.differences,
     }
+
+
+def _with_kind(metric: str) -> str:
+    """
+    >>> _with_kind("MacroF1"), _with_kind("{kind: TopAccuracy, k: 3}")
+    ('{kind: MacroF1}', '{kind: TopAccuracy, k: 3}')
+    """
+    return metric if metric.lstrip().startswith("{") else f"{{kind: {metric}}}"
 
 
 def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path, CheckpointContent, str]:

@@ -223,6 +223,10 @@ CASES = r"""
 => 7:82 learning_rate.factors.0.factor: is -1; at least 0
 10| stop_at: {}
 => 10:10 stop_at.accuracy: not possible; must be given, or loss
+10| stop_at: {metrics: {macro_f1: 0.5}}
+=> 10:21 stop_at.metrics.macro_f1: 'macro_f1' is no score of an evaluation; write one of accuracy, loss, or add a metric
+10| evaluation: {best: top5, metrics: [{kind: TopAccuracy, k: 5}]}
+=> 10:20 evaluation.best: 'top5' is no score of an evaluation; write one of accuracy, loss, top5_accuracy, or add a
 10| stop_at: {accuracy: 90}
 => 10:21 stop_at.accuracy: is 90; above 0 and at most 1
 10| evaluation: {offset: 20}

@@ -1,11 +1,15 @@
 """A search is refused before anything starts, with the place of what is wrong."""
 
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 import pytest
 
 from recipes.errors import RecipeError
 from recipes.reading.registry import names
 from recipes.search_space.open_search import open_search
 from trainers.launch.vocabulary import search_vocabulary
+from trainers.metrics import MacroF1
 
 HEAD = """\
 kilobatch: 1
@@ -54,6 +58,16 @@ enqueue: [recipe, {learning_rate.reference: 0.9}]
 => 6:45: enqueue.1.learning_rate.reference: 0.9 of learning_rate.reference is outside its range
 enqueue: [{epochs: 3}]
 => 6:20: enqueue.0.epochs: epochs is not in the space
+objective: {metric: macro_f1}
+=> 6:21: objective.metric: 'macro_f1' is no score of an evaluation; write one of accuracy, loss, train_loss,
+objective: [{metric: accuracy}, {metric: device_hour}]
+=> 6:42: objective.1.metric: 'device_hour' is no score of an evaluation
+constraints: [{metric: acuracy, at_least: 0.5}]
+=> 6:24: constraints.0.metric: 'acuracy' is no score of an evaluation
+constraints: [{metric: updates_to, at_most: 100}]
+=> 6:24: constraints.0.metric: is updates_to; must be a score or device_hours
+objective: {metric: loss, higher_is_better: true}
+=> 6:45: objective.higher_is_better: is True; must be null for loss
 n_trials: 6
 => 6:1: n_trials: is not a known key; it belongs one level down: budget.trials
 space: {epochs: {low: 1, high: 9}}
@@ -223,6 +237,25 @@ def test_a_recipe_beside_the_search_is_found_from_anywhere_with_its_own_problems
     monkeypatch.chdir("/")
     recipe = open_search(tmp_path / "mine.yaml", vocabulary=search_vocabulary()).base.recipe
     assert (recipe.epochs, recipe.stop_at) == (7, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationError:
+    higher_is_better: ClassVar[bool] = False
+
+
+def test_a_metric_of_the_recipe_says_which_of_its_values_are_better_unless_the_search_does(write):
+    words = replace(search_vocabulary(), metrics={"CalibrationError": CalibrationError, "MacroF1": MacroF1})
+
+    def direction(objective):
+        fixed = "fixed: {evaluation.metrics: [{kind: CalibrationError}, {kind: MacroF1}]}\n"
+        path = write(HEAD + SPACE + fixed + f"objective: {objective}\n").name
+        return [it.direction for it in open_search(path, vocabulary=words).search.objectives]
+
+    assert direction("[{metric: macro_f1}, {metric: calibration_error}]") == ["maximize", "minimize"]
+    assert direction("{metric: calibration_error}") == ["minimize"]
+    assert direction("{metric: calibration_error, higher_is_better: true}") == ["maximize"]
+    assert direction("[{metric: macro_f1, higher_is_better: false}, {metric: loss}]") == ["minimize", "minimize"]
 
 
 def test_a_range_is_tried_with_the_values_that_it_needs_and_may_have_a_fixed_value_for_all_other_trials(opened):

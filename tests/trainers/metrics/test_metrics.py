@@ -1,13 +1,16 @@
 """Each metric against its definition, sample by sample; how one is called and refused."""
 
+import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
+from recipes.schema import StopAt
 from recipes.schema.vocabulary import metric_name
 from trainers.launch.vocabulary import vocabulary
 from trainers.metrics import BalancedAccuracy, MacroF1, TopAccuracy, figures_of
@@ -86,6 +89,20 @@ def test_a_field_that_no_constructor_takes_is_no_key():
 def test_a_metric_is_called_by_its_class_or_its_name():
     metrics = (MacroF1(), TopAccuracy(k=5), OwnF2Score(), Named())
     assert [*map(metric_name, metrics)] == ["macro_f1", "top5_accuracy", "own_f2_score", "gap"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationError:
+    higher_is_better: ClassVar[bool] = False
+
+
+def test_a_goal_is_reached_from_the_better_side_of_each_score():
+    goal = StopAt(accuracy=0.5, loss=0.4, metrics={"macro_f1": 0.6, "calibration_error": 0.1})
+    enough = {"accuracy": 0.5, "loss": 0.4, "macro_f1": 0.6, "calibration_error": 0.1}
+    assert goal.reached(enough, metrics=(MacroF1(), CalibrationError()))
+    for name, value in (("accuracy", 0.49), ("loss", 0.41), ("macro_f1", 0.59), ("calibration_error", 0.11)):
+        assert not goal.reached(enough | {name: value}, metrics=(MacroF1(), CalibrationError()))
+    assert not goal.reached(enough | {"loss": math.nan}, metrics=(MacroF1(), CalibrationError()))
 
 
 def test_only_a_number_is_a_figure(scored):

@@ -92,6 +92,18 @@ def score_on(run, run_on_ranks):
     return score_on
 
 
+def test_a_finished_run_is_scored_by_metrics_that_its_recipe_lacks(run, kilobatch):
+    more = ("--metric", "BalancedAccuracy", "--metric", "{kind: TopAccuracy, k: 1}")
+    done = kilobatch("evaluate", run, *more, "--json")
+    assert done.returncode == 0, done.stderr
+    scored = json.loads(done.stdout)
+    assert list(scored["metrics"]) == ["macro_f1", "top5_accuracy", "balanced_accuracy", "top1_accuracy"]
+    assert scored["metrics"]["top1_accuracy"] == scored["accuracy"]
+    assert scored["metrics"]["macro_f1"] == scores(run, "eval_macro_f1")[scored["checkpoint"]]
+    with pytest.raises(InputRefused, match=r"evaluation.metrics.2.kind: there is no metric called MacroF2"):
+        score_run(run, metrics=["MacroF2"])
+
+
 def test_evaluation_is_exact_on_any_number_of_ranks(score_on):
     ((accuracy, loss, num_samples),) = score_on(1)
     assert num_samples == "297"

@@ -42,7 +42,7 @@ SETTINGS = (
     "augmentation={train: [{kind: RandomCrop, size: 8, padding: 1}, {kind: Normalize, with: digits}],"
     " mix: [{kind: Mixup, alpha: 0.4}], eval: [{kind: Normalize, with: digits}], end: {at: 0.8}}",
     "evaluation={every: 0.4ep, offset: 0.2ep, flipped: true, norm_statistics: pooled,"
-    " metrics: [{kind: TopAccuracy, k: 3}, {kind: MacroF1}, {kind: BalancedAccuracy}]}",
+    " metrics: [{kind: TopAccuracy, k: 3}, {kind: MacroF1}, {kind: BalancedAccuracy}], best: macro_f1}",
     "epochs=2",
 )
 
@@ -162,7 +162,8 @@ def test_a_goal_is_the_first_evaluation_that_reaches_it_whatever_comes_after(tmp
     ranks = RankSeconds(PhaseClock(), MPI.COMM_SELF, counts_lost=False)
     metrics = Metrics(tmp_path / "metrics.jsonl", writes=True, ranks=ranks, memory=dict, observe=lines.append)
     evaluation = Evaluation(lambda: scores.pop(0), metrics, stop_at=StopAt(accuracy=0.5))
-    plan = SimpleNamespace(timeline=SimpleNamespace(samples_at=lambda update: 10 * update))
+    recipe = SimpleNamespace(evaluation=SimpleNamespace(metrics=()))
+    plan = SimpleNamespace(timeline=SimpleNamespace(samples_at=lambda update: 10 * update), recipe=recipe)
     for update in (1, 2, 3):
         evaluation(SimpleNamespace(updater=SimpleNamespace(iteration=update, epoch_detail=update / 2, plan=plan)))
     metrics.close()

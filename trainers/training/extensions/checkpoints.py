@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from chainer.training import Extension, Trainer
 
+from recipes import schema
 from recipes.reports.wording import percent
+from recipes.schema.vocabulary import lower_is_better
 from trainers.gradients.power_sgd import shared_out
 from trainers.runs.checkpoint import (
     CheckpointContent,
@@ -21,7 +24,7 @@ from trainers.runs.checkpoint import (
 from trainers.runs.errors import RunFailed
 from trainers.runs.metrics_file import why_not_anew
 from trainers.runs.run_folder import CHECKPOINTS, FolderRefused
-from trainers.training.extensions.evaluation import Evaluation
+from trainers.training.extensions.evaluation import Evaluation, Score
 from trainers.training.extensions.metrics import Metrics, plain
 
 log = logging.getLogger("kilobatch")
@@ -116,8 +119,8 @@ class Checkpoints(Extension):
             return
         self.last = name
         score = self._evaluation.score_after(updater.iteration)
-        if score is not None and (self.best is None or score.accuracy > self.best["accuracy"]):
-            self.best = {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss}
+        if score is not None:
+            self.best = better_of(self.best, name, score, updater.plan.recipe.evaluation)
         pending = updater.pending_arrays()  # all ranks call this together, and wait for the arrays
         averages = updater.averaged and updater.averaged.arrays  # likewise
         ranks = updater.own_arrays()
@@ -149,3 +152,14 @@ class Checkpoints(Extension):
             prune_checkpoints(self._folder, upto=updater.iteration, keep=_KEPT, best=best)
         self._metrics.record("checkpoint", name, update=updater.iteration, epoch=updater.epoch_detail)
         self._metrics.restart_clock()
+
+
+def better_of(
+    best: dict[str, Any] | None, name: str, score: Score, evaluation: schema.Evaluation
+) -> dict[str, Any] | None:
+    """The checkpoint `name` if its score is better than that of the best one so far, else that one."""
+    by, value = evaluation.best, score.named[evaluation.best]
+    sign = -1 if lower_is_better(by, evaluation.metrics) else 1
+    if math.isnan(value) or (best is not None and sign * value <= sign * best.get(by, math.nan)):
+        return best
+    return {"checkpoint": name, "accuracy": score.accuracy, "loss": score.loss, by: value}

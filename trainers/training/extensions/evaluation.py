@@ -47,6 +47,11 @@ class Score:
     top: tuple[np.ndarray, np.ndarray] | None = field(default=None, compare=False, repr=False)
     figures: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def named(self) -> dict[str, float]:
+        """Accuracy, loss and those of the metrics, by name."""
+        return {"accuracy": self.accuracy, "loss": self.loss, **self.figures}
+
 
 class Evaluation(Extension):
     """Scores the model and writes `eval_accuracy`, `eval_loss` and one of each metric; `goal` where it is reached.
@@ -57,7 +62,7 @@ class Evaluation(Extension):
         stop_at: the goal of the run; None: it has none.
         resumed: the state of the checkpoint that a resumed run began with; None in a new run.
     Attributes:
-        goal: accuracy, loss, update, epoch and samples of the evaluation that reached the goal; None before.
+        goal: accuracy, loss, metrics, update, epoch and samples of the evaluation that reached the goal; None before.
     """
 
     priority = 240
@@ -91,13 +96,12 @@ class Evaluation(Extension):
             "epoch": updater.epoch_detail,
             "samples": updater.plan.timeline.samples_at(updater.iteration),
         }
-        self._metrics.record("eval_accuracy", score.accuracy, **reached)
-        self._metrics.record("eval_loss", score.loss, **reached)
-        for name, value in score.figures.items():
+        for name, value in score.named.items():
             self._metrics.record(f"eval_{name}", value, **reached)
-        if self._stop_at and self.goal is None and self._stop_at.reached(accuracy=score.accuracy, loss=score.loss):
-            self.goal = {"accuracy": score.accuracy, "loss": score.loss, **reached}
-            self._metrics.record("goal", score.accuracy, loss=score.loss, **reached)
+        metrics = updater.plan.recipe.evaluation.metrics
+        if self._stop_at and self.goal is None and self._stop_at.reached(score.named, metrics=metrics):
+            self.goal = {**score.named, **reached}
+            self._metrics.record("goal", score.accuracy, loss=score.loss, **score.figures, **reached)
         self._metrics.restart_clock()
 
 

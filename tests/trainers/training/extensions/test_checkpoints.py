@@ -1,12 +1,16 @@
 """Which checkpoint of a resumed run is its best one, and that a run without a whole one does not lose its record."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 from mpi4py import MPI
 
+from recipes.schema import Evaluation
+from trainers.metrics import MacroF1
 from trainers.runs.errors import RunFailed
-from trainers.training.extensions.checkpoints import Checkpoints, read_together
+from trainers.training.extensions.checkpoints import Checkpoints, better_of, read_together
+from trainers.training.extensions.evaluation import Score
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -96,3 +100,30 @@ def test_a_state_with_keys_that_a_resumed_run_would_not_get_is_refused_in_new_ru
     with pytest.raises(ValueError, match="attribute `state` of SimpleNamespace holds a dict with the key 1, a int; "):
         states(None)
     assert states({"best": None, "update": 4}) == [{"1": 0}]
+
+
+class CalibrationError:
+    higher_is_better = False
+
+
+@pytest.mark.parametrize(
+    ("by", "best"),
+    [("accuracy", 2), ("loss", 3), ("macro_f1", 1), ("calibration_error", 4)],
+)
+def test_the_best_checkpoint_is_that_of_the_score_which_the_recipe_names(by, best):
+    """The accuracy of two is equal: the first stays. A score that is no number is never the best."""
+    settings = Evaluation(metrics=(MacroF1(), CalibrationError()), best=by)
+    figures = ((0.5, 0.9, 0.8, 0.2), (0.7, 0.8, 0.6, 0.3), (0.7, 0.4, 0.7, math.nan), (0.6, 0.5, 0.7, 0.1))
+    kept = None
+    for update, (accuracy, loss, macro_f1, calibration_error) in enumerate(figures, start=1):
+        of_metrics = {"macro_f1": macro_f1, "calibration_error": calibration_error}
+        score = Score(accuracy=accuracy, loss=loss, num_samples=10, figures=of_metrics)
+        kept = better_of(kept, f"update-{update:06d}", score, settings)
+    assert kept["checkpoint"] == f"update-{best:06d}"
+
+
+def test_the_best_one_of_a_run_from_before_its_recipe_could_name_a_metric_counts_no_more():
+    old = {"checkpoint": "update-000001", "accuracy": 0.9, "loss": 0.3}
+    score = Score(accuracy=0.8, loss=0.5, num_samples=10, figures={"macro_f1": 0.1})
+    settings = Evaluation(metrics=(MacroF1(),), best="macro_f1")
+    assert better_of(old, "update-000002", score, settings)["checkpoint"] == "update-000002"
