@@ -1,7 +1,7 @@
 """Values that a rule filled in when this program wrote the file of a recipe: of a run, a pack or a search's best trial.
 
 They follow what they came from: where a file that extends this one, or an option, changes that and does not give them,
-they count as left out, and the rule fills them in anew.
+they count as left out, and the rule fills them in anew. A position that was written as 0.5run or 500up is that again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any
 from recipes.errors import RecipeError
 from recipes.reading.registry import PACKED
 from recipes.reading.yaml import Node, Origin, flow_text, parse_yaml
+from recipes.schema.positions import counted_by
 
 _Keys = tuple[str | int, ...]
+_POSITION = re.compile(r"(?:.*, )?(?P<rule>(?P<position>[0-9.]\S*) = (?P<value>\S+))")
 
 UNSURE = "unsure"  # in place of a rule: the file does not say whether one filled the value in
 # Last key of a value that a rule fills in -> what the rule reads.
@@ -46,13 +48,15 @@ def with_rules(root: Node, path: Path, data: bytes) -> Node:
     beside, lines = _recorded_beside(path), data.decode("utf-8-sig").splitlines()
 
     def rule_of(keys: _Keys, node: Node) -> str:
-        if keys[-1] not in _SOURCES or (keys[-1] == "epochs" and "schedule" not in keys and keys[0] != "schedules"):
-            return ""
         if beside is not None:
             text = str(beside.get(".".join(map(str, keys)), ""))
         else:
             found = _COMMENT.search(lines[node.origin.line - 1].rstrip())
             text = found[1] if found else ""
+        if position := _POSITION.fullmatch(text):
+            return position["rule"] if position["value"] == flow_text(node.value) else ""
+        if keys[-1] not in _SOURCES or (keys[-1] == "epochs" and "schedule" not in keys and keys[0] != "schedules"):
+            return ""
         if text.startswith("rule: "):
             return text if _by_rule(root, keys) in (None, node.value) else ""
         is_unsure = _IN_A_WRITTEN_FILE.fullmatch(text) if text else root.value.keys() >= _RESOLVED
@@ -63,7 +67,22 @@ def with_rules(root: Node, path: Path, data: bytes) -> Node:
 
 def outdated(origins: Mapping[_Keys, Origin]) -> list[_Keys]:
     """The values that a rule filled in, where a later layer than theirs has changed what it reads."""
-    return [keys for keys, origin in origins.items() if origin.rule and _is_outdated(keys, origins)]
+    ruled = [keys for keys, origin in origins.items() if origin.rule]
+    found = [keys for keys in ruled if _is_outdated(keys, origins)]
+    if ("epochs",) in found:  # of so many updates: what is a part of the run follows it
+        found += [keys for keys in ruled if keys not in found and ("epochs",) in _sources(keys, origins)]
+    return found
+
+
+def position_rule(text: str, value: float) -> str:
+    """What is recorded of a position with a unit beside its origin: '0.5run = 45'."""
+    return f"{text.replace(' ', '')} = {flow_text(value)}"
+
+
+def position_of(rule: str) -> str:
+    """The position as it was written, of what is recorded; empty for another rule."""
+    found = _POSITION.fullmatch(rule)
+    return found["position"] if found else ""
 
 
 def unsure(tree: Mapping[str, Any], origins: Mapping[_Keys, Origin]) -> Iterator[str]:
@@ -78,11 +97,16 @@ def unsure(tree: Mapping[str, Any], origins: Mapping[_Keys, Origin]) -> Iterator
 
 def _is_outdated(keys: _Keys, origins: Mapping[_Keys, Origin]) -> bool:
     """Whether anything that the rule reads is of another file or of an option, or was removed by one."""
-    for source in _SOURCES[keys[-1]]:
+    for source in _sources(keys, origins):
         files = {origin.file for inner, origin in origins.items() if inner[: len(source)] == source}
         if files != {origins[keys].file}:
             return True
     return False
+
+
+def _sources(keys: _Keys, origins: Mapping[_Keys, Origin]) -> tuple[_Keys, ...]:
+    position = position_of(origins[keys].rule)
+    return (counted_by(position) or (),) if position else _SOURCES[keys[-1]]
 
 
 def _recorded_beside(path: Path) -> Mapping[str, Any] | None:

@@ -10,8 +10,9 @@ from typing import Any, get_args, get_origin
 from pydantic import TypeAdapter
 
 from lr_schedules import BatchRamp
+from lr_schedules.units import Epochs
 from recipes.planning.cluster import Cluster
-from recipes.reading.read import Field, component_of, fields_of, is_epochs, options_of
+from recipes.reading.read import Field, component_of, fields_of, options_of
 from recipes.reading.reference import argument_texts, first_line
 from recipes.schema import Dataset, Frontier, RampStep, Recipe, Search, Warmup
 from recipes.schema.vocabulary import Component, Vocabulary
@@ -112,7 +113,7 @@ def _value(hint: Any, vocabulary: Vocabulary) -> dict[str, Any]:
         return {"anyOf": [_value(option, vocabulary) for option in options]}
     if hint is types.NoneType:
         return _NULL
-    if is_epochs(hint):
+    if hint == Epochs:
         return _POSITION
     if hint is BatchRamp:
         step = _object(RampStep, vocabulary)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.errors import Problem, RecipeError
-from recipes.reading.derived import UNSURE, outdated, with_rules
+from recipes.reading.derived import UNSURE, outdated, position_of, with_rules
 from recipes.reading.registry import UnknownNameError, find, is_of_library, is_of_pack, require_possible, shown
 from recipes.reading.yaml import Node, Origin, OverrideSource, flow_text, parse_yaml
 from recipes.sharing.pack_file import HEAD, SUFFIX
@@ -69,8 +69,12 @@ def load_tree(
     tree = _flatten(root, (), origins)
     assert isinstance(tree, dict)
     for keys in outdated(origins):
-        if origins[keys].rule != UNSURE:
-            del reduce(getitem, keys[:-1], tree)[keys[-1]]
+        around, rule = reduce(getitem, keys[:-1], tree), origins[keys].rule
+        if position := position_of(rule):
+            around[keys[-1]] = position
+            origins[keys] = replace(origins[keys], rule="")
+        elif rule != UNSURE:
+            del around[keys[-1]]
             del origins[keys]
     return tree, origins
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from recipes.errors import InputRefused, RecipeError, refuse_unreachable
 from recipes.planning.cluster import Cluster
-from recipes.reading.derived import UNSURE, unsure
+from recipes.reading.derived import UNSURE, position_of, unsure
 from recipes.reading.load import Origins, chain_of, load_tree, not_taken_over
 from recipes.reading.read import REFUSED, Reading, dotted, names_in
 from recipes.reading.read_recipe import read_recipe
@@ -345,5 +345,7 @@ def _origin(leaf: tuple[str | int, ...], origins: Origins, notes: Mapping[tuple[
             return notes[path]
         if path in origins and (length or not leaf):
             rule = origins[path].rule
+            if position_of(rule):
+                return f"{origins[path]}, {rule}"
             return rule if rule not in ("", UNSURE) else str(origins[path])
     return "default"

@@ -1,7 +1,6 @@
 """A tree into the dataclasses of the schema: `Reading` notes every problem with its line and fills in the defaults.
 
-Each of its readers returns a pair: the object, and the resolved tree with every default. The functions before it take
-type hints apart and put them into words.
+Its readers return a pair: the object, and the resolved tree with every default. Before it: type hints in words.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from lr_schedules import BatchRamp
 from lr_schedules.units import Epochs, Schedule
 from recipes.errors import Problem, nearest
 from recipes.planning.cluster import Cluster
+from recipes.reading.derived import position_rule
 from recipes.reading.load import Origins, index_in
 from recipes.reading.other_frameworks import key_here, kind_here, value_here
 from recipes.reading.yaml import OTHER_WORDS, Origin, OverrideSource
 from recipes.schema import Recipe
-from recipes.schema.positions import UNITS
+from recipes.schema.positions import UNITS, counted_by
 from recipes.schema.vocabulary import Component, Unbuilt, Vocabulary, described_in, kind_of
 
 
@@ -76,11 +76,6 @@ def component_of(hint: Any) -> Component | None:
     return next((mark for mark in marks if isinstance(mark, Component)), None)
 
 
-def is_epochs(hint: Any) -> bool:
-    """Whether a field is a position or a duration in epochs."""
-    return hint == Epochs
-
-
 def options_of(hint: Any) -> tuple[Any, ...]:
     """The members of a union; of any other hint the hint itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -114,7 +109,7 @@ def words(hint: Any) -> str:
     options, origin = options_of(hint), get_origin(hint)
     if len(options) > 1:
         return " or ".join(map(words, options))
-    if is_epochs(hint):
+    if hint == Epochs:
         return UNITS
     if component := component_of(hint):
         return f"{'an' if component.word[0] in 'aeo' else 'a'} {component.word}: `kind` and its keys"
@@ -283,7 +278,7 @@ class Reading:
                 with suppress(ValidationError):
                     return _plain(option, raw), raw
             hint = next((option for option in options if not _is_word(option)), options[0])
-        if is_epochs(hint):
+        if hint == Epochs:
             return self.position(raw, path)
         if component := component_of(hint):
             return self.component(component, raw, path, optional=optional)
@@ -319,7 +314,10 @@ class Reading:
             epochs = self.to_epochs(raw)
         except ValueError as error:
             return self.refuse(path, str(error), f"write {UNITS}"), raw
-        return epochs, int(epochs) if epochs.is_integer() else epochs
+        resolved = int(epochs) if epochs.is_integer() else epochs
+        if isinstance(raw, str) and counted_by(raw):
+            self.notes[path] = f"{self.origin(path)}, {position_rule(raw, resolved)}"
+        return epochs, resolved
 
     def component(
         self, component: Component, raw: object, path: Path, *, optional: bool = False, **options: Any

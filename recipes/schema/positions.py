@@ -105,6 +105,16 @@ def _in_epochs(
     return float(Fraction(count, num_train))
 
 
+def counted_by(text: str) -> tuple[str, str] | tuple[str] | None:
+    """The path of the value that a position is counted by, beside the data set; None if there is none.
+
+    >>> counted_by("0.5run"), counted_by("500up"), counted_by("30ep")
+    (('epochs',), ('batch', 'global'), None)
+    """
+    match = _WORD.fullmatch(text)
+    return {"run": ("epochs",), "up": ("batch", "global")}.get(match["unit"]) if match else None
+
+
 def written_in_updates(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Dotted path and text of every position of a recipe, outside `batch`, that is written in updates.
 

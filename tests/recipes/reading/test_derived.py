@@ -111,6 +111,49 @@ def test_what_the_author_gave_stays_without_a_word(written_as, opened):
     assert changed.warnings == ()
 
 
+UNITS = (
+    "learning_rate: {reference: 0.05, per: 32, schedule: {kind: PiecewiseLinear,"
+    " points: [[0, 1], [60up, 0.5], [0.5run, 0.25], [1run, 0]]}}"
+)
+
+
+def points_of(opened):
+    return [epoch for epoch, _ in opened.tree["learning_rate"]["schedule"]["points"]]
+
+
+@pytest.mark.parametrize("kind", ["run", "run of a run", "pack", "search"])
+def test_positions_in_parts_of_the_run_and_in_updates_are_that_again(written_as, opened, kind):
+    """The run has 20 epochs of 1,500 samples, and batches of 96."""
+    recipe = opened(line_7=UNITS)
+    path = written_as(kind, recipe)
+    same = opened_from(path)
+    assert points_of(same) == points_of(recipe) == [0, 3.84, 10, 20]
+    assert recipe_id(same) == recipe_id(recipe)
+    assert same.origins["learning_rate.schedule.points.2.0"].endswith(", 0.5run = 10")
+    assert points_of(opened_from(path, "epochs=30")) == [0, 3.84, 15, 30]
+    assert points_of(opened_from(path, "batch.global=192")) == [0, 7.68, 10, 20]
+    changed = opened_from(path, "epochs=150up", "batch.global=96")
+    assert points_of(changed) == [0, 3.84, 4.8, 9.6]
+    assert changed.warnings == ()
+
+
+def test_parts_of_a_run_of_so_many_updates_follow_its_batch(written_as, opened):
+    recipe = opened("epochs=150up", line_7=UNITS)
+    path = written_as("run", recipe)
+    assert points_of(recipe) == [0, 3.84, 4.8, 9.6]
+    changed = opened_from(path, "batch.global=192")
+    assert changed.tree["epochs"] == 19.2
+    assert points_of(changed) == [0, 7.68, 9.6, 19.2]
+
+
+def test_a_position_that_was_edited_since_is_the_users_own(written_as, opened):
+    path = written_as("search", opened(line_7=UNITS))
+    text = path.read_text()
+    assert text.count("- 10 ") == 1
+    path.write_text(text.replace("- 10 ", "- 11 "))
+    assert points_of(opened_from(path, "epochs=30")) == [0, 3.84, 11, 30]
+
+
 @pytest.mark.parametrize("kind", ["run", "search"])
 def test_a_value_that_was_edited_since_is_the_users_own(written_as, opened, kind):
     path = written_as(kind, opened(line_7=RATE))
