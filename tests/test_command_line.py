@@ -235,6 +235,7 @@ def test_validate_notes_what_another_kind_leaves_behind(run, tmp_path):
 def test_every_command_warns_of_what_another_kind_on_the_command_line_leaves_behind(run):
     note = "optimizer: another kind replaces the whole mapping; not taken over: weight_decay, no_decay"
     kind = ("--set", "optimizer.kind=NesterovAG", "--set", "optimizer.momentum=0.9")
+    kind += ("--set", "learning_rate.schedule=null")  # leaves nothing behind
     code, out, lines = run("recipes", "validate", "digits/baseline", *kind)
     assert (code, out) == (0, "digits/baseline: valid\n")
     assert [line for line in lines if note in line] == lines

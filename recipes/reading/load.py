@@ -113,7 +113,8 @@ def not_taken_over(
     ['optimizer: another kind replaces the whole mapping; not taken over: weight_decay']
     """
     if before.get("kind") != tree.get("kind"):
-        lost = [k for k in before if k in tree and tree[k] != before[k] and origins.get(path + k) == "default"]
+        shared = before.keys() & tree.keys() - {"kind"}
+        lost = [k for k in before if k in shared and tree[k] != before[k] and origins.get(path + k) == "default"]
         if lost:
             yield f"{path[:-1]}: another kind replaces the whole mapping; not taken over: {', '.join(lost)}"
         return

@@ -165,7 +165,7 @@ def _memory_lines(memory: dict | None, shares: dict[int, int]) -> list[str]:
         shares: samples of the fullest worker in an update, by the first update of each segment.
     """
     if memory is None:
-        return ["memory of a device: not known, the model is not built yet"]
+        return ["memory of a device: not known, the model is not built; your own is with --allow-code"]
     parts = [
         f"weights {size(memory['weights_bytes'])}",
         *_halves(memory),

@@ -166,10 +166,8 @@ def _start(
         return EXIT_STOPPED
     if failure is not None:
         said = [line for line in started.errors().splitlines() if not line.startswith(HYDRA)]
-        print_error(
-            "".join(f"{line}\n" for line in said)
-            + f"kilobatch: {failure}\nkilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}"
-        )
+        print_error("".join(f"{line}\n" for line in said), end="")
+        _print_failure(folder, failure)
         if request.report:
             report_failure(folder)
         return EXIT_FAILED
@@ -272,12 +270,22 @@ def _verdict(code: int, folder: Path, before: dict[str, Any], ranks: Ranks, *, e
     print_error(errors, end="")
     if refused:
         return EXIT_INPUT
+    cause = ""
     if code != EXIT_FAILED or not errors:
         gone = code == 0 and not (folder / RANKS).is_dir()
         cause = describe_first_exit(code, ranks.exits.order(), finished, last, errors)
-        print_error(f"kilobatch: {f'{folder / RANKS} was removed while the run trained' if gone else cause}")
-    print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
+        cause = f"{folder / RANKS} was removed while the run trained" if gone else cause
+    _print_failure(folder, cause)
     return EXIT_FAILED
+
+
+def _print_failure(folder: Path, cause: str) -> None:
+    """Print why a run failed, and write it to its log; without a cause the ranks have said it themselves."""
+    if cause:
+        print_error(f"kilobatch: {cause}")
+        with suppress(OSError), open(folder / LOG, "a", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(f"kilobatch: {printable(cause)}\n")
+    print_error(f"kilobatch: the run failed; log: {folder / LOG}; {_way_on(folder)}")
 
 
 def _way_on(folder: Path) -> str:

@@ -115,7 +115,8 @@ def write_new_recipe(
         raise InputRefused(f"{recipe} is to describe the images; give the recipe another name")
     for file in (recipe, dataset):
         if file.exists():
-            raise InputRefused(f"{file} exists, and nothing is overwritten; give another FILE, in another folder")
+            way_out = f"kilobatch recipes new {quote(str(folder))} other/{recipe.name}"
+            raise InputRefused(f"{file} exists, and nothing is overwritten; in another folder: {way_out}")
     reader, passed_over = _reader_of_classes(folder)
     if reader.train == "." and recipe.parent.resolve().is_relative_to(folder.resolve()):
         raise InputRefused(f"{folder} holds folders of classes alone; give a FILE outside of it")

@@ -19,7 +19,7 @@ from recipes.errors import InputRefused, refuse_unreachable
 from recipes.packs.make import pack_contents
 from recipes.reading.identity import identity_ids
 from recipes.reading.open import CODE, OpenedRecipe, open_recipe
-from recipes.reading.registry import can_name_folder, shown
+from recipes.reading.registry import can_name_folder, is_of_pack, shown
 from recipes.sharing.pack_file import SUFFIX, write_pack, write_pack_of_layout
 from trainers.launch.identity import made_of, missing_modules
 from trainers.launch.preflight import require_code_of_packs
@@ -35,9 +35,9 @@ def pack(
     """Write a pack of runs, of one recipe, or of an image layout that holds one; returns its path, digest and head.
 
     Raises:
-        InputRefused: the runs do not belong together, have not ended or were changed; the weights to begin with are no
-            safetensors, own code is not here, or a stranger's pack names own code that it does not hold; the file
-            cannot be written.
+        InputRefused: it is a pack already; the runs do not belong together, have not ended or were changed; the weights
+            to begin with are no safetensors, own code is not here, or a stranger's pack names own code that it does not
+            hold; the file cannot be written.
     """
     known = vocabulary(allow_code=allow_code)
 
@@ -60,6 +60,9 @@ def pack(
         parts = {what: recorded.get(what) or {} for what in ("code", "data")}
         folders = (runs[0][1] / CODE, *folders)
     else:
+        if is_of_pack(opened.path):
+            what = f"{names[0]}: is a pack already, and its runs and weights would be left out"
+            raise InputRefused(f"{what}; copy its file, or pack a recipe that extends it")
         require_code_of_packs(opened)
         if missing := missing_modules(opened):
             what = f"{shown(opened.path)}: names code that is not here: {', '.join(missing)}"

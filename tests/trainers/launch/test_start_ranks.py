@@ -302,9 +302,9 @@ def test_exit_code_2_of_a_rank_is_a_refusal_only_if_nothing_was_trained(tmp_path
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     ranks = SimpleNamespace(errors=lambda: errors, num_ranks=1, exits=SimpleNamespace(order=list))
     assert start_ranks._verdict(2, tmp_path, {}, ranks, ended_at_once_by=None) == code
-    said = capsys.readouterr().err
-    assert says in said
+    assert says in (said := capsys.readouterr().err)
     assert (said == says) == (code == 2)
+    assert (tmp_path / "log.txt").exists() == (code == 3), "why it failed"
 
 
 def test_a_run_that_fails_after_a_resume_does_not_keep_the_report_before(tmp_path, on_resident_ranks):

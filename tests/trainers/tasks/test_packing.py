@@ -210,6 +210,8 @@ def test_a_pack_of_a_recipe_has_its_own_claims_and_no_runs(tmp_path, cache, kilo
     done = kilobatch("report", str(path), environment={"XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert done.returncode == 2
     assert "has no runs" in done.stderr
+    with pytest.raises(InputRefused, match=r"a\.kilobatch: is a pack already, and its runs and weights would be left"):
+        packed(tmp_path / "b.kilobatch", str(path))
 
 
 OWN = """\
