@@ -2,9 +2,12 @@
 
 import ast
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from recipes.schema import Recipe
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("lr_schedules", "recipes", "trainers")
@@ -52,6 +55,15 @@ def test_files_named_in_the_documents_exist(document):
     quoted = re.findall(r"`([\w./]+/[\w./]+)`", (ROOT / document).read_text())
     assert len(quoted) > 4
     assert [path for path in quoted if not (ROOT / path).exists() and path != ".venv/installed"] == []
+
+
+def test_each_word_of_a_recipe_leads_to_a_file():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ") and ".py`" in line]
+    words, files = (set(re.findall(r"`([\w.]+(?:/[\w./]+)?)`", " ".join(column))) for column in zip(*rows, strict=True))
+    assert [file for file in files if "/" in file and not (ROOT / file).is_file()] == []
+    by_kind = {"model", "loss", "optimizer", "extensions"}
+    assert {field.name for field in fields(Recipe)} - {word.partition(".")[0] for word in words} <= by_kind
 
 
 def test_decisions_are_listed_in_their_section():
