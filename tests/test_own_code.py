@@ -1,7 +1,9 @@
 """The examples of docs/own-components.md, written into files, train; beside the recipe and as an installed package."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-components.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "own-components.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,13 @@ def test_own_model_of_the_page_validates_and_plans(folder, tmp_path, kilobatch):
     assert kilobatch("plan", folder / "mine.yaml", "--allow-code", "-n", "2", cwd=tmp_path).returncode == 0
     refused = kilobatch("recipes", "validate", folder / "mine.yaml", cwd=tmp_path)
     assert "pass --allow-code to run it" in refused.stderr
+
+
+def test_the_test_of_the_page_passes(folder):
+    run = "import test_mymodule as it; it.test_the_model_gives_one_logit_a_class()"
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", run], cwd=folder, env=path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_entry_points_offer_names_without_the_flag(folder, monkeypatch):
