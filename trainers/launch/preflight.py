@@ -193,7 +193,7 @@ def code_unlike_its_run(opened: OpenedRecipe) -> list[str]:
         for name, digest in digests.items():
             if recorded.get(name, digest) != digest:
                 what = f"{shown(files[name])} is not that of {shown(run)}, whose copy is {shown(run / CODE / name)}"
-                lines.append(f"{what}; to train the run's own code, move yours away")
+                lines.append(f"{what}; to use the run's own, move yours away")
     return lines
 
 

@@ -324,7 +324,7 @@ def test_a_new_run_of_a_runs_recipe_with_edited_code_is_warned_of(moved, monkeyp
     kb.open("b", data="data", allow_code=True)
     assert capsys.readouterr().err == ""
     written(moved, parts=f"{PARTS}\n# edited\n")
-    said = "parts.py is not that of b, whose copy is b/code/parts.py; to train the run's own code, move yours away"
+    said = "parts.py is not that of b, whose copy is b/code/parts.py; to use the run's own, move yours away"
     kb.open("b", data="data", allow_code=True)
     assert capsys.readouterr().err == f"kilobatch: warning: {said}\n"
     (moved / "seed.yaml").write_text("kilobatch: 1\nextends: b/recipe.yaml\nseed: 3\n")
