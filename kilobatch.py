@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,18 @@ __all__ = ["InputRefused", "OpenRecipe", "RecipeError", "Run", "RunFailed", "ope
 
 
 class _OwnPackages(MetaPathFinder):
-    """Finds our packages beside this file, also where the working directory has a `recipes` of its own."""
+    """Finds our packages beside this file, also where the working directory has a `recipes` of its own.
+
+    Before Chainer is imported, it imports `trainers`, which patches Chainer for current Python and NumPy.
+    """
 
     folder = str(Path(__file__).resolve().parent)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """As of any finder; None for other modules, and for those within the packages."""
+        if name in ("chainer", "chainercv", "chainermn") and "trainers" not in sys.modules:
+            import_module("trainers")  # its finders come before this one
+            return find_spec(name)
         return PathFinder.find_spec(name, [self.folder]) if name in ("lr_schedules", "recipes", "trainers") else None
 
 

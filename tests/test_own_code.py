@@ -1,7 +1,9 @@
 """The examples of docs/own-components.md, written into files, train; beside the recipe and as an installed package."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from trainers.launch.vocabulary import vocabulary
 
 pytestmark = pytest.mark.mpi
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-components.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "own-components.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +32,26 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_all_components_of_the_page_train_from_another_folder(folder, tmp_path, kilobatch):
-    words = ("--allow-code", "--no-report", "--out", tmp_path / "run")
+def test_all_components_of_the_page_train_from_another_folder(folder, tmp_path, kilobatch, run_on_ranks):
+    words = ["--allow-code", "--no-report", "--out", tmp_path / "runs/a"]
+    words += ["--set", "extensions=[{kind: mymodule.LargestWeight}, {kind: mymodule.KeepWeights, every: 2ep}]"]
     done = kilobatch("train", folder / "all.yaml", *words, ranks=2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "runs/a/metrics.jsonl").read_text().splitlines()]
     rates = [line["learning_rate"] for line in lines if line["key"] == "train_loss"]
     assert (rates[0], rates[-1]) == (0.01, 0.0025)
     assert [line["value"] for line in lines if line["key"] == "eval_accuracy"][-1] > 0.9
     assert [line["update"] for line in lines if line["key"] == "largest_weight"] == [10, 20]
-    kept = {path.name for path in (tmp_path / "run" / "code").iterdir()}
+    kept = {path.name for path in (tmp_path / "runs/a/code").iterdir()}
     assert kept == {"mydata.py", "mymodule.py"}
-    again = kilobatch("evaluate", tmp_path / "run", "--allow-code", cwd=tmp_path)
+    again = kilobatch("evaluate", tmp_path / "runs/a", "--allow-code", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    scored = run_on_ranks(1, folder / "kept.py", launched=False, strict=False, cwd=tmp_path)
+    assert scored.returncode == 0, scored.stderr
+    first, last = (line.split() for line in scored.stdout.splitlines())
+    assert (first[0], last[0]) == ("update-000016.safetensors", "update-000024.safetensors")
+    accuracies = [line["value"] for line in lines if line["key"] == "eval_accuracy"]
+    assert [float(first[1]), float(last[1])] == accuracies[-2:]
 
 
 def test_own_model_of_the_page_validates_and_plans(folder, tmp_path, kilobatch):
@@ -49,6 +59,13 @@ def test_own_model_of_the_page_validates_and_plans(folder, tmp_path, kilobatch):
     assert kilobatch("plan", folder / "mine.yaml", "--allow-code", "-n", "2", cwd=tmp_path).returncode == 0
     refused = kilobatch("recipes", "validate", folder / "mine.yaml", cwd=tmp_path)
     assert "pass --allow-code to run it" in refused.stderr
+
+
+def test_the_test_of_the_page_passes(folder):
+    run = "import test_mymodule as it; it.test_the_model_gives_one_logit_a_class()"
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", run], cwd=folder, env=path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_entry_points_offer_names_without_the_flag(folder, monkeypatch):

@@ -22,7 +22,7 @@ from recipes.schema.vocabulary import kind_of
 from trainers.commands.python_run import Run, absolute, as_options, path_of, runs
 from trainers.launch.model_costs import model_of
 from trainers.launch.own_modules import open_with_its_code
-from trainers.launch.preflight import refuse_folder
+from trainers.launch.preflight import code_unlike_its_run, refuse_folder
 from trainers.launch.request import cluster_of, open_request, planned
 from trainers.launch.start_ranks import start_or_join
 from trainers.launch.vocabulary import vocabulary
@@ -112,7 +112,7 @@ def open(
         allow_code=allow_code,
     )
     opened = open_with_its_code(request)
-    print_warnings(opened.warnings)
+    print_warnings([*opened.warnings, *code_unlike_its_run(opened)])
     opened = replace(opened, path=opened.path.absolute())
     found = library_name(opened.path) if is_of_library(opened.path) else str(opened.path)
     return OpenRecipe(opened=opened, request=replace(request, recipe=found))

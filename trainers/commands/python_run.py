@@ -6,11 +6,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipes.errors import InputRefused, refuse_unreachable
 from recipes.reports.metrics import Lines, number_of, read_metrics, session_end
@@ -18,6 +18,10 @@ from recipes.reports.wording import percent
 from recipes.schema.dataset import url_of
 from trainers.runs.errors import print_warnings
 from trainers.runs.run_folder import METRICS, RECIPE, is_locked, require_run
+
+if TYPE_CHECKING:
+    import chainer
+    import numpy as np
 
 _OF_EACH_RUN = ("train_loss", "eval_accuracy", "eval_loss")  # keys, sooner or later
 
@@ -192,6 +196,39 @@ class Run:
         file, notes, _ = export_run(self.folder, form=form, **given, allow_code=allow_code or self.allow_code)
         print_warnings(notes)
         return file
+
+    def model(
+        self, checkpoint: str = "newest", *, data: str | Path | None = None, allow_code: bool = False
+    ) -> chainer.Chain:
+        """The model on the CPU, a Chainer chain, with what evaluation scores: averages, and running statistics.
+
+        Args:
+            checkpoint, allow_code: as of `evaluate`.
+            data: folder of the data set's files, of which a model that has no size of its own sees an image.
+        Raises:
+            InputRefused: there is no such checkpoint, or it does not fit the model.
+        """
+        from trainers.tasks.run_model import model_of_run
+
+        given = as_options({"checkpoint": checkpoint, "data": data})
+        return model_of_run(self.folder, **given, allow_code=allow_code or self.allow_code)
+
+    def samples(
+        self, indices: Iterable[int] | None = None, *, data: str | Path | None = None, allow_code: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Samples that the run is scored on, as its model gets them: images, float32 NCHW, and labels, int32.
+
+        Args:
+            indices: which, from 0 on; None: all.
+            data: folder of the data set's files, if they have moved since the run.
+            allow_code: as of `evaluate`.
+        Raises:
+            InputRefused: there is no such sample, the data are not there, or an image cannot be read.
+        """
+        from trainers.tasks.run_model import samples_of_run
+
+        given = as_options({"indices": indices, "data": data})
+        return samples_of_run(self.folder, **given, allow_code=allow_code or self.allow_code)
 
     def __repr__(self) -> str:
         try:

@@ -3,9 +3,9 @@
 A patch of these libraries enters here. This room imports from no other room of trainers.
 
 Each patch is a small function whose docstring names the symptom it cures. An import hook applies it when the module it
-belongs to is imported. So `trainers`, or any module of it, must be imported before Chainer; modules of `trainers` just
-write `import chainer`. Nothing is loaded here, not even NumPy: NumPy reads its number of threads when it is imported,
-and a rank sets that first (`trainers.runs.mpi_ranks`).
+belongs to is imported. So `trainers`, any module of it, or `kilobatch` must be imported before Chainer; modules of
+`trainers` just write `import chainer`. Nothing is loaded here, not even NumPy: NumPy reads its number of threads when
+it is imported, and a rank sets that first (`trainers.runs.mpi_ranks`).
 
 Left as they are: `chainer.links.caffe` and `chainer.exporters` need protobuf below 4; `chainer.testing` needs the
 `pkg_resources` of setuptools below 81. `chainermn.iterators.create_multi_node_iterator` sends data and labels as

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from recipes.errors import InputRefused
-from recipes.reading.open import OpenedRecipe, leaves
+from recipes.reading.load import chain_of
+from recipes.reading.open import CODE, OpenedRecipe, leaves
 from recipes.reading.read import dotted
-from recipes.reading.registry import SHOWN_PACK, is_of_pack
+from recipes.reading.registry import SHOWN_PACK, is_of_pack, shown
 from recipes.schema import Dataset, Recipe
 from recipes.sharing.pack_file import HEAD
 from trainers import models
@@ -19,8 +20,9 @@ from trainers.datasets.bad_images import can_skip, limit_of
 from trainers.datasets.held_out import contradictions, open_split
 from trainers.datasets.samples import evenly
 from trainers.runs.errors import ServiceAway, print_warnings
-from trainers.runs.identity import is_of_the_user, own_code
+from trainers.runs.identity import is_of_the_user, known_identity, own_code, sha256_of_files
 from trainers.runs.memory import installed_bytes
+from trainers.runs.run_folder import RUN
 
 _MAX_CHECKED = 50_000  # samples of a split: 2 s if the files are in the page cache
 _MOST_NAMED = 10
@@ -131,7 +133,7 @@ def require_own_code(opened: OpenedRecipe, *, on_gpu: bool = False, is_new: bool
     if is_new:
         require_code_of_packs(opened)
     folder = opened.path.parent
-    warnings: list[str] = []
+    warnings = print_warnings(code_unlike_its_run(opened)) if is_new else []
     was_trained = (folder / HEAD).is_file() and (folder / "runs").is_dir()
     if opened.tree["model"]["kind"] not in models.__all__:
         from trainers.training.trial_model import require_trainable  # and Chainer
@@ -177,6 +179,22 @@ def require_code_of_packs(opened: OpenedRecipe) -> None:
             if not is_of_pack(file) and file.read_bytes() != theirs.get(name):
                 what = f"{origin}: names code of the pack, and your {file} would take its place as {name}"
                 raise InputRefused(f"{what}; name it in a recipe of your own if you mean it, or move it away")
+
+
+def code_unlike_its_run(opened: OpenedRecipe) -> list[str]:
+    """A line for each file of own code that is not that of the run whose recipe this is, or which it extends."""
+    runs = dict.fromkeys(file.parent for file, _ in chain_of(opened.path) if (file.parent / RUN).is_file())
+    runs = [run for run in runs if not is_of_pack(run)]
+    files = own_code([opened.tree, opened.dataset_tree], opened.code_folders) if runs else {}
+    lines, digests = [], sha256_of_files(files)
+    for run in runs:
+        if not isinstance(recorded := known_identity(run)[0].get("code"), Mapping):
+            continue
+        for name, digest in digests.items():
+            if recorded.get(name, digest) != digest:
+                what = f"{shown(files[name])} is not that of {shown(run)}, whose copy is {shown(run / CODE / name)}"
+                lines.append(f"{what}; to use the run's own, move yours away")
+    return lines
 
 
 def require_fit(opened: OpenedRecipe) -> list[str]:

@@ -15,11 +15,12 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 
 from lr_schedules import shapes
+from lr_schedules.units import Epochs
 from recipes.errors import InputRefused
 from recipes.reading.registry import entry_points
 from recipes.schema.vocabulary import SearchVocabulary, Vocabulary
@@ -140,6 +141,8 @@ def _component_of(cls: type, dotted: str, group: str) -> type:
         hints = get_type_hints(cls.__init__)
     except NameError:
         hints = {}
+    if group == "extensions":  # says how often it runs, see `train.py`
+        hints["every"] = Literal["update"] | Epochs | None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     of_kilobatch = _GIVEN.get(group, ())
     fields = [

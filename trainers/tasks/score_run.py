@@ -169,13 +169,18 @@ def read_scored(folder: Path, checkpoint: str, device: str | None) -> tuple[Path
     require_asked(kind)
     path = checkpoint_called(checkpoint, folder / CHECKPOINTS)
     content = read_checkpoint(path).scored()
+    decode_as_in(folder)
+    return path, content, kind
+
+
+def decode_as_in(folder: Path) -> None:
+    """From now on decode images as in the run; warn where its decoder is not used."""
     decoder = environment_of(folder).get("decoder", "pillow")
     decoders.use(None)
     decoders.follow(decoder)
     if decoders.in_use() != decoder:
         what = f"images are decoded by {decoders.in_use()}, in the run by {decoder}; {decoders.VARIABLE}={decoder} asks"
         print_warnings([f"{what} for it"])
-    return path, content, kind
 
 
 def give_weights(

@@ -10,6 +10,7 @@ from trainers.commands.python_run import Run, runs
 from trainers.runs.run_folder import lock_folder
 from trainers.tasks.export_run import export_run
 from trainers.tasks.predict_run import predict_run
+from trainers.tasks.run_model import model_of_run, samples_of_run
 from trainers.tasks.score_run import score_run
 
 SCORED = '{"key": "eval_accuracy", "value": %s, "time_ms": 1, "update": 1, "epoch": 1}'
@@ -37,6 +38,8 @@ def test_a_run_shows_the_options_of_its_functions_and_they_are_those_of_the_comm
         (Run.evaluate, score_run, {"self", "folder"}),
         (Run.predict, predict_run, {"self", "folder", "images"}),
         (Run.export, export_run, {"self", "folder", "form"}),
+        (Run.model, model_of_run, {"self", "folder"}),
+        (Run.samples, samples_of_run, {"self", "folder"}),
     ):
         one, other = (
             {name: each.default for name, each in signature(function).parameters.items() if name not in given}

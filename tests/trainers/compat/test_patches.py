@@ -25,9 +25,10 @@ def test_importing_trainers_loads_neither_chainer_nor_numpy():
     assert done.returncode == 0, done.stderr
 
 
-def test_import_without_a_warning_and_without_stand_ins_left_behind():
+@pytest.mark.parametrize("first", ["trainers, chainer", "kilobatch, chainermn"])
+def test_import_without_a_warning_and_without_stand_ins_left_behind(first):
     done = run_python(
-        "import sys, trainers, chainer, chainermn, chainercv\n"
+        f"import sys, {first}, chainer, chainermn, chainercv\n"
         "assert not {'distutils', 'pkg_resources'} & set(sys.modules)"
     )
     assert done.returncode == 0, done.stderr

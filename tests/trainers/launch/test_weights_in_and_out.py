@@ -1,7 +1,10 @@
 """Fine-tuning from the weights of another run, and the export of a run's model."""
 
+import ast
 import json
+import re
 import shutil
+from pathlib import Path
 
 import chainer
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, safe_open, save_file
 
+import kilobatch as kb
 from recipes.errors import InputRefused, RecipeError
 from recipes.reading.open import open_recipe
 from trainers.datasets.augmented import augmented_samples
@@ -20,6 +24,7 @@ from trainers.training.build import drawn_model
 
 pytestmark = pytest.mark.mpi
 
+API = Path(__file__).parents[3] / "docs" / "api.md"
 SMALL = ("--set", "batch.global=32", "--set", "model={kind: SmallCNN, width: 4}", "--no-report", "--exact")
 
 
@@ -60,6 +65,40 @@ def test_exported_weights_are_what_evaluation_scores(recipe, source):
     normalize = metadata["augmentation.eval"][-1]
     assert (normalize["kind"], normalize["with"]) == ("Normalize", "digits")
     assert (normalize["mean"], normalize["std"]) == (metadata["mean"], metadata["std"]) != ([], [])
+
+
+def test_the_api_page_shows_weights_and_activations_of_a_run(source, tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n([^`]*run\.model.*?)```", API.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/a").symlink_to(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KILOBATCH_KERNELS", "numpy")  # loads sooner than torch
+    exec(code, {})
+    accuracy, *weights, activations = capsys.readouterr().out.splitlines()
+    assert float(accuracy) == kb.Run(source).evaluate()["accuracy"]
+    assert "/conv1/W (4, 1, 3, 3)" in weights
+    assert ast.literal_eval(activations)["/conv1"] == (10, 4, 8, 8)
+
+
+def test_a_runs_model_on_its_samples_gives_the_score_of_evaluate(source, monkeypatch):
+    monkeypatch.setenv("KILOBATCH_KERNELS", "numpy")
+    run = kb.Run(source)
+    model, (images_NCHW, labels) = run.model(), run.samples()
+    assert (images_NCHW.dtype, images_NCHW.shape, labels.dtype) == (np.float32, (297, 1, 8, 8), np.int32)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        logits = model(images_NCHW)
+        loss = float(chainer.functions.softmax_cross_entropy(logits, labels).array)
+    scored = run.evaluate()
+    assert (logits.array.argmax(axis=1) == labels).mean() == scored["accuracy"]
+    assert loss == pytest.approx(scored["loss"], rel=1e-6)
+    some, same = run.samples([3, np.int64(296)])
+    assert (some == images_NCHW[[3, 296]]).all()
+    assert same.tolist() == labels[[3, 296]].tolist()
+    for wrong in ([297], [-1], []):
+        with pytest.raises(InputRefused, match="^indices: write some of 0 to 296"):
+            run.samples(wrong)
+    with pytest.raises(InputRefused, match="there is no checkpoint update-7"):
+        run.model("update-7")
 
 
 def test_a_score_with_mirror_images_is_in_the_metadata(source, tmp_path):

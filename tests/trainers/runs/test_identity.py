@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import kilobatch as kb
 from recipes.errors import InputRefused
 from trainers.datasets import ImageFolder
+from trainers.launch.preflight import require_startable
+from trainers.launch.request import TrainRequest, prepare
 from trainers.launch.vocabulary import vocabulary
 from trainers.runs.identity import (
     IdentityChanged,
@@ -310,6 +313,24 @@ def test_edited_code_is_refused_then_accepted_and_recorded(moved):
     assert done.returncode == 0, done.stderr
     assert "warning: goes on from update 5 with changed code: parts.py has changed" in done.stdout
     assert read_identity(moved / "b")["accepted"][0]["from_update"] == 5
+
+
+def test_a_new_run_of_a_runs_recipe_with_edited_code_is_warned_of(moved, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("netting", "parts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(moved)
+    written(moved, netting=NET)
+    kb.open("b", data="data", allow_code=True)
+    assert capsys.readouterr().err == ""
+    written(moved, parts=f"{PARTS}\n# edited\n")
+    said = "parts.py is not that of b, whose copy is b/code/parts.py; to use the run's own, move yours away"
+    kb.open("b", data="data", allow_code=True)
+    assert capsys.readouterr().err == f"kilobatch: warning: {said}\n"
+    (moved / "seed.yaml").write_text("kilobatch: 1\nextends: b/recipe.yaml\nseed: 3\n")
+    how = {"allow_code": True, "data": Path("data")}
+    opened = prepare(TrainRequest(recipe="seed.yaml", **how), workers=1).opened
+    assert require_startable(opened, ranks=1, files=True) == [said]
 
 
 def test_edited_code_is_refused_for_onnx_and_named_for_weights(moved, monkeypatch):
