@@ -15,7 +15,7 @@ import numpy as np
 from recipes.errors import listed, printable_line
 from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
-from trainers.datasets.held_out import contradictions, open_split
+from trainers.datasets.held_out import contradictions, label_gaps, open_split
 from trainers.datasets.inspection import SPLITS, class_called
 from trainers.runs.cores import usable_cores
 
@@ -52,6 +52,7 @@ class Verified:
         others: files and folders that the reader refuses, because they are no images by their names.
         wrong_counts: what the data set's file says and its data do not.
         untrained: classes with samples that are scored and none that is trained on; a run can use them.
+        label_gaps: see `trainers.datasets.held_out.label_gaps`; a run can use them.
     """
 
     dataset: str
@@ -61,6 +62,7 @@ class Verified:
     others: list[str]
     wrong_counts: list[str]
     untrained: list[str]
+    label_gaps: list[str]
 
     @property
     def holds(self) -> bool:
@@ -102,6 +104,7 @@ def verify_images(dataset: Dataset, advance: Callable[[int], None], *, others: S
         others=[*others],
         wrong_counts=wrong_counts,
         untrained=_untrained(dataset, **opened),
+        label_gaps=label_gaps(dataset, *opened.values()),
     )
 
 
@@ -183,6 +186,7 @@ def verified_text(verified: Verified) -> str:
     lines += [f"{finding.name}: {finding.cause}; it can be read" for finding in verified.unusual]
     lines += [f"{name}: no image by its name, and refused" for name in verified.others]
     lines += verified.wrong_counts
+    lines += verified.label_gaps
     if verified.untrained:
         lines.append(f"eval has classes {listed(verified.untrained)}, of which train has no sample")
     images = f"{counted(verified.checked, 'image')} of {verified.dataset}"
