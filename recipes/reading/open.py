@@ -313,7 +313,9 @@ def _count(tree: dict[str, Any], missing: list[str], root: Path | None, reading:
         else:
             facts = {"num_eval": 1} | reader.facts(root)  # a reader without that split is refused by `Dataset`
     except (LookupError, OSError, ValueError) as error:
-        way_out = f"give {'its' if root is None else 'another'} folder with --data, or write {missing[0]} here to plan"
+        way_out = f"give {'its' if root is None else 'another'} folder with --data"
+        if root is None or not root.exists():  # else the data are there, and not as they should be
+            way_out += f", or write {missing[0]} here to plan"
         reading.refuse(("reader",), f"cannot count: {error}", way_out)
         facts = any_counts
     tree.update({key: facts[key] for key in missing if key in facts})

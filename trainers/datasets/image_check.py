@@ -17,6 +17,7 @@ from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
 from trainers.datasets.held_out import contradictions, label_gaps, open_split
 from trainers.datasets.inspection import SPLITS, class_called
+from trainers.datasets.samples import channels_first
 from trainers.runs.cores import usable_cores
 
 _AT_ONCE = 32  # images that a thread takes
@@ -158,7 +159,8 @@ class _Check:
             return f"{type(error).__name__}: {error}", True
         if image_HWC.ndim != 3 or image_HWC.shape[2] != self._dataset.channels:
             channels = counted(self._dataset.channels, "channel")
-            return f"an array of {image_HWC.shape}, and the data set has {channels}", True
+            way_out = channels_first(image_HWC.shape, self._dataset.channels)
+            return f"an array of {image_HWC.shape}, and the data set has {channels}{way_out}", True
         if image_HWC.dtype != np.uint8 and not (image_HWC.min() >= 0 and image_HWC.max() <= 255):  # or NaN
             return f"pixels of {image_HWC.dtype} outside 0..255", True
         if not 0 <= label < self._dataset.num_classes:

@@ -16,7 +16,7 @@ from trainers.augmentations.normalize import Normalize
 from trainers.augmentations.pipeline import Augmentation, Pipeline, Pixels
 from trainers.datasets.augmented import augmented_samples
 from trainers.datasets.own_data import OwnSamples, WrongSample
-from trainers.datasets.samples import SamplesInMemory, UnreadableImage, evenly, innermost
+from trainers.datasets.samples import SamplesInMemory, UnreadableImage, channels_first, evenly, innermost
 from trainers.runs.errors import UnfitImage, one_line, own_place
 from trainers.runs.identity import is_of_the_user
 from trainers.training.trial_repeat import differing, keeping_fields
@@ -50,8 +50,15 @@ def require_images(recipe: Recipe, dataset: Dataset) -> list[str]:
         tried = _TriedPipeline(parts=parts, dataset=dataset, seed=recipe.seed)
         tried.key = key
         called_with = replace(load, pipeline=tried) if own else load
-        if not own and isinstance(innermost(samples), SamplesInMemory):
-            _require_channels(samples[0][0].shape[-1], dataset, f"sample 0 of {split}")
+        turned = ""
+        if isinstance(innermost(samples), SamplesInMemory):
+            shape = samples[0][0].shape
+            if way_out := channels_first(shape, dataset.channels):
+                turned = f"sample 0 of {split} is an array of {shape}{way_out}"
+            if turned and not own:
+                raise InputRefused(turned)
+            if not own:
+                _require_channels(shape[-1], dataset, f"sample 0 of {split}")
         for size in dict.fromkeys(image_sizes(recipe) if split != "eval" else image_sizes(recipe)[-1:]):
             shapes: dict[tuple[int, ...], int] = {}
             for index in _extremes(samples):
@@ -68,6 +75,8 @@ def require_images(recipe: Recipe, dataset: Dataset) -> list[str]:
                     if own_data and not own:
                         what = f"{one_line(error)} ({own_place(error)})"
                         raise InputRefused(f"sample {index} of {split} cannot be loaded: {what}") from error
+                    if turned:
+                        raise InputRefused(turned) from error
                     called = "an augmentation is called with (image_HWC, draws) and returns an image, uint8 or float32"
                     raise InputRefused(
                         f"{key} cannot be applied to sample {index}: {one_line(error)} ({own_place(error)}); "
