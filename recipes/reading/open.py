@@ -51,6 +51,7 @@ class OpenedRecipe:
         code_folders: where own code is looked for, first to last.
         not_taken_over: a line for each mapping that another `kind` on the command line replaced.
         unsure: a line for each value that may have to follow what was changed, and stays, see `derived.py`.
+        counted: which of `num_train`, `num_eval` and `num_classes` the data set's file leaves to its reader.
     """
 
     recipe: Recipe
@@ -63,6 +64,7 @@ class OpenedRecipe:
     code_folders: tuple[Path, ...]
     not_taken_over: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
+    counted: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -114,14 +116,17 @@ def open_recipe(
     reading = Reading(origins=origins, vocabulary=vocabulary, **how)
 
     dataset_tree: dict[str, Any] = {}
+    counted: list[str] = []
 
     def dataset_of(name: str) -> Dataset:
         require_possible(name)
         chain = chain_of(path) if name.endswith((".yaml", ".yml")) else []
         beside = (part.parent / name for part, _ in chain if (part.parent / name).is_file())
         file = next(beside, None) or find("datasets", name)
-        dataset, resolved = _open_dataset(file, vocabulary=vocabulary, allow_code=allow_code, data_root=data_root)
+        how = {"vocabulary": vocabulary, "allow_code": allow_code, "data_root": data_root}
+        dataset, resolved, missing = _open_dataset(file, **how)
         dataset_tree.update(resolved)
+        counted.extend(missing)
         return dataset
 
     recipe, dataset, resolved = read_recipe(reading, tree, stem=path.stem, open_dataset=dataset_of)
@@ -142,6 +147,7 @@ def open_recipe(
         code_folders=folders,
         not_taken_over=tuple(lost),
         unsure=tuple(unsure(tree, origins)),
+        counted=tuple(counted),
     )
 
 
@@ -187,7 +193,7 @@ def open_dataset(
         RecipeError: with all that is wrong.
     """
     file = find_or_refuse("datasets", name)
-    dataset, _ = _open_dataset(
+    dataset, *_ = _open_dataset(
         file,
         vocabulary=vocabulary,
         allow_code=allow_code,
@@ -231,7 +237,8 @@ def _open_dataset(
     data_root: Path | None,
     counting: bool = True,
     overrides: Sequence[str] = (),
-) -> tuple[Dataset, dict[str, Any]]:
+) -> tuple[Dataset, dict[str, Any], list[str]]:
+    """The data set, its resolved tree, and the keys that the reader has counted."""
     tree, origins = load_tree(path, kind="data set", overrides=overrides)
     tree.pop("kilobatch", None)
     lacks = names_in(tree.get("lacks"))
@@ -251,7 +258,8 @@ def _open_dataset(
     if root is not None and (url := url_of(root)) and "@" in urlsplit(url).netloc:
         what = "the URL of the data holds credentials, and recipes and runs are shared"
         raise InputRefused(f"{what}; leave them to fsspec: its configuration, or variables such as AWS_PROFILE")
-    _count(tree, root, reading, counting)
+    missing = [key for key in ("num_train", "num_eval", "num_classes") if key not in tree]
+    _count(tree, missing, root, reading, counting)
     dataset, resolved = reading.record(Dataset, tree, ())
     if tree.get("validation") is None:  # a younger key, see `read_recipe`
         resolved.pop("validation", None)
@@ -265,10 +273,8 @@ def _open_dataset(
         reading.refuse(("channels",), what, way_out)
     if reading.problems:
         raise RecipeError(reading.problems)
-    return dataclasses.replace(dataset, root=root), {
-        **resolved,
-        "root": root and (url_of(root) or os.path.realpath(root)),
-    }
+    resolved = {**resolved, "root": root and (url_of(root) or os.path.realpath(root))}
+    return dataclasses.replace(dataset, root=root), resolved, missing
 
 
 def _obtained(tree: Mapping[str, Any]) -> Path | None:
@@ -281,9 +287,8 @@ def _obtained(tree: Mapping[str, Any]) -> Path | None:
     return None
 
 
-def _count(tree: dict[str, Any], root: Path | None, reading: Reading, counting: bool) -> None:
+def _count(tree: dict[str, Any], missing: list[str], root: Path | None, reading: Reading, counting: bool) -> None:
     """Fills in the counts that the file leaves out, by the reader; those of what is held out, by its share."""
-    missing = [key for key in ("num_train", "num_eval", "num_classes") if key not in tree]
     if not missing or "reader" not in tree:
         return
     # Problems of the reader itself are noted when the whole file is read.
@@ -308,7 +313,9 @@ def _count(tree: dict[str, Any], root: Path | None, reading: Reading, counting: 
         else:
             facts = {"num_eval": 1} | reader.facts(root)  # a reader without that split is refused by `Dataset`
     except (LookupError, OSError, ValueError) as error:
-        way_out = f"give {'its' if root is None else 'another'} folder with --data, or write {missing[0]} here to plan"
+        way_out = f"give {'its' if root is None else 'another'} folder with --data"
+        if root is None or not root.exists():  # else the data are there, and not as they should be
+            way_out += f", or write {missing[0]} here to plan"
         reading.refuse(("reader",), f"cannot count: {error}", way_out)
         facts = any_counts
     tree.update({key: facts[key] for key in missing if key in facts})

@@ -35,8 +35,9 @@ class Arrays:
     read whole. The order is that of the arrays.
 
     Args:
-        train: SPLIT of the training samples.
-        eval: SPLIT of the evaluation samples; null if there is none.
+        train: SPLIT of the training samples: `images`, uint8 (samples, height, width, channels), or (samples, height,
+            width) where they are grey; `labels`, whole numbers from 0, (samples,).
+        eval: SPLIT of the evaluation samples, of the same form; null if there is none.
     Raises:
         ValueError: `train` or `eval` is empty or leads out of the root, or they are equal. When opened: a file is
             missing, damaged, or holds other arrays.
@@ -193,8 +194,9 @@ def _load(place: Place, split: str) -> tuple[Callable[[str], str], Any, np.ndarr
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         if isinstance(error, CannotFetch):
             raise
-        what = f"{type(error).__name__}: {error}"
-        way_out = "damaged, cut off, or without one of its arrays: make it again"
+        what, way_out = f"{type(error).__name__}: {error}", "damaged or cut off: make it again"
+        if isinstance(error, KeyError):
+            what, way_out = error.args[0], f"np.savez({archive.name!r}, images=..., labels=...) makes such a file"
         raise ValueError(f"{place.shown(path)}: {what}; {way_out}") from error
     return (lambda part: place.shown(paths[part])), *loaded
 

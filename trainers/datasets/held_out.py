@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from recipes.planning.stream import held_out
 from recipes.schema import Dataset
 from trainers.datasets.samples import EncodedSamples, Sample
+
+_NAMED = 5  # classes, of more that have no sample
 
 
 def open_split(dataset: Dataset, split: str) -> Any:
@@ -47,6 +50,28 @@ def contradictions(dataset: Dataset) -> Iterator[str]:
             if said_name != name:
                 yield f"classes: label {label} is {said_name!r}, and there it is {name!r}"
                 break
+
+
+def label_gaps(dataset: Dataset, *splits: Any) -> list[str]:
+    """In words, the classes below the largest label of which no split has a sample; empty if there are none, if classes
+    have names, or if a split keeps no array of labels.
+    """
+    if dataset.class_names() or not all(hasattr(samples, "labels") for samples in splits):
+        return []
+    used = {*np.unique(np.concatenate([samples.labels for samples in splits])).tolist()}
+    largest = max(used)
+    if (lacking := largest + 1 - len(used)) <= 0:
+        return []
+    unused = (str(label) for label in itertools.count() if label not in used)
+    first = list(itertools.islice(unused, min(lacking, _NAMED)))
+    more = f" and {lacking - len(first):,} more" if lacking > len(first) else ""
+    what = f"class {first[0]} has" if lacking == 1 else f"classes {', '.join(first)}{more} have"
+    way_out = "subtract 1 from the labels" if first == ["0"] else "number the classes from 0 without gaps"
+    meant = (
+        f"or, if it is meant, write `num_classes: {dataset.num_classes}` in the data set's file, or names as `classes`"
+    )
+    here = f"labels count from 0, up to {largest:,} here, and {what} no sample, but an output of the model"
+    return [f"{here}; {way_out}, {meant}"]
 
 
 class _FetchesAhead:

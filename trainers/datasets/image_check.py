@@ -15,8 +15,9 @@ import numpy as np
 from recipes.errors import listed, printable_line
 from recipes.reports.wording import counted, number
 from recipes.schema import Dataset
-from trainers.datasets.held_out import contradictions, open_split
+from trainers.datasets.held_out import contradictions, label_gaps, open_split
 from trainers.datasets.inspection import SPLITS, class_called
+from trainers.datasets.samples import channels_first
 from trainers.runs.cores import usable_cores
 
 _AT_ONCE = 32  # images that a thread takes
@@ -52,6 +53,7 @@ class Verified:
         others: files and folders that the reader refuses, because they are no images by their names.
         wrong_counts: what the data set's file says and its data do not.
         untrained: classes with samples that are scored and none that is trained on; a run can use them.
+        label_gaps: see `trainers.datasets.held_out.label_gaps`; a run can use them.
     """
 
     dataset: str
@@ -61,6 +63,7 @@ class Verified:
     others: list[str]
     wrong_counts: list[str]
     untrained: list[str]
+    label_gaps: list[str]
 
     @property
     def holds(self) -> bool:
@@ -102,6 +105,7 @@ def verify_images(dataset: Dataset, advance: Callable[[int], None], *, others: S
         others=[*others],
         wrong_counts=wrong_counts,
         untrained=_untrained(dataset, **opened),
+        label_gaps=label_gaps(dataset, *opened.values()),
     )
 
 
@@ -155,7 +159,8 @@ class _Check:
             return f"{type(error).__name__}: {error}", True
         if image_HWC.ndim != 3 or image_HWC.shape[2] != self._dataset.channels:
             channels = counted(self._dataset.channels, "channel")
-            return f"an array of {image_HWC.shape}, and the data set has {channels}", True
+            way_out = channels_first(image_HWC.shape, self._dataset.channels)
+            return f"an array of {image_HWC.shape}, and the data set has {channels}{way_out}", True
         if image_HWC.dtype != np.uint8 and not (image_HWC.min() >= 0 and image_HWC.max() <= 255):  # or NaN
             return f"pixels of {image_HWC.dtype} outside 0..255", True
         if not 0 <= label < self._dataset.num_classes:
@@ -183,6 +188,7 @@ def verified_text(verified: Verified) -> str:
     lines += [f"{finding.name}: {finding.cause}; it can be read" for finding in verified.unusual]
     lines += [f"{name}: no image by its name, and refused" for name in verified.others]
     lines += verified.wrong_counts
+    lines += verified.label_gaps
     if verified.untrained:
         lines.append(f"eval has classes {listed(verified.untrained)}, of which train has no sample")
     images = f"{counted(verified.checked, 'image')} of {verified.dataset}"

@@ -17,7 +17,7 @@ from recipes.reports.wording import counted, number, size
 from recipes.schema import Dataset
 from recipes.schema.dataset import Validation, url_of
 from trainers.augmentations.decoders import FORMATS
-from trainers.datasets.held_out import open_split
+from trainers.datasets.held_out import label_gaps, open_split
 from trainers.datasets.image_folder import reader_of
 from trainers.datasets.samples import evenly
 
@@ -93,8 +93,8 @@ def inspect(dataset: Dataset) -> dict[str, Any]:
     Sizes, types and modes are those of up to 2,000 evenly spaced images of each split, by their headers.
 
     Returns:
-        name, num_classes, channels, other_files (their number), fingerprint, and for each split samples, classes and
-        images.
+        name, num_classes, channels, other_files (their number), fingerprint, label_gaps (in words), and for each split
+        samples, classes and images.
     Raises:
         InputRefused: a file cannot be read for the fingerprint; it is named.
     """
@@ -115,6 +115,7 @@ def _inspected(dataset: Dataset) -> dict[str, Any]:
         "channels": dataset.channels,
         "other_files": len(other_files(dataset)),
         "fingerprint": dataset.reader.fingerprint(dataset.root),
+        "label_gaps": label_gaps(dataset, *opened.values()),
         "splits": {split: _split(samples, names, dataset.num_classes) for split, samples in opened.items()},
     }
 
@@ -196,6 +197,7 @@ def inspection_text(found: dict[str, Any]) -> str:
     for split, part in found["splits"].items():
         lines += ["", f"{split}: {counted(part['samples'], 'sample')}", *_class_lines(part["classes"], part["samples"])]
         lines += _image_lines(part["images"])
+    lines += ["", *found["label_gaps"]] if found["label_gaps"] else []
     lines += _weights_lines(found["splits"]["train"]["classes"])
     return "\n".join(printable_line(line) for line in lines)
 

@@ -123,6 +123,13 @@ class SamplesInMemory:
         return self.images_NHWC, indices, self.labels[indices]
 
 
+def channels_first(shape: Sequence[int], channels: int) -> str:
+    """What to do about an image whose channels stand first, for a message that blames their number; else empty."""
+    if len(shape) != 3 or shape[0] != channels or shape[2] == channels:
+        return ""
+    return "; its channels stand first: transpose it to height x width x channels"
+
+
 def written_otherwise(name: str, names: Iterable[str]) -> str | None:
     """The name that has the letters of another one in other bytes: of "é" there are two forms in Unicode."""
     form = unicodedata.normalize("NFC", name)

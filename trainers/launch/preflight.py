@@ -17,7 +17,7 @@ from recipes.schema import Dataset, Recipe
 from recipes.sharing.pack_file import HEAD
 from trainers import models
 from trainers.datasets.bad_images import can_skip, limit_of
-from trainers.datasets.held_out import contradictions, open_split
+from trainers.datasets.held_out import contradictions, label_gaps, open_split
 from trainers.datasets.samples import evenly
 from trainers.runs.errors import ServiceAway, print_warnings
 from trainers.runs.identity import is_of_the_user, known_identity, own_code, sha256_of_files
@@ -106,6 +106,9 @@ def require_startable(opened: OpenedRecipe, *, ranks: int, files: bool, device: 
     require_room(opened.dataset, ranks=ranks)
     if files:
         require_readable(opened.dataset)
+        if "num_classes" in opened.counted:
+            gaps = label_gaps(opened.dataset, *(open_split(opened.dataset, split) for split in ("train", "eval")))
+            warnings += print_warnings([f"data set {opened.dataset.name}: {gap}" for gap in gaps])
     augmentation = opened.recipe.augmentation
     parts = (*augmentation.train, *augmentation.late, *augmentation.eval)
     own = any(map(is_of_the_user, parts))

@@ -20,6 +20,7 @@ from recipes.errors import InputRefused, listed
 from recipes.reading.open import open_dataset, open_recipe
 from recipes.reading.registry import require_suffix, typed
 from recipes.reports.wording import counted, number
+from recipes.schema import Recipe
 from recipes.schema.dataset import url_of
 from trainers.datasets.held_out import open_split
 from trainers.datasets.image_folder import SCORED, ImageFolder, has_folders, reader_of
@@ -157,6 +158,7 @@ def write_new_recipe(
         f"{number(len(counts))} classes, {images}{others}",
         f"wrote {dataset}, which describes them, and {recipe}: {chosen}",
         *([turned] if looks["turned_by_exif"] else []),
+        *_cut_off(looks, made),
         *([f"none is scored, for want of images, of {listed(unscored, most=5)}"] if unscored else []),
         "next:",
         f"  kilobatch data sheet {typed(recipe)} -o samples.png        # images as the model gets them",
@@ -164,6 +166,17 @@ def write_new_recipe(
         *(scaled if 10 * batch <= counts.sum() else []),
         *(score.format(quote(str(folder / name))) for name in unused),
     ]
+
+
+def _cut_off(looks: dict[str, Any], recipe: Recipe) -> list[str]:
+    """What evaluation sees of images that are not square."""
+    height, width = (int(looks[side]["median"]) for side in ("height", "width"))
+    if height == width:
+        return []
+    resize, crop, *_ = recipe.augmentation.eval
+    side = round(looks["shorter"]["median"] * crop.size / resize.shorter)
+    whole = f"{number(height)} x {number(width)}"
+    return [f"images are not square: evaluation scores the middle {number(side)} x {number(side)} pixels of {whole}"]
 
 
 def _reader_of_classes(folder: Path) -> tuple[ImageFolder, int]:

@@ -24,6 +24,7 @@ from trainers.training.trial_repeat import differing, keeping_fields
 
 _MOST_SAMPLES = 256  # of a larger norm group only so many are tried
 _ROUNDING = 1e-3  # of a sum, in 16 bits
+_COUPLED = 1e-4  # of a loss, more than rounding makes in float32
 _LEAST_STEPS = 2  # the second finds the state that the first left
 _MOST_STEPS = 16  # some optimizers gather several gradients before they move a weight
 _MOST_WEIGHTS = 2_000_000  # of a larger model no more steps are taken than it needs to move: 16 of them take a second
@@ -36,9 +37,9 @@ def require_update(recipe: Recipe, dataset: Dataset, *, on_gpu: bool = False) ->
     Args:
         on_gpu: the run will train there. The steps of an optimizer are not tried: they may need a GPU.
     Returns:
-        Warnings: the loss fails on the samples of this trial, has other values for the same ones, or is twice as large
-            if each is there twice; the optimizer changes its state and moves no weight, fails at a later step, or takes
-            other steps from the same weights.
+        Warnings: the loss fails on the samples of this trial, has other values for the same ones, is twice as large if
+            each is there twice, or is no mean over samples though an update has several norm groups; the optimizer
+            changes its state and moves no weight, fails at a later step, or takes other steps from the same weights.
     Raises:
         InputRefused: the loss cannot be built, is not called with logits and targets, changes its own fields, is no
             Variable of one number or a sum, or no gradient comes from it; the optimizer fails, is none of Chainer's,
@@ -93,7 +94,7 @@ def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray,
         return [f"{drawn}; draw by `F.dropout` alone, whose masks are keyed, and keep nothing between calls"]
     whole, twice = float(loss.array), _loss_of(function, np.concatenate([values] * 2), np.concatenate([targets] * 2))
     if whole == 0 or not 1.9 <= twice / whole <= 2.1:
-        return []
+        return _coupled(recipe, function, values, targets)
     middle = len(targets) // 2
     added = sum(_loss_of(function, values[half], targets[half]) for half in np.s_[:middle, middle:])
     if abs(whole - added) <= _ROUNDING * abs(whole):
@@ -103,6 +104,27 @@ def _compute_gradients(recipe: Recipe, model: chainer.Chain, values: np.ndarray,
         )
     grown = f"{whole:.4g} of {len(targets)} samples and {twice:.4g} of them twice"
     return [f"{what} grows with the number of samples, {grown}; is that meant? A mean over the samples does not"]
+
+
+def _coupled(recipe: Recipe, function: Callable[..., Any], values: np.ndarray, targets: np.ndarray) -> list[str]:
+    """A warning where an update has several norm groups, and the loss of some samples is not the mean of its parts."""
+    span = recipe.batch.norm_span.sizes
+    if recipe.batch.global_.sizes == span:  # then it sees the whole batch
+        return []
+    values, size = values.astype(np.float32), len(targets)  # in 16 bits parts are rounded otherwise
+    whole = _loss_of(function, values, targets)
+    classes = targets if targets.ndim == 1 else targets.argmax(axis=1)
+    for order in (np.argsort(classes, kind="stable"), np.arange(size)):
+        parts = np.array_split(order, 2)
+        losses = [_loss_of(function, values[part], targets[part], part) for part in parts]
+        mean = np.average(losses, weights=[*map(len, parts)])
+        if abs(whole - mean) > _COUPLED * max(map(abs, (whole, *losses))):
+            what = f"couples samples: of {size} it is {whole:.4g}, and {mean:.4g} in the mean of their halves"
+            groups = f"It is computed in each norm group of {listed(map(str, span))} samples, not over the batch"
+            way_out = "return a mean over samples, with weighted classes as in `SoftmaxCrossEntropy.class_weights`"
+            kept = "or write `batch.norm_span` for the samples that belong together"
+            return [f"{_loss_named(recipe)} {what}. {groups}; {way_out}, {kept}"]
+    return []
 
 
 def _loss_named(recipe: Recipe) -> str:
@@ -122,18 +144,24 @@ def _of_two(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _with_masks(model: chainer.Chain, function: Callable[..., Any]) -> Callable[..., Any]:
     """A loss in whose calls `F.dropout` draws as in a run."""
 
-    def masked(logits: Any, targets: np.ndarray) -> Any:
-        indices = np.arange(len(targets))
+    def masked(logits: Any, targets: np.ndarray, indices: np.ndarray | None = None) -> Any:
+        indices = np.arange(len(targets)) if indices is None else indices
         with KeyedDropout(model, seed=0, epochs=0 * indices, indices=indices):
             return function(logits, targets)
 
     return masked
 
 
-def _loss_of(function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray) -> float:
-    """A loss of other samples than those of the trial; NaN if it fails on so few or so many."""
+def _loss_of(
+    function: Callable[..., Any], logits: np.ndarray, targets: np.ndarray, indices: np.ndarray | None = None
+) -> float:
+    """A loss of other samples than those of the trial; NaN if it fails on so few or so many.
+
+    Args:
+        indices: by which masks are drawn; None: their places.
+    """
     try:
-        return float(function(chainer.Variable(logits), targets).array)
+        return float(function(chainer.Variable(logits), targets, indices).array)
     except Exception:
         return float("nan")
 

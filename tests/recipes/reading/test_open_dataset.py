@@ -35,8 +35,11 @@ def test_reader_counts_what_the_file_does_not_say(tmp_path):
 
 @pytest.mark.usefixtures("pictures")
 def test_data_root_replaces_the_folder(tmp_path):
-    with pytest.raises(RecipeError, match=r"own.yaml:1:9: reader: cannot count: .*; give another folder with --data"):
+    message = r"own.yaml:1:9: reader: cannot count: .*; give another folder with --data"
+    with pytest.raises(RecipeError, match=f"{message}, or write num_train here to plan$"):
         open_dataset("own", vocabulary=vocabulary(), data_root=tmp_path / "nowhere")
+    with pytest.raises(RecipeError, match=f"{message}$"):  # something is there
+        open_dataset("own", vocabulary=vocabulary(), data_root=tmp_path / "pictures/train")
 
 
 def test_facts_are_not_counted_where_they_are_given(write):

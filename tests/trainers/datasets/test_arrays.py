@@ -67,6 +67,9 @@ def test_damaged_and_missing_files_are_named(root):
     path.unlink()
     with pytest.raises(ValueError, match=re.escape(f"{path}: no such file, nor val.npz")):
         Arrays().facts(root)
+    np.savez(root / "val.npz", x=IMAGES, y=np.arange(6))
+    with pytest.raises(ValueError, match=re.escape("images is not a file in the archive; np.savez('val.npz', images=")):
+        Arrays().facts(root)
     (root / "val.npz").write_bytes(b"PK")
     with pytest.raises(ValueError, match=re.escape(f"{root / 'val.npz'}: ")):
         Arrays().facts(root)

@@ -23,6 +23,7 @@ from trainers.datasets.inspection import (
     require_opened,
 )
 from trainers.datasets.remote import FOLDER_VARIABLE
+from trainers.launch.preflight import require_startable
 from trainers.launch.vocabulary import vocabulary
 
 
@@ -189,3 +190,36 @@ def test_names_in_the_file_are_those_of_a_reader_that_knows_none_and_change_no_t
     for classes in (("a", "b"), ("a",) * 10):
         with pytest.raises(ValueError, match=r"Dataset.classes must be 10 different names, or \[\]"):
             replace(opened, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "keys", "verified", "warned"),
+    [
+        ([0, 1, 2, 2], "", "", ""),
+        (
+            [1, 2, 1, 2],
+            "",
+            "up to 2 here, and class 0 has no sample, but an output of the model; subtract 1",
+            "class 0",
+        ),
+        ([0, 9, 1, 9], "", "classes 2, 3, 4, 5, 6 and 2 more have no sample", "classes 2, 3, 4, 5, 6 and 2 more"),
+        ([1, 2, 1, 2], "num_classes: 3", "class 0 has no sample", ""),
+        ([1, 2, 1, 2], "classes: [none, cat, dog]", "", ""),
+    ],
+)
+def test_classes_without_a_sample_are_named_where_labels_count_them(
+    tmp_path, monkeypatch, capsys, labels, keys, verified, warned
+):
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "val"):
+        np.savez(f"{split}.npz", images=np.zeros((4, 8, 8), np.uint8), labels=labels)
+    Path("own.yaml").write_text(f"reader: {{kind: Arrays}}\nroot: .\nchannels: 1\n{keys}\n")
+    overrides = ["dataset=own.yaml", "augmentation={train: [], eval: []}", "batch={global: 4, norm_span: 4}"]
+    opened = open_recipe("digits/baseline", vocabulary=vocabulary(), overrides=overrides)
+    for said in (verified_text(verify_images(opened.dataset, str)), inspection_text(inspect(opened.dataset))):
+        assert verified in said
+        assert ("no sample, but" in said) == bool(verified)
+    require_startable(opened, ranks=1, files=True)
+    error = capsys.readouterr().err
+    assert warned in error
+    assert ("no sample" in error) == bool(warned)

@@ -160,6 +160,7 @@ def test_an_image_of_another_size_in_the_middle_of_few_is_found_before_the_run(o
 @pytest.mark.parametrize(
     ("shape", "label", "augmentation", "message"),
     [
+        ((3, 8, 8), 1, "[]", r"sample 0 of train is an array of \(3, 8, 8\); its channels stand first: transpose it"),
         ((8, 8), 1, "[]", "sample 0 of train has 1 channels, and the file of data set own says 3; correct `channels`"),
         ((8, 8, 3), 1, "[{kind: RandomCrop, size: 16}]", "sample 0: RandomCrop.size is 16, but the image is 8x8"),
         (

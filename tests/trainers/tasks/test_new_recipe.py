@@ -75,6 +75,15 @@ def test_model_and_crops_follow_from_the_sizes(tmp_path, folder, kinds, model):
     assert type(opened.recipe.model).__name__ == model
 
 
+@pytest.mark.parametrize(("side", "cut"), [(29, "29 x 29 pixels of 33 x 29"), (120, "106 x 106 pixels of 124 x 120")])
+def test_what_evaluation_leaves_out_of_images_that_are_not_square_is_said(tmp_path, side, cut):
+    folder = made_folder(tmp_path / "photos", side=side, each=8)
+    for file in folder.rglob("*.png"):
+        Image.open(file).resize((side, side + 4)).save(file)
+    _, lines = written(folder, tmp_path / "mine.yaml")
+    assert f"images are not square: evaluation scores the middle {cut}" in lines
+
+
 def test_the_network_follows_from_the_shorter_side_of_each_image(tmp_path):
     folder = made_folder(tmp_path / "photos", side=40)
     for file in sorted((folder / "train").rglob("*.png")):

@@ -10,6 +10,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
+from lr_schedules import BatchRamp
 from recipes.errors import InputRefused
 from recipes.planning.memory import Model
 from recipes.reading.checks import check_updater
@@ -252,6 +253,45 @@ def large(w, step, state, t):
 def test_a_loss_that_looks_at_the_samples_of_a_norm_group_is_tried_on_so_many(opened, loss):
     recipe = replace(opened.recipe, loss=Loss(value=loss), optimizer=Steps(move=large))
     assert require_update(recipe, opened.dataset) == []
+
+
+def by_the_weights_of_the_batch(logits, targets):  # as PyTorch's weighted cross entropy
+    weights = np.linspace(0.5, 3, 10, dtype="f")[targets]
+    return F.sum(F.softmax_cross_entropy(logits, targets, reduce="no") * weights) / weights.sum()
+
+
+def of_the_mean_logits(logits, targets):
+    return F.softmax_cross_entropy(logits, targets) + F.sum(F.mean(logits, axis=0) ** 2)
+
+
+def smoothed(logits, targets):
+    log_p = F.log_softmax(logits)
+    return -0.9 * F.mean(F.select_item(log_p, targets)) - 0.1 * F.mean(log_p)
+
+
+WEIGHT = chainer.Parameter(np.ones((3, 3), "f"))
+
+
+def regularised(logits, targets):
+    return F.cast(F.softmax_cross_entropy(logits, targets), "f") + F.sum(WEIGHT**2)
+
+
+@pytest.mark.parametrize("dtype", ["f", chainer.mixed16])
+@pytest.mark.parametrize(
+    ("loss", "is_coupled"),
+    [
+        *((loss, True) for loss in (hardest, sure_ones, by_the_weights_of_the_batch, of_the_mean_logits)),
+        *((loss, False) for loss in (masked, signed, dropped, smoothed, regularised)),
+    ],
+)
+def test_a_loss_that_couples_samples_is_named_where_an_update_has_several_norm_groups(opened, loss, is_coupled, dtype):
+    recipe = replace(opened.recipe, loss=Loss(value=loss))
+    groups = replace(recipe, batch=replace(recipe.batch, global_=BatchRamp(boundaries=(0.0,), sizes=(96,))))
+    with chainer.using_config("dtype", dtype):
+        assert require_update(recipe, opened.dataset) == []
+        found = require_update(groups, opened.dataset)
+    assert [text[:31] for text in found] == ["the loss, Loss, couples samples"] * is_coupled
+    assert all("in each norm group of 32 samples, not over the batch" in text for text in found)
 
 
 @pytest.mark.parametrize("loss", [sum_and_mean, of_the_pairs_of_each])
