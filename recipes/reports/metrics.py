@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -156,15 +157,23 @@ def is_score(line: dict[str, Any]) -> bool:
 
 
 def figures_of(lines: Lines) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Epochs and values of each metric of the evaluations, by its name; what is no number is left out."""
+    """Epochs and values of each metric of the evaluations, by its name; none that is never finite."""
+    scores = [line for _, line in lines if is_score(line)]
+    scores = [line for line in scores if line["key"] not in ("eval_accuracy", "eval_loss")]
+    return _series((line["key"].removeprefix("eval_"), line) for line in scores)
+
+
+def _series(named: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Epochs and values by name; lines in which one is no number are left out."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for _, line in lines:
-        name = line["key"].removeprefix("eval_")
-        is_metric = is_score(line) and name not in ("accuracy", "loss")
+    for name, line in named:
         pair = (line.get("epoch"), line["value"])
-        if is_metric and all(isinstance(each, int | float) and math.isfinite(each) for each in pair):
+        if all(isinstance(each, int | float) and not isinstance(each, bool) for each in pair) and math.isfinite(
+            pair[0]
+        ):
             found.setdefault(name, []).append(pair)
-    return {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in found.items()}
+    arrays = {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in found.items()}
+    return {name: pair for name, pair in arrays.items() if np.isfinite(pair[1]).any()}
 
 
 def number_of(path: Path, number: int, line: dict[str, Any], name: str) -> float:

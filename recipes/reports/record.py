@@ -143,7 +143,7 @@ def open_run(path: str | Path) -> Run:
         plan=_mapping(head, "plan", folder),
         dataset=_mapping(head, "dataset", folder),
         command=str(head.get("command", "")),
-        environment=_read_environment(folder / "environment.json"),
+        environment=read_environment(folder / "environment.json"),
         updates=updates_of(metrics, lines),
         evaluations=evaluations_of(metrics, lines),
         seconds=seconds,
@@ -209,7 +209,12 @@ def _mapping(head: dict[str, Any], key: str, folder: Path) -> dict[str, Any]:
     return value
 
 
-def _read_environment(path: Path) -> dict[str, Any]:
+def read_environment(path: Path) -> dict[str, Any]:
+    """The tree of an environment.json, which a stranger may have written.
+
+    Raises:
+        RunError: it is missing, or no JSON object.
+    """
     text = _text(path)
     try:
         tree = parse_json(text)

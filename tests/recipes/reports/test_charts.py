@@ -27,13 +27,13 @@ def test_curves_are_what_was_measured(write_run):
     assert points["0 updates"]["epochs"][:-1] == pytest.approx(run.updates.epoch, rel=1e-5)
 
 
-def test_each_metric_has_a_chart_and_what_is_no_number_none(write_run, metric_lines):
+def test_each_metric_has_a_chart_with_a_gap_where_it_is_no_number(write_run, metric_lines):
     reached = {"time_ms": 0, "update": 3, "epoch": 1.5, "samples": 640}
     lines = [{"key": "eval_macro_f1", "value": value, **reached} for value in (0.25, float("nan"), 0.5)]
     lines.append({"key": "eval_of_an_extension", "value": 1.0, "time_ms": 0, "update": 3, "epoch": 1.5})
     made, points = by_title([open_run(write_run("a", lines=metric_lines() + lines)), open_run(write_run("b"))])
     (curve,) = made["Metric macro_f1"]["curves"]
-    assert (curve["values"], points[curve["at"]]["epochs"]) == ([0.25, 0.5], [1.5, 1.5])
+    assert (curve["values"], points[curve["at"]]["epochs"]) == ([0.25, None, 0.5], [1.5] * 3)
     assert [title for title in made if title.startswith("Metric")] == ["Metric macro_f1"]
 
 
