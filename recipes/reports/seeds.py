@@ -46,7 +46,7 @@ class Mean:
     """A figure over the runs of a group.
 
     Args:
-        figure: `accuracy`, `loss`, or the name of a metric.
+        figure: `accuracy`, `loss`, the name of a metric, or the key of what an extension wrote.
         values: of the runs in which it is finite.
     """
 
@@ -162,7 +162,10 @@ def _means_of(figure: str, found: Sequence[Group], finals: Sequence[Sequence[Map
 def _finals(run: Run) -> dict[str, float]:
     """What a run ended with."""
     loss = {} if run.final_loss is None else {"loss": run.final_loss}
-    return {"accuracy": run.final_accuracy, **loss, **{name: float(pair[1][-1]) for name, pair in run.metrics.items()}}
+    figures = {"accuracy": run.final_accuracy, **loss}
+    for name, (_, values) in (*run.metrics.items(), *run.extension_figures.items()):
+        figures.setdefault(name, float(values[-1]))
+    return figures
 
 
 def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
