@@ -26,6 +26,7 @@ def folder(tmp_path_factory, kilobatch):
 def test_runs_are_listed_and_shown(folder, kilobatch):
     (row,) = json.loads(kilobatch("runs", "list", folder, "--json").stdout)
     assert (row["recipe"], row["ended"], row["update"], row["workers"]) == ("digits-baseline", "stopped", 5, 1)
+    assert len(row["group"]) == 12
     assert row["bytes"] == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     assert str(folder / "a") in kilobatch("runs", "list", folder).stdout
     shown = kilobatch("runs", "show", folder / "a").stdout

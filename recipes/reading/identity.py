@@ -30,17 +30,26 @@ def identity_tree(opened: OpenedRecipe, *, without: tuple[str, ...] = ()) -> dic
     Args:
         without: keys of the recipe that are left out too, such as `seed`.
     """
-    tree = comparable_tree(opened.tree, opened.dataset_tree)
-    rate = tree["learning_rate"] = dict(tree["learning_rate"])
-    if rate["rule"] == "none" and tree["optimizer"]["kind"] != "AdaScale":  # whose gain ends at the batch over `per`
+    rate = dict(opened.tree["learning_rate"])
+    kind = opened.tree["optimizer"]["kind"]
+    if rate["rule"] == "none" and kind != "AdaScale":  # whose gain ends at the batch over `per`
         del rate["per"]
     if rate.get("warmup") and (starts := getattr(opened.recipe.learning_rate.warmup.shape, "start", None)) is not None:
         rate["warmup"] = {**rate["warmup"], "start": starts}
+    tree = {**opened.tree, "learning_rate": rate}
+    return {"schema": _SCHEMA, "recipe": training_tree(tree, opened.dataset_tree, without=without)}
+
+
+def training_tree(
+    recipe: Mapping[str, Any], dataset: Mapping[str, Any], *, without: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A resolved recipe, with the facts of its data set, without texts for people and the keys `without`."""
+    tree = comparable_tree(recipe, dataset)
     kept = {key: _plain(value, key) for key, value in tree.items() if key not in (*WORDS, *without)}
     for names in reversed(RENAMED.values()):
         for before, since in names.items():
             kept = renamed(kept, since, before)
-    return {"schema": _SCHEMA, "recipe": kept}
+    return kept
 
 
 def identity_ids(opened: OpenedRecipe, made_of: Mapping[str, Any]) -> dict[str, str | None]:

@@ -31,6 +31,7 @@ _HERE = Path(__file__).parent
 _MOST_POINTS = 2000  # of a curve, divided by the number of runs, so that a page stays small
 _FEWEST_POINTS = 200
 _MOST_STRETCHES = 60  # of a stack
+_MOST_EXTENSION_FIGURES = 40  # charts
 _MOST_RANKS = 16  # with a curve of their own
 _MOST_ROWS = 20
 
@@ -127,6 +128,8 @@ def charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
     """The charts of one run, or of several over each other."""
     points: dict[str, Any] = {}
     metrics = [partial(_metric, name=name) for name in dict.fromkeys(name for run in runs for name in run.metrics)]
+    own = dict.fromkeys(key for run in runs for key in run.extension_figures)
+    metrics += [partial(_extension_figure, key=key) for key in list(own)[:_MOST_EXTENSION_FIGURES]]
     others = (_rate, _batch, _throughput, _phases, _ranks, _memory, _noise)
     makers = (_accuracy, _loss, _evaluation_loss, *metrics, *others)
     made = [_Maker(runs, labels, points) for _ in makers]
@@ -142,6 +145,7 @@ class _Maker:
     def __init__(self, runs: Sequence[Run], labels: Sequence[str], points: dict[str, Any]) -> None:
         self.runs, self.labels, self._points = runs, labels, points
         self.alone = len(runs) == 1
+        self.most = max(_FEWEST_POINTS, _MOST_POINTS // len(runs))  # points of a curve
         self.curves: list[dict[str, Any]] = []
 
     def add(
@@ -164,9 +168,8 @@ class _Maker:
     def updates(self, index: int, values: np.ndarray, label: str, look: str, *, scales: bool = True) -> None:
         """A curve over the updates of a run: the mean over equal stretches where there are many."""
         run = self.runs[index]
-        most = max(_FEWEST_POINTS, _MOST_POINTS // len(self.runs))
         if len(run.updates):
-            stretches = np.array_split(np.arange(len(run.updates)), min(most, len(run.updates)))
+            stretches = np.array_split(np.arange(len(run.updates)), min(self.most, len(run.updates)))
             first = np.array([stretch[0] for stretch in stretches])
             means = values[first] if look == "step" else np.array([values[one].mean() for one in stretches])
             end = values[-1] if look == "step" else np.nan  # the last update has a width too
@@ -277,8 +280,19 @@ def _metric(on: _Maker, *, name: str) -> Chart:
     for index, run in enumerate(on.runs):
         if name in run.metrics:
             epochs, values = run.metrics[name]
-            on.add(index, (name, epochs), values, name, "dots")
+            on.add(index, (f"metric {name}", epochs), values, name, "dots")
     return on.chart(f"Metric {name}", "Of each evaluation, over the whole evaluation set.")
+
+
+def _extension_figure(on: _Maker, *, key: str) -> Chart:
+    for index, run in enumerate(on.runs):
+        if key in run.extension_figures:
+            epochs, values = run.extension_figures[key]
+            stretches = np.array_split(np.arange(len(values)), min(on.most, len(values)))
+            means = np.array([values[stretch].mean() for stretch in stretches])
+            first = np.array([stretch[0] for stretch in stretches])
+            on.add(index, (f"extension {key}", epochs[first]), means, key, "dots")
+    return on.chart(f"Extension: {key}", "As an extension wrote it.")
 
 
 def _rate(on: _Maker) -> Chart:

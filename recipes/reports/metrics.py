@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from recipes.errors import InputRefused
 from recipes.planning.phase_times import PHASES
-from recipes.reports.json_text import parse_json
+from recipes.reports.json_text import fits_64_bits, parse_json
 from recipes.reports.wording import MEMORY, are_peaks
 
 _PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
@@ -20,6 +21,20 @@ _PHASE_FIELDS = [f"{name}_seconds" for name in PHASES]
 _UPDATE = (b'{"key":"train_loss",', b'{"key": "train_loss",')
 _WHOLE = ("update", "samples", "global_batch_size")
 _NOT_ALWAYS_MEASURED = ("elapsed_seconds", "gradient_noise", "gradient_signal", "loss_scale", "overflows")
+# Keys that readers of a run interpret: an extension's line with one would pass for an evaluation, or the run's end.
+OWN_KEYS = (
+    "checkpoint",
+    "eval_accuracy",
+    "eval_loss",
+    "goal",
+    "gradient_exchange",
+    "micro_batch_size",
+    "rank_seconds",
+    "run_start",
+    "run_stop",
+    "skipped_image",
+    "train_loss",
+)
 _MAY_BE_MISSING = ("value", "momentum")  # null, NaN or infinite: a run that diverged, an optimizer without momentum
 Lines = list[tuple[int, dict[str, Any]]]
 
@@ -156,15 +171,39 @@ def is_score(line: dict[str, Any]) -> bool:
 
 
 def figures_of(lines: Lines) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Epochs and values of each metric of the evaluations, by its name; what is no number is left out."""
+    """Epochs and values of each metric of the evaluations, by its name; none that is never finite."""
+    scores = [line for _, line in lines if is_score(line)]
+    scores = [line for line in scores if line["key"] not in ("eval_accuracy", "eval_loss")]
+    return _series((line["key"].removeprefix("eval_"), line) for line in scores)
+
+
+def extension_figure(line: dict[str, Any]) -> bool:
+    """Whether a line is a number that an extension wrote after an update."""
+    numbers = (line["value"], line.get("epoch"), line.get("update"))
+    is_own = line["key"] in OWN_KEYS or is_score(line)
+    return not is_own and all(map(_is_number, numbers)) and isinstance(numbers[2], int) and math.isfinite(numbers[1])
+
+
+def extension_figures_of(lines: Lines) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Epochs and values of each number that extensions wrote, by its key; none that is never finite."""
+    return _series((line["key"], line) for _, line in lines if extension_figure(line))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and fits_64_bits(value))
+
+
+def _series(named: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Epochs and values by name; lines in which one is no number are left out."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for _, line in lines:
-        name = line["key"].removeprefix("eval_")
-        is_metric = is_score(line) and name not in ("accuracy", "loss")
+    for name, line in named:
         pair = (line.get("epoch"), line["value"])
-        if is_metric and all(isinstance(each, int | float) and math.isfinite(each) for each in pair):
+        if all(isinstance(each, int | float) and not isinstance(each, bool) for each in pair) and math.isfinite(
+            pair[0]
+        ):
             found.setdefault(name, []).append(pair)
-    return {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in found.items()}
+    arrays = {name: tuple(np.array(pairs, dtype=np.float64).T) for name, pairs in found.items()}
+    return {name: pair for name, pair in arrays.items() if np.isfinite(pair[1]).any()}
 
 
 def number_of(path: Path, number: int, line: dict[str, Any], name: str) -> float:

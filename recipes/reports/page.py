@@ -19,6 +19,7 @@ from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.noise import loss_scale, noise, phases
 from recipes.reports.planning import outcome
 from recipes.reports.record import Run
+from recipes.reports.seeds import seeds
 from recipes.reports.style import PAGE
 from recipes.reports.wording import duration, number, percent
 
@@ -62,7 +63,7 @@ def page_text(runs: Sequence[Run], *, live: bool = False) -> str:
     if not runs:
         raise ValueError("a report needs at least one run")
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
-    labels = [_label(run, runs) for run in runs]
+    labels = labels_of(runs)
     data = charts.charts(runs, labels)
     body = joined(
         [
@@ -155,6 +156,7 @@ def _comparison(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
             charts.CONTROLS,
             tag("div", "", id="first", class_="pictures"),
             tag("div", _comparison_table(runs), id="tiles"),
+            seeds(runs, labels),
             _differences(runs),
             tag("h2", "Over the runs"),
             tag("div", "", id="more", class_="pictures"),
@@ -198,6 +200,11 @@ def _differences(runs: Sequence[Run]) -> Markup:
     return joined([tag("h2", "What differs"), table(heads, rows, class_="differences")])
 
 
+def labels_of(runs: Sequence[Run]) -> list[str]:
+    """What each run is called beside the others."""
+    return [_label(run, runs) for run in runs]
+
+
 def _label(run: Run, runs: Sequence[Run]) -> str:
     """The recipe's name; if several runs have the same, with as much of the folder's path as tells them apart."""
     others = [other.folder.parts for other in runs if other is not run and other.name == run.name]
@@ -209,7 +216,7 @@ def _label(run: Run, runs: Sequence[Run]) -> str:
 
 def curves(runs: Sequence[Run]) -> Markup:
     """The curves of runs alone, for a page with the style and script of `charts`."""
-    data = charts.charts(runs, [_label(run, runs) for run in runs])
+    data = charts.charts(runs, labels_of(runs))
     return joined([tag("h2", "Runs"), charts.drawn(data)])
 
 

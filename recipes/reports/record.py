@@ -21,6 +21,7 @@ from recipes.reports.metrics import (
     RunError,
     Updates,
     evaluations_of,
+    extension_figures_of,
     figures_of,
     phases_of,
     read_file,
@@ -51,6 +52,7 @@ class Run:
         sessions: first update and number of workers of each stretch of updates that equally many made; empty where a
             session has not written them.
         metrics: epochs and values of each of the recipe's metrics, by its name.
+        extension_figures: epochs and values of each number that extensions wrote, by its key.
     """
 
     folder: Path
@@ -70,6 +72,7 @@ class Run:
     skipped_images: tuple[str, ...] = ()
     memory: str = ""
     metrics: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    extension_figures: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     sessions: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -143,7 +146,7 @@ def open_run(path: str | Path) -> Run:
         plan=_mapping(head, "plan", folder),
         dataset=_mapping(head, "dataset", folder),
         command=str(head.get("command", "")),
-        environment=_read_environment(folder / "environment.json"),
+        environment=read_environment(folder / "environment.json"),
         updates=updates_of(metrics, lines),
         evaluations=evaluations_of(metrics, lines),
         seconds=seconds,
@@ -156,6 +159,7 @@ def open_run(path: str | Path) -> Run:
         ),
         sessions=_sessions(lines),
         metrics=figures_of(lines),
+        extension_figures=extension_figures_of(lines),
         memory=memory_words(*(line for _, line in lines if line["key"] == "run_stop")),
     )
 
@@ -209,7 +213,12 @@ def _mapping(head: dict[str, Any], key: str, folder: Path) -> dict[str, Any]:
     return value
 
 
-def _read_environment(path: Path) -> dict[str, Any]:
+def read_environment(path: Path) -> dict[str, Any]:
+    """The tree of an environment.json, which a stranger may have written.
+
+    Raises:
+        RunError: it is missing, or no JSON object.
+    """
     text = _text(path)
     try:
         tree = parse_json(text)

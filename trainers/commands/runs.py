@@ -104,10 +104,14 @@ def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Folders of runs, or packs of runs.")],
     out: Annotated[Path | None, typer.Option("-o", metavar="F.html", help="RUN/report.html if left out.")] = None,
 ) -> None:
-    """Draw a page on a run, or on several beside each other. It is HTML and loads nothing from elsewhere."""
+    """Draw a page on a run, or on several beside each other. It is HTML and loads nothing from elsewhere.
+
+    Of runs that differ in their seeds alone, it prints the mean of what they end with, and its interval.
+    """
     from recipes.errors import InputRefused, printable
-    from recipes.reports.page import write_page
+    from recipes.reports.page import labels_of, write_page
     from recipes.reports.record import open_run
+    from recipes.reports.seeds import seeds_text
 
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
         raise InputRefused(f"-o {out}: a report is written as .html or .htm; give another -o")
@@ -118,6 +122,8 @@ def report(
         write_page(opened, target)
     except OSError as error:
         raise InputRefused(f"{target} cannot be written: {error.strerror}; give another -o") from error
+    if text := seeds_text(opened, labels_of(opened)):
+        print(printable(f"{text}\n"))
     print(printable(f"wrote {target}"))
 
 
@@ -149,14 +155,29 @@ def list_runs(
     from recipes.sharing.pack_file import SUFFIX
     from trainers.commands.python_run import facts_or_damage, runs
 
-    rows = [facts_or_damage(run) for run in runs(folder)]
+    found = runs(folder)
+    rows = [facts_or_damage(run) for run in found]
     if as_json:
-        print_json(rows)
+        print_json([row | {"group": _group(run.folder)} for row, run in zip(rows, found, strict=True)])
     elif rows:
         print(printable(points_text([_for_people(row) for row in rows])))
     else:
         packs = "; `kilobatch report PACK` draws the runs of a pack" if [*folder.glob(f"*{SUFFIX}")] else ""
         print(printable(f"no runs in {folder}{packs}"))
+
+
+def _group(folder: Path) -> str:
+    """What runs share that differ in their seeds alone, by `group_id`; empty where a run's folder is damaged."""
+    from recipes.errors import InputRefused
+    from recipes.reports.record import read_environment, read_head
+    from recipes.reports.seeds import group_id
+    from trainers.runs.run_folder import ENVIRONMENT, RUN
+
+    try:
+        head, environment = read_head(folder / RUN), read_environment(folder / ENVIRONMENT)
+        return group_id(head["recipe"], head["dataset"], environment)
+    except (InputRefused, LookupError):
+        return ""
 
 
 def _for_people(facts: dict[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from recipes.planning.intervals import interval_of_mean
 from recipes.reading.load import resolved_text
 from recipes.reading.open import open_recipe
 from recipes.reports.wording import number, percent
@@ -27,7 +28,6 @@ from trainers.search import study as studies
 from trainers.search.folder import files_of_code
 from trainers.search.outcome import has_ended, metrics_lines, trial_changes, trial_result
 from trainers.search.study import SECONDS, best_trials, rank_seconds_of, ranked_trials, reason_of, state_of
-from trainers.tasks.verdict import t_quantile
 
 BEST = "best.yaml"
 PARETO = "pareto"  # a folder, where there are several objectives
@@ -210,13 +210,11 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> tuple[lis
                 breaks = any(violation > 0 for violation in violations.values())
             values.append(objective.worst if breaks and search.has_goal else value)
             broken += breaks
-        mean, half = fmean(values), math.inf
-        if all(map(math.isfinite, values)):
-            half = t_quantile(0.975, least - 1) * stdev(values) / math.sqrt(least)
+        low, high = interval_of_mean(values) if all(map(math.isfinite, values)) else (-math.inf, math.inf)
         lowest = -math.inf if is_of_recipe(objective.metric) else 0.0
         highest = 1.0 if objective.metric == "accuracy" else math.inf
-        low, high = max(lowest, mean - half), min(highest, mean + half)
-        one = Confirmed(trial=trial.number, values=values, mean=mean, low=low, high=high, broken=broken)
+        low, high = max(lowest, low), min(highest, high)
+        one = Confirmed(trial=trial.number, values=values, mean=fmean(values), low=low, high=high, broken=broken)
         confirmed.append(one)
     sign = -1 if objective.direction == "maximize" else 1
     confirmed.sort(key=lambda one: (one.broken, sign * one.mean, one.trial))

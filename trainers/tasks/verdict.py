@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from recipes.planning.intervals import t_quantile
 
 AS_GOOD, WORSE, UNDECIDED = "statistically as good", "worse", "undecided"
 _ALPHA = 0.05  # of a wrong verdict of either kind, over all looks together
@@ -103,24 +103,6 @@ def _verdict(claimed: Claimed, difference: float, half: float) -> str:
     if difference - half > -claimed.margin:
         return AS_GOOD
     return WORSE if difference + half < 0 else UNDECIDED
-
-
-def t_quantile(probability: float, df: float) -> float:
-    """The quantile of Student's t: with t = sqrt(df) tan(a), the density of the angle a is cos(a) ** (df - 1).
-
-    Args:
-        probability: from 0.5 up to below 1.
-        df: degrees of freedom, at least 1.
-
-    >>> round(t_quantile(0.95, 4), 4), round(t_quantile(0.95, 1e6), 3)
-    (2.1318, 1.645)
-    """
-    end = np.pi / 2 if df < 1000 else 10 / math.sqrt(df)
-    angles = end * np.sin(np.linspace(0, np.pi / 2, 4001))  # dense at the end, where few degrees have their tail
-    density = np.cos(angles) ** (df - 1)
-    upto = np.concatenate([[0.0], np.cumsum(np.diff(angles) * (density[1:] + density[:-1]) / 2)])
-    angle = np.interp(probability - 0.5, 0.5 * upto / upto[-1], angles)
-    return math.sqrt(df) * math.tan(angle)
 
 
 def _half_width(claimed: Claimed, spread: float, number: int, level: float) -> float:

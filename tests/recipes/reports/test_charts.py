@@ -27,14 +27,36 @@ def test_curves_are_what_was_measured(write_run):
     assert points["0 updates"]["epochs"][:-1] == pytest.approx(run.updates.epoch, rel=1e-5)
 
 
-def test_each_metric_has_a_chart_and_what_is_no_number_none(write_run, metric_lines):
+def test_each_metric_has_a_chart_with_a_gap_where_it_is_no_number(write_run, metric_lines):
     reached = {"time_ms": 0, "update": 3, "epoch": 1.5, "samples": 640}
     lines = [{"key": "eval_macro_f1", "value": value, **reached} for value in (0.25, float("nan"), 0.5)]
-    lines.append({"key": "eval_of_an_extension", "value": 1.0, "time_ms": 0, "update": 3, "epoch": 1.5})
     made, points = by_title([open_run(write_run("a", lines=metric_lines() + lines)), open_run(write_run("b"))])
     (curve,) = made["Metric macro_f1"]["curves"]
-    assert (curve["values"], points[curve["at"]]["epochs"]) == ([0.25, 0.5], [1.5, 1.5])
+    assert (curve["values"], points[curve["at"]]["epochs"]) == ([0.25, None, 0.5], [1.5] * 3)
     assert [title for title in made if title.startswith("Metric")] == ["Metric macro_f1"]
+
+
+def test_numbers_that_an_extension_wrote_have_charts(write_run, metric_lines):
+    place = {"time_ms": 0, "update": 3, "epoch": 1.5}
+    values = {"sharpness": 0.25, "updates": 3, "eval_own": -1.0, "never": float("nan")}
+    others = {"norms": {"/conv": 1.0}, "words": "none", "is_done": True, "goal": 0.9, "rank": 1}
+    lines = [{"key": key, "value": value, **place} for key, value in (values | others).items()]
+    lines[-1]["epoch"] = "one"
+    runs = [open_run(write_run("a", lines=metric_lines() + lines)), open_run(write_run("b"))]
+    for shown in (runs[:1], runs):
+        made, points = by_title(shown)
+        found = {title.removeprefix("Extension: "): chart["curves"] for title, chart in made.items()}
+        assert [key for key in found if key in values | others] == ["sharpness", "updates", "eval_own"]
+        for key in ("sharpness", "updates", "eval_own"):
+            (curve,) = found[key]
+            assert (curve["values"], points[curve["at"]]["epochs"]) == ([values[key]], [1.5])
+
+
+def test_a_number_that_an_extension_wrote_at_each_update_is_drawn_by_means(write_run, metric_lines):
+    places = ({"time_ms": 0, "update": update, "epoch": update / 1000} for update in range(4000))
+    lines = [{"key": "own", "value": place["update"] % 2, **place} for place in places]
+    made, _ = by_title([open_run(write_run(lines=metric_lines() + lines))])
+    assert made["Extension: own"]["curves"][0]["values"] == [0.5] * 2000
 
 
 def test_the_last_update_reaches_to_the_end_of_the_run_where_all_charts_end(write_run):

@@ -6,7 +6,7 @@ import statistics
 import numpy as np
 import pytest
 
-from trainers.tasks.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look, more_seeds, t_quantile
+from trainers.tasks.verdict import AS_GOOD, UNDECIDED, WORSE, Claimed, judge, level_of_look, more_seeds
 
 CLAIM = Claimed(value=0.985, deviation=0.006, runs=10, margin=0.01, resolution=1 / 297)
 
@@ -19,15 +19,6 @@ def test_bounds_are_those_of_welch():
     found = judge(claim, reruns)
     assert (found.lower, found.upper) == pytest.approx((-0.0432252, 0.0098919), abs=1e-6)
     assert found.verdict == AS_GOOD
-
-
-@pytest.mark.parametrize(
-    ("probability", "df", "expected"),
-    [(0.95, 1, 6.313752), (0.95, 4, 2.131847), (0.96, 8, 2.004152), (0.9967, 3, 6.764857), (0.95, 120, 1.657651)]
-    + [(0.975, 1.2, 8.648825), (0.9999, 1.05, 2189.551), (0.99995, 1, 6366.198)],
-)
-def test_quantiles_are_those_of_tables(probability, df, expected):
-    assert t_quantile(probability, df) == pytest.approx(expected, rel=1e-5)
 
 
 def test_verdicts_by_hand():

@@ -7,15 +7,17 @@ import io
 import json
 import logging
 import math
+import posixpath
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from chainer.training import Extension, Trainer
 
-from recipes.reports.metrics import is_score, read_metrics
+from recipes.reports.metrics import extension_figure, is_score, read_metrics
 from trainers.runs.run_folder import METRICS, MLFLOW_NOTE, write_whole
 
 log = logging.getLogger("kilobatch")
@@ -27,7 +29,7 @@ COLUMNS = ("update", "epoch", "samples", "loss", *_UPDATE, "samples_per_second",
 
 def figures(line: dict[str, Any]) -> dict[str, float]:
     """The figures in a line of the metrics, by their names; none in a line of another kind."""
-    if is_score(line):
+    if is_score(line) or (extension_figure(line) and line["key"] not in COLUMNS):
         return {line["key"]: line["value"]}
     if line["key"] != "train_loss":
         return {}
@@ -74,8 +76,9 @@ class Logger(Extension):
 class EventFiles:
     """TensorBoard's event files, by tensorboardX; steps from `update` on replace those of an earlier session.
 
-    The line of an update has the update that it began, that of an evaluation the one that it reached: the evaluation
-    of the checkpoint has the step of the first update to be replaced. It is taken again from the run's `metrics`.
+    The line of an update has the update that it began, that of an evaluation or an extension the one that it reached:
+    those of the checkpoint have the step of the first update to be replaced. They are taken again from the run's
+    `metrics`.
     """
 
     def __init__(self, folder: Path, update: int, metrics: Path) -> None:
@@ -83,7 +86,7 @@ class EventFiles:
 
         self._writer = SummaryWriter(str(folder), purge_step=update)
         for _, line in read_metrics(metrics):
-            if is_score(line) and line["update"] == update:
+            if line["key"] != "train_loss" and line.get("update") == update:
                 self.add(line, figures(line))
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
@@ -186,8 +189,9 @@ class MLflowRun:
         """The figures of earlier sessions from an update on."""
         found = []
         for _, line in read_metrics(self._folder / METRICS):
-            # The line of an update has the update that it began; that of an evaluation the one that it reached.
-            if (each := figures(line)) and first <= line["update"] < self._begins_at + is_score(line):
+            # The line of an update has the update that it began; others have the one that they reached.
+            is_of_reached = line["key"] != "train_loss"
+            if (each := figures(line)) and first <= line["update"] < self._begins_at + is_of_reached:
                 found += _mlflow_metrics(line, each)
         return found
 
@@ -206,36 +210,62 @@ def _mlflow_metrics(line: dict[str, Any], found: dict[str, float]) -> list[Any]:
     from mlflow.entities import Metric
 
     return [
-        Metric(key=name, value=float(value), timestamp=line["time_ms"], step=line["update"])
+        Metric(key=_mlflow_name(name), value=float(value), timestamp=line["time_ms"], step=line["update"])
         for name, value in found.items()
     ]
 
 
+def _mlflow_name(key: str) -> str:
+    """A key of an extension as MLflow takes it: it refuses other letters, and what is no plain path."""
+    name = re.sub(r"[^/\w.\- ]", "_", key)[:250]
+    is_path = posixpath.normpath(name) == name and not name.startswith(("/", "."))
+    return name if is_path else re.sub("[/.]", "_", name) or "_"
+
+
 class Table:
     """A CSV file, written row by row; of an earlier session it keeps what was done before `update`.
+
+    The first number of each key of an extension adds a column at the end, which later sessions keep.
 
     Args:
         metrics: names of the recipe's metrics, each of which has a column.
     """
 
     def __init__(self, path: Path, update: int, *, metrics: Sequence[str] = ()) -> None:
-        kept, columns = [], (*COLUMNS, *(f"eval_{name}" for name in metrics))
-        if update and path.is_file():
-            with open(path, encoding="utf-8", newline="") as file:
-                # The line of an update has the update that it began; that of an evaluation the one that it reached.
-                rows = (row for row in csv.DictReader(file) if _is_whole(row, columns))
-                kept = [row for row in rows if int(row["update"]) < update + (not row["loss"])]
+        self._path, self._columns = path, [*COLUMNS, *(f"eval_{name}" for name in metrics)]
+        names, rows = self._read() if update and path.is_file() else ([], [])
+        if names[: len(self._columns)] == self._columns:
+            self._columns = names
+        else:
+            rows = []
+        # The line of an update has the update that it began; others have the one that they reached.
+        self._begin(row for row in rows if int(row["update"]) < update + (not row["loss"]))
+
+    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
+        """The columns of the file, and its whole rows."""
+        with open(self._path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            names = list(reader.fieldnames or ())
+            return names, [row for row in reader if _is_whole(row, names)]
+
+    def _begin(self, rows: Iterable[dict[str, str]]) -> None:
+        """Write the file anew with these rows, and go on behind them."""
         before = io.StringIO(newline="")
-        rows = csv.DictWriter(before, columns, lineterminator="\n")
-        rows.writeheader()
-        rows.writerows(kept)
-        write_whole(path, before.getvalue())
-        self._file = open(path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115
-        self._rows = csv.DictWriter(self._file, columns, restval="", lineterminator="\n")
+        writer = csv.DictWriter(before, self._columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self._path, before.getvalue())
+        self._file = open(self._path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115
+        self._rows = csv.DictWriter(self._file, self._columns, restval="", lineterminator="\n")
 
     def add(self, line: dict[str, Any], found: dict[str, float]) -> None:
         """Take the figures found in a line."""
-        self._rows.writerow({name: line[name] for name in ("update", "epoch", "samples")} | found)
+        if new := [name for name in found if name not in self._columns]:
+            self._file.close()
+            _, rows = self._read()
+            self._columns += new
+            self._begin(rows)
+        self._rows.writerow({name: line.get(name) for name in ("update", "epoch", "samples")} | found)
 
     def flush(self) -> None:
         """Write or send what was taken."""

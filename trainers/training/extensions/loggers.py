@@ -42,8 +42,9 @@ _OF_THE_RUN += (PROFILE, LOG, ENVIRONMENT, REPORT, IDENTITY, MLFLOW_NOTE)
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBoard:
-    """Writes loss, rate, batch and scores as event files, by tensorboardX, which needs no TensorFlow.
+    """Writes loss, rate, batch, scores and numbers of extensions as event files.
 
+    They are written by tensorboardX, which needs no TensorFlow.
     `tensorboard --logdir runs` shows the runs in a folder. A resumed run replaces the steps after its checkpoint.
 
     Args:
@@ -86,7 +87,7 @@ class TensorBoard:
 
 @dataclass(frozen=True, kw_only=True)
 class MLflow:
-    """Sends loss, rate, batch and scores to MLflow, once an epoch, and the recipe's values as parameters.
+    """Sends loss, rate, batch, scores and numbers of extensions to MLflow, once an epoch, and the recipe's values.
 
     The server is the one of MLFLOW_TRACKING_URI, or MLflow's default; a new run does not begin if it does not answer. A
     resumed run continues the run in MLflow, and sends the steps after its checkpoint again; if that run is lost there,
@@ -124,10 +125,11 @@ class MLflow:
 
 @dataclass(frozen=True, kw_only=True)
 class CSV:
-    """Writes loss, rate, batch and scores as a table, a line an update or an evaluation.
+    """Writes loss, rate, batch, scores and numbers of extensions as a table, a line for each time they were written.
 
-    The columns are update, epoch and samples, then the figures; those that a line has not are empty. A resumed run cuts
-    the lines after its checkpoint.
+    The columns are update, epoch and samples, then the figures; those that a line has not are empty. The first number
+    under a key of an extension adds its column at the end. A resumed run keeps the columns, and cuts the lines after
+    its checkpoint.
 
     Args:
         file: a name that ends in .csv, as none of the run's own files; in the folder of the run.

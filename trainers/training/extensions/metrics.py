@@ -12,24 +12,10 @@ import numpy as np
 from chainer.training import Extension, Trainer
 
 from recipes.planning.phase_times import PHASES, split_exchange
+from recipes.reports.metrics import OWN_KEYS
 from trainers.runs.phase_clock import RankSeconds, UpdateSeconds
 
 _OPTIONAL = ("image_size", "gradient_norm", "gain", "loss_scale", "overflows")
-
-# Keys that readers of a run interpret: an extension's line with one would pass for an evaluation, or the run's end.
-_OWN_KEYS = (
-    "checkpoint",
-    "eval_accuracy",
-    "eval_loss",
-    "goal",
-    "gradient_exchange",
-    "micro_batch_size",
-    "rank_seconds",
-    "run_start",
-    "run_stop",
-    "skipped_image",
-    "train_loss",
-)
 
 
 def plain(value: Any, what: str, *, text_keys: bool = False) -> Any:
@@ -169,8 +155,8 @@ class Metrics(Extension):
         Raises:
             ValueError: the key is one of kilobatch's own; a value is no such data.
         """
-        if key in _OWN_KEYS or "time_ms" in more:
-            word = key if key in _OWN_KEYS else "time_ms"
+        if key in OWN_KEYS or "time_ms" in more:
+            word = key if key in OWN_KEYS else "time_ms"
             raise ValueError(f"{word} is a name of kilobatch's own in the metrics; write under another")
         if self._updater is not None:
             more = {"update": self._updater.iteration, "epoch": self._updater.epoch_detail} | more

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from contextlib import closing, suppress
 from types import SimpleNamespace
 
@@ -79,6 +80,32 @@ def test_metrics_of_the_recipe_have_columns(tmp_path):
         assert [row["eval_macro_f1"] for row in csv.DictReader(file)] == ["0.25", "0.5"]
 
 
+def test_numbers_of_extensions_get_columns_that_a_resumed_session_keeps(tmp_path):
+    def add(table, key, update, value, **more):
+        line = {"key": key, "value": value, "update": update, "epoch": 0.1 * update, **more}
+        table.add(line, figures(line))
+
+    def rows():
+        with open(tmp_path / "a.csv", newline="") as file:
+            return [{key: text for key, text in row.items() if text} for row in csv.DictReader(file)]
+
+    with closing(Table(tmp_path / "a.csv", 0)) as table:
+        add(table, "eval_loss", 1, 0.5, samples=32)
+        add(table, "sharpness", 1, 0.25)
+        add(table, "norm", 2, float("nan"))
+        add(table, "sharpness", 3, 0.75)
+    header = (tmp_path / "a.csv").read_text().splitlines()[0]
+    assert header.endswith("eval_accuracy,eval_loss,sharpness,norm")
+    expected = [{"update": "1", "epoch": "0.1", "samples": "32", "eval_loss": "0.5"}]
+    expected += [{"update": "1", "epoch": "0.1", "sharpness": "0.25"}, {"update": "2", "epoch": "0.2", "norm": "nan"}]
+    assert rows()[:3] == expected
+    with closing(Table(tmp_path / "a.csv", 2)) as table:
+        assert rows() == expected
+        add(table, "sharpness", 4, 1)
+    assert (tmp_path / "a.csv").read_text().splitlines()[0] == header
+    assert rows()[3:] == [{"update": "4", "epoch": "0.4", "sharpness": "1"}]
+
+
 def test_a_checkpoint_sends_what_has_gathered():
     calls = []
     logger = Logger(lambda trainer: None)
@@ -118,9 +145,9 @@ def test_event_files_have_the_figures_of_a_run(kilobatch, tmp_path):
 
 def test_event_files_of_a_resumed_session_keep_the_evaluation_of_its_checkpoint_and_nothing_after_it(tmp_path):
     pytest.importorskip("tensorboardX")
-    each = {"value": 0.5, "time_ms": 1}
-    lines = [{"key": "eval_accuracy", "update": update, **each} for update in (2, 4)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:1]))
+    each = {"value": 0.5, "time_ms": 1, "epoch": 1.0}
+    lines = [{"key": key, "update": update, **each} for update in (2, 4) for key in ("eval_accuracy", "own")]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:2]))
     begun, shown = [0, 2, 0], []
     for number, update in enumerate(begun):
         with closing(EventFiles(tmp_path / "events" / str(number), update, tmp_path / "metrics.jsonl")) as sink:
@@ -133,8 +160,8 @@ def test_event_files_of_a_resumed_session_keep_the_evaluation_of_its_checkpoint_
         (tmp_path / "events" / str(number)).rmdir()
         shown.append({*shown_by_tensorboard(tmp_path / "events")[0]})
     losses = {("loss", step) for step in range(4)}
-    assert shown[0] == losses | {("eval_accuracy", 2), ("eval_accuracy", 4)}
-    assert shown[1] == {("loss", 0), ("loss", 1), ("eval_accuracy", 2)}
+    assert shown[0] == losses | {(key, update) for key in ("eval_accuracy", "own") for update in (2, 4)}
+    assert shown[1] == {("loss", 0), ("loss", 1), ("eval_accuracy", 2), ("own", 2)}
     assert not shown[2], "a run that a kill ended before its first checkpoint begins anew"
 
 
@@ -143,6 +170,22 @@ def mlflow(tmp_path, monkeypatch):
     """MLflow with a store in the test's folder."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     return pytest.importorskip("mlflow")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # MLflow's own
+def test_mlflow_takes_what_is_not_finite_and_any_key_of_an_extension(tmp_path, mlflow, caplog):
+    (tmp_path / "run.yaml").write_text("recipe: {epochs: 3}\n")
+    keys = {"norm/conv1": "norm/conv1", "../up": "___up", "a//b": "a__b", "gain [dB]": "gain _dB_", "": "_"}
+    with closing(MLflowRun(tmp_path, "here", 0, mlflow_client)) as sink:
+        for key, value in zip(keys, (0.5, math.nan, math.inf, -math.inf, 2**60), strict=True):
+            line = {"key": key, "value": value, "update": 3, "epoch": 1.0, "time_ms": 1}
+            sink.add(line, figures(line))
+    assert "warning" not in caplog.text
+    client, note = mlflow.MlflowClient(), json.loads((tmp_path / "mlflow.json").read_text())
+    there = [client.get_metric_history(note["run_id"], name) for name in keys.values()]
+    assert [[each.step for each in found] for found in there] == [[3]] * len(keys)
+    assert math.isnan(there[1][0].value)
 
 
 @pytest.mark.mpi
@@ -261,6 +304,9 @@ def test_a_resumed_run_goes_on_without_the_server_of_mlflow(tmp_path, monkeypatc
 
 def test_other_lines_have_no_figures():
     assert figures({"key": "rank_seconds", "value": 3}) == {}
+    place = {"update": 3, "epoch": 1.0}
+    own = {"norms": {"/conv": 1.0}, "words": "none", "is_done": True, "huge": 10**400, "learning_rate": 0.5}
+    assert [figures({"key": key, "value": value, **place}) for key, value in own.items()] == [{}] * len(own)
     line = {"key": "train_loss", "value": 0.5, "learning_rate": 0.1, "momentum": None, "global_batch_size": 8}
     assert figures({**line, "update_seconds": 2.0}) == {
         "loss": 0.5, "learning_rate": 0.1, "global_batch_size": 8, "samples_per_second": 4.0

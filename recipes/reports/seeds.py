@@ -1,0 +1,200 @@
+"""Runs whose recipes differ in the seed alone: the mean of what they end with, and its interval."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.planning.intervals import interval_of_mean
+from recipes.reading.identity import training_tree
+from recipes.reading.tree_diff import comparable_tree, compare, value_texts
+from recipes.reports.curves import points_text
+from recipes.reports.html import Markup, joined, table, tag
+from recipes.reports.record import Run
+from recipes.reports.sections import OUTCOMES
+from recipes.reports.wording import number, percent
+from recipes.sharing.canonical import digest_of
+
+_MOST_DIFFERENCES = 3  # between groups, that their names tell
+_LONGEST_DIFFERENCE = 40  # characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs of one recipe, code and data.
+
+    Args:
+        name: what tells it from the other groups.
+        runs: one of each seed, at its end.
+        left_out: others and why, such as `runs/a: failed`.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.runs) + len(self.left_out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """A figure over the runs of a group.
+
+    Args:
+        figure: `accuracy`, `loss`, the name of a metric, or the key of what an extension wrote.
+        values: of the runs in which it is finite.
+    """
+
+    figure: str
+    group: Group
+    values: tuple[float, ...]
+
+    @property
+    def deviation(self) -> float | None:
+        """Of the sample (n - 1); None with one run."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of 95 %; None with one run, and where all runs end alike, which shows no spread."""
+        if not self.deviation:
+            return None
+        low, high = interval_of_mean(self.values)
+        return (max(low, 0.0), min(high, 1.0)) if self.figure == "accuracy" else (low, high)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """A row of the table, by the heads of its columns."""
+        is_share = self.figure == "accuracy"
+        shown, interval, spread = percent if is_share else number, self.interval, self.deviation
+        deviation = "–" if spread is None else f"{100 * spread:.2f} points" if is_share else number(spread)
+        return {
+            "figure": self.figure,
+            "group": self.group.name,
+            "runs": str(len(self.values)) + (f" of {self.group.size}" if len(self.values) < self.group.size else ""),
+            "mean": shown(statistics.fmean(self.values)),
+            "deviation": deviation,
+            "95 % interval": "–" if interval is None else " to ".join(map(shown, interval)),
+        }
+
+
+def group_id(recipe: Mapping[str, Any], dataset: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """A digest that runs share whose recipes differ in the seed alone, with the same own code and data.
+
+    Args:
+        recipe, dataset: of `run.yaml`.
+        environment: of `environment.json`.
+    Returns:
+        Twelve hexadecimal digits; empty for what no run of kilobatch has written.
+    """
+    ids = environment.get("ids")
+    made_of = [ids.get(what) for what in ("code", "data")] if isinstance(ids, Mapping) else None
+    try:
+        return digest_of([training_tree(recipe, dataset, without=("seed",)), made_of])[:12]
+    except (ValueError, TypeError, AttributeError):
+        return ""
+
+
+def groups(runs: Sequence[Run], labels: Sequence[str]) -> list[Group]:
+    """The groups of runs, in the order of their first; none where no two runs differ in the seed alone."""
+    by_id: dict[str, list[tuple[Run, str]]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        by_id.setdefault(group_id(run.recipe, run.dataset, run.environment) or label, []).append((run, label))
+    if all(len({str(run.recipe.get("seed")) for run, _ in group}) == 1 for group in by_id.values()):
+        return []
+    names = _names([group[0] for group in by_id.values()])
+    return [_group(name, group) for name, group in zip(names, by_id.values(), strict=True)]
+
+
+def _group(name: str, runs: Sequence[tuple[Run, str]]) -> Group:
+    by_seed: dict[str, Run] = {}
+    left_out = []
+    for run, label in runs:
+        seed = str(run.recipe.get("seed"))
+        if run.outcome != "success":
+            reason = run.reason.partition(" (")[0]
+            left_out.append(
+                f"{label}: {OUTCOMES.get(run.outcome, run.outcome).lower()}" + (f", {reason}" * bool(reason))
+            )
+        elif run.final_accuracy is None:
+            left_out.append(f"{label}: not evaluated")
+        elif seed in by_seed:
+            left_out.append(f"{label}: seed {seed} again")
+        else:
+            by_seed[seed] = run
+    return Group(name=name, runs=tuple(by_seed.values()), left_out=tuple(left_out))
+
+
+def _names(firsts: Sequence[tuple[Run, str]]) -> list[str]:
+    """For each group, by its first run: the recipe's name where it tells, and the values that differ."""
+    found = compare([comparable_tree(run.recipe, run.dataset) for run, _ in firsts])
+    found = [each for each in found if not each.is_words and each.path != ("seed",)]
+    columns = [[f"{'.'.join(each.path)} {text}" for text in value_texts(each)] for each in found]
+    if len(found) > _MOST_DIFFERENCES or any(len(cell) > _LONGEST_DIFFERENCE for column in columns for cell in column):
+        columns = []
+    names = [run.name for run, _ in firsts]
+    if len({*names}) > 1 or not columns:
+        columns = [names, *columns]
+    made = [", ".join(cells) for cells in zip(*columns, strict=True)]
+    pairs = zip(made, firsts, strict=True)
+    return [name if made.count(name) == 1 else f"{name}, as {label}" for name, (_, label) in pairs]
+
+
+def means(found: Sequence[Group]) -> list[Mean]:
+    """The figures of groups, each over all groups that have it."""
+    finals = [[_finals(run) for run in group.runs] for group in found]
+    figures = dict.fromkeys(figure for group in finals for run in group for figure in run)
+    return [mean for figure in figures for mean in _means_of(figure, found, finals)]
+
+
+def _means_of(figure: str, found: Sequence[Group], finals: Sequence[Sequence[Mapping[str, float]]]) -> Iterator[Mean]:
+    for group, of_runs in zip(found, finals, strict=True):
+        values = [of_run.get(figure, math.nan) for of_run in of_runs]
+        if finite := tuple(value for value in values if math.isfinite(value)):
+            yield Mean(figure=figure, group=group, values=finite)
+
+
+def _finals(run: Run) -> dict[str, float]:
+    """What a run ended with."""
+    loss = {} if run.final_loss is None else {"loss": run.final_loss}
+    figures = {"accuracy": run.final_accuracy, **loss}
+    for name, (_, values) in (*run.metrics.items(), *run.extension_figures.items()):
+        figures.setdefault(name, float(values[-1]))
+    return figures
+
+
+def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
+    """A section of a page: the means of the groups; empty where no two runs differ in the seed alone."""
+    found = groups(runs, labels)
+    rows = [mean.cells for mean in means(found)]
+    if not rows:
+        return Markup("")
+    words = (
+        "Means of what runs end with whose recipes differ in the seed alone; the deviation of the sample (n - 1), and "
+        "the 95 % interval of the mean by Student's t."
+    )
+    items = [tag("li", text) for text in _not_averaged(found)]
+    return joined(
+        [
+            tag("h2", "Over seeds"),
+            tag("p", words, class_="muted"),
+            table([*rows[0]], [[*row.values()] for row in rows], class_="numbers"),
+            joined([tag("p", "Not averaged:"), tag("ul", *items, class_="warnings")]) if items else "",
+        ]
+    )
+
+
+def seeds_text(runs: Sequence[Run], labels: Sequence[str]) -> str:
+    """The same for the terminal."""
+    found = groups(runs, labels)
+    rows = [mean.cells for mean in means(found)]
+    return "\n".join([points_text(rows), *(f"not averaged: {text}" for text in _not_averaged(found))] if rows else [])
+
+
+def _not_averaged(found: Sequence[Group]) -> list[str]:
+    return [text for group in found for text in group.left_out]

@@ -1,0 +1,75 @@
+import statistics
+
+import pytest
+from typer.testing import CliRunner
+
+import kilobatch
+from recipes.reports.page import labels_of, page_text
+from recipes.reports.record import open_run
+from recipes.reports.seeds import group_id, groups, means, seeds_text
+
+
+@pytest.fixture
+def seeded(write_run, metric_lines):
+    """Writes a run of a seed that ends at an accuracy, and with a metric `figure`."""
+
+    def write(name, seed, accuracy, *, figure=0.5, stop="success", batch=64, environment=None):
+        lines = metric_lines(stop=stop)
+        last = [line for line in lines if line["key"] == "eval_accuracy"][-1]
+        last["value"] = accuracy
+        lines.insert(-1, {**last, "key": "eval_macro_f1", "value": figure})
+        recipe = {"seed": seed, "batch": {"global": batch, "norm_span": 24}}
+        return open_run(write_run(name, lines=lines, recipe=recipe, environment=environment))
+
+    return write
+
+
+def test_a_group_has_mean_deviation_and_interval_over_its_seeds(seeded):
+    """t(0.975, 2) is 4.302653."""
+    runs = [seeded(f"a{seed}", seed, value) for seed, value in enumerate((0.80, 0.82, 0.87))]
+    runs.insert(1, seeded("b0", 0, 0.5, batch=128))
+    found = groups(runs, labels_of(runs))
+    assert [(group.name, len(group.runs)) for group in found] == [("batch.global 64", 3), ("batch.global 128", 1)]
+    accuracy, alone = (mean for mean in means(found) if mean.figure == "accuracy")
+    half = 4.302653 * statistics.stdev([0.80, 0.82, 0.87]) / 3**0.5
+    assert accuracy.interval == pytest.approx((0.83 - half, 0.83 + half), rel=1e-5)
+    assert (accuracy.cells["mean"], accuracy.cells["deviation"]) == ("83.00 %", "3.61 points")
+    assert (alone.cells["mean"], alone.cells["deviation"], alone.interval) == ("50.00 %", "–", None)
+
+
+def test_runs_that_have_not_ended_and_repeated_seeds_are_named_and_not_averaged(seeded):
+    runs = [seeded("a", 0, 0.8), seeded("b", 1, 0.9), seeded("c", 2, 0.1, stop="failed")]
+    runs += [seeded("d", 3, 0.2, stop=None), seeded("e", 1, 0.3)]
+    (group,) = groups(runs, "abcde")
+    assert group.left_out == ("c: failed, asked to", "d: unfinished", "e: seed 1 again")
+    first = means([group])[0].cells
+    assert (first["runs"], first["mean"], first["group"]) == ("2 of 5", "85.00 %", "digits/large")
+
+
+def test_a_figure_counts_the_runs_in_which_it_is_finite(seeded):
+    runs = [seeded("a", 0, 0.8, figure=float("nan")), seeded("b", 1, 0.8, figure=0.25)]
+    figures = {mean.figure: mean for mean in means(groups(runs, "ab"))}
+    assert figures["macro_f1"].values == (0.25,)
+    assert figures["accuracy"].interval is None, "two runs that end alike show no spread"
+
+
+def test_runs_of_one_seed_or_of_other_code_are_no_group(seeded):
+    assert groups([seeded("a", 0, 0.8), seeded("b", 0, 0.8)], "ab") == []
+    codes = [{"ids": {"recipe": code, "code": code, "data": "d"}} for code in ("one", "other")]
+    runs = [seeded(code["ids"]["code"], seed, 0.8, environment=code) for seed, code in enumerate(codes)]
+    assert groups(runs, "ab") == []
+    assert seeds_text(runs, "ab") == ""
+
+
+def test_recipes_of_another_shape_have_no_group():
+    assert [group_id(recipe, {}, {}) for recipe in ("text", {"epochs": {1, 2}}, {"init": [1]})] == [""] * 3
+
+
+def test_page_and_command_show_the_means(seeded, tmp_path):
+    runs = [seeded("a", 0, 0.8), seeded("b", 1, 0.9)]
+    assert "Over seeds" in page_text(runs)
+    assert "Over seeds" not in page_text(runs[:1])
+    typed = ["report", str(runs[0].folder), str(runs[1].folder), "-o", str(tmp_path / "both.html")]
+    printed = CliRunner().invoke(kilobatch.app, typed).output
+    assert "85.00 %  7.07 points  21.47 % to 100.00 %" in printed
+    assert printed.endswith("both.html\n")
