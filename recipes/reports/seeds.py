@@ -175,8 +175,8 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
     if not rows:
         return Markup("")
     words = (
-        "Means of what runs end with whose recipes differ in the seed alone; the deviation of the sample (n - 1), and "
-        "the 95 % interval of the mean by Student's t."
+        "Groups of runs whose recipes differ in the seed alone: the mean of what the runs ended with, the standard "
+        "deviation of the sample (n - 1), and the 95 % interval of the mean by Student's t."
     )
     items = [tag("li", text) for text in _not_averaged(found)]
     return joined(
