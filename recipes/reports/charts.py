@@ -183,7 +183,8 @@ class _Maker:
         """Mean and standard deviation over runs, a row each, at the evaluations of the run of this index."""
         at = f"{index} evaluations"
         self._points.setdefault(at, positions(self.runs[index], self.runs[index].evaluations.epoch))
-        mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
+        with np.errstate(over="ignore", invalid="ignore"):  # a loss may be infinite
+            mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
         self.curves.append(curve(at, mean, label, style=style, look="dots", group=label))
         for edge in (mean - deviation, mean + deviation):
             self.curves.append(curve(at, edge, label, style=style, group=label, width=1))

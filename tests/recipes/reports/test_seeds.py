@@ -47,11 +47,21 @@ def test_runs_that_have_not_ended_and_repeated_seeds_are_named_and_not_averaged(
     assert (first["runs"], first["mean"], first["group"]) == ("2 of 5", "85.00 %", "digits/large")
 
 
+def test_a_group_whose_runs_have_all_failed_stands_in_the_table(seeded):
+    runs = [seeded("a", 0, 0.8, stop="failed"), seeded("b", 1, 0.9, stop="failed")]
+    assert [(row["runs"], row["mean"]) for row in (mean.cells for mean in means(groups(runs, "ab")))] == [
+        ("0 of 2", "–")
+    ]
+    assert "not averaged: b: failed" in seeds_text(runs, "ab")
+
+
 def test_a_figure_counts_the_runs_in_which_it_is_finite(seeded):
     runs = [seeded("a", 0, 0.8, figure=float("nan")), seeded("b", 1, 0.8, figure=0.25)]
     figures = {mean.figure: mean for mean in means(groups(runs, "ab"))}
     assert figures["macro_f1"].values == (0.25,)
     assert figures["accuracy"].interval is None, "two runs that end alike show no spread"
+    huge = [seeded(name, seed, 0.8, figure=1.7e308) for seed, name in enumerate("cd")]
+    assert "macro_f1" not in {mean.figure for mean in means(groups(huge, "cd"))}
 
 
 def test_runs_of_one_seed_or_of_other_code_are_no_group(seeded):
