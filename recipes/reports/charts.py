@@ -23,6 +23,7 @@ from recipes.reports.html import Markup, joined, table, tag
 from recipes.reports.noise import noise_windows
 from recipes.reports.record import Run
 from recipes.reports.sections import loss_text
+from recipes.reports.seeds import Group, groups
 from recipes.reports.style import DASHES, SERIES
 from recipes.reports.wording import number, percent
 
@@ -131,7 +132,9 @@ def charts(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, Any]:
     own = dict.fromkeys(key for run in runs for key in run.extension_figures)
     metrics += [partial(_extension_figure, key=key) for key in list(own)[:_MOST_EXTENSION_FIGURES]]
     others = (_rate, _batch, _throughput, _phases, _ranks, _memory, _noise)
-    makers = (_accuracy, _loss, _evaluation_loss, *metrics, *others)
+    over_seeds = partial(_over_seeds, found=groups(runs, labels))
+    seeds = (partial(over_seeds, what="Accuracy"), partial(over_seeds, what="Evaluation loss"))
+    makers = (_accuracy, _loss, _evaluation_loss, *seeds, *metrics, *others)
     made = [_Maker(runs, labels, points) for _ in makers]
     shown = [chart for maker, on in zip(makers, made, strict=True) if (chart := maker(on)) and chart["curves"]]
     reached = [positions(run, np.array([run.epochs_done])) for run in runs]
@@ -175,6 +178,16 @@ class _Maker:
             end = values[-1] if look == "step" else np.nan  # the last update has a width too
             places = np.append(run.updates.epoch[first], run.epochs_done)
             self.add(index, ("updates", places), np.append(means, end), label, look, scales=scales)
+
+    def band(self, index: int, values: np.ndarray, label: str, *, style: int) -> None:
+        """Mean and standard deviation over runs, a row each, at the evaluations of the run of this index."""
+        at = f"{index} evaluations"
+        self._points.setdefault(at, positions(self.runs[index], self.runs[index].evaluations.epoch))
+        with np.errstate(over="ignore", invalid="ignore"):  # a loss may be infinite
+            mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
+        self.curves.append(curve(at, mean, label, style=style, look="dots", group=label))
+        for edge in (mean - deviation, mean + deviation):
+            self.curves.append(curve(at, edge, label, style=style, group=label, width=1))
 
     def chart(
         self, title: str, caption: str, *, logarithmic: bool = False, percent: bool = False, stacked: bool = False
@@ -274,6 +287,18 @@ def _loss_chart(on: _Maker, title: str, caption: str, *, training: bool, evaluat
     known = known[np.isfinite(known) & (known > 0)]
     caption += " The axis fits the runs that did not fail." if any(ended) and not all(ended) else ""
     return on.chart(title, caption, logarithmic=bool(len(known) and known.max() > 20 * known.min()))
+
+
+def _over_seeds(on: _Maker, *, found: Sequence[Group], what: str) -> Chart:
+    """Of each group of runs that were evaluated at the same epochs."""
+    is_accuracy = what == "Accuracy"
+    for style, group in enumerate(found):
+        scored = [run.evaluations for run in group.runs]
+        if len(scored) > 1 and all(np.array_equal(each.epoch, scored[0].epoch) for each in scored):
+            values = np.array([100 * each.accuracy if is_accuracy else each.loss for each in scored])
+            on.band([run is group.runs[0] for run in on.runs].index(True), values, group.name, style=style)
+    caption = "Mean of the runs that differ in the seed alone; thin: one standard deviation above and below."
+    return on.chart(f"{what} over seeds{' (%)' * is_accuracy}", caption, percent=is_accuracy)
 
 
 def _metric(on: _Maker, *, name: str) -> Chart:

@@ -20,6 +20,7 @@ from recipes.sharing.canonical import digest_of
 
 _MOST_DIFFERENCES = 3  # between groups, that their names tell
 _LONGEST_DIFFERENCE = 40  # characters
+_LARGEST = 1e150  # whose square is finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Mean:
 
     Args:
         figure: `accuracy`, `loss`, the name of a metric, or the key of what an extension wrote.
-        values: of the runs in which it is finite.
+        values: of the runs in which it is finite; for the accuracy perhaps none.
     """
 
     figure: str
@@ -77,7 +78,7 @@ class Mean:
             "figure": self.figure,
             "group": self.group.name,
             "runs": str(len(self.values)) + (f" of {self.group.size}" if len(self.values) < self.group.size else ""),
-            "mean": shown(statistics.fmean(self.values)),
+            "mean": shown(statistics.fmean(self.values)) if self.values else "–",
             "deviation": deviation,
             "95 % interval": "–" if interval is None else " to ".join(map(shown, interval)),
         }
@@ -117,10 +118,8 @@ def _group(name: str, runs: Sequence[tuple[Run, str]]) -> Group:
     for run, label in runs:
         seed = str(run.recipe.get("seed"))
         if run.outcome != "success":
-            reason = run.reason.partition(" (")[0]
-            left_out.append(
-                f"{label}: {OUTCOMES.get(run.outcome, run.outcome).lower()}" + (f", {reason}" * bool(reason))
-            )
+            how = [OUTCOMES.get(run.outcome, run.outcome).lower(), run.reason.partition(" (")[0]]
+            left_out.append(f"{label}: {', '.join(filter(None, how))}")
         elif run.final_accuracy is None:
             left_out.append(f"{label}: not evaluated")
         elif seed in by_seed:
@@ -146,16 +145,17 @@ def _names(firsts: Sequence[tuple[Run, str]]) -> list[str]:
 
 
 def means(found: Sequence[Group]) -> list[Mean]:
-    """The figures of groups, each over all groups that have it."""
+    """The figures of groups: the accuracy of all groups, then each other one of those that have it."""
     finals = [[_finals(run) for run in group.runs] for group in found]
-    figures = dict.fromkeys(figure for group in finals for run in group for figure in run)
-    return [mean for figure in figures for mean in _means_of(figure, found, finals)]
+    figures = dict.fromkeys(["accuracy", *(figure for group in finals for run in group for figure in run)])
+    return [mean for figure in figures for mean in _means_of(figure, found, finals)] if found else []
 
 
 def _means_of(figure: str, found: Sequence[Group], finals: Sequence[Sequence[Mapping[str, float]]]) -> Iterator[Mean]:
     for group, of_runs in zip(found, finals, strict=True):
-        values = [of_run.get(figure, math.nan) for of_run in of_runs]
-        if finite := tuple(value for value in values if math.isfinite(value)):
+        values = (of_run.get(figure, math.nan) for of_run in of_runs)
+        finite = tuple(value for value in values if abs(value) < _LARGEST)
+        if finite or figure == "accuracy":
             yield Mean(figure=figure, group=group, values=finite)
 
 
@@ -175,8 +175,8 @@ def seeds(runs: Sequence[Run], labels: Sequence[str]) -> Markup:
     if not rows:
         return Markup("")
     words = (
-        "Means of what runs end with whose recipes differ in the seed alone; the deviation of the sample (n - 1), and "
-        "the 95 % interval of the mean by Student's t."
+        "Groups of runs whose recipes differ in the seed alone: the mean of what the runs ended with, the standard "
+        "deviation of the sample (n - 1), and the 95 % interval of the mean by Student's t."
     )
     items = [tag("li", text) for text in _not_averaged(found)]
     return joined(

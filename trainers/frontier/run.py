@@ -24,7 +24,7 @@ from recipes.reading.load import load_tree
 from recipes.reading.open import open_recipe
 from recipes.reading.registry import library_name
 from recipes.reading.yaml import block_text
-from recipes.reports.wording import percent
+from recipes.reports.wording import counted, percent
 from recipes.search_space.open_search import assignments, open_search
 from trainers.frontier.page import write_report
 from trainers.frontier.report import dry_run_text, frontier_text, planned_time
@@ -241,6 +241,8 @@ def _run(opened: OpenedFrontier, folder: Path, request: SearchRequest) -> int:
         elif point.figure is not None:
             accuracy = "" if point.has_target else f"{percent(point.figure)} after "
             found = f"{accuracy}{point.updates:g} updates, {point.epochs:.3g} epochs, rate {point.rate:.3g}"
+            if without := point.runs.count(math.inf):
+                found += f"; {without} of {counted(len(point.runs), 'fresh seed')} missed the goal"
         say(f"{name}: {found}")
     return 0
 

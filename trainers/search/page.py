@@ -97,7 +97,8 @@ def write_search_page(
 def _verdict(search: Search, best: Sequence[FrozenTrial], confirmed: Sequence[Confirmed], note: str) -> str:
     more = f"; {note}." if note else "."
     if confirmed:
-        return f"Best on fresh seeds is trial {confirmed[0].trial}{more}"
+        name = results.name_of_best(confirmed).replace("best", "Best")
+        return f"{'Best on fresh seeds' if name == 'Best' else name} is trial {confirmed[0].trial}{more}"
     kept = " of those that keep the constraints" if search.constraints else ""
     if not best:
         return f"No trial{kept} is complete."

@@ -124,11 +124,22 @@ class Confirmed:
     high: float
     broken: int = 0
 
+    @property
+    def finite(self) -> list[float]:
+        """The values of the runs that have one: not of those that missed the target, or whose loss is not finite."""
+        return [value for value in self.values if math.isfinite(value)]
+
 
 def best_by_seeds(study: optuna.Study, confirmed: Sequence[Confirmed]) -> list[FrozenTrial]:
     """The best trial, by fresh seeds if trials were confirmed; with several objectives all on the Pareto front."""
     first = [one.trial for one in confirmed[:1]]
     return [trial for trial in ranked_trials(study) if trial.number in first] or best_trials(study)
+
+
+def name_of_best(confirmed: Sequence[Confirmed]) -> str:
+    """`best`, with a limit where all its fresh seeds diverged, missed the target or broke a constraint."""
+    all_broken = bool(confirmed) and confirmed[0].broken == len(confirmed[0].values)
+    return "best in its own run only (no fresh seed confirms it)" if all_broken else "best"
 
 
 def write_best(
@@ -192,7 +203,7 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> tuple[lis
 
     Each by as many runs as all of them have, at least 2, so that none wins for want of an opponent. A run without a
     result, killed or failed, has not ended: the next session tries it again. Those of which the fewest runs are
-    `broken` come first, then the best mean: a target that is missed is never best.
+    `broken` come first, then the best mean, then the best by its own run: a target that is missed is never best.
 
     Returns:
         (the confirmed trials, (how many of the runs have ended with a result, how many there are to be)).
@@ -217,15 +228,24 @@ def confirmed_in(folder: Path, search: Search, study: optuna.Study) -> tuple[lis
         one = Confirmed(trial=trial.number, values=values, mean=fmean(values), low=low, high=high, broken=broken)
         confirmed.append(one)
     sign = -1 if objective.direction == "maximize" else 1
-    confirmed.sort(key=lambda one: (one.broken, sign * one.mean, one.trial))
+    confirmed.sort(key=lambda one: (one.broken, sign * one.mean))
     return confirmed, (sum(map(len, ended)), seeds * len(best))
 
 
 def confirmed_text(search: Search, confirmed: Confirmed) -> str:
-    """A confirmed trial in words: 'trial 7: 98.40 % (95 %: 97.90 % to 98.90 %) by 2 fresh seeds, 98.20 %, 98.60 %'."""
-    figures = (confirmed.mean, confirmed.low, confirmed.high, *confirmed.values)
-    mean, low, high, *values = (shown(search.objectives[0].metric, figure) for figure in figures)
-    by = f"{len(values)} fresh seeds, {', '.join(values)}"
+    """A confirmed trial in words: 'trial 7: 98.40 % (95 %: 97.90 % to 98.90 %) by 2 fresh seeds, 98.20 %, 98.60 %'.
+
+    Where a seed has no finite value there is no mean: 'trial 1: 1 of 2 fresh seeds reached the target, in 210 updates'.
+    """
+    metric, num_seeds = search.objectives[0].metric, len(confirmed.values)
+    values = ", ".join(shown(metric, value) for value in confirmed.finite)
+    if len(confirmed.finite) < num_seeds:
+        did = "reached the target" if search.has_goal else f"came to a finite {metric_name(metric)}"
+        did += " and kept the constraints" if search.constraints and search.has_goal else ""
+        some = f"{len(confirmed.finite) or 'none'} of {num_seeds} fresh seeds {did}"
+        return f"trial {confirmed.trial}: {some}" + (f", {'in ' * search.has_goal}{values}" if values else "")
+    mean, low, high = (shown(metric, figure) for figure in (confirmed.mean, confirmed.low, confirmed.high))
+    by = f"{num_seeds} fresh seeds, {values}"
     if confirmed.broken:
         by += f"; {confirmed.broken} diverged, missed the target or broke a constraint"
     return f"trial {confirmed.trial}: {mean} (95 %: {low} to {high}) by {by}"

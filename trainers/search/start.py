@@ -39,7 +39,7 @@ from trainers.search.group_worker import run_launched_worker
 from trainers.search.outcome import SearchRequest, trial_request
 from trainers.search.placement import placements, require_ssh
 from trainers.search.prior import first_values
-from trainers.search.results import confirm_folder, confirmed_text, scores, shown, trials_text, write_best
+from trainers.search.results import confirm_folder, confirmed_text, name_of_best, scores, shown, trials_text, write_best
 from trainers.search.status import Display
 from trainers.search.study import enqueue, finished, gain_of_second_half, new_study, next_trial, state_of
 from trainers.search.supervisor import Supervisor
@@ -154,9 +154,10 @@ def _search_study(
         options += f" --{name} {quote(str(given))}" if (given := getattr(request, name)) else ""
     options += " --allow-code" if request.allow_code else ""
     for trial, path in best:
-        display.say(f"best: trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}")
+        found = f"trial {trial.number}, {scores(search, trial.values)}, with {values_text(trial.params)}"
+        display.say(f"{name_of_best(confirmed)}: {found}")
         display.say(f"  to train it: kilobatch train {quote(str(path))}{options}")
-        if confirmed:
+        if confirmed and not confirmed[0].broken:
             runs = f"{quote(str(confirm_folder(folder, trial.number)))}/seed-*"
             display.say(f"  to share it with its mean: kilobatch recipes pack {runs}")
     if len(search.objectives) == 1 and (gain := gain_of_second_half(study)):

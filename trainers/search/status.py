@@ -191,6 +191,7 @@ class Display:
             "device_hours": device_hours(self.study, rows),
             "seconds_left": None if ended else self.seconds_left(rows),
             "best": self._best,
+            "name_of_best": results.name_of_best(self.confirmed),
             "running": running,
             "set_aside": self.set_aside,
             "confirmation": self.confirmation,
@@ -231,8 +232,9 @@ def status_text(tree: Mapping[str, Any]) -> str:
     lines = [f"search {tree['search']} over {tree['recipe']}: {tree['state']}"] if "state" in tree else []
     lines.append(trials_text(states, budget["trials"]) + left)
     lines.append(f"device-hours: {tree['device_hours']:.3g}{limit}")
-    lines += [f"best: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
-    lines += [tree["unconfirmed"]] if tree.get("unconfirmed") else []  # older versions wrote none, and texts below
+    name = tree.get("name_of_best", "best")  # older versions wrote none, nor the next, and texts below
+    lines += [f"{name}: trial {row['trial']}, {row['text']}, with {values_text(row['values'])}" for row in tree["best"]]
+    lines += [tree["unconfirmed"]] if tree.get("unconfirmed") else []
     lines += [f"confirmed: {one if isinstance(one, str) else one['text']}" for one in tree["confirmed"]]
     lines += [f"{begun}: trial {row['trial']}, {_progress_text(row)}" for row in tree["running"]]
     lines += [f"set aside: {place}, {why}" for place, why in tree["set_aside"].items()]

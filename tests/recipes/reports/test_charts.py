@@ -27,7 +27,7 @@ def test_curves_are_what_was_measured(write_run):
     assert points["0 updates"]["epochs"][:-1] == pytest.approx(run.updates.epoch, rel=1e-5)
 
 
-def test_each_metric_has_a_chart_with_a_gap_where_it_is_no_number(write_run, metric_lines):
+def test_each_metric_has_a_chart_with_no_point_where_it_is_no_number(write_run, metric_lines):
     reached = {"time_ms": 0, "update": 3, "epoch": 1.5, "samples": 640}
     lines = [{"key": "eval_macro_f1", "value": value, **reached} for value in (0.25, float("nan"), 0.5)]
     made, points = by_title([open_run(write_run("a", lines=metric_lines() + lines)), open_run(write_run("b"))])

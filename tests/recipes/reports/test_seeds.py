@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kilobatch
+from recipes.reports.charts import charts
 from recipes.reports.page import labels_of, page_text
 from recipes.reports.record import open_run
 from recipes.reports.seeds import group_id, groups, means, seeds_text
@@ -46,11 +47,21 @@ def test_runs_that_have_not_ended_and_repeated_seeds_are_named_and_not_averaged(
     assert (first["runs"], first["mean"], first["group"]) == ("2 of 5", "85.00 %", "digits/large")
 
 
+def test_a_group_whose_runs_have_all_failed_stands_in_the_table(seeded):
+    runs = [seeded("a", 0, 0.8, stop="failed"), seeded("b", 1, 0.9, stop="failed")]
+    assert [(row["runs"], row["mean"]) for row in (mean.cells for mean in means(groups(runs, "ab")))] == [
+        ("0 of 2", "–")
+    ]
+    assert "not averaged: b: failed" in seeds_text(runs, "ab")
+
+
 def test_a_figure_counts_the_runs_in_which_it_is_finite(seeded):
     runs = [seeded("a", 0, 0.8, figure=float("nan")), seeded("b", 1, 0.8, figure=0.25)]
     figures = {mean.figure: mean for mean in means(groups(runs, "ab"))}
     assert figures["macro_f1"].values == (0.25,)
     assert figures["accuracy"].interval is None, "two runs that end alike show no spread"
+    huge = [seeded(name, seed, 0.8, figure=1.7e308) for seed, name in enumerate("cd")]
+    assert "macro_f1" not in {mean.figure for mean in means(groups(huge, "cd"))}
 
 
 def test_runs_of_one_seed_or_of_other_code_are_no_group(seeded):
@@ -63,6 +74,15 @@ def test_runs_of_one_seed_or_of_other_code_are_no_group(seeded):
 
 def test_recipes_of_another_shape_have_no_group():
     assert [group_id(recipe, {}, {}) for recipe in ("text", {"epochs": {1, 2}}, {"init": [1]})] == [""] * 3
+
+
+def test_mean_and_deviation_over_seeds_are_drawn_for_each_group(seeded):
+    runs = [seeded("a", 0, 0.8), seeded("b", 1, 0.9), seeded("c", 0, 0.5, batch=128)]
+    data = charts(runs, labels_of(runs))
+    mean, below, above = next(each for each in data["charts"] if each["title"] == "Accuracy over seeds (%)")["curves"]
+    assert [each["values"][-1] for each in (mean, below, above)] == pytest.approx([85, 85 - 50**0.5, 85 + 50**0.5])
+    assert len(mean["values"]) == len(data["points"][mean["at"]]["epochs"])
+    assert {each["group"] for each in (mean, below, above)} == {"batch.global 64"}
 
 
 def test_page_and_command_show_the_means(seeded, tmp_path):

@@ -1,7 +1,9 @@
 """The recipes that a search leaves, and the best trials once more: intervals by hand."""
 
 import json
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from recipes.schema import Confirm, Objective
 from recipes.search_space.open_search import open_search
 from recipes.search_space.ranges import Categorical
 from trainers.launch.vocabulary import search_vocabulary, vocabulary
-from trainers.search.results import confirmed_in, confirmed_text, to_confirm, write_best
+from trainers.search.results import Confirmed, confirmed_in, confirmed_text, name_of_best, to_confirm, write_best
 from trainers.search.study import new_study, next_trial
 
 TEXT = """\
@@ -143,3 +145,17 @@ def test_a_trial_of_which_a_fresh_seed_misses_the_target_comes_after_one_that_al
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (first, second), _ = confirmed_in(tmp_path, search, study_of(search, (30.0, 25.0)))
     assert (first.trial, first.mean, second.trial, second.mean) == (0, 32.5, 1, float("inf"))
+    assert confirmed_text(search, second) == "trial 1: 1 of 2 fresh seeds reached the target, in 20 updates"
+
+
+def test_a_trial_whose_fresh_seeds_all_miss_is_not_called_the_best(made):
+    search = made(objective=Objective(metric="updates_to", target=0.7), constraints=())
+    missed = Confirmed(trial=1, values=[math.inf] * 2, mean=math.inf, low=0, high=math.inf, broken=2)
+    assert confirmed_text(search, missed) == "trial 1: none of 2 fresh seeds reached the target"
+    half = replace(missed, values=[21.0, math.inf], broken=1)
+    assert [name_of_best(each) for each in ([half], [], [missed])] == ["best"] * 2 + [
+        "best in its own run only (no fresh seed confirms it)"
+    ]
+    loss = made(objective=Objective(metric="loss"))
+    text = "trial 1: 1 of 2 fresh seeds came to a finite loss, 21"
+    assert confirmed_text(loss, half) == text
